@@ -184,3 +184,13 @@ def test_clocks_of_another_version_are_said_to_be(tmp_path: Path) -> None:
     assert Clocks.from_dict(values) == clocks
     with pytest.raises(DataError, match="clocks of version 2; this Plait reads version 1"):
         Clocks.from_dict({**values, "version": 2})
+
+
+def test_eight_collectives_are_enough() -> None:
+    def seen(count: int) -> np.ndarray:
+        return np.stack([np.arange(count), np.arange(count) + 1], 1) * 1_000_000
+
+    assert compared(seen(7) + 500, seen(7)) is None
+    clock = compared(seen(8) + 500, seen(8))
+    assert clock is not None
+    assert clock.moment(3_000_000).at == 3_000_500

@@ -77,3 +77,19 @@ def test_memory_needs_a_unit() -> None:
     with pytest.raises(JobError, match=r"'memory <= 70' has no unit.*memory <= 70 GiB"):
         Constraint.parse("memory <= 70")
     assert Constraint.parse("memory <= 70000000000").values == (7e10,)
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        ("3e0", None), ("2000000", 2e6), ("2000000 B", 2e6), ("5 KB", 5e3), ("5MB", 5e6), ("5 GB", 5e9), ("5 TB", 5e12),
+        ("5 KiB", 5 * 2**10), ("5 MiB", 5 * 2**20), ("5 GiB", 5 * 2**30), ("5 TiB", 5 * 2**40), (".5 GB", 5e8),
+        ("1048576", 2**20), ("1048575", None), ("7 B", 7),
+    ],
+)  # fmt: skip
+def test_every_unit_of_a_size(size: str, number: float | None) -> None:
+    if number is None:
+        with pytest.raises(JobError):
+            Constraint.parse(f"memory <= {size}")
+    else:
+        assert Constraint.parse(f"memory <= {size}").values == (number,)

@@ -54,5 +54,16 @@ def test_on_a_cpu_what_is_left_out_of_overhead_is_a_processs() -> None:
     assert overhead_values(5, cpu=True) == 5
     assert Overhead.model_validate(overhead_values({}, cpu=True)).reserve.value == 0
     assert Overhead.model_validate(overhead_values(told, cpu=True)).context.value == 0.25
-    assert Overhead().context.value == 1e9
-    assert 0 < Overhead().reserve.value < Overhead().stuck.value < Overhead().slack.value < 1
+
+
+def test_what_is_assumed_of_overhead() -> None:
+    """Predictions of memory stand on it."""
+    told = {name: (one.value, one.error) for name, one in Overhead()}
+    assert told == {
+        "context": (1e9, 0.5), "communicator": (2e8, 0.5), "slack": (0.1, 0.5), "stuck": (0.03, 0.7),
+        "reserve": (0.015, 0.5),
+    }  # fmt: skip
+    assert {name: one.value for name, one in ON_CPU.items()} == {
+        "context": 3e8, "communicator": 1e6, "slack": 0.05, "stuck": 0.05, "reserve": 0.0
+    }  # fmt: skip
+    assert {one.error for one in ON_CPU.values()} == {0.5}

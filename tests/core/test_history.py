@@ -204,3 +204,20 @@ def test_of_an_attempt_that_never_trained_neither_is_known(tmp_path: Path) -> No
     (found,) = read_attempts(tmp_path)
     assert (found.restart_seconds, found.first_step_seconds, found.resumed) == (None, None, -1)
     assert (found.outcome, found.cause, found.why) == ("failed", "unknown", "Rank 0 ended.")
+
+
+@pytest.mark.parametrize(("status", "stopping", "outcome"), [
+    (143, True, "stopped"), (0, True, "finished"), (3, False, "finished"), (0, False, "finished")
+])  # fmt: skip
+def test_an_attempt_is_stopped_where_somebody_asked_and_it_was_not_over(
+    tmp_path: Path, status: int, stopping: bool, outcome: str
+) -> None:
+    def ends(progress: Progress) -> int:
+        progress.stopping = stopping
+        return status
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    assert history.attempt(ends, Progress(1)) == status
+    (found,) = read_attempts(tmp_path)
+    assert (found.outcome, found.step) == (outcome, -1)

@@ -311,3 +311,53 @@ def test_slices_that_are_given_leave_all_else_open() -> None:
     del every["slices"]
     assert set(made(strategy={**every, "p1": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}
     assert set(made(strategy={**every, "p2": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "model": {"preset": "gpt3-125m"},
+    "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
+             "eval_fraction": 0.02},
+    "train": {"steps": 300, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
+              "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
+              "lr_wsd_decay_steps": 0, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "clip_norm": 1.0,
+              "precision": "fp32", "seed": 0, "on_nan": "stop", "log_every": 10, "eval_every": 100, "eval_batches": 8,
+              "checkpoint_every": 100, "keep_checkpoints": 2},
+    "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_kind": "ulysses", "schedule": "eager-1f1b",
+                 "virtual_stages": 1, "stage_layers": [], "slack": [], "slices": "auto", "overlap": "domino",
+                 "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
+                 "cuda_graphs": False},
+    "cluster": {"preset": "here", "ranks": 0},
+    "plan": {"constraints": [], "points": 250_000, "top": 10},
+    "run": {"name": "", "folder": "runs", "device": "auto", "threads": 1, "timeout": 600.0, "hang_deadline": 0.0,
+            "restarts": 3, "spares": 0, "shrink": True, "selfcheck": "warn", "memory_every": 0,
+            "memory_neighbour": True, "on_save_failure": "continue", "timeline_steps": 200, "timeline_sample": 100,
+            "loggers": [], "metrics_port": 0, "metrics_address": "127.0.0.1"},
+    "slurm": {"partition": "", "nodes": 0, "gpus": "auto", "cpus": 0, "time": "", "account": "", "reservation": "",
+              "grace": 60, "requeue": True, "restarts": 3, "exclusive": True, "options": [], "setup": []},
+    "kubernetes": {"context": "", "namespace": "", "image": "", "python": "python", "workload": "auto", "queue": "",
+                   "priority": "", "nodes": 0, "gpus": 0, "gpu_resource": "nvidia.com/gpu", "resources": [],
+                   "exclusive": True, "spares": [], "reservation": "", "topology": "", "stage_topology": "",
+                   "node_labels": [], "tolerations": [], "service_account": "", "env": [], "volumes": [],
+                   "port": 29400, "grace": 120, "wait": 900, "restarts": 10, "keep": 3600},
+}  # fmt: skip
+
+
+def test_what_a_job_does_not_say() -> None:
+    """A default that is changed changes what files that are there already mean."""
+    assert made(strategy={}).to_dict() == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("strategy", "measures"),
+    [({"schedule": "slack-1f1b", "pp": 2}, True), ({"schedule": "slack-1f1b", "pp": 2, "slack": [2]}, False),
+     ({"pp": 2}, False)],
+)  # fmt: skip
+def test_slack_that_is_not_given_is_measured(strategy: dict[str, Any], measures: bool) -> None:
+    assert made(strategy=strategy).measures_slack == measures
+
+
+@pytest.mark.parametrize(
+    ("overlap", "tunes"), [("domino", False), ({"shard": "auto"}, True), ({"shard": "none"}, False), ("sync", False)]
+)
+def test_sharding_is_tuned_where_it_is_asked_for(overlap: Any, tunes: bool) -> None:
+    assert made(strategy={"overlap": overlap}).tunes_sharding == tunes

@@ -46,3 +46,9 @@ def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
     ask(tmp_path)
     forget_hang(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_known_of_a_rank_is_not_said() -> None:
+    part = Part(rank=1, token=7, wall=5, thread="unknown")
+    assert (part.step, part.doing, part.patient, part.stack, part.address) == (-1, "", False, (), None)
+    assert (part.reached, part.missed, part.complete) == ((), (), False)

@@ -162,3 +162,11 @@ def test_two_groups_side_by_side() -> None:
     group = curve(1, 8e-9).group
     both = Interference(kind="all_reduce", group=group, bytes=1024, alone=2.0, together=3.0)
     assert both.slowdown == 1.5
+
+
+def test_gains_of_a_row_are_rounded_ones_of_its_axis() -> None:
+    (row,) = tomllib.loads(affinity_row(PROFILE))["jobs"]
+    assert (row["gain_dp"], row["gain_pp"]) == (0.5, round((1.5 / 1.6 + 0.75) / 2 - 1, 4))
+    assert (row["micro_batch"], row["weights"], row["dp"], row["pp"]) == (2, 1e6, 4e6, 1e6)
+    named = PROFILE.model_copy(update={"machine": PROFILE.machine.model_copy(update={"device": "H100"})})
+    assert tomllib.loads(affinity_row(named))["jobs"][0]["gpu"] == "H100"

@@ -194,3 +194,11 @@ def test_a_cluster_is_as_large_as_the_largest_of_its_profiles() -> None:
     machine = joined([small.model_copy(update={"machine": named}), small]).machine
     assert (machine.device, machine.ranks, machine.memory) == ("X2", 8, 96 << 30)
     assert joined([small.model_copy(update={"machine": large})]).machine == large
+
+
+def test_a_group_that_does_not_begin_at_the_first_rank() -> None:
+    group = Group.of((9, 13, 17), 8, nodes_per_minipod=1, at_once=4)
+    assert group == Group(ranks=3, per_node=2, nodes=2, minipods=2, stride=4, at_once=4)
+    assert str(group) == "3 ranks, on 2 nodes of 2 minipods"
+    assert str(Group.of((1, 3), 8)) == "2 ranks, in a node"
+    assert str(Group.of((1, 9), 8)) == "2 ranks, one on each of 2 nodes"

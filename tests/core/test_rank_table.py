@@ -38,6 +38,8 @@ def test_a_host_twice_is_refused() -> None:
         ({"version": 9}, "version 9"),
         ({"nodes": [{"host": "a", "node_rank": 1, "ranks": [2, 3]}]}, "node 0"),
         ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [1, 0]}]}, "node 0"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [0, 2]}]}, "node 0"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [0]}]}, "node 0"),
         ({"nodes": [{"node_rank": 0}]}, "host"),
         ({"ranks_per_node": 0}, "at least one"),
         ({"nodes": 3}, "not a rank table"),

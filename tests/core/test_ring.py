@@ -21,7 +21,20 @@ from hypothesis import strategies as st
 
 from plait.core import ring as ring_format
 from plait.core.errors import DataError
-from plait.core.ring import HEADER, RECORD, Header, Kind, Place, Ring, call_of, read_ring, read_rings, signature_of
+from plait.core.ring import (
+    DTYPES,
+    HEADER,
+    RECORD,
+    VERBS,
+    Header,
+    Kind,
+    Place,
+    Ring,
+    call_of,
+    read_ring,
+    read_rings,
+    signature_of,
+)
 from plait.core.ring_hosts import read_headers
 from plait.core.ring_writer import RingWriter, this_process
 from plait.core.segments import Collective
@@ -378,3 +391,19 @@ def test_a_file_of_something_else_is_no_ring(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match="it is no ring, or cut off within its first page"):
             read_ring(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "whole"),
+    [("kind", max(Kind), True), ("kind", max(Kind) + 1, False), ("kind", 0, False),
+     ("call", len(VERBS) - 1, True), ("call", len(VERBS), False),
+     ("call", (len(DTYPES) - 1) << 4, True), ("call", len(DTYPES) << 4, False)],
+)  # fmt: skip
+def test_a_record_that_says_what_there_is_not_is_damaged(tmp_path: Path, field: str, value: int, whole: bool) -> None:
+    path = tmp_path / "rank-00000.ring"
+    fill(writer(path), range(2))
+    data = bytearray(path.read_bytes())
+    data[HEADER + 4 + (field == "call")] = value
+    path.write_bytes(data)
+    ring = read_ring(path)
+    assert (steps(ring), ring.torn) == (([0, 1], 0) if whole else ([1], 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,13 @@ def test_what_has_not_ended_is_not_taken_and_not_kept(tmp_path: Path) -> None:
     assert follower.steps == [0, 1, 2]
     assert follower.take(1, 1)["started"].tolist() == [200, 201, 202, 200]
     assert follower.rows["step"].tolist() == [2] * 4
+
+
+def test_a_file_that_is_no_ring_is_not_held_open(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="no ring"):
+        follow(tmp_path)
+    held = [link.readlink() for name in os.listdir("/proc/self/fd")
+            if (link := Path("/proc/self/fd") / name).is_symlink()]  # fmt: skip
+    assert path not in held

@@ -128,3 +128,24 @@ def test_what_fits_a_model_and_its_sequences(
 def test_in_which_pass_communication_of_shards_is_hidden(mode: Any, forward: bool, backward: bool) -> None:
     strategy = Strategy(shard_overlap=mode)
     assert (strategy.hides_shards(forward=True), strategy.hides_shards(forward=False)) == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "tp", "cp", "ring", "allowed"),
+    [
+        (3, 1, 1, 2, 1, False), (4, 1, 1, 2, 1, True), (4, 4, 1, 4, 1, True), (8, 2, 1, 4, 1, True),
+        (12, 3, 1, 2, 1, False), (12, 3, 1, 6, 1, True), (4, 4, 2, 4, 1, False), (4, 4, 2, 4, 2, True),
+        (4, 2, 4, 2, 2, True), (4, 2, 4, 2, 1, False),
+    ],
+)  # fmt: skip
+def test_heads_that_ranks_of_a_sequence_can_share_out(
+    heads: int, kv: int, tp: int, cp: int, ring: int, allowed: bool
+) -> None:
+    model = ModelSpec(family="llama", num_layers=1, hidden=96, num_heads=heads, num_kv_heads=kv, head_size=4,
+                      ffn_hidden=96, vocab=9, max_sequence=96)  # fmt: skip
+    strategy = Strategy(tp=tp, cp=cp, ring=ring)
+    if allowed:
+        strategy.check(model, batch=1, sequence=48)
+    else:
+        with pytest.raises(JobError, match="ranks cannot share out"):
+            strategy.check(model, batch=1, sequence=48)

@@ -126,4 +126,4 @@ def test_a_further_line_is_moved_in_by_the_first_column_at_most() -> None:
 def test_a_column_without_rows_is_of_no_numbers() -> None:
     assert table(["n", "what"], [], 80) == ["n  what", "───────"]
     assert table(["what", "n"], [["a", "1"], ["b", "-2.5"]], 80)[2:] == ["a        1", "b     -2.5"]
-    assert table(["what", "n"], [["a", "1"], ["b", "x"]], 80)[2:] == ["a     1", "b     x"]
+    assert table(["what", "n"], [["a", "12"], ["b", "x"]], 80)[2:] == ["a     12", "b     x"]

@@ -204,3 +204,18 @@ def test_which_of_two_switches_is_on_top_is_part_of_the_hash() -> None:
     other = build([Wiring("b", ["a"], ["n2"]), Wiring("a", nodes=["n1"])])
     assert one.key != other.key
     assert one.fabric_key != other.fabric_key
+
+
+@pytest.mark.parametrize(("count", "more"), [(6, ""), (7, " under ...")])
+def test_a_long_circle_is_told_in_part(count: int, more: str) -> None:
+    wirings = [Wiring(f"s{at}", [f"s{(at + 1) % count}"]) for at in range(count)]
+    with pytest.raises(JobError) as caught:
+        build(wirings)
+    names = " under ".join(f"s{at}" for at in [1, 0, *range(count - 1, 1, -1)][:6])
+    assert str(caught.value) == f"the switches run in a circle: {names}{more} under s1."
+
+
+@pytest.mark.parametrize(("count", "told"), [(4, "t0, t1, t2, t3."), (5, "t0, t1, t2, t3 and 1 more.")])
+def test_of_many_tops_a_few_are_named(count: int, told: str) -> None:
+    with pytest.raises(JobError, match=f"{count} switches are under no other: {told}"):
+        build([Wiring(f"t{at}", nodes=[f"n{at}"]) for at in range(count)])

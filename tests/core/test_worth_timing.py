@@ -57,3 +57,19 @@ def test_orders_that_take_long_to_find_are_timed_only_where_they_pay() -> None:
 @given(SECONDS, st.integers(0, 10**7))
 def test_compiling_is_tried_where_it_can_pay(step: float, steps: int) -> None:
     assert (worth_compiling(step, steps) == "") == (SHARE * COMPILED * step * steps >= COMPILING)
+
+
+def test_what_is_assumed_of_timing_and_compiling() -> None:
+    """What people are told, worked out by hand: 0.25 x 0.1 s x 400 steps; (3 + 1) x 8 x 0.1 s."""
+    assert worth_compiling(0.1, 400) == "not tried: it can save at most 10 s of this run, and takes some 40 s itself"
+    assert worth_compiling(0.8, 400) == ""
+    assert worth_compiling(0.799, 400)
+    assert worth_compiling(9.0, -1).startswith("not tried: it can save at most 0 s")
+    assert str(affordable(0.1, 0.03, 10, 8)) == (
+        "nothing is timed before training: hiding communication can save at most 0.3 s of this run, "
+        "timing 8 candidates takes 3.2 s"
+    )
+    assert str(affordable(0.1, 0.03, 40, 8)).startswith("timing 2 of 8 candidates, rounds: 1;")
+    assert affordable(0.1, 0.9, 64, 8).rounds == ROUNDS  # half of 64 x 0.1 s
+    assert affordable(0.1, 0.9, 63, 8).rounds == ROUNDS - 1
+    assert affordable(0.1, 0.9, -5, 8).saves == 0
