@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,10 +40,10 @@ class Reach:
                     whole.tests.setdefault(file, {}).setdefault(int(line), set()).update(tests)
         return whole
 
-    def of(self, file: Path, line: int | None) -> list[str]:
-        """Tests that execute a line, or any of a file's lines; the quickest first."""
+    def of(self, file: Path, wanted: range | None) -> list[str]:
+        """Tests that execute any of some lines, or of all lines of a file; the quickest first."""
         lines = self.tests.get(str(file), {})
-        found = lines.get(line, set()) if line is not None else set[str]().union(*lines.values())
+        found = set[str]().union(*(tests for line, tests in lines.items() if wanted is None or line in wanted))
         return sorted((test for test in found if test in self.seconds), key=lambda test: self.seconds[test])
 
 
@@ -54,6 +56,7 @@ class _Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        _forget_what_is_cached()
         self.coverage.switch_context(item.nodeid)
         self.began = time.monotonic()
         return (yield)
@@ -70,6 +73,15 @@ class _Recorder:
             for file in data.measured_files()
         }
         self.out.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+
+
+def _forget_what_is_cached() -> None:
+    """Else a function that keeps its results is reached by the first test alone that asks for them."""
+    kept = type(functools.cache(int))
+    for name in [name for name in sys.modules if name.startswith("plait.")]:
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, kept):
+                value.cache_clear()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -69,7 +69,8 @@ def tried(project: Path, folder: Path, mutants: Sequence[Mutant], scope: Scope) 
     for mutant in mutants:
         copy = tree.root / mutant.file.relative_to(project)
         source = copy.read_text()
-        tests = reach.of(copy, mutant.statement if mutant.inside else None)
+        # Of a statement over several lines, not its first alone: an "if (" is no line that is executed.
+        tests = reach.of(copy, range(mutant.statement, mutant.line + 1) if mutant.inside else None)
         copy.write_text(mutant.planted(source))
         try:
             by = _killer(tree, tests, "not contract", sum(reach.seconds[test] for test in tests))

@@ -94,6 +94,7 @@ def test_tests_that_reach_a_line_are_the_quickest_first_and_only_those_that_pass
         seconds = {"slow": 2.0} if worker == "a" else {"quick": 0.1, "other": 0.2}
         (tmp_path / f"reach-{worker}.json").write_text(json.dumps({"seconds": seconds, "lines": {"/m.py": lines}}))
     found = Reach.read(tmp_path)
-    assert found.of(Path("/m.py"), 3) == ["quick", "slow"]
+    assert found.of(Path("/m.py"), range(3, 4)) == ["quick", "slow"]
+    assert found.of(Path("/m.py"), range(2, 5)) == ["quick", "other", "slow"]
     assert found.of(Path("/m.py"), None) == ["quick", "other", "slow"]
-    assert found.of(Path("/m.py"), 9) == found.of(Path("/n.py"), None) == []
+    assert found.of(Path("/m.py"), range(9, 10)) == found.of(Path("/n.py"), None) == []
