@@ -116,9 +116,9 @@ def _moments(pipe: Pipe, layers: Layers) -> Counts:
 def _walked(pipe: Pipe) -> Counts:
     """Rows of counts of every stage's sizes on its own, then of streams."""
     name, pp, virtual, num_micro, place = astuple(pipe)
-    if name == "gpipe" and num_micro > 2:  # one more that stays, for each micro-batch more
-        rows = _walked(replace(pipe, num_micro=2)).copy()
-        rows[:, 0] += num_micro - 2
+    if name == "gpipe" and num_micro > 3:  # one more that stays, for each micro-batch more
+        rows = _walked(replace(pipe, num_micro=3)).copy()
+        rows[:, 0] += num_micro - 3
         return rows
     stages = stages_of(name, pp, virtual, place)
     chunks = num_stages(name, pp, virtual) // pp
