@@ -127,10 +127,6 @@ class Waits:
         """Whether a rank has said nothing though others have, and nobody sees its process."""
         return (self.evidence[rank].state, self.evidence[rank].thread) == ("unknown", "silent")
 
-    def has_begun(self, rank: int, at: At) -> bool:
-        """Whether a rank is known to have begun a call."""
-        return self._entered[at.channel].get(rank, 0) > at.sequence
-
     def call(self, at: At) -> Call:
         """The call, as the first of those that are at it has it."""
         return self.heads[self.at[at][0]][at]
@@ -189,7 +185,7 @@ class Waits:
             return []
         came: dict[int, tuple[int, At]] = {}
         edge, asked = deque([start]), set[At]()
-        while edge:
+        while True:  # a rank in a circle leads back to itself
             rank = edge.popleft()
             for at, other in self._steps(rank, among, asked):
                 if other == start:
@@ -201,7 +197,6 @@ class Waits:
                 if other not in came:
                     came[other] = (rank, at)
                     edge.append(other)
-        raise AssertionError("a rank in a circle leads back to itself")
 
     def _in_a_circle(self, among: set[int]) -> int | None:
         """A rank from which a walk comes back to it: of those, the first that a walk by first steps meets."""

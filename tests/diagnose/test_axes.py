@@ -129,6 +129,14 @@ def test_of_a_step_whose_spans_are_kept_sums_tell_only_the_processor() -> None:
     assert set(sums([], waits, dp=2).rollup["step"]) == {1}
 
 
+def test_ranks_that_share_sequences_gather_parameters_together() -> None:
+    """Two replicas of two: neighbours are those that share a sequence."""
+    told = spans_of(*({"rank": rank, "kind": "comm", "name": "gather mlp0", "lane": "dp"} for rank in range(4)))
+    told = told.drop("axis", "group", "lane", "meeting")
+    found = with_axes(told, grid_of(Layout.of(dp=2, cp=2)), [Sharding(params=2, grads=2, optim=2)])
+    assert dict(found.select("rank", "group").iter_rows()) == {0: "0", 1: "0", 2: "2", 3: "2"}
+
+
 @pytest.mark.parametrize(("params", "groups"), [(None, {"0"}), (1, {"0"}), (2, {"0", "2"}), (4, {"0"})])
 def test_parameters_are_gathered_within_so_many_replicas(params: int | None, groups: set[str]) -> None:
     """Of four; where nobody knows where ranks stand, among all."""

@@ -385,3 +385,11 @@ def test_a_file_without_a_rank_and_one_without_spans_do_not_hide_those_after_the
     (tmp_path / "dumps").mkdir()
     found, _, _ = imported(tmp_path / "dumps", dump(0, ended=0), dump(1))
     assert set(found.spans["rank"]) == {1}
+
+
+def test_times_of_all_traces_are_counted_from_the_first_of_them(tmp_path: Path) -> None:
+    """Rank 1's begin a second later; nothing begins at 0, which would say that it is not known."""
+    later = kineto(1) | {"baseTimeNanoseconds": kineto(1)["baseTimeNanoseconds"] + 10**9}
+    found, _, _ = imported(tmp_path, later, kineto(0))
+    first = dict(found.spans.group_by("rank").agg(pl.col("start").min()).iter_rows())
+    assert first == {0: pytest.approx(1e-6), 1: pytest.approx(1 + 1e-6)}

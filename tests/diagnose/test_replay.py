@@ -250,3 +250,9 @@ def test_where_clocks_differ_the_lengths_of_steps_are_those_that_were_told() -> 
     assert found is not None and found.recorded == 42.0
     agree = what_if(replace(told, clocks_agree=True))
     assert agree is not None and agree.recorded == pytest.approx(np.mean(lengths(seen)[1:]))
+
+
+def test_where_nothing_would_take_any_time_there_is_no_slowdown() -> None:
+    found = what_if(plain())
+    assert found is not None and replace(found, ideal=0.0).slowdown == 1.0
+    assert replace(found, replayed=3.0, ideal=2.0).slowdown == 1.5

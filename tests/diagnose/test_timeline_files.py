@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from plait.core.clocks import FILE as CLOCKS
 from plait.core.errors import DataError
+from plait.core.job import Job as TrainJob
 from plait.core.passed_over import PassedOver
+from plait.core.plan import Plan
 from plait.core.rollup import STEPS
 from plait.diagnose import tables
 from plait.diagnose.imported import Said, write_notes
@@ -251,3 +254,29 @@ def test_a_table_that_lacks_a_column_is_no_timeline(run: Path, column: str) -> N
     found = read_timeline(run)
     assert found.notes == (f"{part(run).name}: a Parquet file, but no timeline of Plait",)
     assert found.spans["rank"].unique().sort().to_list() == [1, 2, 3]
+
+
+def test_sums_alone_are_read_where_there_are_any(run: Path) -> None:
+    assert read_run(run, spans=False).recording.spans.height == read_run(run).recording.spans.height > 0
+    sums(run)
+    alone = read_run(run, spans=False).recording
+    assert alone.spans.is_empty() and alone.steps == [0, 1, 2, 3]
+    assert read_run(run).recording.spans.height > 0
+
+
+def test_why_there_is_no_timeline(run: Path) -> None:
+    for rank in range(4):
+        part(run, rank).unlink()
+    plan = Plan.read(run / "plan.json")
+    with pytest.raises(DataError, match=r"holds no timeline that can be read$"):
+        read_run(run)
+    for steps, says in ((0, "it was to keep none; train with run.timeline_steps above 0"),
+                        (3, "no step of it was recorded, or not yet")):  # fmt: skip
+        job = TrainJob.from_dict({
+            "model": {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 9, "max_sequence": 16},
+            "data": {"sequence_length": 16}, "run": {"timeline_steps": steps},
+            "train": {"global_batch_size": 4, "micro_batch_size": 2},
+        })  # fmt: skip
+        replace(plan, job=job).write(run / "plan.json")
+        with pytest.raises(DataError, match=f"holds no timeline: {says}"):
+            read_run(run)

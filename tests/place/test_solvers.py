@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from plait.core.communication import Volume
 from plait.core.errors import PlacementError
 from plait.place.bounds import program_optimum
+from plait.place.cpsat import cpsat
 from plait.place.mip import mip
+from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, spread_of
 
@@ -119,3 +124,29 @@ def test_bundles_of_rows_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = place(problem, "cpsat")
     assert "rows placed as one" in placed.note
     assert placed.bound <= placed.score
+
+
+@pytest.mark.parametrize(("dp", "pp"), [(1000.0, 1.0), (1.0, 1000.0), (3e-9, 3e-9)])
+def test_seconds_with_what_only_cpsat_can_say(dp: float, pp: float) -> None:
+    """The first column may not lie in the third minipod; compared with all ways to place the job."""
+    network = Network(rate=1.0, collective_loss=0.17, p2p_loss=0.7)
+    volumes = (Volume(dp=dp, pp=pp), Volume(dp=dp / 2, pp=pp))
+    problem = Problem.plain(
+        3, 2, [2, 2, 3], by="seconds", volumes=volumes, network=network, forbidden=frozenset({(0, "m002")})
+    )
+    placed = place(problem, "cpsat")
+    ways = (
+        cells for cells in itertools.product(range(3), repeat=6)
+        if 2 not in cells[:3] and cells.count(0) <= 2 and cells.count(1) <= 2 and cells.count(2) <= 3
+    )  # fmt: skip
+    spreads = {(one.rows, one.columns) for one in (spread_of(problem, cells) for cells in ways)}
+    assert placed.score == pytest.approx(min(problem.score(*spread) for spread in spreads))
+    assert placed.gap == pytest.approx(0, abs=1e-4)
+
+
+def test_where_rows_placed_as_one_find_no_room_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.plain(6, 2, [2] * 6, price=1.0)
+    assert cpsat(problem).note == "optimal"
+    monkeypatch.setattr("plait.place.cpsat.MOST_VARIABLES", 24)
+    with pytest.raises(PlacementError, match=r"No placement that keeps 3 neighbouring rows together\. Free more nodes"):
+        cpsat(problem)

@@ -256,3 +256,8 @@ def test_slices_and_shards_are_counted() -> None:
     found = read(Source("text", "NodeName=n1 State=IDLE Gres=gpu:1g.10gb:7,shard:16\n"), Asked())
     assert list(found.over.counts.values()) == [23]
     assert found.states["n1"].holder == "no whole GPU"
+
+
+def test_what_is_above_all_blocks_has_a_name_that_none_of_them_has(tmp_path: Path) -> None:
+    topology, _ = read_topology(write(tmp_path, "BlockName=fabric Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=1\n"))
+    assert [one.name for one in topology.switches] == ["fabric_", "fabric", "b"]
