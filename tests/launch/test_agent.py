@@ -6,15 +6,35 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TypeVar
 
 import pytest
 
 from plait.core.channel import Line
 from plait.core.errors import LaunchError
 from plait.launch import agent
-from plait.launch.messages import KINDS, AgentMessage, Begin, Done, Go, Hello, LineOf, Refused
+from plait.launch.messages import (
+    KINDS,
+    AgentMessage,
+    Alive,
+    Begin,
+    Done,
+    Ended,
+    Go,
+    Halted,
+    Hello,
+    Kill,
+    LineOf,
+    Refused,
+    Signalled,
+)
+from tests.support.lab import wait_until
 
 TIER = "unit"
 Says = Callable[[Line[AgentMessage]], None]
@@ -148,3 +168,201 @@ def test_it_ends_as_the_run_does_and_so_do_its_ranks(
     number, pid = (tmp_path / "rank").read_text().split()
     assert number == "3"
     assert not os.path.exists(f"/proc/{pid}")
+
+
+M = TypeVar("M")
+
+
+class Child:
+    """A rank's process that the agent has started. status: with which it has ended; stopped: as it is now."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.stopped, self.log = rank, False, ""
+        self.status: int | None = None
+        self.killed = self.waited = 0
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def wait(self) -> None:
+        self.waited += 1
+
+    def said(self) -> str:
+        return self.log
+
+
+class Node:
+    """The launcher's end of an agent's lines. children: by rank, once they were started; env: of each."""
+
+    def __init__(self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.listener, self.lines = listener, list[Line[AgentMessage]]()
+        self.children, self.started = dict[int, Child](), threading.Event()
+        self.room, self.collected = list[tuple[int, str]](), list[tuple[object, ...]]()
+        self.env, self.ends = dict[int, dict[str, str]](), list[socket.socket]()
+        monkeypatch.setattr(agent, "start_process", self._start)
+        monkeypatch.setattr(agent, "make_room", lambda files, what: self.room.append((files, what)))
+        monkeypatch.setattr(agent, "collecting", self._collecting)
+        monkeypatch.setattr(agent, "LOOK", 0.01)
+        monkeypatch.setattr(agent.subprocess, "Popen", self._popen)
+
+    def _popen(self, argv: list[str], *, env: dict[str, str], start_new_session: bool, **options: object) -> str:
+        assert start_new_session
+        self.env[int(env["RANK"])] = env | {"ARGV": " ".join(argv)}
+        return "process"
+
+    def _start(self, start: Callable[..., object], rank: int, log: IO[bytes], end: socket.socket) -> Child:
+        assert Path(log.name).name == f"rank-{rank}.log" and log.mode == "rb+"
+        assert start(rank, env={"LINE": "7", "MORE": "ours"}) == "process"
+        self.children[rank] = Child(rank)
+        self.ends.append(end)
+        return self.children[rank]
+
+    @contextmanager
+    def _collecting(self, *asked: object) -> Iterator[None]:
+        self.collected.append(asked)
+        yield
+
+    def accept(self, expect: type[M]) -> tuple[Line[AgentMessage], M]:
+        end, _ = self.listener.accept()
+        self.lines.append(line := Line[AgentMessage](end, KINDS))
+        return line, self.hear(line, expect)
+
+    def hear(self, line: Line[AgentMessage], expect: type[M]) -> M:
+        while True:
+            if isinstance(message := line.receive(), expect):
+                return message
+            assert message is None or isinstance(message, Alive), message
+
+    def begin(self, begin: Begin) -> tuple[Line[AgentMessage], list[LineOf]]:
+        line, hello = self.accept(Hello)
+        assert hello.port > 0
+        line.send(begin)
+        lines = [self.accept(LineOf)[1] for _ in range(begin.ranks)]
+        line.send(Go())
+        return line, lines
+
+
+def served(node: Node, plays: Callable[[], None]) -> int:
+    """The agent's exit status, beside a launcher that does that."""
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(plays)
+        try:
+            return agent.main(patience=60)
+        finally:
+            playing.result(60)
+            for line in node.lines:
+                line.taken().close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    wait_until(condition, "it never comes", seconds=60)
+
+
+@pytest.mark.parametrize(("argv", "collects"), [(["rank"], False), (["-m", "plait.train.worker"], True)])
+def test_it_starts_its_ranks_and_tells_of_their_ends(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], collects: bool
+) -> None:
+    node, logs = Node(listener, monkeypatch), tmp_path / "run" / "logs"
+    begin = Begin(4, 2, 8, "head", 4711, argv, str(logs), {"MORE": "theirs"})
+
+    def plays() -> None:
+        line, lines = node.begin(begin)
+        assert lines == [LineOf("sesame", 4), LineOf("sesame", 5)]
+        until(lambda: len(node.children) == 2)
+        first, second = node.children[4], node.children[5]
+        second.stopped = True
+        assert node.hear(line, Halted) == Halted(5, True)
+        second.stopped = False
+        assert node.hear(line, Halted) == Halted(5, False)
+        first.log, first.status = "well" * 9000, 0
+        assert node.hear(line, Ended) == Ended(4, 0, "")  # of one that ended well nothing is told
+        line.send(Kill(4))  # has ended
+        line.send(Kill(5))
+        until(lambda: second.killed)
+        second.log, second.status = "x" + "y" * agent.SAID, -9
+        assert node.hear(line, Ended) == Ended(5, -9, "y" * agent.SAID)
+        assert first.killed == 0
+        line.taken().close()
+
+    assert served(node, plays) == 0
+    assert node.room == [(4, "2 ranks on left")]
+    assert node.collected == ([(logs.parent, 4, 2)] if collects else [])
+    assert {rank: env["MORE"] for rank, env in node.env.items()} == {4: "theirs", 5: "theirs"}
+    assert {env["LINE"] for env in node.env.values()} == {"7"}
+    assert {env["ARGV"] for env in node.env.values()} == {" ".join(argv)}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [node.env[5][name] for name in names] == ["5", "8", "1", "2", "head", "4711"]
+    assert all(end.fileno() == -1 for end in node.ends)  # they are the ranks' alone
+
+
+@pytest.mark.parametrize(
+    ("done", "ended", "status"), [(None, False, 1), (None, True, 0), (93, False, 93), (0, False, 0)]
+)
+def test_when_the_launcher_hangs_up_what_runs_is_killed(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: int | None, ended: bool, status: int
+) -> None:
+    node = Node(listener, monkeypatch)
+
+    def plays() -> None:
+        line, _ = node.begin(Begin(0, 1, 1, "head", 1, ["rank"], str(tmp_path / "logs")))
+        until(lambda: node.children)
+        if ended:
+            node.children[0].status = 0
+            node.hear(line, Ended)
+        if done is not None:
+            line.send(Done(done))
+        line.taken().close()
+
+    assert served(node, plays) == status
+    assert (node.children[0].killed, node.children[0].waited) == ((0, 0) if ended else (1, 1))
+
+
+def test_signals_are_passed_on_and_signs_of_life_given(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent, "PULSE", 0.02)
+    node = Node(listener, monkeypatch)
+
+    def plays() -> None:
+        line, _ = node.begin(Begin(0, 1, 1, "head", 1, ["rank"], str(tmp_path / "logs")))
+        until(lambda: node.children)
+        for _ in range(2):
+            assert node.hear(line, Alive) == Alive()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert node.hear(line, Signalled) == Signalled(signal.SIGTERM)
+        node.children[0].status = 0
+        node.hear(line, Ended)
+        line.taken().close()
+
+    assert served(node, plays) == 0
+
+
+def test_a_launcher_that_is_not_there_yet_is_tried_again(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries, slept = socket.create_connection, list[object](), list[float]()
+
+    def connect(where: tuple[str, int], timeout: float) -> socket.socket:
+        tries.append((where, timeout))
+        if len(tries) < 3:
+            raise ConnectionRefusedError
+        return real(where, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    thread = launcher(listener, lambda line: line.send(Refused("no")))
+    with pytest.raises(LaunchError, match="no"):
+        agent.main(patience=60)
+    thread.join(60)
+    assert len(tries) == 3 and len(slept) == 2 and min(slept) > 0
+
+
+def test_lines_are_sent_at_once_and_notice_a_machine_that_is_gone(listener: socket.socket) -> None:
+    host, port = listener.getsockname()
+    end = agent._dial(host, port, 60, ())
+    assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    end.close()
