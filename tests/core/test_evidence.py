@@ -175,3 +175,12 @@ def test_a_file_that_is_something_else_is_one_error(
 def test_a_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"hang\.json cannot be read: No such file"):
         read_hang(tmp_path / FILE)
+
+
+def test_of_a_rank_of_which_nothing_is_known() -> None:
+    one = Evidence(rank=3)
+    assert (one.state, one.thread, one.step, one.status, one.still) == ("unknown", "unknown", -1, None, None)
+    assert (one.recorded, one.patient, one.first, one.computes) == (True, False, False, False)
+    assert (one.ended_at, one.at, one.moved, one.longest) == (0, 0, 0, 0)
+    assert (one.calls, one.stack, one.reached, one.missed) == ((), (), (), ())
+    assert (CALL.step, CALL.ended, CALL.failed, CALL.signature) == (-1, 0, False, 0)

@@ -90,3 +90,24 @@ def test_what_went_wrong_in_the_systems_words_or_the_errors_own() -> None:
     assert reason_of(OSError(28, "No space left", "/a/b")) == "No space left"
     assert reason_of(OSError("odd")) == "odd"
     assert reason_of(ValueError("odd")) == "odd"
+
+
+def test_folders_that_are_missing_are_made_unless_they_should_be_there(tmp_path: Path) -> None:
+    for target in (tmp_path / "a" / "b" / "file", tmp_path / "a" / "b" / "other"):
+        with replacing(target) as partial:
+            partial.write_text("new")
+        assert target.read_text() == "new"
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "gone" / "file", parents=False):
+        pass
+    assert not (tmp_path / "gone").exists()
+
+
+def test_who_removes_the_new_file_hears_of_the_own_mistake(tmp_path: Path) -> None:
+    def fails() -> None:
+        with replacing(tmp_path / "file") as partial:
+            partial.unlink()
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        fails()
+    assert list(tmp_path.iterdir()) == []

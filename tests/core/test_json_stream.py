@@ -138,3 +138,9 @@ def test_a_word_that_json_does_not_have_ends_where_it_ends(tmp_path: Path) -> No
     elements, rest, over = read(tmp_path / "file", '{"events": [inf, -nan, ' + "1, " * 500_000 + '2], "last": inf}')
     assert (elements[:3], len(elements), rest) == ([None, None, 1], 500_003, {"last": None})
     assert sum(over.counts.values()) == 3
+
+
+def test_a_small_file_may_unpack_to_many_times_its_size(tmp_path: Path) -> None:
+    packed = gzip.compress(b'{"events": [1, ' + b" " * 4_000_000 + b"2]}")
+    assert len(packed) * json_stream.TIMES < 4_000_000
+    assert read(tmp_path / "file", packed)[0] == [1, 2]

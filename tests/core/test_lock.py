@@ -373,3 +373,14 @@ def test_who_replaces_a_dead_ones_lock_may_give_up(tmp_path: Path, monkeypatch: 
     with RunLock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [NAME]
         assert len(waited) == 1
+
+
+def test_in_a_cluster_too_a_lock_that_cannot_be_read_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (tmp_path / NAME).write_text("{")
+    with pytest.raises(LaunchError, match="cannot be read"), RunLock(tmp_path):
+        pass

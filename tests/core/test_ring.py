@@ -407,3 +407,17 @@ def test_a_record_that_says_what_there_is_not_is_damaged(tmp_path: Path, field: 
     path.write_bytes(data)
     ring = read_ring(path)
     assert (steps(ring), ring.torn) == (([0, 1], 0) if whole else ([1], 1))
+
+
+def test_what_is_open_has_not_failed(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    ring = writer(path)
+    numbers = [ring.begin(Kind.COLLECTIVE, ring.name("a"), 0, at) for at in (1, 2, 3)]
+    ring.end(numbers[1], 9)
+    ring.end(numbers[2], 9, failed=True)
+    found = read_ring(path).records()
+    assert [(one.open, one.failed, one.ended) for one in found] == [
+        (True, False, 0),
+        (False, False, 9),
+        (False, True, 9),
+    ]
