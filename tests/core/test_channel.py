@@ -173,3 +173,7 @@ def test_no_more_is_kept_for_who_does_not_read_than_so_much(monkeypatch: pytest.
             monkeypatch.setattr(channel, "LONGEST", 1)  # now nothing more is taken, and what was kept is sent
             line.send(Stop(3))
             assert len(theirs.recv(10_000)) == kept * one
+
+
+def test_who_ends_for_a_signal_has_the_status_that_shells_count() -> None:
+    assert Stop(15).status == 143

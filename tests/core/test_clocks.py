@@ -194,3 +194,10 @@ def test_eight_collectives_are_enough() -> None:
     clock = compared(seen(8) + 500, seen(8))
     assert clock is not None
     assert clock.moment(3_000_000).at == 3_000_500
+
+
+def test_collectives_at_one_moment_tell_no_drift() -> None:
+    here = np.tile(np.array([[1_000, 2_000]]), (9, 1))
+    clock = compared(here + 500, here)
+    assert clock is not None
+    assert (clock.drift, clock.offset) == (0.0, 500)

@@ -159,3 +159,13 @@ def test_a_stream_that_fills_the_limit_with_its_first_part_may_hold_no_more(pack
     for size in (piece + 1, 2 * piece):
         with pytest.raises(ValueError, match="stream holds more than 1048576 bytes"):
             unpacked(pack(bytes(size)), limit=piece)
+
+
+@PACKERS
+def test_no_more_of_a_stream_is_looked_at_than_may_be_read(pack: Callable[[bytes], bytes]) -> None:
+    """Its damaged end is not come to."""
+    packed = pack(os.urandom(1 << 21))[:-20]
+    with pytest.raises(ValueError, match="holds more than 1000 bytes"):
+        unpacked(packed, limit=1000)
+    with pytest.raises(ValueError, match="damaged"):
+        unpacked(packed, limit=1 << 22)

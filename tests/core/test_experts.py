@@ -127,3 +127,9 @@ def test_what_knows_no_experts_refuses_them() -> None:
 @pytest.mark.parametrize(("capacity", "load"), [(0.0, 2.0), (0.5, 1.0), (1.0, 2.0), (1.25, 2.0)])
 def test_experts_compute_no_more_rows_than_there_are(capacity: float, load: float) -> None:
     assert Experts(count=8, per_token=2, capacity=capacity).load == load
+
+
+def test_widths_of_experts_add_up() -> None:
+    experts = with_experts(per_token=3, shared=2, ffn_hidden=10, shared_ffn_hidden=7).experts
+    assert experts
+    assert (experts.shared_width, experts.active_width) == (14, 44)

@@ -221,3 +221,16 @@ def test_an_attempt_is_stopped_where_somebody_asked_and_it_was_not_over(
     assert history.attempt(ends, Progress(1)) == status
     (found,) = read_attempts(tmp_path)
     assert (found.outcome, found.step) == (outcome, -1)
+
+
+def test_what_an_attempt_that_failed_in_its_first_step_took_is_known_until_then(tmp_path: Path) -> None:
+    def fails(progress: Progress) -> int:
+        progress.heard(0, 0, progress.began + 2.0)
+        raise RankFailure("Rank 0 ended.")
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    with pytest.raises(RankFailure):
+        history.attempt(fails, Progress(1))
+    (found,) = read_attempts(tmp_path)
+    assert (found.restart_seconds, found.first_step_seconds, found.step) == (2.0, None, 0)

@@ -14,6 +14,7 @@ from plait.core.job import Job
 from plait.core.plan import Choices, Plan
 from plait.core.refine import Measurements, Timed, Times, refine, slack_schedule
 from plait.core.segment_costs import SegmentCosts
+from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.plan.make import make_plan
 
@@ -302,3 +303,8 @@ def test_plans_without_job_files_go_on_with_each_other_alone(plan: Plan, tmp_pat
     plan.write(file)
     with pytest.raises(JobError, match="one of the two was planned without a job file"):
         bare.continued(file)
+
+
+def test_replicas_of_a_plan_can_be_cut_as_it_says(plan: Plan) -> None:
+    with pytest.raises(JobError, match="2 does not divide the 1 ranks that hold the same weights"):
+        replace(plan, shardings=(Sharding(optim=2),))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,15 +131,30 @@ def test_an_end_that_comes_after_the_ring_has_gone_round_changes_no_other_record
     assert 12345 not in read_ring(path).table["ended"]
 
 
-def test_numbers_of_more_than_32_bits_go_round(tmp_path: Path) -> None:
+def renumbered(path: Path, by: int) -> None:
+    """The same records as if so many had come before: in other places, and of the number the last 32 bits."""
+    data, size = path.read_bytes(), RECORD.size
+    capacity = (len(data) - HEADER) // size
+    places = [b"".join([data[HEADER + at * size :][:size]]) for at in range(capacity)]
+    moved = bytearray(data)
+    for at, record in enumerate(places):
+        if opened := int.from_bytes(record[:4], "little"):
+            word = ((opened + by) % (1 << 32)).to_bytes(4, "little")
+            place = HEADER + (at + by) % capacity * size
+            moved[place : place + size] = word + record[4:-4] + word
+    path.write_bytes(moved)
+
+
+@pytest.mark.parametrize("by", [0, 16, (1 << 32) - 16, (1 << 32) - 5, (1 << 32) - 1, (1 << 31) - 5])
+def test_numbers_of_more_than_32_bits_go_round(tmp_path: Path, by: int) -> None:
     path = tmp_path / "rank-00000.ring"
-    ring = writer(path)
-    ring._numbers = iter(range((1 << 32) - 5, (1 << 32) + 20))  # type: ignore[assignment]
-    fill(ring, range(12))
+    fill(writer(path), range(16))
+    renumbered(path, by)
     found = read_ring(path)
-    assert steps(found) == list(range(12))
+    assert (steps(found), found.torn) == (list(range(16)), 0)
     first = found.table["number"][0]
-    assert found.table["number"].tolist() == list(range(first, first + 12))
+    assert found.table["number"].tolist() == list(range(first, first + 16))
+    assert first % 16 == (1 + by) % 16
 
 
 def test_a_torn_record_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -421,3 +437,12 @@ def test_what_is_open_has_not_failed(tmp_path: Path) -> None:
         (False, False, 9),
         (False, True, 9),
     ]
+
+
+def test_a_writer_tells_its_own_records_that_are_still_there(tmp_path: Path) -> None:
+    ring = writer(tmp_path / "rank-00000.ring")
+    fill(ring, range(18))
+    found = ring.rows(np.arange(1, 19))
+    assert found["number"].tolist() == list(range(3, 19))  # the first two were overwritten
+    assert found["step"].tolist() == list(range(2, 18))
+    assert ring.rows(np.arange(5, 8))["step"].tolist() == [4, 5, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -45,3 +46,12 @@ def test_an_attempt_of_an_earlier_version() -> None:
     values = asdict(replace(one, hosts=("a",), ended=3.0))
     values.pop("writing")
     assert Attempt(**checked(Attempt, values)).ended == 3.0
+
+
+def test_whole_numbers_that_a_float_can_be_are_floats() -> None:
+    largest = int(sys.float_info.max)
+    for value in (largest, -largest, 0):
+        assert checked(Made, {"share": value})
+    for value in (largest * 2, -largest * 2):
+        with pytest.raises((TypeError, ValueError)):
+            checked(Made, {"share": value})
