@@ -102,6 +102,12 @@ def _schedule(
     if name in GENERATORS:
         _check_size(stages, micro_batches, chunks)
     schedule, shape = find_schedule(name, Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given))
+    passes = sum(op.kind == "F" for ops in schedule.ranks for op in ops)
+    if shape is None and passes > MOST:
+        raise ScheduleError(
+            f"{name}: {passes} forward passes; at most {MOST} are shown. Leave out micro-batches: after the warm-up "
+            "every one is like the one before."
+        )
     if skips and shape:
         schedule = with_edges(schedule, [*schedule.edges, *(_edge(text) for text in skips)])
     return schedule, shape

@@ -20,13 +20,15 @@ from json import scanner
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from plait.core.codec import Most, open_unpacked
+from plait.core.codec import Most, open_unpacked, uncollected
 from plait.core.passed_over import PassedOver
 
 LONGEST = 1 << 20
 """Characters of one element of a long array, at most."""
 HEADER = 4 << 20
 """Characters of any other value, at most."""
+MOST_KEYS = 10_000
+"""Of the object itself."""
 AHEAD, CHUNK = 1 << 14, 1 << 16
 """Characters that are at hand wherever a value begins, and that are read at once: what fails to be read is
 told at the cost of what is at hand."""
@@ -53,7 +55,7 @@ def read_stream(path: str | Path, long: Mapping[str, Take], over: PassedOver, ba
     read, ValueError for what is no such document.
     """
     most = max(LEAST_UNPACKED, TIMES * Path(path).stat().st_size)
-    with open_unpacked(path, Most(size=most, line=most, lines=most)) as stream:
+    with open_unpacked(path, Most(size=most, line=most, lines=most)) as stream, uncollected():
         return _Reader(stream, over).members(long, bare)
 
 
@@ -77,6 +79,8 @@ class _Reader:
             return self._ended(found)
         self._take("{", "it is no JSON object")
         while self._next() != "}":
+            if len(found) >= MOST_KEYS:
+                raise ValueError(f"it has more than {MOST_KEYS} keys")
             key = self._value(HEADER)
             if not isinstance(key, str):
                 raise ValueError("a key in it is no text")

@@ -24,7 +24,7 @@ from pathlib import Path
 from struct import unpack_from
 from typing import Any, NoReturn, cast
 
-from plait.core.codec import MOST_VALUES, read_unpacked
+from plait.core.codec import MOST_VALUES, read_unpacked, uncollected
 from plait.core.json_stream import HEADER, LONGEST, Take
 from plait.core.passed_over import PassedOver
 
@@ -94,6 +94,7 @@ def parse_plain(data: bytes, over: PassedOver) -> Any:
     return _parsed(data, over)[0]
 
 
+@uncollected()
 def _parsed(data: bytes, over: PassedOver) -> tuple[Any, _Sizes]:
     """The value, and the sizes of all in it."""
     try:

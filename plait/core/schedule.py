@@ -162,19 +162,33 @@ class Schedule:
         """Whether one stage is the whole model, whose forward and backward run in one."""
         return any(op.kind == "S" for ops in self.ranks for op in ops)
 
+    @cached_property
+    def _held(self) -> tuple[tuple[int, ...], ...]:
+        held: list[list[int]] = [[] for _ in self.ranks]
+        for stage, rank in self.rank_of.items():
+            held[rank].append(stage)
+        return tuple(tuple(sorted(stages)) for stages in held)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
-        return tuple(sorted(stage for stage, holder in self.rank_of.items() if holder == rank))
+        return self._held[rank]
 
     @cached_property
     def consumers(self) -> dict[int, list[int]]:
         """By stage: the stages that read its output, ascending."""
-        return {stage: sorted(b for a, b in self.edges if a == stage) for stage in range(self.num_stages)}
+        return self._ends(self.edges)
 
     @cached_property
     def producers(self) -> dict[int, list[int]]:
         """By stage: the stages whose outputs it reads, ascending."""
-        return {stage: sorted(a for a, b in self.edges if b == stage) for stage in range(self.num_stages)}
+        return self._ends((b, a) for a, b in self.edges)
+
+    def _ends(self, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+        """The second stages of pairs, ascending, by the first."""
+        found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
+        for stage, other in sorted(pairs):
+            found[stage].append(other)
+        return found
 
     @cached_property
     def _apart(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:

@@ -2,12 +2,13 @@
 
 Known: ``# name`` on the first line, ``forward only:``, ``edges: 0>1 ...``, ``rank N: ops`` in the order of
 ranks; other comments and empty lines say nothing. Refused, as ScheduleError: any other line, a word that is
-no op, and what ``plait.core.schedule.check`` refuses.
+no op, an edge that stands twice, and what ``plait.core.schedule.check`` refuses.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from plait.core.errors import ScheduleError
 from plait.core.schedule import Edge, Op, Schedule, check, parse_op
@@ -31,6 +32,8 @@ def parse_schedule(text: str) -> Schedule:
                 f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' "
                 f"nor 'rank {len(ranks)}: 0F0 ...'"
             )
+    if twice := [edge for edge, times in Counter(edges).items() if times > 1]:
+        raise ScheduleError(f"edge {twice[0][0]}>{twice[0][1]} stands twice")
     stages = {op.stage for ops in ranks for op in ops}
     if not stages:
         raise ScheduleError("the schedule has no op")

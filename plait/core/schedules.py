@@ -27,10 +27,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from plait.core.errors import ScheduleError, nearest
-from plait.core.files import contents, reason_of
+from plait.core.files import contents_within, reason_of
 from plait.core.schedule import Op, OpKind, Schedule
 from plait.core.schedule_text import parse_schedule
 from plait.core.strategy import slice_sizes
+
+LARGEST_FILE = 4 << 20
+"""Bytes of a schedule that is written in a file: several hundred thousand ops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,7 @@ def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
 def _written(name: str) -> Schedule | None:
     """The schedule in a file; None if there is no such file."""
     try:
-        return parse_schedule(contents(name).decode())
+        return parse_schedule(contents_within(name, LARGEST_FILE).decode())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import JobError
-from plait.core.files import contents
+from plait.core.files import contents_within
 from plait.core.numbers import shown
 
 COMMAND_LINE = "command line"
+LARGEST = 1 << 20
+"""Bytes of a file: people write them, and reading one takes seconds for each MiB."""
 READABLE = 128
 """Bits of a number that is shown as it is."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -49,8 +51,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
     text = ""
     try:
-        text = contents(path).decode("utf-8-sig") + "\n"  # or a mistake in the last line is "at end of document"
-        return parse_toml(text)
+        data = contents_within(path, LARGEST)
     except FileNotFoundError:
         raise JobError(
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
@@ -58,6 +59,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         fix = "Name an ordinary file that may be read"
         raise JobError(f"cannot be read: {error.strerror}", file=str(path), fix=fix) from None
+    except ValueError as error:
+        raise JobError(str(error), file=str(path), fix="Leave out what no key needs") from None
+    try:
+        text = data.decode("utf-8-sig") + "\n"  # or a mistake in the last line is "at end of document"
+        return parse_toml(text)
     except UnicodeDecodeError as error:
         problem = f"byte {error.start} is not UTF-8, so this is no TOML file"
         raise JobError(problem, file=str(path), fix="Write it anew as UTF-8") from None

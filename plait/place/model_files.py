@@ -11,11 +11,13 @@ from typing import Any
 
 from plait.core.codec import read_table
 from plait.core.errors import DataError
-from plait.core.files import contents, replacing
+from plait.core.files import contents_within, replacing
 from plait.place.jct import JctSettings, Predictor
 
 VERSION = 1
 ABOUT = "model.json"
+LARGEST = 64 << 20
+"""Bytes of a file of trees: ten times those of a trace of a million jobs."""
 
 
 def save(model: Predictor, folder: Path) -> None:
@@ -69,6 +71,6 @@ def _boosters(model: Predictor) -> dict[str, Any]:
 def _read(file: Path) -> Any:
     gbm = import_module("lightgbm")
     try:
-        return gbm.Booster(model_str=contents(file).decode())
+        return gbm.Booster(model_str=contents_within(file, LARGEST).decode())
     except gbm.basic.LightGBMError as error:
         raise ValueError(f"{file.name}: {error}") from None

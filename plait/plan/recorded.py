@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
-from plait.core.codec import parse_table
+from plait.core.codec import DOCUMENT, parse_table
 from plait.core.errors import JobError
-from plait.core.files import contents
+from plait.core.files import contents_within
 from plait.core.plan import Plan
 from plait.plan.asking import point_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
@@ -49,7 +49,7 @@ def read_seconds(folder: Path) -> list[float]:
     naming the line of what cannot be."""
     file = folder / METRICS
     try:
-        lines = contents(file).decode().splitlines()
+        lines = contents_within(file, DOCUMENT).decode().splitlines()
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
     except ValueError as error:

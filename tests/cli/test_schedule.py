@@ -54,6 +54,15 @@ def test_numbers_beyond_a_schedules_ops_are_refused_at_once(tmp_path: Path, text
     assert done.returncode == 2 and len(done.stderr.splitlines()) < 5, done.stderr
 
 
+@pytest.mark.parametrize(("passes", "status"), [(20_000, 0), (20_001, 2)])
+def test_a_schedule_by_hand_has_as_many_passes_as_can_be_shown(tmp_path: Path, passes: int, status: int) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("forward only:\nrank 0: " + " ".join(f"0F{number}" for number in range(passes)))
+    done = show(str(file), "--ops")
+    assert done.returncode == status
+    assert ("20001 forward passes; at most 20000 are shown. Leave out micro-batches" in done.stderr) == (status == 2)
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"picture.{ending}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import lzma
 import os
@@ -19,10 +20,28 @@ from plait.core.codec import (
     read_json,
     read_table,
     read_unpacked,
+    uncollected,
     unpacked,
 )
 
 PACKERS = pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_after_reading_cycles_are_searched_for_as_before(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+    seen: list[str] = []
+    for name in ("enable", "disable"):
+        monkeypatch.setattr(gc, name, lambda name=name: seen.append(name))
+    monkeypatch.setattr(gc, "isenabled", lambda: on)
+    with pytest.raises(ValueError, match="Expecting value"):
+        parse_json("")
+
+    @uncollected()
+    def read() -> int:
+        return 3
+
+    assert [read(), read()] == [3, 3]
+    assert seen == (["disable", "enable"] if on else ["disable"]) * 3
 
 
 @PACKERS

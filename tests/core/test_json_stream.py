@@ -100,6 +100,7 @@ REFUSED = {
     "deep and mended": (b'{"events": [["\\q", ' + b"[" * 20_000 + b"]" * 20_000 + b"]]}", "nested too deeply"),
     "cut gzip": (gzip.compress(b'{"events": []}')[:-9], "damaged"),
     "cut xz": (lzma.compress(b'{"events": []}' * 99)[:-20], "damaged"),
+    "many keys": (b"{" + b",".join(b'"%d":1' % n for n in range(10_001)) + b"}", "more than 10000 keys"),
     "long element": (b'{"events": [{"a": "' + b"x" * (2 * json_stream.LONGEST) + b'", oops}]}', "more than"),
 }  # fmt: skip
 

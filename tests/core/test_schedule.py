@@ -107,6 +107,7 @@ def by_hand(*ranks: str) -> str:
         ("", "has no op"),
         ("rank 1: 0F0", "line 1 .* neither"),
         ("edges: 0-1\nrank 0: 0F0 0B0", "'0-1' is no edge"),
+        ("edges: 0>1 0>1\n" + by_hand("0F0 0B0", "1F0 1B0"), "edge 0>1 stands twice"),
         ("edges: 1>0\n" + by_hand("0F0 0B0", "1F0 1B0"), "edge 1>0"),
         (by_hand("0F0 0B0 0F0"), "0F0 stands twice"),
         (by_hand("0F0", "0B0"), "0B0 stands on rank 1, other ops of stage 0 on rank 0"),

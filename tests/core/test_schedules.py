@@ -15,6 +15,7 @@ from plait.core.errors import ScheduleError
 from plait.core.schedule import Op, with_transfers
 from plait.core.schedules import (
     GENERATORS,
+    LARGEST_FILE,
     Shape,
     closed_form,
     enough_slack,
@@ -215,6 +216,9 @@ def test_a_schedule_that_a_file_holds(tmp_path: Path) -> None:
         find_schedule(str(file), Shape(ranks=1, micro_batches=1))
     file.write_bytes(b"\xff")
     with pytest.raises(ScheduleError, match=r"mine\.txt: cannot be read as a schedule: "):
+        find_schedule(str(file), Shape(ranks=1, micro_batches=1))
+    file.write_text("#" * (LARGEST_FILE + 1))
+    with pytest.raises(ScheduleError, match=r"mine\.txt: .*it has 4194305 bytes; at most 4194304 are read"):
         find_schedule(str(file), Shape(ranks=1, micro_batches=1))
     with pytest.raises(ScheduleError, match="cannot be read as a schedule: "):
         find_schedule(str(tmp_path), Shape(ranks=1, micro_batches=1))

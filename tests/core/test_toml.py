@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError
-from plait.core.toml import override, parse_toml, read_toml, to_toml
+from plait.core.toml import LARGEST, override, parse_toml, read_toml, to_toml
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -86,9 +86,18 @@ def test_hostile_text_is_one_paragraph(tmp_path: Path, text: str, says: str) -> 
     assert override({}, [f"a={text}"], lambda key: False)[0] == {"a": text}
 
 
+def test_a_file_that_nobody_has_written_by_hand_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("#" * LARGEST)
+    assert read_toml(file) == {}
+    file.write_text("#" * (LARGEST + 1))
+    with pytest.raises(JobError, match=r"it has 1048577 bytes; at most 1048576 are read\. Leave out"):
+        read_toml(file)
+
+
 @pytest.mark.parametrize(
     "key",
-    ["a." * 1_000_000 + "a", '"a" . ' * 60 + "a", "'.'." * 60 + "a", '"\\"".' * 60 + "a", ("b" * 300 + ".") * 60 + "a"],
+    ["a." * 400_000 + "a", '"a" . ' * 60 + "a", "'.'." * 60 + "a", '"\\"".' * 60 + "a", ("b" * 300 + ".") * 60 + "a"],
 )
 @pytest.mark.parametrize("form", ["x = 1\n{} = 1\n", "x = 1\n[{}]\n", "x = 1\ny = {{{} = 1}}\n"])
 def test_a_key_of_endless_parts_is_refused_unread(tmp_path: Path, key: str, form: str) -> None:

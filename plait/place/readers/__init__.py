@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from plait.core.codec import uncollected
 from plait.core.errors import JobError, nearest
 from plait.core.passed_over import PassedOver
 from plait.core.topology import Topology
@@ -58,6 +59,7 @@ class Remarks:
     over: PassedOver = field(default_factory=PassedOver)
 
 
+@uncollected()
 def read_topology(
     path: str,
     *,

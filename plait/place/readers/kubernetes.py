@@ -37,7 +37,7 @@ from plait.place.readers.kubernetes_states import TAINTED, state_of
 from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
 
-MOST_ITEMS = 400_000
+MOST_ITEMS = 200_000
 UNCOUNTED = State(status="down", holder="unknown number of GPUs")
 UNLABELLED = "nodes without the labels that name switches"
 

@@ -21,7 +21,7 @@ LARGEST = 256 << 20
 """Bytes of a file, unpacked. Ten thousand nodes with all that Kubernetes knows of them are 100 to 200 MB."""
 MOST_VALUES = 5_000_000
 """Values of a JSON file."""
-LARGEST_TEXT, LONGEST_LINE, MOST_LINES = 32 << 20, 1 << 20, 1_000_000
+LARGEST_TEXT, LONGEST_LINE, MOST_LINES = 32 << 20, 1 << 20, 500_000
 """Characters of a file that is no JSON, and of a line of it; and lines."""
 NO_WRITER, SILENCE = 5.0, 60.0
 """Seconds that a pipe may have no writer, and that its writer may be silent."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import Most, open_unpacked, parse_json, read_unpacked
+from plait.core.codec import Most, open_unpacked, parse_json, read_unpacked, uncollected
 from plait.core.errors import DataError, JobError
 from plait.place.traces import acme, columns, helios, openb, pai, philly, spot
 from plait.place.traces.table import Trace
@@ -43,6 +43,7 @@ _PACKED_OTHERWISE = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc
 _NUMBER = re.compile(r"\s*[-+]?[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?\s*", re.IGNORECASE)
 
 
+@uncollected()
 def read_trace(path: str | Path, mapping: Mapping[str, str] | None = None) -> Trace:
     """The jobs of a CSV table (also packed; commas, semicolons, tabs or bars), or of Philly's JSON log.
 
