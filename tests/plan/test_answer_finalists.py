@@ -1,0 +1,225 @@
+"""Finalists: which points of a ranking are simulated, which of them are answered, and in what words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InfeasiblePlan, JobError
+from plait.core.job import Job
+from plait.core.plan import Plan
+from plait.plan import answer
+from plait.plan.answer import Candidate, Planner, step_flops
+from plait.plan.points import OVERLAPS, Points
+from plait.plan.search import Ranked
+from tests.support.models import gpt, utransformer
+
+A100 = Cluster.preset("a100-80")
+MODEL = {"family": "gpt", "num_layers": 2, "hidden": 64, "num_heads": 4, "max_sequence": 64, "vocab": 256}
+BATCH = 1 << 14
+
+
+def job(**sections: Any) -> Job:
+    given = {"model": MODEL, "data": {"sequence_length": 64}, "train": {"global_batch_size": BATCH},
+             "cluster": {"preset": "a100-80", "ranks": 1}}  # fmt: skip
+    return Job.from_dict(given | sections)
+
+
+@cache
+def one_candidate() -> Candidate:
+    """Of a small job, to be changed."""
+    small = job(train={"global_batch_size": 2}, strategy={"tp": 1})
+    return Planner(small, A100, 256).predict(small)
+
+
+class Ranking:
+    """Points that differ in their micro-batches of 1, 2, 4 and so on: what level 1 says of each, and what the
+    simulation finds. huge: those that do not fit."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, said: Sequence[float], found: Sequence[float], huge: Sequence[int] = ()
+    ) -> None:
+        self.predicted, self.kept = list[int](), list[int]()
+        base = one_candidate()
+        rows = [{"micro": 1 << at, "num_micro": BATCH >> at} for at in range(len(said))]
+        ranked = Ranked(Points.of(rows), np.array(said), np.zeros(len(said)), 1234)
+
+        def search(*_: Any, keep: int, most: int) -> Ranked:
+            self.kept.append(keep)
+            return ranked
+
+        def predict(_self: Planner, one: Job, _plan: Plan | None = None) -> Candidate:
+            at = int(one.train.micro_batch_size).bit_length() - 1
+            self.predicted.append(at)
+            if np.isnan(found[at]):
+                raise JobError("is forbidden", key="strategy.pp")
+            memory = replace(base.memory, usable=1) if at in huge else base.memory
+            point = Points.of([{"micro": 1 << at}]).row(0)
+            return replace(base, job=one, seconds=float(found[at]), point=point, memory=memory)
+
+        monkeypatch.setattr(answer, "search", search)
+        monkeypatch.setattr(Planner, "predict", predict)
+
+
+def finalists(sure: int, more: int, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> list[int]:
+    """Numbers of the points that are answered, in order. sure: as ``plan.top``."""
+    monkeypatch.setattr(answer, "SIMULATED", more)
+    monkeypatch.setattr(Planner, "why", lambda *_: [])
+    told = Planner(job(plan={"top": sure}, **sections), A100, 256).answer()
+    assert told.searched == 1234
+    seconds = [one.seconds for one in told.candidates]
+    assert seconds == sorted(seconds)
+    return [one.point["micro"].bit_length() - 1 for one in told.candidates]
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "predicted", "answered"),
+    [
+        # As level 1 says: two are enough, since no other is near the best.
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [1.0, 1.1, 1.2, 1.3, 1.4], [0, 1], [0, 1]),
+        # Two more that level 1 has within 2 % of the best of them.
+        ([1.0, 1.01, 1.019, 1.02, 1.03], [1.0, 1.0, 0.9999999, 1.0, 1.0], [0, 1, 2, 3], [2, 0]),
+        ([1.0, 1.01, 1.02, 1.0201], [1.0, 1.0, 1.0, 1.0], [0, 1, 2], [0, 1]),
+        # All of which level 1 says that they are faster than the best so far, but no more than eight.
+        ([1.0] * 10, [5.0] * 10, [0, 1, 2, 3, 4, 5, 6, 7], [0, 1]),
+        ([1.0, 1.0, 1.0, 1.0, 2.0, 6.0], [5.0, 4.0, 3.0, 4.0, 2.5, 1.0], [0, 1, 2, 3, 4], [4, 2]),
+        ([1.0, 1.0, 1.0, 1.0, 5.0, 5.1], [5.0] * 6, [0, 1, 2, 3, 4], [0, 1]),
+        ([1.0], [1.0], [0], [0]),
+        # What a rule forbids or does not fit takes nobody's place.
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [np.nan, 1.1, np.nan, 1.3, 1.4], [0, 1, 2, 3], [1, 3]),
+    ],
+)
+def test_as_many_are_simulated_as_may_be_among_the_best(
+    monkeypatch: pytest.MonkeyPatch, said: list[float], found: list[float], predicted: list[int], answered: list[int]
+) -> None:
+    ranking = Ranking(monkeypatch, said, found)
+    assert finalists(2, 2, monkeypatch) == answered
+    assert sorted(set(ranking.predicted)) == predicted
+    assert len(ranking.predicted) == len(predicted)
+    assert ranking.kept == [8]
+
+
+def test_the_chosen_one_is_the_best_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranking = Ranking(monkeypatch, [1.0, 1.1, 1.2, 1.3, 1.35, 1.6], [1.9, 1.8, 1.5, 1.7, 1.4, 1.0])
+    assert Planner(job(), A100, 256).chosen().seconds == 1.4
+    assert (sorted(ranking.predicted), ranking.kept) == ([0, 1, 2, 3, 4], [8])
+
+
+def test_many_more_are_walked_where_the_first_are_all_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranking = Ranking(monkeypatch, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2], huge=[0, 1, 2])
+    with pytest.raises(InfeasiblePlan, match=r"None of the 3 best strategies can be planned\. The fastest: The strat"):
+        finalists(2, 1, monkeypatch)
+    assert ranking.kept == [6, 24]
+    some = Ranking(monkeypatch, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2], huge=[0, 1])
+    assert finalists(2, 1, monkeypatch) == [2]
+    assert some.kept == [6]
+
+
+def test_a_limit_of_memory_that_the_walk_does_not_keep_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ranking(monkeypatch, [1.0], [1.0])
+    most = one_candidate().most_memory
+    with pytest.raises(InfeasiblePlan, match=r"The fastest: a rank needs .*, against 'memory <= 1 KiB' in plan\."):
+        Planner(job(plan={"constraints": ["tp = 1", "memory <= 1 KiB"]}), A100, 256).chosen()
+    kept = Planner(job(plan={"constraints": [f"memory <= {most / (1 << 30):.6f} GiB", "memory >= 1 KiB"]}), A100, 256)
+    assert kept.chosen().seconds == 1.0
+
+
+def test_what_a_rule_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ranking(monkeypatch, [1.0], [np.nan])
+    with pytest.raises(InfeasiblePlan, match=r"The fastest: strategy\.pp: is forbidden"):
+        Planner(job(), A100, 256).chosen()
+
+
+# ---- why ----
+
+
+def planner(**strategy: Any) -> Planner:
+    return Planner(job(train={"global_batch_size": 4}, strategy={"tp": 1, **strategy}), A100, 256)
+
+
+def candidate(seconds: float, **point: int) -> Candidate:
+    base = one_candidate()
+    parts = dict.fromkeys(base.parts, 0.0) | {"compute": seconds}
+    return replace(base, seconds=seconds, parts=parts, point=Points.of([point]).row(0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (1.5, "The runner-up (tp=2 overlap.tp=domino p1=1 p2=1) takes 50.0% longer, 500 ms more of it computation."),
+        (1.00005, "The runner-up (tp=2 overlap.tp=domino p1=1 p2=1) takes as long."),
+        (1.0002, "The runner-up (tp=2 overlap.tp=domino p1=1 p2=1) takes 0.0% longer, 200 us more of it computation."),
+    ],
+)
+def test_what_the_runner_up_loses(seconds: float, told: str) -> None:
+    one = planner()
+    assert one.why([candidate(1.0), candidate(seconds, tp=2)])[1] == told
+    assert one.why([candidate(1.0)]) == ["A step is computation for 100% of its time."]
+
+
+@pytest.mark.parametrize(("slower", "told"), [
+    (1.25, "gains 25.0%: a step without it would take 1.25 s."),
+    (0.9, "costs 10.0%: a step without it would take 900 ms."),
+    (1.0, "gains 0.0%: a step without it would take 1.00 s."), (None, ""),
+])  # fmt: skip
+def test_what_an_overlap_gains_or_costs(monkeypatch: pytest.MonkeyPatch, slower: float | None, told: str) -> None:
+    asked = list[int]()
+
+    def without(_self: Planner, best: Candidate, off: dict[str, int]) -> float | None:
+        asked.append(off["overlap"])
+        return slower
+
+    monkeypatch.setattr(Planner, "_without", without)
+    lines = planner().why([candidate(1.0, tp=2)])[1:]
+    assert lines == ([f"Hiding tensor parallelism's communication {told}"] if told else [])
+    assert asked == [OVERLAPS.index("sync")]
+
+
+def test_changes_for_more_ranks_say_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that forbid a change pass it over; one that fits is told with the number of ranks, where the job
+    says one."""
+    changes = [{"strategy.tp": 3}, {}, {"strategy.tp": 2}]
+    monkeypatch.setattr(answer, "fitting_changes", lambda *_, **__: iter(changes))
+    huge = replace(one_candidate(), memory=replace(one_candidate().memory, usable=1))
+    monkeypatch.setattr(Planner, "predict", lambda *_: huge)
+    for ranks, told in ((1, "strategy.tp=2 cluster.ranks=2"), (0, "strategy.tp=2")):
+        asked = job(train={"global_batch_size": 2}, strategy={"tp": 1}, cluster={"preset": "a100-80", "ranks": ranks})
+        huge = replace(huge, job=asked)
+        with pytest.raises(InfeasiblePlan, match=rf"It would fit with {told}\."):
+            Planner(asked, A100, 256).checked()
+    monkeypatch.setattr(answer, "fitting_changes", lambda *_, **__: iter([{"strategy.tp": 3}]))
+    with pytest.raises(InfeasiblePlan, match="None of the usual changes is enough"):
+        Planner(asked, A100, 256).checked()
+
+
+def test_flops_of_a_step_with_and_without_the_masked_half() -> None:
+    model = gpt(max_sequence=64)
+    full, causal = step_flops(model, 64, 3)
+    assert full == model.step_flops(64, 3)
+    assert full - causal == 3 * 2 * 6 * 64 * 64 * 16
+    u = utransformer(max_sequence=64)
+    full, causal = step_flops(u, 64, 3)
+    assert full - causal == 3 * 6 * 16 * sum(length * length for length in (64, 32, 16, 32, 64))
+
+
+def test_shares_of_a_peak_are_of_all_ranks() -> None:
+    small = job(train={"global_batch_size": 2, "precision": "bf16-mixed"}, strategy={"tp": 2},
+                cluster={"preset": "a100-80", "ranks": 2})  # fmt: skip
+    one = Planner(small, A100, 256)
+    found = one.predict(small)
+    full, causal = step_flops(one.model, 64, 2)
+    assert found.mfu == pytest.approx(full / (2 * 312e12 * found.seconds))
+    assert found.mfu_causal == pytest.approx(causal / (2 * 312e12 * found.seconds))
+    plan = one.draft(small)
+    again = one.predict(small, replace(plan, strategy=replace(plan.strategy, overlap="sync", p1=2)))
+    assert (again.point["overlap"], again.point["p1"]) == (OVERLAPS.index("sync"), 2)
+    assert again.seconds != found.seconds
+    assert one.simulated(small, plan).seconds == found.seconds
+    assert found.to_dict()["micro_batch_size"] == small.train.micro_batch_size
+    assert found.to_dict()["memory"][0]["total"] == found.memory.places[0].total
