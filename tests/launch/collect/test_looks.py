@@ -98,7 +98,8 @@ def made(folder: Path, first: int = 0, count: int = 1, run: Collected = WANTED, 
 
 @pytest.mark.parametrize(("told", "longest"), [("", LOOK), ("live", SOON), ("loggers", SOON)])
 def test_where_little_is_new_looks_become_rare(tmp_path: Path, clock: Clock, told: str, longest: float) -> None:
-    one = made(tmp_path, **({told: Told()} if told else {}))
+    both: dict[str, Any] = {told: Told()} if told else {}
+    one = made(tmp_path, **both)
     pauses = [one.look()]
     for _ in range(60):
         clock.now += pauses[-1]

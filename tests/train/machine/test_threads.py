@@ -1,14 +1,20 @@
-"""Cores and priorities of a rank's threads; each case in a process of its own, since they last as long as the
-process."""
+"""Cores and priorities of a rank's threads: asked of a kernel that is made up, and of the real one in a
+process of its own, since they last as long as the process."""
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from plait.train.machine import threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are placed on Linux only")
 
@@ -52,11 +58,10 @@ def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("ranks, threads", [(10_000, 1), (1, 10_000)])
-def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, threads: int) -> None:
+@pytest.mark.parametrize("ranks, each", [(10_000, 1), (1, 10_000)])
+def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, each: int) -> None:
     assert (
-        run(f"print(threads.take_cores(0, {ranks}, {threads}), len(os.sched_getaffinity(0)))")
-        == f"set() {len(cores())}"
+        run(f"print(threads.take_cores(0, {ranks}, {each}), len(os.sched_getaffinity(0)))") == f"set() {len(cores())}"
     )
 
 
@@ -100,3 +105,85 @@ threads.serve_first(threads.running() - before)
 print(os.sched_getscheduler(other.native_id) == os.SCHED_BATCH)
 """
     assert run(body, ("chrt", "--batch", "0")) == "True"
+
+
+class Kernel:
+    """What is asked of it. cores: that this process may use; policies: of threads, else the usual one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: set[int] | None = None) -> None:
+        self.cores, self.policies, self.may = cores or set(), dict[int, int](), True
+        self.placed, self.priorities = list[tuple[int, set[int]]](), list[tuple[int, int, int]]()
+        self.slices, self.machine = list[tuple[int, int, tuple[int, ...], int]](), "x86_64"
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: self.cores)
+        monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mine: self.placed.append((pid, mine)))
+        monkeypatch.setattr(os, "sched_getscheduler", lambda thread: self.policies.get(thread, os.SCHED_OTHER))
+        monkeypatch.setattr(os, "sched_setscheduler", self._policy)
+        monkeypatch.setattr(os, "getpriority", lambda which, thread: 3 if which == os.PRIO_PROCESS else 99)
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=self.machine))
+        monkeypatch.setattr(threading, "get_native_id", lambda: 77)
+        monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: SimpleNamespace(syscall=self._syscall))
+
+    def _policy(self, thread: int, policy: int, parameters: os.sched_param) -> None:
+        if not self.may:
+            raise PermissionError
+        self.priorities.append((thread, policy, parameters.sched_priority))
+
+    def _syscall(self, number: int, thread: int, attributes: Any, flags: int) -> None:
+        self.slices.append((number, thread, struct.unpack("IIQiIQQQ", attributes.raw), flags))
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "each", "mine"),
+    [
+        (0, 4, 2, {1, 2}),
+        (3, 4, 2, {7, 9}),
+        (1, 2, 4, {5, 6, 7, 9}),
+        (0, 5, 1, {1}),
+        (0, 4, 1, None),  # there is room for a second such set
+        (0, 9, 1, None),  # more threads than cores
+        (0, 3, 3, None),
+    ],
+)
+def test_each_rank_takes_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, place: int, ranks: int, each: int, mine: set[int] | None
+) -> None:
+    kernel = Kernel(monkeypatch, {1, 2, 3, 4, 5, 6, 7, 9})
+    assert threads.take_cores(place, ranks, each) == (mine or set())
+    assert kernel.placed == ([(0, mine)] if mine else [])
+
+
+def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch, {0, 1})
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert threads.take_cores(0, 2, 1) == set() and threads.running() == set()
+    assert not kernel.placed
+
+
+def test_threads_of_this_process_are_told_by_their_numbers() -> None:
+    assert threading.get_native_id() in threads.running()
+
+
+def test_threads_are_given_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    threads.serve_first({5, 6})
+    assert kernel.priorities == [(5, os.SCHED_RR, 1), (6, os.SCHED_RR, 1)]
+    threads.serve_first(set())
+    assert len(kernel.priorities) == 2 and not kernel.slices
+
+
+def test_without_the_right_to_it_slices_are_short_and_the_own_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    kernel.may = False
+    threads.serve_first({5})
+    short, long = ((48, os.SCHED_OTHER, 0, 3, 0, one, 0, 0) for one in (threads.SHORT, threads.LONG))
+    assert kernel.slices == [(314, 5, short, 0), (314, 77, long, 0)]
+    kernel.machine = "riscv64"
+    threads.serve_first({5})
+    assert len(kernel.slices) == 2
+
+
+def test_no_thread_is_touched_where_one_has_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    kernel.policies = {6: os.SCHED_BATCH}
+    threads.serve_first({5, 6})
+    assert not kernel.priorities and not kernel.slices
