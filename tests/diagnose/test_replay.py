@@ -256,3 +256,15 @@ def test_where_nothing_would_take_any_time_there_is_no_slowdown() -> None:
     found = what_if(plain())
     assert found is not None and replace(found, ideal=0.0).slowdown == 1.0
     assert replace(found, replayed=3.0, ideal=2.0).slowdown == 1.5
+
+
+def test_of_workers_that_slow_as_much_the_one_with_more_work_comes_first() -> None:
+    """The first stage has little to do and slows nobody; in the second replica a little more."""
+
+    def light(at: At) -> float:
+        return (0.01 if at.stage == 0 else 0.1) * (1.2 if (at.dp, at.stage) == (1, 0) else 1.0)
+
+    found = what_if(recording(Job(dp=2, pp=2, micro_batches=4, compute=light, jitter=0.0, steps=4)))
+    assert found is not None
+    assert found.worst[2].slowdown == found.worst[3].slowdown < found.worst[1].slowdown
+    assert [one[:2] for one in found.worst[2:]] == [(0, 1), (0, 0)]
