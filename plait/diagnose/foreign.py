@@ -60,7 +60,7 @@ def members_of(ranks: Any, *, in_order: bool = False) -> str | None:
     >>> members_of("[4, 0]"), members_of([1, 2]), members_of("[0, 1, ...]")
     ('0,4', '1,2', None)
     """
-    text = ",".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks or "")
+    text = ",".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks)
     inside = text.strip().strip("[]")
     if not re.fullmatch(r"\s*\d{1,9}(\s*,\s*\d{1,9})*\s*", inside):
         return None

@@ -73,8 +73,8 @@ def batches_of(recording: Recording) -> Batches | None:
     most = int(slowest["rank"].value_counts(sort=True)["count"][0])
     alike = both.select(pl.corr("relative", "relative_right")).item()
     varies, by = each["spread"].median(), slowest["longer"].median()
-    known = 0.0 if alike is None or alike != alike else float(alike)
-    return Batches(float(varies or 0.0), known, 1 - most / slowest.height, float(by or 0.0))  # type: ignore[arg-type]
+    known = 0.0 if alike != alike else float(alike)  # NaN where they do not differ
+    return Batches(float(varies or 0.0), known, 1 - most / slowest.height, float(by))  # type: ignore[arg-type]
 
 
 def _computing(recording: Recording) -> pl.DataFrame:

@@ -17,8 +17,9 @@ MOST = 5_000_000
 
 def brute_force(problem: Problem) -> Answer:
     """Raises PlacementError for what would take too long, or is no matrix of equal columns."""
-    if problem.shape is None or not problem.plain_enough or problem.spares.per_row:
+    if not problem.plain_enough or problem.spares.per_row:
         raise PlacementError("Enumeration is for plain matrices of equal columns: use --method cpsat.")
+    assert problem.shape is not None
     rows, columns = problem.shape
     free = problem.capacity
     ways = comb(len(free) ** columns + rows - 1, rows)

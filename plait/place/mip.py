@@ -22,11 +22,12 @@ from plait.place.problem import Problem
 def mip(problem: Problem) -> Answer:
     """Units are PP groups unless the problem says DP. Raises PlacementError where the program cannot say what
     is asked for, or no plan is found in time."""
-    if problem.shape is None or not problem.plain_enough or problem.spares.per_row or problem.by != "spread":
+    if not problem.plain_enough or problem.spares.per_row or problem.by != "spread":
         raise PlacementError(
             "The paper's program knows equal groups only, and neither forbidden pairs, nodes to be preempted, "
             "several types of GPU, spares for each group nor seconds: use --method cpsat."
         )
+    assert problem.shape is not None
     rows, columns = problem.shape
     by_column = problem.unit == "dp"
     units, size = (columns, rows) if by_column else (rows, columns)
@@ -45,8 +46,7 @@ def mip(problem: Problem) -> Answer:
         cells = [pod for sequence in sequences for pod in sequence]
     else:
         cells = [sequence[column] for column in range(columns) for sequence in sequences]
-    gap = solved.mip_gap if solved.mip_gap is not None else 0.0
-    note = f"program: {solved.fun:.3g}, bound {solved.mip_dual_bound:.3g}, gap {gap:.1%}"
+    note = f"program: {solved.fun:.3g}, bound {solved.mip_dual_bound:.3g}, gap {solved.mip_gap:.1%}"
     return Answer(tuple(cells), note=note)
 
 

@@ -42,7 +42,7 @@ def check_zone(zone: Iterable[int], nodes: int, wanted: int) -> list[int]:
     from plait.core.errors import PlacementError
 
     found = sorted(set(zone))
-    if len(found) != wanted or (found and not 0 <= found[0] <= found[-1] < nodes):
+    if len(found) != wanted or not 0 <= found[0] <= found[-1] < nodes:
         raise PlacementError(
             f"The zone given has {len(found)} nodes; {wanted} different ones from 0 to {nodes - 1} are needed."
         )

@@ -50,6 +50,16 @@ def test_of_several_ways_the_surest() -> None:
     assert aligned(recording(["a", "b", "c"], sure + unsure)).offsets == pytest.approx({0: 0.0, 1: -1.0, 2: 0.0})
 
 
+def test_a_way_that_is_found_later_replaces_none_that_is_surer() -> None:
+    """From a to b without any spread, from there to c 0 to 80 ms; from a to c 0 to 8 ms."""
+    sure = [{0: float(n), 1: n + 1.0} for n in range(9)]
+    unsure = [{1: float(n), 2: n + n / 100} for n in range(9)]
+    direct = [{0: float(n), 2: n + n / 1000} for n in range(9)]
+    found = aligned(recording(["a", "b", "c"], sure + unsure + direct))
+    assert found.error == pytest.approx(3 * 0.002 * 1.4826)
+    assert found.offsets[2] == pytest.approx(-0.004)
+
+
 @pytest.mark.parametrize(("meetings", "lost"), [(LEAST, ()), (LEAST - 1, ("b",))])
 def test_how_many_must_be_common(meetings: int, lost: tuple[str, ...]) -> None:
     assert aligned(recording(["a", "b"], [{0: float(n), 1: float(n)} for n in range(meetings)])).lost == lost

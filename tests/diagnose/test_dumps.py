@@ -758,3 +758,12 @@ def test_members_that_another_dump_tells(tmp_path: Path) -> None:
     bare = [dump(rank, waiting(5, 9000)) | {"pg_config": {}} for rank in range(2)]
     alone = verdict(tmp_path / "untold", *bare)
     assert (alone.cause, alone.ranks) == ("unknown", ()), "all whose dumps there are"
+
+
+def test_messages_of_whole_dumps_are_counted_from_their_first(tmp_path: Path) -> None:
+    """Two were sent; the receiver is still at the first."""
+    sent = [message("send 0->1", n, 9000 + n, ended=True) for n in range(2)]
+    got = [message("recv 1<-0", 0, 9100, ended=False)]
+    found = verdict(tmp_path, dump(0, *sent), dump(1, *got))
+    assert (found.cause, found.ranks) == ("missing", (1,))
+    assert "message 0 from rank 0 to rank 1" in found.why

@@ -175,3 +175,10 @@ def test_two_that_are_alone_in_their_stage_are_twins() -> None:
 def test_hosts_are_known_where_every_ranks_is_and_there_are_several(hosts: list[str | None], known: bool) -> None:
     grid = grid_of(Layout.of(dp=4), hosts)
     assert hosts_known(replace(recording_of(spans_of({}), Layout.of(dp=4)), grid=grid)) == known
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(16, 16 / 8 - 1), (17, 17 / 9 - 1)])
+def test_of_few_a_rank_is_compared_with_the_others_alone(ranks: int, share: float) -> None:
+    """Rank n takes n + 1 seconds."""
+    seen = recording_of(spans_of(*({"rank": rank, "end": 1.0 + rank} for rank in range(ranks))), Layout.of(dp=ranks))
+    assert own_work(seen).deviation[-1, 0] == pytest.approx(share)

@@ -235,3 +235,13 @@ def test_of_ranks_without_equals_the_longest_is_shown() -> None:
     seconds = np.array([[1.0], [3.0], [2.0], [np.nan]])
     found = pooled(Heat(ranks=np.arange(4), columns=(0,), seconds=seconds, excess=np.full((4, 1), np.nan)), 1)
     assert (found.rank[0, 0], found.seconds[0, 0]) == (1, 3.0)
+
+
+def test_who_is_unlike_is_told_by_the_distance_from_the_median_share() -> None:
+    """Of 8 s in two segments, usually 4, rank 10 has 1 s more, 11 one less and 12 two more: 25, -25, 50 %."""
+    seconds = np.array([[1.0, 4.0], [2.0, 1.0], [4.0, 2.0]])
+    columns = Segment("compute", "mlp", "forward"), Segment("compute", "attn", "forward")
+    found = unlike(Heat(ranks=np.arange(3) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * 3)))
+    assert [(one.rank, one.seconds, one.share) for one in found] == [(12, 2.0, 0.5), (10, 1.0, 0.25)]
+    assert [one.z for one in found] == pytest.approx([0.25 / (1.4826 * 0.25), 0.0])
+    assert [one.rank for one in unlike(heat_of([1.0, 1.5]))] == [11]

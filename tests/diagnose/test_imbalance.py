@@ -44,7 +44,7 @@ def test_micro_batches_that_differ() -> None:
     for step in range(4):
         for rank in range(2):
             times = 1.2 if rank == (step != 3) else 1.0
-            for batch, length in enumerate((1.0, 2.0, 3.0)):
+            for batch, length in enumerate((1.0, 2.0, 3.0) if step else (1.0, 9.0, 1.0)):
                 rows += [
                     (step, rank, "forward", batch, length * times),
                     (step, rank, "backward", batch, 2 * length * times),
@@ -82,3 +82,13 @@ def test_where_there_is_too_little_to_compare() -> None:
     assert batches_of(recording(2, 1, first)) is None, "only a run's first step"
     whole = [(1, rank, way, -1, 1.0 + rank) for rank in range(2) for way in ("forward", "backward")] * 2
     assert batches_of(recording(2, 1, whole)) is None, "ops of no micro-batch"
+
+
+def test_three_pairs_tell_and_one_micro_batch_each_does_not_spread() -> None:
+    ways = ("forward", "backward")
+    rows = [(1, 0, way, batch, 1.0 + batch) for way in ways for batch in range(3)] + [(1, 1, "forward", -1, 9.0)]
+    found = batches_of(recording(2, 1, rows))
+    assert found is not None and (found.alike, found.spread) == (pytest.approx(1.0), pytest.approx(0.5))
+    alone = [(1, rank, way, 0, 1.0 + rank) for rank in range(3) for way in ways]
+    found = batches_of(recording(3, 1, alone))
+    assert found is not None and (found.spread, found.longer) == (0.0, 0.5)

@@ -31,6 +31,7 @@ def test_the_fullest_rank_of_a_stage_beside_the_prediction() -> None:
         MemoryUse("stage 0", 110, 130, 0, 900), MemoryUse("stage 2", 7, None, None), MemoryUse("stage 1", None, 50, 2)
     )  # fmt: skip
     assert memory_use([{"step": 5}], {"stage 0": 110}) == ()
+    assert memory_use(LINES[:1], {}) == (MemoryUse("stage 0", None, 120, 1), MemoryUse("stage 1", None, 50, 2))
 
 
 def test_on_the_page_of_text_and_for_programs(tmp_path: Path, capsys: object) -> None:

@@ -103,3 +103,10 @@ def test_communication_that_nobody_waits_for_is_hidden() -> None:
     rows = [op(3.0), {**TP, "start": 0.5, "end": 1.5}]
     found = prediction(recording_of(spans_of(*rows), LAYOUT, seconds={1: 3.0}), *rows)
     assert found is not None and found.overlap == (Overlap("tp", 1.0, 1.0, 1.0, 0.0),)
+
+
+def test_overlap_is_of_axes_that_both_have() -> None:
+    """On the other, what is planned is not measured, and what is measured was not planned."""
+    alone = recording_of(spans_of(*step(1, 0, 3.0, 2.0, 1.0)), LAYOUT, seconds={1: 4.0})
+    found = prediction(alone, *(row | {"axis": "dp"} if "axis" in row else row for row in step(1, 0, 2.0, 2.0, 0.5)))
+    assert found is not None and found.overlap == ()

@@ -228,3 +228,17 @@ def test_the_first_step_counts_only_where_there_is_no_other() -> None:
     assert [each.seconds for each in shares(lasting({0: 50.0}))] == [25.0, 25.0]
     idle = spans_of({"step": 1, "end": 2.0}, {"step": 1, "kind": "data", "name": "data", "start": 2.0, "end": 2.0})
     assert [each.what for each in shares(recording_of(idle, Layout.of(dp=1), seconds={1: 2.0}))] == ["compute"]
+
+
+def test_what_was_not_there_before_grew_from_nothing() -> None:
+    rows: list[dict[str, object]] = []
+    for n in range(41):
+        rows.append({"step": n, "end": 1.0})
+        if n > 30:
+            rows.append({"step": n, "kind": "data", "name": "data", "site": "data", "start": 1.0, "end": 1.5})
+    lengths = {n: 1.5 if n > 30 else 1.0 for n in range(41)}
+    found = drift_of(recording_of(spans_of(*rows), Layout.of(dp=1), seconds=lengths))
+    assert found is not None and (found.grew, found.by, found.of) == ("data", pytest.approx(0.5), pytest.approx(1.0))
+    turned = spans_of(*({**row, "step": 40 - int(str(row["step"]))} for row in rows))
+    found = drift_of(recording_of(turned, Layout.of(dp=1), seconds={40 - n: one for n, one in lengths.items()}))
+    assert found is not None and (found.grew, found.by) == ("data", pytest.approx(-0.5))

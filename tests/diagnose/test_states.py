@@ -39,6 +39,10 @@ def test_states_of_a_hang() -> None:
     assert edges(found, most=0) == []
 
 
+def test_hosts_that_nobody_knows_are_called_nothing() -> None:
+    assert [one.host for one in standings(grid_of(Layout.of(dp=3), ["a", None, "b"]))] == ["a", "", "b"]
+
+
 def test_without_a_hang_the_slow_and_the_broken_stand_out() -> None:
     one = Straggler(
         what="slow processor", ranks=(2,), hosts=(), since=3, until=9, effect=0.3, seconds=1.0, z=9.0, recurs=1.0,

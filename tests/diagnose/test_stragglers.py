@@ -337,3 +337,12 @@ def test_links_that_have_a_rank_in_common_are_that_ranks() -> None:
 
     [found] = verdicts(recording(Job(dp=8, pp=3, transfer=transfer))).stragglers
     assert (found.what, found.ranks) == ("slow link", (10,))
+
+
+def test_a_slow_host_recurs_as_its_ranks_do_at_least() -> None:
+    """One of them is slow in four steps of five."""
+    slow = slower(lambda at: 1.3 if at.dp == 4 and at.step % 5 else 1.5 if at.dp == 5 else 1.0)
+    job = Job(dp=8, pp=1, steps=40, micro_batches=4, compute=slow)
+    alone = {one.ranks: one.recurs for one in verdicts(recording(job)).stragglers}
+    [host] = verdicts(recording(job, {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
+    assert host.ranks == (4, 5) and host.recurs == min(alone.values()) == alone[4,] < alone[5,] == 1.0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 
 import pytest
 
 from plait.core.errors import DataError, JobError, PlacementError
+from plait.place import brute
 from plait.place.brute import MOST, brute_force
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
@@ -26,7 +28,7 @@ from tests.support.workloads import trace_of
 UNEQUAL = Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools)
 
 
-def test_what_enumeration_cannot_say() -> None:
+def test_what_enumeration_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     for problem in (UNEQUAL, Problem.plain(2, 2, [9], spares=Spares(per_row=1)), Problem.plain(2, 2, [9], price=1.0)):
         with pytest.raises(PlacementError, match="for plain matrices of equal columns: use --method cpsat"):
             brute_force(problem)
@@ -34,6 +36,14 @@ def test_what_enumeration_cannot_say() -> None:
         brute_force(Problem.plain(9, 3, [9, 9, 9, 9]))
     assert brute_force(Problem.plain(3, 2, [9, 9])).note  # few enough
     assert MOST == 5_000_000
+    ways = comb(2**2 + 3 - 1, 3)
+    for most, few in ((ways, True), (ways - 1, False)):
+        monkeypatch.setattr(brute, "MOST", most)
+        if few:
+            assert brute_force(Problem.plain(3, 2, [9, 9])).note == "all were tried"
+        else:
+            with pytest.raises(PlacementError, match="too many to try"):
+                brute_force(Problem.plain(3, 2, [9, 9]))
     with pytest.raises(PlacementError, match="No placement has room for all nodes"):
         brute_force(Problem.plain(2, 2, [1, 1]))
 

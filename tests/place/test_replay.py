@@ -242,6 +242,8 @@ def test_a_zone_that_a_placement_has_chosen() -> None:
     [
         ({"nodes": 7}, "wants 7 nodes; the cluster has 6"),
         ({"notice": 30.0}, "Let it arrive later"),
+        ({"notice": -1.0}, "Let it arrive later"),
+        ({"zone": ()}, "has 0 nodes; 2 different ones"),
         ({"zone": (0, 0)}, "has 1 nodes; 2 different ones"),
         ({"zone": (0, 6)}, "from 0 to 5"),
     ],
@@ -430,3 +432,19 @@ def test_how_much_of_a_zone_others_hold() -> None:
     (kept,) = outcome.planned
     assert (kept.announced, kept.before, kept.at) == (0.75, 0.0, 0.0)
     assert outcome.series.retention[3:6].tolist() == pytest.approx([np.nan, 0.75, 0.0], nan_ok=True)
+
+
+def test_idle_hours_count_from_the_first_announcement() -> None:
+    planned = [Planned(nodes=2, arrival=3600.0, notice=1800.0), Planned(nodes=2, arrival=7200.0, notice=600.0)]
+    jobs = replace(jobs_of([(0.0, 1.0, 1)]), window=7200.0)
+    outcome = replay(jobs, CLUSTER, POLICIES["fifo"])
+    found = summary(outcome, jobs, planned, NODES, NODES * SIZE)
+    assert found.idle_node_hours == pytest.approx(NODES * 1.5)
+    assert summary(outcome, jobs, [], NODES, NODES * SIZE).idle_node_hours == pytest.approx(NODES * 2, rel=1e-3)
+
+
+def test_who_finds_room_outside_of_a_zone_is_not_let_into_it() -> None:
+    planned = Planned(nodes=2, arrival=100.0, notice=90.0, duration=10.0)
+    outcome = replay(jobs_of([(20.0, 5.0, 4), (20.0, 5.0, 2)]), CLUSTER, POLICIES["oracle"], [planned])
+    (kept,) = outcome.planned
+    assert kept.admitted == 0 and outcome.started.tolist() == [20.0, 20.0]
