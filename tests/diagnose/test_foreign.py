@@ -33,7 +33,8 @@ def test_bytes_of_dtypes_as_tools_call_them() -> None:
     ("ranks", "members"),
     [
         ([4, 0], "0,4"), ("[4, 0]", "0,4"), (" 4 ,0 ", "0,4"), ([7], "7"), ("10, 9", "9,10"),
-        ([MOST_RANKS - 1], str(MOST_RANKS - 1)), ([MOST_RANKS], None), ([0, MOST_RANKS], None), ([1, 1], None), ([], None), ("", None),
+        ([MOST_RANKS - 1], str(MOST_RANKS - 1)), ([MOST_RANKS], None), ([0, MOST_RANKS], None), ([1, 1], None),
+        ([], None), ("", None),
         (None, None), ([0, "..."], None), ([-1], None), ([1.5], None), ("1234567890", None), ("4 0", None),
     ],
 )  # fmt: skip
