@@ -9,8 +9,8 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError
 from plait.core.job import Job
-from plait.plan.asking import asked_of, job_at, point_of, ranks_of, with_own_vocabulary
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of, strategy_table, with_own_vocabulary
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.space import enumerate_space
 
 H100 = Cluster.preset("h100")
@@ -116,3 +116,86 @@ def test_layers_of_stages_are_not_dropped_by_a_search() -> None:
     values = {"model": {"preset": "gpt3-125m"}, "strategy": {"pp": 2, "tp": "auto", "stage_layers": [5, 7]}}
     with pytest.raises(JobError, match=r"strategy\.stage_layers: \[5, 7\] are layers of stages"):
         asked(Job.from_dict(values))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fixed"),
+    [
+        ({"tp": "auto", "cp": 4, "cp_kind": "ulysses"}, {"cp": [4], "ring": [1]}),
+        ({"tp": "auto", "cp": 4, "cp_kind": "ring"}, {"cp": [4], "ring": [4]}),
+        ({"tp": "auto", "cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}}, {"cp": [4], "ring": [2]}),
+        ({"tp": "auto", "cp": "auto", "cp_kind": "ulysses"}, {"ring": [1]}),
+        ({"tp": "auto", "cp": "auto", "cp_kind": "ring"}, {}),
+        ({"tp": "auto", "cp": "auto", "cp_kind": "auto"}, {}),
+        ({"tp": "auto", "pp": 2, "schedule": "zb-v"}, {"schedule": [SCHEDULES.index("zb-v")], "virtual": [2]}),
+        ({"tp": "auto", "pp": 2, "schedule": "interleaved", "virtual_stages": 2},
+         {"schedule": [SCHEDULES.index("interleaved")], "virtual": [2]}),
+        ({"tp": "auto", "pp": 2, "schedule": "1f1b"}, {"schedule": [SCHEDULES.index("1f1b")], "virtual": [1]}),
+        ({"tp": "auto", "pp": 2, "schedule": "auto", "virtual_stages": "auto"}, {"pp": [2]}),
+        ({"tp": "auto", "recompute": "selective"},
+         {"recompute": [RECOMPUTES.index("selective")], "recompute_layers": [-1]}),
+        ({"tp": "auto", "overlap": "sync"},
+         {"overlap": [OVERLAPS.index("sync")], "shard_overlap": [SHARD_OVERLAPS.index("none")]}),
+        ({"tp": "auto", "overlap": "async"},
+         {"overlap": [OVERLAPS.index("async")], "shard_overlap": [SHARD_OVERLAPS.index("both")]}),
+        ({"tp": "auto", "overlap": {"tp": "sync", "shard": "forward"}},
+         {"overlap": [OVERLAPS.index("sync")], "shard_overlap": [SHARD_OVERLAPS.index("forward")]}),
+        ({"tp": "auto", "overlap": {"tp": "sync", "shard": "auto"}},
+         {"overlap": [OVERLAPS.index("sync")], "shard_overlap": [SHARD_OVERLAPS.index("both")]}),
+        ({"tp": 2, "dp": "auto", "sequence_parallel": True}, {"sequence_parallel": [1]}),
+        ({"tp": 2, "dp": "auto", "sequence_parallel": False}, {"sequence_parallel": [0]}),
+        ({"tp": "auto", "slices": {"p1": 2, "p2": 4}}, {"p1": [2], "p2": [4]}),
+        ({"tp": "auto", "dp": 4, "shard": {"params": 1, "grads": 2, "optim": 4}},
+         {"params": [1], "grads": [2], "optim": [4], "secondary": [0]}),
+    ],
+)  # fmt: skip
+def test_columns_that_are_fixed_by_what_is_said(strategy: dict[str, Any], fixed: dict[str, list[int]]) -> None:
+    found = asked(job(strategy=strategy)).fixed
+    assert {name: found.get(name) for name in fixed} == fixed
+    if "ring" not in fixed and "cp" in strategy:
+        assert "ring" not in found
+    open_ = [name for name, value in strategy.items() if value == "auto"]
+    assert not {*open_, *(["virtual"] if "virtual_stages" in open_ else [])} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("cp", "ring", "kind"), [(1, 1, "ulysses"), (4, 1, "ulysses"), (4, 4, "ring"), (4, 2, {"ulysses": 2, "ring": 2})]
+)
+def test_kinds_of_context_parallelism_as_a_job_says_them(cp: int, ring: int, kind: Any) -> None:
+    row = Points.of([{"cp": cp, "ring": ring}]).row(0)
+    found = strategy_table(row)
+    assert (found["cp_kind"], found["stage_layers"], found["sequence_parallel"]) == (kind, [], False)
+    assert found["recompute"] == "none"
+    again = strategy_table(row | {"recompute": RECOMPUTES.index("full"), "recompute_layers": 0})
+    assert again["recompute"] == {"kind": "full", "layers": 0}
+    v = strategy_table(row | {"schedule": SCHEDULES.index("zb-v"), "virtual": 2})
+    assert (v["schedule"], v["virtual_stages"]) == ("zb-v", 1)
+    assert strategy_table(row | {"virtual": 3})["virtual_stages"] == 3
+
+
+def test_a_batch_has_as_many_micro_batches_as_are_tried_at_most() -> None:
+    most = 16 * 64 * 4096
+    assert asked(job(global_batch_size=most)).global_batch == most
+    says = r"4,194,305 sequences are more than 4,096 micro-batches of 64 on each of 16 ranks\. Use at most 4,194,304"
+    with pytest.raises(JobError, match=says) as caught:
+        asked(job(global_batch_size=most + 1))
+    assert caught.value.key == "train.global_batch_size"
+    assert asked(job(global_batch_size=16 * 128 * 4096, micro_batch_size=128)).global_batch == 16 * 128 * 4096
+    with pytest.raises(JobError, match="micro-batches of 64"):
+        asked(job(global_batch_size=most + 16, micro_batch_size=1))
+
+
+def test_a_domain_is_a_node_or_all_ranks() -> None:
+    assert [asked(job(cluster={"ranks": ranks})).domain for ranks in (4, 8, 16)] == [4, 8, 8]
+    one = job()
+    flat = H100.model_copy(update={"tiers": (H100.tiers[0].model_copy(update={"ranks": 0}),)})
+    assert asked_of(one, one.model_spec(vocab=257), flat).domain == 16
+
+
+def test_the_point_of_a_job_is_what_its_places_do() -> None:
+    one = job(strategy={"pp": 2, "dp": 4, "cp": 2, "cp_kind": "ring", "shard": "fsdp", "schedule": "mine.txt"},
+              micro_batch_size=4)  # fmt: skip
+    point = point_of(one)
+    told = {"dp": 4, "cp": 2, "ring": 2, "tp": 1, "params": 8, "grads": 8, "optim": 8, "secondary": 0, "ep": 1,
+            "micro": 4, "num_micro": 4, "schedule": SCHEDULES.index("1f1b"), "virtual": 1}  # fmt: skip
+    assert {name: point[name] for name in told} == told

@@ -94,7 +94,9 @@ def test_what_takes_most_of_a_moment_is_shown_of_it() -> None:
 
 
 def test_of_many_places_some_are_shown() -> None:
+    assert shown_places(2) == [0, 1]
     assert shown_places(8) == list(range(8))
+    assert shown_places(16) == [0, 2, 4, 6, 9, 11, 13, 15]
     assert shown_places(9) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert shown_places(1) == [0]
 

@@ -18,6 +18,7 @@ from plait.plan.shortage import SURE, Shortage
 from plait.plan.space import SearchRequest, enumerate_space
 
 MODEL = ModelSpec(family="gpt", num_layers=8, hidden=1024, num_heads=16, vocab=32000, max_sequence=8200)
+DEEP = ModelSpec(family="gpt", num_layers=64, hidden=1024, num_heads=64, vocab=32000, max_sequence=8200)
 FULL = RECOMPUTES.index("full")
 GIB = 1 << 30
 Memory = Callable[[Points], Any]
@@ -142,3 +143,56 @@ def test_what_surely_fits(constraints: Sequence[str], fixed: dict[str, Any], mem
     one = asked(*constraints, **fixed)
     assert short(asked(), 1, memory).fits(one) == fits
     assert short(replace(one, ranks=8), 1, memory).fits(one) == fits
+
+
+def test_what_is_not_frugal_may_fit_all_the_same() -> None:
+    """Where recomputation takes more, or a micro-batch of one."""
+    assert short(asked(), 1, lambda points: np.where(points.recompute == FULL, 2, 0.5)).fits(asked())
+    assert short(asked(), 1, lambda points: np.where(points.micro > 1, 0.5, 2)).fits(asked())
+    assert not short(asked(), 1, even(2)).fits(asked())
+    # Of a space too large to be listed, what is frugal is found where it is fixed.
+    many = asked(ranks=64, batch=4096)
+    assert short(many, 1, lambda points: np.where((points.recompute == FULL) & (points.micro == 1), 0.5, 2)).fits(many)
+
+
+def test_a_limit_that_is_all_there_is_is_named_as_it_is() -> None:
+    """Of 2 GiB, nine quarters would be named."""
+    said = told(asked("memory <= 1 GiB"), 2.25, even(2))
+    assert "'memory <= 2.25 GiB' in place" in said
+    exact = told(asked("memory <= 1 GiB"), 2 / SURE, even(2))
+    assert "would do" in exact and "64 times" not in exact
+
+
+def test_no_sequence_is_named_that_is_much_shorter() -> None:
+    """Of 1,100 tokens that 128 ranks cannot share: 1,024 could be, a fourteenth shorter."""
+    one = asked(ranks=128, batch=128, sequence=1100, cp=[128])
+    space = enumerate_space(replace(one, sequence=8192), most=2_000)
+    error = short(one, 1, lambda points: np.where(points.cp == 128, 0.5, 3)).told(space, np.full(len(space), 3.0 * GIB))
+    assert "data.sequence_length" not in str(error)
+    near = asked(ranks=16, batch=16, sequence=8200)
+    assert "data.sequence_length = 8192 would do" in told(near, 1, lambda p: 12.5 / p.cp / p.tp)
+    flat = told(near, 1, even(3))
+    assert "data.sequence_length" not in flat
+
+
+def test_many_ranks_are_looked_for_where_many_would_do() -> None:
+    """Not every number can share the batch; the fewest that can are named."""
+    assert "8 ranks would do, 2 times as many" in told(asked(), 1, lambda p: np.where(p.ranks >= 8, 0.5, 2))
+    said = told(asked(), 1, lambda p: np.where(p.ranks >= 128, 0.5, 2))
+    assert "128 ranks would do, 32 times as many" in said
+    alone = told(asked(), 1, lambda p: np.where(p.ranks == 8, 0.5, 2))
+    assert "64 times as many ranks would not do" in alone  # of which many make no sense
+    assert "256 ranks would do" in told(asked(), 1, lambda p: np.where(p.ranks == 256, 0.5, 2))
+
+
+def test_the_most_frugal_of_many_arrangements_is_looked_for_among_some() -> None:
+    """A space of more than two thousand points has every second or third of them asked."""
+    sizes = list[int]()
+
+    def memory(points: Points) -> Any:
+        sizes.append(len(points))
+        return np.full(len(points), 2.0)
+
+    big = replace(asked(ranks=512, batch=512), model=DEEP)
+    assert not short(big, 1, memory).fits(big)
+    assert max(sizes) <= 1 << 11
