@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import local
@@ -9,12 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
 from plait.core.env import RankEnv
+from plait.core.errors import JobError, LaunchError, RankFailure
+from plait.core.settings import RunSection
 from plait.train.comm import world
+from plait.train.machine.control import Control
 from tests.support.lab import wait_until
+from tests.support.ports import own_port
 
 
 class Counted:
@@ -116,3 +123,229 @@ def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(run, range(3))) == [["prepared"]] * 3
     assert told == ["prepared"]
+
+
+class Joining:
+    """What a rank that joins asks of its machine and of others. gpu: its own; agree: whether every rank has
+    one; granted: whether a cluster manager gave it GPUs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gpu: int | None = None
+        self.agree = self.granted = True
+        self.cores, self.threads = list[tuple[int, int, int]](), list[int]()
+        self.asked, self.joined, self.devices = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[Any]()
+        self.initialised, self.ended, self.control = True, 0, Control()
+        one = SimpleNamespace(backend="gloo", torch_device=torch.device("cpu"))
+
+        def own_gpu(device: str, number: int) -> int | None:
+            self.asked.append(("own", device, number))
+            return self.gpu
+
+        def device_of(gpu: int | None, *, shared: bool) -> Any:
+            self.devices.append((gpu, shared))
+            return one
+
+        def all_have_one(store: object, size: int, name: str | None) -> bool:
+            self.asked.append(("all", store, size, name))
+            return self.agree
+
+        def end() -> None:
+            self.ended += 1
+
+        monkeypatch.setattr(torch, "set_num_threads", self.threads.append)
+        monkeypatch.setattr(world, "own_gpu", own_gpu)
+        monkeypatch.setattr(world, "gpu_name", lambda gpu: f"gpu {gpu}")
+        monkeypatch.setattr(world, "device_of", device_of)
+        monkeypatch.setattr(world, "all_have_one", all_have_one)
+        monkeypatch.setattr(world, "granted_gpus", lambda: self.granted)
+        monkeypatch.setattr(
+            world, "take_cores", lambda place, ranks, threads: self.cores.append((place, ranks, threads))
+        )
+        monkeypatch.setattr(world, "open_store", lambda rank, timeout: ("store", timeout))
+        monkeypatch.setattr(world, "join_world", lambda *asked: self.joined.append(asked))
+        monkeypatch.setattr(dist, "is_initialized", lambda: self.initialised)
+        monkeypatch.setattr(dist, "destroy_process_group", end)
+
+    def join(self, device: Any = "auto", *, rank: RankEnv | None = None, store: Any = None) -> Any:
+        run = RunSection(device=device, threads=3, timeout=7.0)
+        with world.joined(rank or TWO, run, self.control, store) as found:
+            return found
+
+
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> Joining:
+    return Joining(monkeypatch)
+
+
+TWO = RankEnv(rank=1, world_size=2, local_rank=1, local_world_size=2)
+
+
+def test_a_rank_takes_its_cores_meets_the_others_and_leaves_in_order(joining: Joining) -> None:
+    device = joining.join("cpu")
+    assert joining.threads == [3] and joining.cores == [(1, 2, 3)]
+    assert joining.asked == [("own", "cpu", 1)]  # nobody is asked for GPUs
+    assert joining.joined == [(TWO, ("store", 7.0), "gloo", 7.0)]
+    assert joining.devices == [(None, False)]
+    assert joining.ended == 1 and device.backend == "gloo"
+    assert (joining.control.at, joining.control.patient) == ("meeting the other ranks", True)
+    joining.join("cpu", store="met")
+    assert joining.joined[1][1] == "met"
+
+
+def test_one_rank_alone_meets_nobody(joining: Joining) -> None:
+    joining.initialised = False
+    joining.join(rank=RankEnv())
+    assert not joining.joined and joining.ended == 0
+    assert joining.cores == [(0, 1, 3)] and joining.asked == [("own", "auto", 0)]
+    assert joining.control.at == "starting"
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_rank_with_a_gpu_of_its_own_leaves_the_cores_to_the_driver(joining: Joining, device: str) -> None:
+    joining.gpu = 4
+    joining.join(device)
+    assert joining.asked[1] == ("all", ("store", 7.0), 2, "gpu 4")
+    assert joining.devices == [(4, False)] and not joining.cores
+
+
+@pytest.mark.parametrize(
+    ("device", "granted", "refused"), [("auto", False, False), ("auto", True, True), ("cuda", False, True)]
+)
+def test_where_not_every_rank_has_one_none_is_used_unless_they_were_asked_for(
+    joining: Joining, device: str, granted: bool, refused: bool
+) -> None:
+    joining.gpu, joining.agree, joining.granted = 4, False, granted
+    if refused:
+        with pytest.raises(JobError, match="some ranks have no GPU of their own, or share one"):
+            joining.join(device)
+        assert not joining.joined
+    else:
+        joining.join(device)
+        assert joining.devices == [(None, False)] and joining.cores == [(1, 2, 3)]
+        joining.gpu, joining.cores = None, []
+        joining.join(device)
+        assert joining.asked[-1] == ("all", ("store", 7.0), 2, None)
+        assert joining.cores == [(1, 2, 3)]  # once
+
+
+def test_a_shared_gpu_is_the_same_for_a_lab(joining: Joining) -> None:
+    joining.gpu = 0
+    joining.join("shared", rank=RankEnv(rank=3, world_size=4, local_rank=0, local_world_size=1, lab="lab"))
+    assert joining.asked == [("own", "shared", 3)]
+    assert joining.devices == [(0, True)]
+    joining.join("auto", rank=RankEnv(rank=3, world_size=4, local_rank=0, local_world_size=1, lab="lab"))
+    assert joining.asked[1] == ("own", "auto", 0)
+
+
+@pytest.mark.parametrize("words", world.IN_VAIN)
+def test_who_waited_in_vain_says_while_what(joining: Joining, words: str) -> None:
+    def train() -> None:
+        with world.joined(TWO, RunSection(timeout=7.0), joining.control):
+            joining.control.doing("step 3")
+            raise RuntimeError(f"gloo: {words} 7000ms")
+
+    with pytest.raises(RankFailure, match=rf"rank 1 has waited 7 s \(run.timeout\) in vain .* while step 3: .*{words}"):
+        train()
+    assert joining.ended == 0  # which would wait
+
+
+def test_other_errors_are_what_they_are(joining: Joining) -> None:
+    with pytest.raises(RuntimeError, match=r"^a shape$"), world.joined(TWO, RunSection(), joining.control):
+        raise RuntimeError("a shape")
+    assert joining.ended == 0
+
+
+def test_the_worlds_backends_follow_from_the_device() -> None:
+    def of(backend: str, kind: str) -> str:
+        return world.backends_for(SimpleNamespace(backend=backend, torch_device=torch.device(kind)))  # type: ignore[arg-type]
+
+    assert of("gloo", "cpu") == "gloo"
+    assert of("nccl", "cuda") == "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("rank", "hosts"),
+    [
+        (RankEnv(rank=0, world_size=2, master_port=7, attempt=3), True),
+        (RankEnv(rank=1, world_size=2, master_port=7, attempt=3), False),
+        (RankEnv(rank=0, world_size=2, master_port=7, attempt=3, agent_store=True), False),
+    ],
+)
+def test_the_store_is_the_agents_or_rank_0s(monkeypatch: pytest.MonkeyPatch, rank: RankEnv, hosts: bool) -> None:
+    made, inner = list[tuple[Any, ...]](), HashStore()
+    monkeypatch.setattr(world, "_listener", lambda rank: 55)
+
+    def tcp(*asked: Any, **options: Any) -> Store:
+        made.append((*asked, options))
+        return inner
+
+    monkeypatch.setattr(world, "TCPStore", tcp)
+    store = world.open_store(rank, 5.0)
+    limit = {"timeout": timedelta(seconds=5.0 + world.MARGIN), "wait_for_workers": False}
+    assert made == [("127.0.0.1", 7, 2, hosts, limit | ({"master_listen_fd": 55} if hosts else {}))]
+    store.set("key", "value")
+    assert inner.get("plait/3/key") == b"value"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("in use\nmore"), dist.DistNetworkError("in use"), dist.DistStoreError("in use")]
+)
+def test_a_port_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def tcp(*asked: Any, **options: Any) -> Store:
+        raise error
+
+    monkeypatch.setattr(world, "TCPStore", tcp)
+    with pytest.raises(LaunchError, match=r"rank 1 cannot use 127\.0\.0\.1:7 to meet the other ranks \(in use\); if"):
+        world.open_store(RankEnv(rank=1, world_size=2, master_port=7), 5.0)
+
+
+def test_rank_0_listens_on_its_own_address_or_lets_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = world._listener(RankEnv(master_port=own_port()))
+    assert descriptor is not None
+    with socket.socket(fileno=descriptor) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    number = errno.EADDRNOTAVAIL
+
+    def refuse(*asked: Any, **options: Any) -> socket.socket:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert world._listener(RankEnv()) is None
+    number = errno.EADDRINUSE
+    with pytest.raises(OSError, match="no"):
+        world._listener(RankEnv())
+
+
+@pytest.mark.parametrize(("local", "loopback"), [(2, True), (1, False)])
+def test_the_world_is_joined_with_one_timeout_and_met_at_once(
+    monkeypatch: pytest.MonkeyPatch, local: int, loopback: bool
+) -> None:
+    done, given = list[str](), dict[str, Any]()
+    monkeypatch.setattr(world, "stay_on_loopback", lambda: done.append("loopback"))
+    monkeypatch.setattr(world, "connect_when_needed", lambda: done.append("when needed"))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: done.append("init") or given.update(more))
+    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(meet=lambda: done.append("meet")))
+    store = SimpleNamespace(set_timeout=lambda limit: done.append(f"{limit.total_seconds():g} s"))
+    world.join_world(RankEnv(rank=1, world_size=2, local_rank=0, local_world_size=local), store, "gloo", 5.0)  # type: ignore[arg-type]
+    assert done == [*["loopback"] * loopback, "when needed", "8 s", "init", "meet"]
+    assert given == {"store": store, "rank": 1, "world_size": 2, "timeout": timedelta(seconds=8.0)}
+
+
+def test_without_a_world_the_first_rank_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    done = list[int]()
+    world.first_does(lambda: done.append(1), "corpus")
+    assert done == [1]
+
+
+def test_a_store_that_is_gone_ends_the_wait_for_the_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            raise dist.DistStoreError("connection reset")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Gone)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    with pytest.raises(dist.DistStoreError, match="connection reset"):
+        world.first_does(lambda: None, "corpus")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.train.machine.device import Device
-from plait.train.profile.clock import FEWEST, LONG_ENOUGH, MOST, Clock, Timed
+from plait.train.profile.clock import FEWEST, LONG_ENOUGH, MOST, Clock, Timed, slowest
+from tests.support.threads import threads
 
 CPU = Device(torch.device("cpu"))
 
@@ -99,7 +100,7 @@ def test_what_other_threads_take_counts_for_each_run(hours: Hours, times: int) -
         hours.spend(1.0)
         hours.others += 3.0
 
-    hours.others = 50.0  # before
+    hours.others, hours.now = 50.0, 7.0  # before
     assert Clock(CPU, 1e3).carried(run, times) == pytest.approx(3.0)
     assert len(runs) == times
 
@@ -112,3 +113,76 @@ def test_a_part_of_what_is_left(hours: Hours) -> None:
     hours.spend(2.0)
     assert Clock(CPU, 12.0).part(0.5).left() == 5
     assert Clock(CPU, 1.0).left() == 0
+
+
+@pytest.mark.parametrize(("threads", "crowd", "seconds"), [(1, 3.0, 6.0), (4, 3.0, 7.5), (1, 1.0, None)])
+def test_work_is_the_threads_share_of_a_core_that_others_compute_on(
+    hours: Hours, monkeypatch: pytest.MonkeyPatch, threads: int, crowd: float, seconds: float | None
+) -> None:
+    """Of one thread its own processor time, of several that of all, each a part of it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    with Clock(CPU, 1e3, crowd).work() as worked:
+        hours.spend(2.0)
+        hours.others += 8.0
+    assert worked == ([] if seconds is None else [seconds])
+
+
+def test_samples_that_compute_are_timed_by_what_they_work(hours: Hours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def run() -> None:
+        hours.spend(1.0)
+
+    clock = Clock(CPU, 1e3, 2.0)
+    assert clock.sample(run, 0.0, together=False).seconds == 2.0
+    assert clock.sample(run, 0.0, together=True).seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    ("first", "budget", "runs"),
+    [
+        (3.0, 10.0, 1 + FEWEST),  # a run of more than a quarter of the budget is warm enough
+        (2.4, 10.0, 2 + 4),
+        (LONG_ENOUGH / 2, 0.0, 2 + 2 * FEWEST),
+    ],
+)
+def test_a_short_first_run_is_done_once_more(hours: Hours, first: float, budget: float, runs: int) -> None:
+    done: list[int] = []
+    Clock(CPU, 1e3).sample(lambda: done.append(0) or hours.spend(first), budget, together=True)
+    assert len(done) == runs
+
+
+def test_what_runs_several_times_a_sample_fits_the_budget_as_well(hours: Hours) -> None:
+    done: list[int] = []
+    run = LONG_ENOUGH / 4
+    Clock(CPU, 1e3).sample(lambda: done.append(0) or hours.spend(run), 8.5 * LONG_ENOUGH, together=True)
+    assert len(done) == 2 + 4 * 8
+
+
+def test_the_device_has_done_its_work_when_a_sample_ends(hours: Hours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "synchronize", lambda self: hours.spend(5.0))
+    assert Clock(CPU, 1e3).once(lambda: hours.spend(1.0)) == 6.0
+
+
+def test_a_spread_is_half_the_distance_of_the_quartiles() -> None:
+    assert Timed.of([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, pytest.approx(3.0 / 2 / 3.0))
+    assert Timed.of([2.0, 4.0]).spread > 0
+    assert Timed.of([2.0]) == (2.0, 0.0)
+
+
+def test_ranks_begin_together_and_the_slowest_counts() -> None:
+    """Of samples that communicate the slowest of each, of others the slowest rank's median."""
+
+    def measure(rank: int) -> tuple[list[float], Timed, Timed]:
+        clock, times = Clock(CPU, time.monotonic() + 60), iter(range(100))
+
+        def run() -> None:
+            time.sleep(0.004 if (next(times) + rank) % 2 else 0.001)
+
+        together, apart = (clock.sample(run, 0.0, together=one) for one in (True, False))
+        return slowest([float(rank), -float(rank)]), together, apart
+
+    found = threads(2).run(measure)
+    assert [one[0] for one in found] == [[1.0, 0.0]] * 2
+    assert found[0][1] == found[1][1] and found[0][2] == found[1][2]
+    assert found[0][1].seconds >= 0.004
