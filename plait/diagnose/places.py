@@ -11,8 +11,7 @@ WORDS = {"pp": "stage", "dp": "dp", "cp": "cp", "tp": "tp", "host": "host"}
 def place_of(grid: pl.DataFrame | None, rank: int) -> str:
     """``rank 5 (stage 0, dp 1) on host7``: the coordinates on which ranks differ, and the host where it is
     known. grid: of a recording; None where nobody knows."""
-    rows = grid.filter(pl.col("rank") == rank) if grid is not None else pl.DataFrame()
-    if grid is None or rows.is_empty():
+    if grid is None or (rows := grid.filter(pl.col("rank") == rank)).is_empty():
         return f"rank {rank}"
     at = rows.row(0, named=True)
     words = ", ".join(f"{WORDS[a]} {at[a]}" for a in ("pp", "dp", "cp", "tp") if grid[a].n_unique() > 1)

@@ -83,7 +83,7 @@ def _chosen(pool: Pool, count: int, each: int) -> tuple[list[str], list[str]]:
         taken[leaf] = whole or min(rest, size)  # a block that no leaf can hold whole is cut after all
         open_leaves.remove(leaf)
         rest -= taken[leaf]
-        if rest and not open_leaves:  # what blocks have left over
+        if not open_leaves:  # what blocks have left over
             for at, names in enumerate(pool.leaves):
                 more = min(rest, len(names) - taken[at])
                 taken[at] += more

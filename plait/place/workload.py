@@ -99,7 +99,7 @@ def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], cop
     submits: list[Floats] = []
     jobs: list[NDArray[np.int64]] = []
     for copy in range(int(np.ceil(copies - 1e-9))):
-        part = min(1.0, copies - copy)
+        part = copies - copy  # from 1 on, every job
         at = np.arange(len(chosen) + 1)
         own = chosen[np.diff(np.floor(at * part + 1e-9)) > 0]
         submit = (trace.submit[own] + copy * period / copies) % period

@@ -587,3 +587,13 @@ def test_a_busy_rank_may_be_at_one_thing_for_as_long_as_the_deadline(moved: int,
     others = [seen(rank, at(DP, 17, since=99)) for rank in range(3)]
     busy = seen(3, at(DP, 16, over=True), thread="works", moved=moved)
     assert localise([*others, busy], world=4, deadline=10).cause == cause
+
+
+def test_a_rank_is_waited_for_as_long_as_the_first_waits() -> None:
+    """For rank 2 somebody has waited for 100 s and somebody else for 20, for rank 4 for 49: less than half."""
+    one, two = RingGroup((0, 1, 2), 0, "tp"), RingGroup((3, 4), 0, "dp")
+    evidence = [
+        seen(0, at(one, 3, since=100)), seen(1, at(one, 3, since=20)), seen(2, thread="works"),
+        seen(3, at(two, 3, since=49)), seen(4, thread="works"),
+    ]  # fmt: skip
+    assert localise(evidence, world=5, deadline=10).ranks == (2,)

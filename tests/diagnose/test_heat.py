@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +246,9 @@ def test_who_is_unlike_is_told_by_the_distance_from_the_median_share() -> None:
     assert [(one.rank, one.seconds, one.share) for one in found] == [(12, 2.0, 0.5), (10, 1.0, 0.25)]
     assert [one.z for one in found] == pytest.approx([0.25 / (1.4826 * 0.25), 0.0])
     assert [one.rank for one in unlike(heat_of([1.0, 1.5]))] == [11]
+
+
+def test_of_steps_nobody_is_unlike() -> None:
+    heat = heat_of([1.0, 1.0, 1.5])
+    assert unlike(replace(heat, columns=(3, 4))) == []
+    assert [one.rank for one in unlike(heat)] == [12]

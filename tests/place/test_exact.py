@@ -157,6 +157,13 @@ def test_the_fewest_minipods_of_whole_groups() -> None:
     assert fewest_minipods([], 1, 1) is None
 
 
+def test_bounds_of_equal_groups_know_how_many_lie_whole_in_a_minipod() -> None:
+    """Two rows of three cells: no minipod holds two columns, so two are never whole in each."""
+    assert frontier(Problem.plain(2, 3, [3, 3])) == [(1, 2)]
+    assert frontier(Problem.plain(3, 2, [3, 3])) == [(2, 1)]
+    assert frontier(Problem.plain(2, 2, [2, 2])) == [(1, 2), (2, 1)]
+
+
 def test_bounds_of_unequal_groups_and_of_taken_nodes() -> None:
     pools = Problem.plain(1, 1, [4, 4]).pools
     unequal = Problem(heights=(4, 2), pools=pools, edges=((0, 1),))
