@@ -590,7 +590,7 @@ def test_a_busy_rank_may_be_at_one_thing_for_as_long_as_the_deadline(moved: int,
 
 
 def test_a_rank_is_waited_for_as_long_as_the_first_waits() -> None:
-    """For rank 2 somebody has waited for 100 s and somebody else for 20, for rank 4 for 49: less than half."""
+    """For rank 2 one has waited for 100 s and another for 20, for rank 4 one for 49: less than half."""
     one, two = RingGroup((0, 1, 2), 0, "tp"), RingGroup((3, 4), 0, "dp")
     evidence = [
         seen(0, at(one, 3, since=100)), seen(1, at(one, 3, since=20)), seen(2, thread="works"),
