@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.experts import Experts
 from plait.core.model import ModelSpec
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+from plait.plan.activation_columns import Load, Structure, deferred
 from plait.plan.activations import Activations, activations
 from plait.plan.closed_activations import size_rows
 from plait.plan.live import (
@@ -248,3 +250,35 @@ def test_domino_keeps_longer_only_where_something_is_sent_and_computed_again() -
         assert np.array_equal(one(LLAMA, MemoryOptions(defers=False), **row, **domino), base)
         assert np.array_equal(one(LLAMA, PLAIT, True, **row, **domino), one(LLAMA, PLAIT, True, **row))
     assert one(LLAMA, **FLAT, **AGAIN, **domino)[BACKWARD + 2] > one(LLAMA, **FLAT, **AGAIN)[BACKWARD + 2]
+
+
+@pytest.mark.parametrize(
+    ("p1", "tp", "flat", "attention"),
+    [(2, 2, True, None), (4, 4, True, None), (4, 1, False, (2, 1)), (2, 1, False, (2, 2)), (4, 2, False, (1, 2))],
+)
+def test_what_domino_defers_does_not_depend_on_more_layers(
+    p1: int, tp: int, flat: bool, attention: tuple[int, int] | None
+) -> None:
+    """Of slices of a sequence each, for a whole one on one rank."""
+    shared = SharedAttention(*attention) if attention else None
+    cp, ring = (attention[0] * attention[1], attention[1]) if attention else (1, 1)
+    structure = Structure("full", tp > 1, flat, p1, False, shared)
+    (told,) = deferred(LLAMA, [(structure, tp, Load(32, 2, True, False))])
+    strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=flat, recompute="full", p1=p1)
+    at_once, later = (
+        activations(
+            LLAMA, replace(strategy, overlap=overlap), Stage(1, 3, 1, 4), batch=p1, sequence=32, itemsize=2, gpu=True
+        )
+        for overlap in ("sync", "domino")
+    )
+    grown = later.forward_peak - at_once.forward_peak, later.backward_peak - at_once.backward_peak
+    assert told == (grown[0] * cp / p1, grown[1] * cp / p1)
+    assert told[1] > 0
+    # And in rows: micro-batches of three sequences have three times as much.
+    row = {"tp": tp, "cp": cp, "ring": ring, "sequence_parallel": int(flat), "p1": p1, "micro": p1 * 2, **AGAIN}
+    longer, base = one(LLAMA, overlap=OVERLAPS.index("domino"), **row), one(LLAMA, **row)
+    middle = base[BACKWARD + 2] + told[1] * 2 * p1 / cp
+    assert longer[BACKWARD + 2] == middle
+    assert longer[FORWARD + 2] == base[FORWARD + 2] + told[0] * 2 * p1 / cp
+    assert longer[BACKWARD + 1] == max(base[BACKWARD + 1] + told[1] * 2 * p1 / cp, middle)
+    assert longer[BACKWARD + 3] == max(base[BACKWARD + 3], middle)
