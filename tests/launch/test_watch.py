@@ -7,15 +7,22 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from plait.core.channel import Beat, Channel, Error, Stop
-from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError, RankFailure
+from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError, RankFailure, RunLost
+from plait.core.evidence import Verdict
+from plait.core.lock import RunLock
 from plait.core.progress import Progress
 from plait.launch import watch as module
+from plait.launch.gather import Seen
+from plait.launch.hang import Nearby, Suspicion
 from plait.launch.watch import Rank, Watch
 
 TIER = "unit"
@@ -409,3 +416,270 @@ def test_when_one_was_killed_is_known_to_a_look(story: Story) -> None:
     with pytest.raises(RankFailure, match="SIGKILL"):
         story.run(lambda: None, lambda: story.after(0.5), lambda: story.ends_with(-9, None))
     assert story.progress.unnoticed(story.clock.now) == pytest.approx(0.5 + module.LOOK)
+
+
+# ---- who looks for the cause of a hang ----
+
+
+class Suspects:
+    """A suspicion. given: what each look was told; says: its verdict; explains: of a run that fails."""
+
+    deadline = 20.0
+
+    def __init__(self) -> None:
+        self.given, self.cleared = list[tuple[dict[int, Seen], dict[int, Nearby], bool]](), 0
+        self.says: Verdict | None = None
+        self.explains = Verdict(cause="none", why="It goes on.")
+        self.explained = list[dict[int, Nearby]]()
+
+    def look(self, seen: Any, processes: Any, *, silent: bool) -> Verdict | None:
+        self.given.append((seen(), processes(), silent))
+        return self.says
+
+    def explain(self, seen: dict[int, Seen], processes: dict[int, Nearby]) -> Verdict:
+        self.explained.append(processes)
+        return self.explains
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+@pytest.fixture
+def suspects(story: Story) -> Suspects:
+    made = Suspects()
+    story.watch.suspicion = cast("Suspicion", made)
+    return made
+
+
+HOST = Verdict(cause="host code", why="Rank 1 holds the lock.", ranks=(1,))
+NOBODY = Verdict(cause="network", why="A link is cut.")
+UNKNOWN = Verdict(cause="unknown", why="Nobody knows.", ranks=(0,))
+
+
+def test_a_verdict_ends_the_run_and_names_the_log(story: Story, suspects: Suspects, tmp_path: Path) -> None:
+    suspects.says = HOST
+    with pytest.raises(RankFailure) as failed:
+        story.run(lambda: None)
+    log = tmp_path / "rank-1.log"
+    assert str(failed.value) == f"Rank 1 holds the lock. All ranks were ended. Its log: {log}"
+    assert (failed.value.ranks, failed.value.cause) == ((1,), "host code")
+    suspects.says = NOBODY
+    with pytest.raises(RankFailure, match=r"^A link is cut\. All ranks were ended\.$"):
+        story.watch._judge_hang()
+
+
+def test_a_rank_is_silent_after_the_deadline(story: Story, suspects: Suspects) -> None:
+    story.trains(3, 3)
+    talks = [lambda: (story.after(1.0), story.ends[0].send(Beat("step 3", 3)))] * 21
+    story.run(lambda: None, *talks, lambda: story.ends_with(None, 0), lambda: None, lambda: story.ends_with(0, 0))
+    assert [one for _, _, one in suspects.given] == [False] * 21 + [True, False, False, False]
+    assert suspects.cleared == 1
+
+
+def test_one_that_may_take_long_is_silent_only_if_it_is_stopped(story: Story, suspects: Suspects) -> None:
+    for end in story.ends:
+        end.send(Beat("compiling", patient=True))
+    story.run(
+        lambda: None, *nap(story, 25), lambda: setattr(story.processes[1], "stopped", True),
+        lambda: story.ends_with(0, 0),
+    )  # fmt: skip
+    assert [one for _, _, one in suspects.given] == [False] * 26 + [True, False]
+
+
+def test_what_is_known_of_ranks_is_told_to_who_looks(story: Story, suspects: Suspects) -> None:
+    story.ends[0].send(Beat("step 4", 4, False, True, 8))
+    story.processes[0].pid = 11  # type: ignore[assignment]
+    story.processes[0].log = "one\nlast words\n"
+    story.processes[1].stopped = True
+    story.run(lambda: None, lambda: None, lambda: story.ends_with(0, 0))
+    seen, nearby, _ = suspects.given[1]
+    assert seen[0] == Seen(state="runs", pid=11, doing="step 4", step=4, first=True, writing=8)
+    assert seen[1].state == "stopped"
+    assert list(nearby) == [0] and nearby[0].pid == 11 and nearby[0].log() == "one\nlast words\n"
+
+
+def test_how_ranks_ended_is_told_to_who_explains(story: Story, suspects: Suspects) -> None:
+    story.processes[0].log = "one\nlast words\n"
+    story.trains(3, 3)
+    given = list[dict[int, Seen]]()
+
+    def explain(seen: dict[int, Seen], processes: dict[int, Nearby]) -> Verdict:
+        given.append(seen)
+        return suspects.explains
+
+    suspects.explain = explain  # type: ignore[method-assign]
+    with pytest.raises(RankFailure):
+        story.run(lambda: None, lambda: story.ends_with(7, 0))
+    assert (given[0][0].state, given[0][0].status, given[0][0].said) == ("ended", 7, "last words")
+    assert given[0][0].ended_at == 1000.0
+    assert (given[0][1].status, given[0][1].said) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (HOST, "^Rank 1 holds the lock"),
+        (Verdict(cause="crashed", why="It."), "^rank 0 ended with status 7"),
+        (UNKNOWN, "^rank 0 ended with status 7"),
+    ],
+)
+def test_one_that_failed_may_be_a_victim(story: Story, suspects: Suspects, verdict: Verdict, says: str) -> None:
+    story.trains(3, 3)
+    suspects.explains = verdict
+    with pytest.raises(RankFailure, match=says):
+        story.run(lambda: None, lambda: story.ends_with(7, None))
+    assert suspects.explained == [{}]  # processes end, and are not asked
+
+
+def test_once_ranks_are_to_stop_nobody_asks_who_is_at_fault(story: Story, suspects: Suspects) -> None:
+    story.trains(3, 3)
+    suspects.explains = HOST
+    with pytest.raises(RankFailure, match="rank 0 ended with status 7"):
+        story.run(lambda: None, lambda: story.signals.append(signal.SIGTERM), lambda: story.ends_with(7, None))
+    assert not suspects.explained
+
+
+def test_a_hang_is_looked_for_while_ranks_save_but_not_once_they_were_killed(story: Story, suspects: Suspects) -> None:
+    story.trains(3, 3)
+    looks = list[int]()
+    story.run(
+        lambda: None, lambda: story.signals.append(signal.SIGTERM), lambda: looks.append(len(suspects.given)),
+        lambda: looks.append(len(suspects.given)), lambda: story.signals.append(signal.SIGINT), lambda: None,
+    )  # fmt: skip
+    assert looks[1] > looks[0]
+    assert len(suspects.given) == looks[1] + 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (HOST, r"^Rank 1 holds the lock\. All ranks were ended"),
+        (UNKNOWN, r"the other ranks were ended\. Nobody knows\. Its log"),
+        (Verdict(cause="none", why="It."), r"the other ranks were ended\. Its log"),
+    ],
+)
+def test_a_silence_that_ends_the_run_is_explained(
+    story: Story, suspects: Suspects, verdict: Verdict, says: str
+) -> None:
+    story.trains(3, 2)
+    suspects.explains = verdict
+    with pytest.raises(RankFailure, match=says):
+        story.run(*nap(story, 64))
+
+
+def test_silence_is_spoken_of_at_half_of_the_timeout(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    story.trains(3, 2)
+    story.run(lambda: None, *nap(story, 30), lambda: story.ends_with(0, 0))
+    assert "has not answered" not in capsys.readouterr().err
+
+
+def test_silence_of_more_than_half_of_the_timeout_is_spoken_of_again_after_a_word(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story.trains(3, 2)
+    word = [lambda: story.trains(3, 2), lambda: None]
+    story.run(lambda: None, *nap(story, 33), *word, *nap(story, 33), lambda: story.ends_with(0, 0))
+    assert capsys.readouterr().err.count("rank 1 has not answered") == 2
+
+
+def test_a_lock_is_checked_at_every_look(story: Story) -> None:
+    checks = list[int]()
+
+    def check() -> None:
+        checks.append(0)
+        if len(checks) == 3:
+            raise RunLost("another launcher has the run")
+
+    story.watch.lock = cast("RunLock", SimpleNamespace(check=check))
+    with pytest.raises(RunLost):
+        story.run(*[lambda: None] * 9)
+    assert len(checks) == 3
+
+
+@pytest.mark.parametrize(("text", "message"), [("plait-error: it is\n", True), ("plait: it is\n", False)])
+def test_a_message_in_a_log_counts_as_one_that_was_sent(story: Story, text: str, message: bool) -> None:
+    story.processes[0].log = f"before\n{text}"
+    story.trains(3, 3)
+    with pytest.raises(PlaitError, match=r"^it is$" if message else "rank 0 ended with status 2") as failed:
+        story.run(lambda: None, lambda: story.ends_with(2, None))
+    assert failed.value.exit_status == (2 if message else 1)
+
+
+def test_one_that_was_killed_is_told_as_that_whatever_it_said(story: Story) -> None:
+    story.trains(3, 3)
+    story.ends[0].send(Error("no such file.", "JobError"))
+    with pytest.raises(RankFailure, match="rank 0 was killed by SIGKILL") as failed:
+        story.run(lambda: None, lambda: story.ends_with(-9, None))
+    assert failed.value.words == "no such file."
+
+
+def test_when_the_first_of_those_that_were_killed_was_gone_counts(story: Story) -> None:
+    story.trains(5, 5)
+
+    def meanwhile(seconds: float) -> None:
+        assert seconds == 0.5
+        story.clock.now += seconds
+        story.processes[1].returncode = -9
+
+    story.clock.sleep = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(RankFailure, match="rank 0 was killed"):
+        story.run(lambda: None, lambda: story.after(0.5), lambda: story.ends_with(-9, None))
+    assert story.progress.unnoticed(story.clock.now) == pytest.approx(0.5 + module.LOOK)
+
+
+def test_one_that_is_stopped_is_no_cause_beside_one_that_was_killed(story: Story) -> None:
+    story.trains(5, 5)
+    story.processes[0].stopped = True
+    with pytest.raises(RankFailure, match="rank 1 was killed"):
+        story.run(lambda: None, lambda: story.ends_with(None, -9))
+
+
+# ---- signals and words ----
+
+
+def test_signals_are_queued_and_what_handled_them_before_comes_back() -> None:
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    own = list[int]()
+    mine = signal.signal(signal.SIGTERM, lambda number, frame: own.append(number))
+    try:
+        with module.catching_signals() as caught:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.raise_signal(number)
+            assert list(caught) == [signal.SIGTERM, signal.SIGINT]
+        signal.raise_signal(signal.SIGTERM)
+        assert own == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+        signal.signal(signal.SIGTERM, mine)
+
+
+def test_another_thread_leaves_signals_to_its_caller() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def other() -> object:
+        with module.catching_signals() as caught:
+            return signal.getsignal(signal.SIGTERM), list(caught)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result() == (before, [])
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(40, 40), (200, 100), (None, 360)])
+def test_what_is_said_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int | None, widest: int
+) -> None:
+    monkeypatch.setattr(module, "terminal_width", lambda stream: columns)
+    module.say("word " * 70)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("plait: word")
+    assert widest - 10 < max(map(len, lines)) <= widest
+
+
+def test_ranks_that_run_already_are_watched_to_their_end(story: Story, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"timeout": 60, "lock": None, "sources": [story], "progress": story.progress}
+    story.steps.extend([lambda: story.signals.append(0), lambda: signal.raise_signal(signal.SIGTERM),
+                        lambda: None, lambda: story.ends_with(143, 143), lambda: None])  # fmt: skip
+    assert module.watched(story.ranks, tmp_path, **given) == 143
+    assert story.progress.stopping
