@@ -286,3 +286,11 @@ def test_layers_of_stages_that_are_advised_are_as_many_as_there_are(
         Job.from_dict({"model": GPT, "strategy": strategy, "train": {"global_batch_size": 16}})
     assert caught.value.key == "strategy.stage_layers"
     assert list(caught.value.changes) == changes
+
+
+def test_a_schedule_in_a_file_has_a_name_though_its_stages_are_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("rank 0: 0F0 0B0")
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": {"pp": 7, "schedule": str(file)}})
+    assert caught.value.key == "strategy.pp"

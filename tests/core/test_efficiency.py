@@ -58,7 +58,8 @@ def test_on_a_cpu_what_is_left_out_of_overhead_is_a_processs() -> None:
 
 def test_what_is_assumed_of_overhead() -> None:
     """Predictions of memory stand on it."""
-    told = {name: (one.value, one.error) for name, one in Overhead()}
+    assumed = Overhead.model_validate(overhead_values({}, cpu=False))
+    told = {name: (one.value, one.error) for name, one in assumed}
     assert told == {
         "context": (1e9, 0.5), "communicator": (2e8, 0.5), "slack": (0.1, 0.5), "stuck": (0.03, 0.7),
         "reserve": (0.015, 0.5),

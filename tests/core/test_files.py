@@ -111,3 +111,12 @@ def test_who_removes_the_new_file_hears_of_the_own_mistake(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="no more"):
         fails()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, fsync, rename = list[str](), os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), rename(a, b)))
+    with replacing(tmp_path / "file") as partial:
+        partial.write_text("new")
+    assert done == ["fsync", "replace"]

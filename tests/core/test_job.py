@@ -344,7 +344,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def test_what_a_job_does_not_say() -> None:
     """A default that is changed changes what files that are there already mean."""
-    assert made(strategy={}).to_dict() == DEFAULTS
+    assert made(strategy={}, slurm={"setup": []}, kubernetes={"env": []}).to_dict() == DEFAULTS
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,18 @@ def test_who_can_do_no_more_waits_for_what_stands_earlier_in_the_list() -> None:
     both = Message(1, 0, 2, 0, 1)
     assert script([receives, sends, both], 1, 1)[2:4] == [Act("wait", 0), Act("wait", 1)]
     assert script([sends, receives, both], 1, 1)[2:4] == [Act("wait", 0), Act("send", 2)]
+
+
+def test_pieces_that_only_lie_near_are_not_waited_for() -> None:
+    listed = [Message(0, 1, 0, 2, 4), Message(0, 1, 0, 0, 2), Message(1, 2, 0, 2, 3)]
+    assert script(listed, 1)[2:4] == [Act("wait", 0), Act("send", 2)]
+    listed = [Message(0, 1, 0, 0, 2), Message(0, 1, 0, 2, 4), Message(1, 2, 0, 0, 1)]
+    assert script(listed, 1)[2:4] == [Act("wait", 0), Act("send", 2)]
+
+
+def test_in_order_all_sends_are_made_after_the_last_receive() -> None:
+    listed = [Message(0, 1, 0, 0, 1), Message(1, 2, 0, 0, 1), Message(0, 1, 1, 0, 1), Message(1, 2, 1, 0, 1)]
+    assert script(listed, 1, in_order=True) == [
+        Act("receive", 0), Act("wait", 0), Act("send", 1), Act("receive", 2), Act("wait", 2), Act("send", 3),
+        Act("wait", 1), Act("wait", 3),
+    ]  # fmt: skip

@@ -72,3 +72,13 @@ def test_of_several_channels_the_longest_wait_counts(tmp_path: Path) -> None:
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 40
     ring.begin(Kind.COLLECTIVE, name, 0, 5, group=ring.group([1, 3], "pp"), call=call_of("all_reduce", "float32"))
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 5
+
+
+def test_a_channels_first_open_call_is_the_one_that_waits(tmp_path: Path) -> None:
+    """In whatever order they were written."""
+    ring = writer(tmp_path)
+    group, name = ring.group([0, 1], "tp"), ring.name("op")
+    for sequence, began in ((4, 30), (3, 40), (5, 20)):
+        ring.begin(Kind.COLLECTIVE, name, 0, began, group=group, sequence=sequence,
+                   call=call_of("all_reduce", "float32"))  # fmt: skip
+    assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 40

@@ -88,3 +88,12 @@ def test_as_counted_one_by_one(
         assert found.longest == max(gaps, default=0) / S
     own = [thing for thing in things if thing[0] in ENDS][-1:]
     assert found.inside == any(kind in WORK and not ended for kind, _, ended in own)
+
+
+def test_work_that_has_not_begun_is_not_what_a_rank_is_inside(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    ring = RingWriter(path, this_process(rank=0, world=2, capacity=16))
+    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 5, 0)
+    assert not moved(read_ring(path), 100).inside
+    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 6, 6)
+    assert moved(read_ring(path), 100).inside

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.errors import JobError
 from plait.core.settings import RunSection
+from plait.core.slurm_settings import SlurmSection
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,18 @@ def test_a_run_has_a_folder_of_its_own() -> None:
     assert RunSection(folder="runs", name="one").path == Path("runs/one")
     assert RunSection(folder="runs", name="one").named("two").name == "one"
     assert RunSection(folder="runs").named("two").path == Path("runs/two")
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "/", " ", "\t"])
+def test_a_runs_name_is_one_folders(name: str) -> None:
+    with pytest.raises((JobError, ValueError)):
+        RunSection(name=name)
+    assert RunSection(name="...").name == "..."
+
+
+@pytest.mark.parametrize("key", ["partition", "time", "account", "reservation", "options", "setup"])
+def test_what_slurm_is_told_has_no_line_breaks(key: str) -> None:
+    values = (lambda text: [text]) if key in ("options", "setup") else (lambda text: text)
+    with pytest.raises(JobError, match=f"slurm.{key}"):
+        SlurmSection.model_validate({key: values("a\nb")})
+    assert SlurmSection.model_validate({key: values("a\tb")})

@@ -102,3 +102,8 @@ def test_switches_in_a_circle_or_below_two_are_walked_once() -> None:
     assert in_topological_order(list("ab"), told) == list("ba")
     circle = "SwitchName=t Switches=x\nSwitchName=x Switches=x,l\nSwitchName=l Nodes=b,a"
     assert in_topological_order(list("ab"), circle) == list("ba")
+
+
+def test_a_switch_without_nodes_is_above_none() -> None:
+    told = "SwitchName=e LinkSpeed=1\nSwitchName=x Nodes=(null)\nSwitchName=l Nodes=b,a"
+    assert in_topological_order(["a", "b", "(null)"], told) == ["b", "a", "(null)"]

@@ -127,3 +127,17 @@ def test_a_column_without_rows_is_of_no_numbers() -> None:
     assert table(["n", "what"], [], 80) == ["n  what", "───────"]
     assert table(["what", "n"], [["a", "1"], ["b", "-2.5"]], 80)[2:] == ["a        1", "b     -2.5"]
     assert table(["what", "n"], [["a", "12"], ["b", "x"]], 80)[2:] == ["a     12", "b     x"]
+
+
+def test_a_progress_line_that_just_fits_keeps_all() -> None:
+    whole = "step 3/9  loss 2.5  1:15 left"
+    assert progress_line(3, 9, "loss 2.5", 75, [], len(whole)) == whole
+    assert progress_line(3, 9, "loss 2.5", 75, [], len(whole) - 1) == "step 3/9  1:15 left"
+    assert progress_line(3, 9, "loss 2.5", 75, [], len("step 3/9  1:15 left")) == "step 3/9  1:15 left"
+    assert progress_line(3, 9, "loss 2.5", 75, [], len("step 3/9  1:15 left") - 1) == "step 3/9"
+
+
+def test_what_is_kept_of_a_text_for_a_terminal() -> None:
+    assert printable("a\tb\n") == "a\\tb\n"
+    assert printable("a\tb\n", kept="\t") == "a\tb\\n"
+    assert printable("é b") == "é b"
