@@ -173,3 +173,10 @@ def test_five_steps_suffice_for_what_is_clear() -> None:
     deviation[3] += 1.0
     assert [(one.unit, one.first, one.last) for one in outliers(deviation)[0]] == [(3, 0, FEWEST - 1)]
     assert outliers(deviation[:, 1:]) == ([], outliers(np.full((1, 50), 1.0))[1])
+
+
+def test_who_was_slow_before_and_is_again_is_named_since_the_last_time() -> None:
+    deviation = noise(9, 32, 5 * WINDOW, 0.01)
+    deviation[3] += 0.2
+    deviation[3, 2 * WINDOW : 3 * WINDOW] -= 0.2
+    assert [(one.unit, one.first, one.last) for one in outliers(deviation)[0]] == [(3, 3 * WINDOW, 5 * WINDOW - 1)]

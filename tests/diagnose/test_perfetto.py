@@ -198,3 +198,13 @@ def test_an_arrow_goes_from_what_had_begun_before_a_wait_was_over(tmp_path: Path
     assert awaited(spans).height == 1
     _, trace = exported(spans, tmp_path / "t.pftrace")
     assert len(arrows(trace)) == count
+
+
+def test_times_are_counted_from_the_first_begin(tmp_path: Path) -> None:
+    spans = spans_of({"start": 100.5, "end": 101.0}, {"name": "mlp0.F1", "start": 102.0, "end": 102.25})
+    assert [row[3:] for row in read_back(exported(spans, tmp_path / "t.pftrace")[1])] == [
+        (0, 500_000_000), (1_500_000_000, 1_750_000_000),
+    ]  # fmt: skip
+    write_json(spans, tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [(one["ts"], one["dur"]) for one in told if one["ph"] == "X"] == [(0.0, 5e5), (1.5e6, 2.5e5)]

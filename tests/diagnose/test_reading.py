@@ -373,3 +373,15 @@ def test_ranks_that_the_plan_does_not_have_are_left_out(run: Path) -> None:
     assert (found.ranks, found.grid.height) == (4, 4)
     (run / "plan.json").unlink()
     assert read_run(run).recording.ranks == 6
+
+
+@pytest.mark.parametrize(("written", "alive"), [(1060, True), (1061, False)])
+def test_a_history_written_much_later_than_it_tells_is_a_copy(run: Path, written: int, alive: bool) -> None:
+    """An attempt's line is written when it has done a step: within a minute of it."""
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    (run / "attempts.jsonl").write_text(
+        '{"started": 900.0, "restart_seconds": 70.0, "first_step_seconds": 30.0, "ended": null}\n'
+    )
+    os.utime(run / "attempts.jsonl", (written, written))
+    os.utime(run / "metrics.jsonl", (5000, 5000))
+    assert read_run(run).alive == (5000.0 if alive else None)

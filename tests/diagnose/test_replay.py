@@ -147,6 +147,8 @@ def test_a_wait_that_names_nothing_waits_for_what_its_rank_communicated_last() -
     none = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, 1.0, 4.0, True, 99),
                (0, "dp", 0.0, 0.5, False, 5))  # fmt: skip
     assert of_ops(none, none.seconds)[1] == 3.0, "what it names is nowhere"
+    silent = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, 1.0, 3.0, True, None))
+    assert of_ops(silent, silent.seconds) == [1.0, 2.0], "there is no communication at all"
     early = ops((0, PROCESSOR, 0.0, 1.0, True, None), (0, "dp", 0.5, 2.0, False, None))
     assert of_ops(early, early.seconds)[0] == 1.0, "nothing had ended"
 

@@ -129,6 +129,8 @@ def test_placed_anew_those_stay_that_are_where_they_belong(also: bool) -> None:
     assert better.moves[0].new == "m1-0006" and better.placement.spares == (), "spares first"
     assert len(set(better.placement.hosts)) == 4 and not down & set(better.placement.hosts)
     assert (better.placement.note, least.placement.note) == ("placed anew", "repaired")
+    assert better.placement.solved_in == least.placement.solved_in == 0.0
+    assert better.placement.preempted == () and better.placement.topology == problem.topology
 
 
 def test_rows_are_named_so_that_most_cells_stay() -> None:

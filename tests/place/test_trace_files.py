@@ -130,3 +130,12 @@ def test_columns_and_rows_are_read_to_a_limit(
                     read_trace(file)
             else:
                 assert len(read_trace(file)) == 3
+
+
+def test_a_table_may_be_called_as_if_it_were_json(tmp_path: Path) -> None:
+    """Where its columns are told; else it is a log of Philly's."""
+    file = tmp_path / "t.json"
+    file.write_text("a,b,c\n1,2,3\n")
+    assert len(read_trace(file, {"submit": "a", "duration": "b", "gpus": "c"})) == 1
+    with pytest.raises(DataError, match="no readable JSON"):
+        read_trace(file)

@@ -436,6 +436,9 @@ def test_a_colon_in_a_columns_own_name(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("submit,took:min,gpus\n1,2,3\n")
     found = read_trace(tmp_path / "t.csv", parse_columns("submit=submit,duration=took:min,gpus=gpus"))
     assert found.duration.tolist() == [2.0]  # the column is called so
+    (tmp_path / "t.csv").write_text("submit,took:min,gpus,took\n1,2,3,4\n")
+    found = read_trace(tmp_path / "t.csv", parse_columns("submit=submit,duration=took:min,gpus=gpus"))
+    assert found.duration.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(

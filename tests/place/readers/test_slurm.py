@@ -36,6 +36,8 @@ from tests.place.readers.test_formats import shape, write
         ("BlockName=a Nodes=n1\nBlockSizes=2,6", "BlockSizes: the block size 6 is not a power of two times 2"),
         ("BlockName=a Nodes=n1\nBlockSizes=2,2", "BlockSizes: the block size 2 is not a power of two times 2"),
         ("BlockName=a Nodes=n1\nBlockSizes=0", "line 2: '0' is no list of block sizes"),
+        ("BlockName=a Nodes=n1\nBlockSizes=2,0", "line 2: '2,0' is no list of block sizes"),
+        ("BlockName=a Nodes=n1\nBlockSizes=x,2", "line 2: 'x,2' is no list of block sizes"),
         ("RingName=r Nodes=n[1-4]", "line 1: rings have no switches"),
     ],
 )
