@@ -186,3 +186,68 @@ def test_one_that_hangs_up_before_it_is_let_in_ends_nothing(open_door: Door, mon
     with knock(open_door, b""):
         monkeypatch.setattr(open_door, "_listener", Aborted())
         assert open_door.next(60) is None
+
+
+def test_who_is_let_in_has_a_line_that_is_quick_and_notices_the_end(open_door: Door) -> None:
+    with knock(open_door, message("LineOf", word=WORD, rank=3)):
+        found: list[tuple[socket.socket, Hello | LineOf]] = []
+        wait_until(lambda: found.extend(filter(None, [open_door.next(0.05)])) or found, "nobody was let in", seconds=60)
+        with found[0][0] as end:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_many_are_taken_at_a_time_and_all_come_in_one_after_the_other(open_door: Door) -> None:
+    """What was heard is handed out before anybody else is listened to."""
+    ends = [knock(open_door, message("LineOf", word=WORD, rank=rank)) for rank in range(70)]
+    assert {one.rank for one in (first(open_door) for _ in ends) if isinstance(one, LineOf)} == set(range(70))
+    assert open_door.next(0.0) is None
+    for one in ends:
+        one.close()
+
+
+def test_after_the_file_that_was_missing_others_come_in(open_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each stranger that goes one more is tried, as long as there are any."""
+    silent = [knock(open_door, b"") for _ in range(2)]
+    while len(open_door._strangers) < 2:
+        assert open_door.next(0.05) is None
+    listener = open_door._listener
+
+    class Full:
+        times = 1
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.times:
+                self.times -= 1
+                raise OSError(errno.ENFILE, "Too many open files")
+            return listener.accept()
+
+    with knock(open_door, message("Hello", **HELLO)):
+        monkeypatch.setattr(open_door, "_listener", Full())
+        assert open_door.next(60) is None
+        assert len(open_door._strangers) == 2  # one of those before, and the new one
+        monkeypatch.setattr(open_door, "_listener", listener)
+        assert first(open_door) == Hello(WORD, "n1", 0, 4000)
+    for one in silent:
+        one.close()
+
+
+def test_whom_nobody_took_is_hung_up_on_at_the_end() -> None:
+    with Door("127.0.0.1", 0, WORD) as found:
+        ends = [knock(found, b""), *(knock(found, message("LineOf", word=WORD, rank=rank)) for rank in range(2))]
+        first(found)
+        while found._strangers and len(found._strangers) != 1:
+            found.next(0.0)
+    for end in ends:
+        end.settimeout(60)
+        assert end.recv(1) == b""
+        end.close()
+
+
+def test_other_errors_of_listening_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*asked: object, **options: object) -> socket.socket:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(LaunchError, match=r"cannot listen for its agents at 127\.0\.0\.1: Permission denied"):
+        Door("127.0.0.1", 0, WORD)

@@ -117,6 +117,34 @@ def test_a_run_that_would_fail_again_is_not_started_again() -> None:
     assert (failing["maxRestarts"], failing["rules"][0]["action"]) == (4, "FailJobSet")
 
 
+def test_a_pod_that_the_cluster_takes_away_is_no_failure_of_a_jobs() -> None:
+    """Under a JobSet the whole gang is made anew, and only if its Job fails."""
+    rules = job_of(run("Job", TABLE))["podFailurePolicy"]["rules"][1:]
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    assert rules == [{"action": "Ignore", "onPodConditions": disrupted}]
+    assert job_of(run("JobSet", TABLE))["podFailurePolicy"]["rules"][1:] == []
+    assert job_of(run("JobSet", TABLE))["backoffLimit"] == 0
+
+
+def test_names_of_pods_are_known_before_they_are_ready() -> None:
+    network = run("JobSet").workload()["spec"]["network"]
+    assert network == {"enableDNSHostnames": True, "subdomain": "plait-x-123456", "publishNotReadyAddresses": True}
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+@pytest.mark.parametrize(("queue", "waits"), [("", False), ("team", True)])
+def test_a_workload_waits_only_in_a_queue(kind: Literal["Job", "JobSet"], queue: str, waits: bool) -> None:
+    assert run(kind, queue=queue).workload()["spec"].get("suspend", False) is waits
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+def test_a_workload_is_kept_for_a_while_by_itself_alone(kind: Literal["Job", "JobSet"]) -> None:
+    one = run(kind, keep=77).workload()["spec"]
+    assert one["ttlSecondsAfterFinished"] == 77
+    if kind == "JobSet":
+        assert "ttlSecondsAfterFinished" not in job_of(run(kind, keep=77))
+
+
 def test_pods_wait_behind_a_gate_only_for_a_table() -> None:
     assert pod_of(run(table=TABLE))["schedulingGates"] == [{"name": GATE}]
     assert "schedulingGates" not in pod_of(run())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,6 +16,7 @@ from plait.core.errors import JobError, LaunchError, PlacementError
 from plait.core.job import Job
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm_job
+from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
@@ -105,3 +110,132 @@ def test_more_ranks_on_a_node_than_gpus_have_to_be_meant(job: Path) -> None:
     for device in ("shared", "cpu"):  # as advised
         with pytest.raises(LaunchError, match="srun ended"):
             run(job, 8, device)
+
+
+class Step:
+    """srun's process. stays: how many of its waits are in vain."""
+
+    def __init__(self, stays: int = 0) -> None:
+        self.stays, self.done = stays, list[str]()
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, seconds: float | None = None) -> int:
+        self.done.append(f"wait {seconds}")
+        if self.stays and seconds is not None:
+            self.stays -= 1
+            raise subprocess.TimeoutExpired("srun", seconds)
+        return 0
+
+    def terminate(self) -> None:
+        self.done.append("terminate")
+
+    def kill(self) -> None:
+        self.done.append("kill")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("stays", "done"),
+    [
+        (0, ["hung up", "wait 15"]),
+        (1, ["hung up", "wait 15", "terminate", "wait 15", "kill", "wait None"]),
+        (2, ["hung up", "wait 15", "terminate", "wait 15", "kill", "wait None"]),
+    ],
+)
+def test_a_step_that_stays_is_ended_by_force(stays: int, done: list[str]) -> None:
+    step = Step(stays)
+    agents = SimpleNamespace(__exit__=lambda *_: step.done.append("hung up"))
+    slurm_job._finish(step, agents)  # type: ignore[arg-type]
+    assert step.done == done
+
+
+@pytest.mark.unit
+def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What srun gets, what is watched, and what is left of it."""
+    step, given, made = Step(), dict[str, Any](), dict[str, Any]()
+
+    class Made:
+        variables: ClassVar[dict[str, str]] = {"PLAIT_AGENT": "here"}
+        agents: ClassVar[dict[int, str]] = {0: "one", 1: "two"}
+
+        def __init__(self, table: RankTable, argv: list[str], logs: Path, **options: Any) -> None:
+            made.update(options, table=table, argv=argv, logs=logs)
+
+        def __enter__(self) -> Made:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            step.done.append("hung up")
+
+        def ranks(self, still: Callable[[], None]) -> list[str]:
+            still()  # as long as srun runs
+            assert Path(given["env"]["SLURM_HOSTFILE"]).read_text() == "n1\nn2\n"
+            return ["rank 0", "rank 1"]
+
+    def start(argv: list[str], **options: Any) -> Step:
+        given.update(options, argv=argv)
+        return step
+
+    def watched(ranks: list[str], logs: Path, **options: Any) -> int:
+        options["progress"].heard(0, 4, 1.0)
+        given.update(watched=(ranks, logs, options))
+        return 7
+
+    (job / "bin" / "job").write_text(f"{GPUS}\n")
+    monkeypatch.setattr(slurm_job, "Agents", Made)
+    monkeypatch.setattr(slurm_job.subprocess, "Popen", start)
+    monkeypatch.setattr(slurm_job, "watched", watched)
+    monkeypatch.setattr(slurm_job.slurm, "command", lambda *argv: "")
+    monkeypatch.setattr(slurm_job.slurm, "gpus_of_job", lambda job: 2)
+    monkeypatch.setattr(slurm_job.slurm, "node_addresses", lambda nodes: {"n1": "10.0.0.1", "n2": "10.0.0.2"})
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None) == 7
+    table = RankTable(("n1", "n2"), 2)
+    assert made == {
+        "table": table, "argv": ["rank"], "logs": job / "logs", "host": "10.0.0.1", "numbered": True,
+        "addresses": {"n1": "10.0.0.1", "n2": "10.0.0.2"},
+    }  # fmt: skip
+    ranks, logs, options = given["watched"]
+    assert (ranks, logs) == (["rank 0", "rank 1"], job / "logs")
+    assert (options["timeout"], options["lock"], options["sources"], options["suspicion"]) == (
+        60, None, ["one", "two"], None,
+    )  # fmt: skip
+    assert given["env"]["PLAIT_AGENT"] == "here" and given["start_new_session"] is True
+    assert given["stdin"] == subprocess.DEVNULL
+    assert "--gres=gpu:2" in given["argv"]
+    assert step.done == ["hung up", "wait 15", "hung up"]
+    assert not list(job.glob("slurm-hosts-*"))
+    assert not read_attempts(job)  # it is no training
+    plan = make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": "cpu"}}), HERE, vocab=16)
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan, suspicion=lambda: "it") == 7  # type: ignore[arg-type,return-value]
+    [attempt] = read_attempts(job)
+    assert (attempt.outcome, attempt.world, attempt.step, attempt.plan) == ("finished", 4, 4, plan.key)
+    assert given["watched"][2]["suspicion"] == "it"
+    assert "--gres=gpu:2" not in given["argv"]  # of a job on the processor
+
+
+@pytest.mark.unit
+def test_nodes_without_a_topology_keep_their_order(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "SwitchName=s1 Level=0 Nodes=n2\nSwitchName=s2 Level=0 Nodes=n1\nSwitchName=top Level=1 Switches=s[1-2]\n"
+    monkeypatch.setattr(slurm_job.slurm, "command", lambda *argv: told)
+    ordered = slurm_job._table(job, ("n1", "n2"), 4)
+    assert ordered.ranks_per_node == 2 and set(ordered.hosts) == {"n1", "n2"}
+
+    def refuse(*argv: str) -> str:
+        raise LaunchError("no such command")
+
+    monkeypatch.setattr(slurm_job.slurm, "command", refuse)
+    assert slurm_job._table(job, ("n2", "n1"), 2).hosts == ("n2", "n1")
+
+
+@pytest.mark.unit
+def test_a_user_who_has_no_ranks_to_ask_yet_may_interrupt(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(make_plan(Job.from_dict(JOB), HERE, vocab=16), job)
+
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_job, "run", interrupt)
+    monkeypatch.setattr("sys.argv", ["in_slurm", str(job)])
+    assert slurm_job.main() == 130

@@ -452,7 +452,7 @@ def suspects(story: Story) -> Suspects:
 
 
 HOST = Verdict(cause="host code", why="Rank 1 holds the lock.", ranks=(1,))
-NOBODY = Verdict(cause="network", why="A link is cut.")
+NOBODY = Verdict(cause="cut off", why="A link is cut.")
 UNKNOWN = Verdict(cause="unknown", why="Nobody knows.", ranks=(0,))
 
 

@@ -170,3 +170,67 @@ def test_columns_and_spans_say_the_same() -> None:
     keys = zip(columns["kind"].tolist(), columns["name"].tolist(), columns["seq"].tolist(), strict=True)
     assert [span.key for span in found] == [(0, 0, *key) for key in keys if key[0] == "compute"]
     assert hidden(found) == records.hidden()
+
+
+@pytest.mark.parametrize(
+    ("recent", "seconds", "unusual"),
+    [
+        ([1.0] * 9, 99.0, False),  # too few are known
+        ([1.0] * 10, 1.25, False),
+        ([1.0] * 10, 1.26, True),
+        ([1.0, 1.1] * 5, 1.45, False),  # 1.05 and eight times 0.05
+        ([1.0, 1.1] * 5, 1.46, True),
+        ([5.0] * 50 + [1.0] * 50, 1.3, True),  # of the last fifty
+        ([5.0] * 26 + [1.0] * 25, 1.3, False),
+    ],
+)
+def test_an_unusual_step_is_longer_by_a_quarter_and_by_eight_deviations(
+    recent: list[float], seconds: float, unusual: bool
+) -> None:
+    tells = Unusual()
+    for one in recent:
+        tells(one)
+    assert tells(seconds) is unusual
+
+
+def test_steps_are_compared_in_seconds(tmp_path: Path) -> None:
+    """Of 1 and 3 s, not of what such counts are."""
+    run(tmp_path, range(3 * PART), sample=1000, slow=PART)
+    assert steps_in(tmp_path / "sampled") == [0, PART - 1, PART, PART + 1]
+
+
+def test_of_what_cannot_be_written_one_large_part_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.launch.collect.journal.MOST", 4)
+    header = this_process(rank=0, world=1)
+    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    (tmp_path / "timeline").write_text("in the way")
+    journal = Journal(tmp_path / "timeline", header, keep_steps=500)
+    step(recorder, 0)
+    journal.add(recorder.records())
+    assert isinstance(journal.flush(), OSError)
+    assert (journal.waiting, journal.lost) == (0, 1)
+
+
+def test_a_part_has_its_file_until_it_is_full(tmp_path: Path) -> None:
+    run(tmp_path, range(PART + 1), keep=500, every=1)
+    names = sorted(path.name for path in tmp_path.glob("*.parquet"))
+    assert names == [f"rank-00003-step-{number:08d}.parquet" for number in (PART, PART + 1)]
+
+
+def test_parts_leave_once_all_their_steps_are_older_than_what_is_kept(tmp_path: Path) -> None:
+    run(tmp_path, range(2 * PART), keep=PART)
+    assert steps_in(tmp_path) == list(range(PART, 2 * PART))
+    run(tmp_path / "more", range(2 * PART), keep=PART + 1)
+    assert steps_in(tmp_path / "more") == list(range(2 * PART))
+
+
+def test_a_folder_that_is_not_there_is_made_but_not_its_parent(tmp_path: Path) -> None:
+    run(tmp_path / "timeline", range(2))
+    assert steps_in(tmp_path / "timeline") == [0, 1]
+    header = this_process(rank=0, world=1)
+    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    journal = Journal(tmp_path / "gone" / "timeline", header, keep_steps=5)
+    step(recorder, 0)
+    journal.add(recorder.records())
+    assert isinstance(journal.flush(), OSError)
+    assert not (tmp_path / "gone").exists()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,3 +115,25 @@ def test_a_port_that_is_taken_costs_the_metrics_only(live: Live) -> None:
     live.serve(port, "127.0.0.1", said.append)()
     close()
     assert len(said) == 1 and f"127.0.0.1:{port}" in said[0] and "run.metrics_port" in said[0]
+
+
+def test_where_a_rank_is_and_since_when_is_told_as_long_as_it_runs(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "plait.launch.collect.live.time", SimpleNamespace(monotonic_ns=lambda: 7_000_000_000, monotonic=time.monotonic)
+    )
+    header = this_process(rank=1, world=4, plan="feed", capacity=64)
+    live.at(replace(header, step=0, stepped=2_500_000_000, host="n7"), 3)
+    live.at(replace(header, rank=2, step=5, closed=True, host="n8"), 0)
+    live.at(replace(header, rank=3, step=-1, host="n8"), 0)
+    found = {(name, labels.get("rank")): value for name, labels, value in scraped(live)}
+    assert found["plait_step", "1"] == 1
+    assert found["plait_step_age_seconds", "1"] == 4.5
+    assert not {("plait_step", "2"), ("plait_step", "3")} & found.keys()
+    assert found["plait_records_lost_total", "1"] == 3
+    (run,) = (labels for name, labels, _ in scraped(live) if name == "plait_run_info")
+    assert run == {"run": "gpt", "plan": "feed", "host": "n7", "tp": "2"}
+
+
+def test_before_any_rank_the_plan_is_the_runs(live: Live) -> None:
+    (run,) = (labels for name, labels, _ in scraped(live) if name == "plait_run_info")
+    assert (run["plan"], run["host"]) == (live.plan.key[:12], "")
