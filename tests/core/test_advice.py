@@ -294,3 +294,16 @@ def test_a_schedule_in_a_file_has_a_name_though_its_stages_are_too_many(tmp_path
     with pytest.raises(JobError) as caught:
         Job.from_dict({"model": GPT, "strategy": {"pp": 7, "schedule": str(file)}})
     assert caught.value.key == "strategy.pp"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("strategy.shard", "strategy.shard.params", True), ("strategy.shard.params", "strategy.shard", True),
+        ("strategy.pp", "strategy.pp", True), ("strategy.p1", "strategy.p", False),
+        ("strategy.p", "strategy.p1", False),
+        ("strategy.pp", "strategy.tp", False), (None, None, True), (None, "model", False), ("model", None, False),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_key_is_the_same_place(one: str | None, other: str | None, same: bool) -> None:
+    assert same_place(one, other) == same

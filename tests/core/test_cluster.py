@@ -186,3 +186,10 @@ def test_what_a_tier_would_cut_is_named(tmp_path: Path, old: str, new: str, says
     (tmp_path / "mine.toml").write_text(H100.replace(old, new, 1))
     with pytest.raises(JobError, match=f"tiers.ranks: {says}"):
         Cluster.read(tmp_path / "mine.toml")
+
+
+def test_bounds_that_may_just_be_reached(tmp_path: Path) -> None:
+    text = H100.replace(*own("slow_computation", 1))
+    (tmp_path / "mine.toml").write_text(f"{text}\n[overhead]\nreserve = {{ value = 0.999, {ORIGIN} }}\n")
+    cluster = Cluster.read(tmp_path / "mine.toml")
+    assert (cluster.efficiency.slow_computation.value, cluster.overhead.reserve.value) == (1, 0.999)

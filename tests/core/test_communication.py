@@ -164,3 +164,8 @@ def test_who_shares_out_experts_is_as_the_job_says() -> None:
     plan = make_plan(job, HERE, vocab=257)
     assert CommunicationMatrix.of(plan, ranks_per_node=1).expert_cells == 4
     assert CommunicationMatrix.of(replace(plan, job=None), ranks_per_node=1).expert_cells == 1
+
+
+def test_experts_lie_as_far_apart_as_in_the_widest_place() -> None:
+    for degrees in (((4, 8), (8, 4)), ((8, 4), (4, 8))):
+        assert CommunicationMatrix.of_layout(Layout(degrees), ranks_per_node=8, ep=4).expert_cells == 4

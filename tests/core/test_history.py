@@ -234,3 +234,12 @@ def test_what_an_attempt_that_failed_in_its_first_step_took_is_known_until_then(
         history.attempt(fails, Progress(1))
     (found,) = read_attempts(tmp_path)
     assert (found.restart_seconds, found.first_step_seconds, found.step) == (2.0, None, 0)
+
+
+@pytest.mark.parametrize(("again", "told"), [(False, "train.steps was 5 and is 9"), (True, "")])
+def test_what_has_changed_is_said_of_a_start_by_somebody(tmp_path: Path, again: bool, told: str) -> None:
+    """Not of one that goes on by itself with what it had."""
+    History(tmp_path).begin_again(1, ("n1",), "abc", again=False)
+    history = History(tmp_path)
+    history.begin_again(1, ("n1",), "abd", again=again, changed="train.steps was 5 and is 9")
+    assert (history.last.changed, history.last.attempt, history.last.plan) == (told, 2, "abd")

@@ -384,3 +384,9 @@ def test_in_a_cluster_too_a_lock_that_cannot_be_read_is_respected(
     (tmp_path / NAME).write_text("{")
     with pytest.raises(LaunchError, match="cannot be read"), RunLock(tmp_path):
         pass
+
+
+def test_a_holder_in_words() -> None:
+    holder = replace(Holder.me(), pid=7, user="ann", host="n1", since="2026-11-26T10:00:00+00:00")
+    assert str(holder) == "process 7 of ann on n1, since 2026-11-26 10:00:00+00:00"
+    assert str(replace(holder, user="")) == "process 7 on n1, since 2026-11-26 10:00:00+00:00"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError
-from plait.core.toml import LARGEST, override, parse_toml, read_toml, to_toml
+from plait.core.toml import LARGEST, override, parse_toml, read_toml, show, to_toml
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -169,3 +170,11 @@ def test_what_to_change_is_said(tmp_path: Path, text: str, cure: str) -> None:
         with pytest.raises(JobError) as caught:
             read_toml(file)
         assert cure in str(caught.value)
+
+
+def test_a_whole_number_is_shown_while_it_can_be_read() -> None:
+    assert show(2**128 - 1) == str(2**128 - 1)
+    assert show(2**128) == show(-(2**128)) == "a number of 129 bits"
+    assert show([2**128]).startswith("[3402823669")
+    assert show("a") == '"a"'
+    assert show(date(2026, 11, 26)) == "2026-11-26"
