@@ -266,3 +266,93 @@ def test_a_run_folder_that_is_gone_is_an_error(tmp_path: Path, how: str) -> None
         file.add({"step": 2})
     file.close()
     assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_file_that_was_removed_alone_is_made_again_and_lines_are_added(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+    file.add({"step": 1, "loss": float("nan"), "mfu": float("inf"), "text": "x", "idle": 0.5})
+    assert json.loads(file.path.read_text()) == {"step": 1, "loss": None, "mfu": None, "text": "x", "idle": 0.5}
+    file.path.unlink()
+    file.add({"step": 2})
+    file.add({"step": 3})
+    assert [json.loads(line)["step"] for line in file.path.read_text().splitlines()] == [2, 3]
+    assert file.path.stat().st_mode & 0o600 == 0o600
+    file.close()
+    file.close()  # nothing is open any more
+
+
+def test_what_a_disk_refuses_is_counted_and_nothing_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    missing = Missing("metrics.jsonl", said.append)
+    file = MetricsFile(tmp_path, missing)
+    assert file.forget_after(3) == 0  # there is none
+    file.path.mkdir()
+    assert file.forget_after(3) == 0 and not said
+    file.add({"step": 1})
+    assert missing.steps == 1 and len(said) == 1
+    file.path.rmdir()
+    file.path.write_text('{"step": 1}\n{"step": 2}\n')
+
+    def full(path: Path, end: int) -> None:
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(os, "truncate", full)
+    assert file.forget_after(1) == 0
+    assert missing.steps == 1, "no step of this run is missing"
+    assert file.path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    file.close()
+
+
+def test_a_write_that_is_cut_short_leaves_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Missing("metrics.jsonl")
+    file = MetricsFile(tmp_path, missing)
+    file.add({"step": 1})
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, line: real(handle, line[:5]))
+    file.add({"step": 2})
+    monkeypatch.setattr(os, "write", real)
+    file.add({"step": 3})
+    assert [json.loads(line)["step"] for line in file.path.read_text().splitlines()] == [1, 3]
+    assert missing.steps == 1
+    file.close()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
+def test_a_folder_that_is_gone_ends_the_run_and_a_disk_in_trouble_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+
+    def stat(path: Path) -> os.stat_result:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        if error is PermissionError:
+            file.check()
+        else:
+            with pytest.raises(RankFailure, match="was removed or moved while the run went on"):
+                file.check()
+    file.close()
+
+
+def test_lines_that_are_too_long_are_set_aside_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.train.record.metrics.LONGEST", 20)
+    long = b'{"step": 1, "text": "' + b"x" * 50 + b'"}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + long + b'{"step": 2}\n\n{"step": 3}\n{"st')
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+    assert file.forget_after(2) == 1
+    assert file.path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert (tmp_path / "metrics.unreadable").read_bytes() == long
+    file.close()
+
+
+def test_a_metrics_file_that_ends_with_what_is_kept_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 2}\n')
+    file, before = MetricsFile(tmp_path, Missing("metrics.jsonl")), path.stat()
+    assert file.forget_after(2) == 0
+    assert path.read_bytes() == b'{"step": 0}\n{"step": 2}\n' and path.stat().st_ino == before.st_ino
+    file.close()
