@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plait.core.advice import changed, same_place
 from plait.core.errors import JobError
 from plait.core.job import Job
+from plait.core.stage_rules import MOST_STAGES
 from plait.core.toml import to_toml
 
 GPT: dict[str, Any] = {"family": "gpt", "num_layers": 6, "hidden": 36, "num_heads": 9, "max_sequence": 256}
@@ -307,3 +308,12 @@ def test_a_schedule_in_a_file_has_a_name_though_its_stages_are_too_many(tmp_path
 )  # fmt: skip
 def test_a_part_of_a_key_is_the_same_place(one: str | None, other: str | None, same: bool) -> None:
     assert same_place(one, other) == same
+
+
+def test_so_many_stages_there_may_be() -> None:
+    for layers, stages, says in (
+        (MOST_STAGES + 1, MOST_STAGES + 1, f"{MOST_STAGES + 1} stages are more than {MOST_STAGES}"),
+        (MOST_STAGES, MOST_STAGES + 1, f"{MOST_STAGES} layers leave one of {MOST_STAGES + 1} stages without a layer"),
+    ):
+        with pytest.raises(JobError, match=says):
+            Job.from_dict({"model": {**GPT, "num_layers": layers}, "strategy": {"pp": stages}})

@@ -38,3 +38,8 @@ def test_who_waits_for_a_circle_is_no_part_of_it() -> None:
     assert str(caught.value) == (
         "deadlock: rank 1 waits at 1B0 for 2SEND_B0 of rank 2; rank 2 waits at 2F1 for 1SEND_F1 of rank 1"
     )
+
+
+def test_a_rank_without_ops_waits_for_nobody() -> None:
+    for text in ("rank 0: 0F0 0B0\nrank 1:", "rank 0:\nrank 1: 0F0 0B0"):
+        assert dry_run(parse_schedule(text), PipelineCosts.uniform(1, 1.0, 1.0, 0.5)).makespan == 2.5

@@ -243,3 +243,12 @@ def test_what_has_changed_is_said_of_a_start_by_somebody(tmp_path: Path, again: 
     history = History(tmp_path)
     history.begin_again(1, ("n1",), "abd", again=again, changed="train.steps was 5 and is 9")
     assert (history.last.changed, history.last.attempt, history.last.plan) == (told, 2, "abd")
+
+
+def test_nothing_is_said_of_a_start_that_did_not_wait_for_a_failed_one(tmp_path: Path) -> None:
+    write_attempts(tmp_path, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", resumed=0, step=5)])
+    history = History(tmp_path)
+    history.begin_again(1, ("n1",), "abc", again=False)
+    steps(Progress(1, stepped=lambda one: history.goes_on(one, pytest.fail)), 5, 6)
+    assert history.last.wait_seconds is None
+    assert history.last.step == 6

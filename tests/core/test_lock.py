@@ -390,3 +390,11 @@ def test_a_holder_in_words() -> None:
     holder = replace(Holder.me(), pid=7, user="ann", host="n1", since="2026-11-26T10:00:00+00:00")
     assert str(holder) == "process 7 of ann on n1, since 2026-11-26 10:00:00+00:00"
     assert str(replace(holder, user="")) == "process 7 on n1, since 2026-11-26 10:00:00+00:00"
+
+
+def test_a_holder_is_on_the_disk_before_its_lock_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, fsync, link = list[str](), os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(os, "link", lambda a, b: (done.append("link"), link(a, b)))
+    with RunLock(tmp_path):
+        assert done == ["fsync", "link"]
