@@ -760,10 +760,26 @@ def test_members_that_another_dump_tells(tmp_path: Path) -> None:
     assert (alone.cause, alone.ranks) == ("unknown", ()), "all whose dumps there are"
 
 
-def test_messages_of_whole_dumps_are_counted_from_their_first(tmp_path: Path) -> None:
-    """Two were sent; the receiver is still at the first."""
+@pytest.mark.parametrize("third", [False, True])
+def test_messages_of_whole_dumps_are_counted_from_their_first(tmp_path: Path, third: bool) -> None:
+    """Two were sent; the receiver is still at the first. What another dump lost tells nothing."""
     sent = [message("send 0->1", n, 9000 + n, ended=True) for n in range(2)]
     got = [message("recv 1<-0", 0, 9100, ended=False)]
-    found = verdict(tmp_path, dump(0, *sent), dump(1, *got))
+    other = entry(5, 9000, 9100, record_id=40, process_group=["3", "alone"])
+    others = [grouped(dump(2, other, ended=0), **{"3": [2]})] if third else []
+    found = verdict(tmp_path, dump(0, *sent), dump(1, *got), *others)
     assert (found.cause, found.ranks) == ("missing", (1,))
     assert "message 0 from rank 0 to rank 1" in found.why
+
+
+def test_of_healthy_dumps_nothing_is_passed_over(tmp_path: Path) -> None:
+    assert looked_at(tmp_path, dump(0), dump(1)).over.counts == {}
+
+
+def test_what_is_open_does_not_hide_what_ended_after_it() -> None:
+    now = 10**12
+    whole = waiting(4, now, profiling_name="nccl:coalesced", input_sizes=[], output_sizes=[])
+    for first in (waiting(3, now), whole):
+        assert [one["seq"] for one in spans(first, entry(5, now, now + 9), entry(6, now + 20, now + 29))] == [5, 6]
+    odd = entry(4, now, now - 9)
+    assert [one["seq"] for one in spans(odd, entry(5, now, now + 9))] == [5]

@@ -223,3 +223,28 @@ def test_the_axis_is_the_one_on_which_it_is_late() -> None:
     found = late_of(seen, in_steps=True)
     assert found is not None
     assert (found.rank, found.axis, found.seconds, found.recurs) == (1, "tp", pytest.approx(0.5), 1.0)
+
+
+def lately(late: int, of: int, ranks: int = 2) -> Recording:
+    """Of so many steps, rank 1 is late in some and rank 0 in the others, by half a second of nine."""
+    rows = [
+        {"step": step, "rank": rank, "kind": "comm", "lane": "dp", "axis": "dp", "group": "dp", "name": "x",
+         "start": 10.0 * step + (0.5 if rank == (step <= late) else 0.0), "end": 10.0 * step + 1, "meeting": step}
+        for step in range(1, of + 1) for rank in range(ranks)
+    ]  # fmt: skip
+    return recording_of(spans_of(*rows), Layout.of(dp=ranks), seconds=dict.fromkeys(range(1, of + 1), 9.0))
+
+
+@pytest.mark.parametrize(
+    ("late", "of", "ranks", "told"),
+    [
+        (12, 15, 2, True), (11, 15, 2, False),  # by chance in 1.8 % of all cases, and in 5.9 %
+        (3, 4, 2, False), (6, 6, 2, True), (5, 5, 2, False),
+        (3, 4, 6, True), (2, 2, 6, False), (15, 20, 4, True), (14, 20, 4, False),
+    ],
+)  # fmt: skip
+def test_so_often_that_it_is_hardly_chance(late: int, of: int, ranks: int, told: bool) -> None:
+    found = late_of(lately(late, of, ranks), in_steps=True)
+    assert (found is not None) == told
+    if found:
+        assert (found.rank, found.recurs, found.seconds) == (1, late / of, pytest.approx(0.5))

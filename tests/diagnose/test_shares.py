@@ -242,3 +242,17 @@ def test_what_was_not_there_before_grew_from_nothing() -> None:
     turned = spans_of(*({**row, "step": 40 - int(str(row["step"]))} for row in rows))
     found = drift_of(recording_of(turned, Layout.of(dp=1), seconds={40 - n: one for n, one in lengths.items()}))
     assert found is not None and (found.grew, found.by) == ("data", pytest.approx(-0.5))
+
+
+@pytest.mark.parametrize(("agree", "moving"), [(True, 1.0), (False, 1.5)])
+def test_of_a_wait_for_another_stage_the_transfer_within_it_is_told_apart(agree: bool, moving: float) -> None:
+    """The wait from 2.5 to 4, the transfer from 2 to 3.5; where clocks differ, it may lie within the wait."""
+    usual = {"name": "x", "axis": "pp", "group": "0>1", "meeting": 7}
+    rows = [
+        {"rank": 0, "end": 2.0}, {"rank": 1, "end": 2.5},
+        usual | {"rank": 0, "kind": "transfer", "lane": "pp", "start": 2.0, "end": 3.5},
+        usual | {"rank": 1, "kind": "idle", "start": 2.5, "end": 4.0},
+    ]  # fmt: skip
+    seen = recording_of(spans_of(*rows), Layout.of(pp=2, dp=1), seconds={1: 4.0}, clocks_agree=agree)
+    found = {one.what: one.seconds for one in shares(seen)}
+    assert found["pp"] == pytest.approx(moving / 2) and found.get("bubble", 0.0) == pytest.approx((1.5 - moving) / 2)

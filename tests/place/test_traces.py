@@ -18,7 +18,7 @@ from plait.place.traces.columns import parse_columns
 from plait.place.traces.philly import KEYS
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
-from plait.place.traces.times import Times, lengths, odd, pandas, seconds
+from plait.place.traces.times import Times, lengths, odd, pandas, seconds, without_unit
 from tests.support.workloads import trace_of
 
 PHILLY = [
@@ -551,3 +551,11 @@ def test_openbs_pods_of_which_none_was_deleted(tmp_path: Path) -> None:
         rows[index] = ",".join(parts)
     assert trace_of("\n".join([head, *rows]) + "\n", tmp_path).dropped == {"never started": 1, "no duration": 4}
     assert trace_of(head + "\n", tmp_path).rows == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("job_name", ("job_name", "")), ("at_dmy", ("at_dmy", "")), ("x", ("x", "")), ("run_ms", ("run", "ms"))],
+)
+def test_units_at_the_ends_of_names(name: str, told: tuple[str, str]) -> None:
+    assert without_unit(name) == told

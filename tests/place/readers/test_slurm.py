@@ -263,3 +263,15 @@ def test_slices_and_shards_are_counted() -> None:
 def test_what_is_above_all_blocks_has_a_name_that_none_of_them_has(tmp_path: Path) -> None:
     topology, _ = read_topology(write(tmp_path, "BlockName=fabric Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=1\n"))
     assert [one.name for one in topology.switches] == ["fabric_", "fabric", "b"]
+
+
+def test_rows_without_nodes_do_not_hide_those_after_them(tmp_path: Path) -> None:
+    tree = write(tmp_path, "SwitchName=a Nodes=n[1-3]\n", "tree")
+    jobs = "JOBID NODELIST ST\n7 (Resources) PD\n8 n1 R\n9 (null) PD\n10 n3 R\n"
+    topology, remarks = read_topology(tree, states=[write(tmp_path, jobs, "jobs")])
+    assert [one.state.holder for one in topology.nodes] == ["job 8", "", "job 10"]
+    assert remarks.over.rows()[0]["count"] == 2
+    partitions = "PARTITION AVAIL NODES STATE NODELIST\nold up 0 n/a n/a\nmain up 1 down n2\n"
+    topology, remarks = read_topology(tree, states=[write(tmp_path, partitions, "partitions")])
+    assert topology.node("n2").state.status == "down"
+    assert remarks.over.counts == {"partitions without nodes": 1}
