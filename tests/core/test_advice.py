@@ -317,3 +317,21 @@ def test_so_many_stages_there_may_be() -> None:
     ):
         with pytest.raises(JobError, match=says):
             Job.from_dict({"model": {**GPT, "num_layers": layers}, "strategy": {"pp": stages}})
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "changes"),
+    [
+        (7, 1, [{"strategy.pp": 6}, {"strategy.pp": 1}]),
+        (3, 4, [{"strategy.pp": 1}, {"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (4, 3, [{"strategy.pp": 2}, {"strategy.pp": 1}, {"strategy.virtual_stages": 1},
+                {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (2, 7, [{"strategy.pp": 1}, {"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (1, 7, [{"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+    ],
+)  # fmt: skip
+def test_fewer_stages_are_advised_than_there_are_layers(pp: int, virtual: int, changes: list[dict[str, int]]) -> None:
+    strategy = {"pp": pp, "virtual_stages": virtual, "schedule": "interleaved"}
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": strategy})
+    assert (caught.value.key, list(caught.value.changes)) == ("strategy.pp", changes)

@@ -242,3 +242,33 @@ def test_a_logger_that_is_not_installed_is_named_before_a_rank_starts(
     monkeypatch.setattr(module, "_settings", lambda folder: RunSection(loggers=("wandb",)))
     with pytest.raises(JobError, match="wandb"), collecting(tmp_path, 0, 1):
         pytest.fail("it goes on")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("is_rank", "fails", "waits"), [(False, False, True), (False, True, True), (True, False, True), (True, True, False)]
+)
+def test_only_a_rank_that_fails_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rank: bool, fails: bool, waits: bool
+) -> None:
+    """One that never ends is waited for so long, and killed."""
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    stuck = Made(None, at_once=False)
+    start = Row(stuck)
+    monkeypatch.setattr(module, "start_agent", lambda *_: start())
+
+    def run() -> None:
+        with collecting(tmp_path, 0, 2, is_rank=is_rank):
+            assert not stuck.closed
+            if fails:
+                raise ValueError("a rank was killed")
+
+    if fails:
+        with pytest.raises(ValueError, match="a rank was killed"):
+            run()
+    else:
+        run()
+    assert stuck.closed
+    assert stuck.killed == waits
+    stuck.kill()
+    until_nothing_is_left_to_do()
