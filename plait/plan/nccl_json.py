@@ -109,8 +109,8 @@ def _ranks(config: dict[str, Any], runs: Runs) -> dict[int, dict[int, str]]:
         members |= dict.fromkeys(range(rank, rank + each), host)
         if len(members) > MOST_RANKS:
             raise runs.refuse(f"more than {MOST_RANKS} ranks", where, "Give the file as the test wrote it")
-        if isinstance(device := one.get("device_info"), str) and device and device not in runs.devices:
-            runs.devices.append(device)
+        if isinstance(device := one.get("device_info"), str):
+            runs.device = runs.device or device
     return ranks
 
 

@@ -191,8 +191,7 @@ def _rank(log: _Log, rank: int, group: int, host: str, device: str, where: str) 
         fix = "Build nccl-tests with MPI=1, so that its processes are one job"
         raise log.runs.refuse(f"rank {rank} stands here a second time", where, fix)
     members[rank] = host
-    if device and device not in log.runs.devices:
-        log.runs.devices.append(device)
+    log.runs.device = log.runs.device or device
 
 
 def _numbered(columns: Sequence[str]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Runs:
     file: str
     over: PassedOver
     count: int = 0
-    devices: list[str] = field(default_factory=list[str])
+    device: str = ""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     samples: dict[tuple[str, Group, int], dict[int, list[float]]] = field(
         default_factory=dict[tuple[str, Group, int], dict[int, list[float]]]
@@ -98,7 +98,7 @@ class Runs:
         )
         groups = [(group, per_node) for _, group, per_node in self.samples]
         machine = Machine(
-            device=self.devices[0] if self.devices else "",
+            device=self.device,
             kind="cuda",
             ranks=max(group.ranks * group.at_once for group, _ in groups),
             ranks_per_node=max(per_node for _, per_node in groups),
