@@ -254,7 +254,7 @@ def test_only_a_rank_that_fails_does_not_wait(
     """One that never ends is waited for so long, and killed."""
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     stuck = Made(None, at_once=False)
-    start = Row(stuck)
+    start = Row(stuck, Made(0))
     monkeypatch.setattr(module, "start_agent", lambda *_: start())
 
     def run() -> None:
