@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError, PlaitError
+from plait.core.passed_over import PassedOver
 from plait.core.settings import DataSection, TrainSection
 from plait.train.data import check
 from plait.train.data.batches import Batches
 from plait.train.data.check import check_data
 from plait.train.data.corpus import Corpus
+from plait.train.data.documents import Document
 from plait.train.data.prepare import prepare
 from plait.train.data.tokenizer import ByteTokenizer
 
@@ -145,3 +148,80 @@ def test_of_much_text_only_the_beginning_is_read(tmp_path: Path, monkeypatch: py
 def test_torch_is_not_imported() -> None:
     code = "import sys, plait.train.data.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def told_of(texts: Path, out: Path, **values: Any) -> str:
+    with pytest.raises(JobError) as caught:
+        check_data(*sections(texts, **values), out / "corpus")
+    return str(caught.value)
+
+
+def test_tokens_are_counted_with_the_end_of_each_text(tmp_path: Path) -> None:
+    """Two files of five and six bytes are thirteen tokens."""
+    texts = write(tmp_path / "texts", [b"words", b"and so"])
+    whole: dict[str, Any] = {"eval_every": 0, "eval_fraction": 0.0}
+    check_data(*sections(texts, sequence_length=12, **whole), tmp_path / "corpus")
+    told = told_of(texts, tmp_path, sequence_length=13, **whole)
+    assert "2 of 2 documents, 13 tokens, are for training, and one sequence of 13 needs 14 tokens" in told
+    assert told.endswith("Add text or set data.sequence_length = 12 or less.")
+
+
+def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = write(tmp_path / "texts", [b"x"])
+    pieces = [Document(text=b"words", offset=0), Document(text=b" more", offset=5), Document(text=b"other", offset=0)]
+    monkeypatch.setattr(check, "documents", lambda file: iter(pieces))
+    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=0.0)
+    assert "3 of 3 documents, 17 tokens" in told
+    places = sorted(one.place for one in pieces)
+    told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=places[0] + 1e-9)
+    alone = next(one for one in pieces if one.place == places[0])
+    ends = {b"words": 1 + 1, b" more": 1 + 1, b"other": 1}[alone.text]  # of texts whose last piece is for training
+    assert f"2 of 3 documents, {10 + ends} tokens, are for training" in told
+    assert "lower data.eval_fraction" in told
+
+
+def test_nothing_can_be_shortened_to_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = write(tmp_path / "texts", [b"x"])
+    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    whole: dict[str, Any] = {"sequence_length": 64, "eval_every": 0, "eval_fraction": 0.0}
+    for text, advised in ((b"", "Add text."), (b"a", "Add text or set data.sequence_length = 1 or less.")):
+        monkeypatch.setattr(check, "documents", lambda file, text=text: iter([Document(text=text, offset=0)]))
+        assert told_of(texts, tmp_path, **whole).endswith(advised)
+
+
+def test_a_fraction_is_advised_only_where_one_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = write(tmp_path / "texts", [b"x"])
+    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    places = {b"low": 0.25, b"high": 0.9999, b"middle": 0.5}
+
+    def told(*names: bytes) -> str:
+        monkeypatch.setattr(Document, "place", property(lambda self: places[self.text[: self.text.index(b" ")]]))
+        monkeypatch.setattr(
+            check, "documents", lambda file: iter(Document(text=name + b" x" * 99, offset=0) for name in names)
+        )
+        return told_of(texts, tmp_path, sequence_length=16, eval_fraction=1e-6)
+
+    assert "set data.eval_fraction = 0.251 or more" in told(b"middle", b"low", b"high")
+    assert "data.eval_fraction =" not in told(b"low")  # then nothing would be left to train on
+    assert "data.eval_fraction =" not in told(b"high", b"high")
+
+
+def test_standard_error_is_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = write(tmp_path / "texts", [b"words " * 99])
+    check_data(*sections(texts, eval_fraction=0.0, eval_every=0, sequence_length=8), tmp_path / "corpus")
+    os.write(2, b"heard")
+    assert capfd.readouterr().err == "heard"
+
+
+def test_no_more_is_encoded_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split that has one token more than a sequence has enough; one that is full and no more has not."""
+    texts, encoded = write(tmp_path / "texts", [b"x"]), list[bytes]()
+    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    monkeypatch.setattr(Document, "place", property(lambda self: 0.1 if self.text.startswith(b"e") else 0.9))
+    encode = ByteTokenizer.encode
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    texts_of = [b"t2345678", b"e23", b"t234", b"tooo", b"e23456789"]
+    monkeypatch.setattr(check, "documents", lambda file: (Document(text=one, offset=1) for one in texts_of))
+    check_data(*sections(texts, eval_fraction=0.5, sequence_length=8), tmp_path / "corpus")
+    assert encoded == [b"t2345678", b"e23", b"t234", b"e23456789"] or encoded == [b"t2345678", b"e23", b"e23456789"]
