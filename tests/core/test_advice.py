@@ -335,3 +335,21 @@ def test_fewer_stages_are_advised_than_there_are_layers(pp: int, virtual: int, c
     with pytest.raises(JobError) as caught:
         Job.from_dict({"model": GPT, "strategy": strategy})
     assert (caught.value.key, list(caught.value.changes)) == ("strategy.pp", changes)
+
+
+@pytest.mark.parametrize(("shard", "allowed"), [("ddp", True), ("zero1", True), ("zero2", False), ("fsdp", False)])
+def test_graphs_are_captured_where_weights_and_gradients_stay(shard: str, allowed: bool) -> None:
+    job = {"model": GPT, "strategy": {"dp": 2, "shard": shard, "cuda_graphs": True}}
+    if allowed:
+        assert Job.from_dict(job).strategy.cuda_graphs is True
+    else:
+        with pytest.raises(JobError) as caught:
+            Job.from_dict(job)
+        assert caught.value.key == "strategy.cuda_graphs"
+    assert Job.from_dict({**job, "strategy": {**job["strategy"], "cuda_graphs": False}})
+
+
+@pytest.mark.parametrize("key", ["pp", "virtual_stages", "schedule"])
+def test_layers_of_stages_are_not_judged_where_their_number_is_open(key: str) -> None:
+    given = {"pp": 2, "virtual_stages": 1, "schedule": "1f1b", "stage_layers": [1, 2, 3], key: "auto"}
+    assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)

@@ -145,3 +145,9 @@ def test_a_small_file_may_unpack_to_many_times_its_size(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"events": [1, ' + b" " * 4_000_000 + b"2]}")
     assert len(packed) * json_stream.TIMES < 4_000_000
     assert read(tmp_path / "file", packed)[0] == [1, 2]
+
+
+def test_a_text_that_is_no_strict_json_ends_where_it_ends(tmp_path: Path) -> None:
+    elements, rest, over = read(tmp_path / "file", b'{"events": ["C:\\users", 1, "b\\q"], "path": "D:\\p"}')
+    assert (elements, rest) == (["C:\\users", 1, "b\\q"], {"path": "D:\\p"})
+    assert sum(over.counts.values()) == 3

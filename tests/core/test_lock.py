@@ -398,3 +398,20 @@ def test_a_holder_is_on_the_disk_before_its_lock_is(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", lambda a, b: (done.append("link"), link(a, b)))
     with RunLock(tmp_path):
         assert done == ["fsync", "link"]
+
+
+def test_who_was_slower_to_replace_a_dead_ones_lock_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lock(tmp_path, silent=0, started=1, token="dead")
+    link = os.link
+
+    def meanwhile(source: Path, target: Path) -> None:
+        link(source, target)
+        if target.name.endswith(".dead"):  # now we have the right, and somebody else has used it just before
+            write_lock(tmp_path, silent=0, **FOREIGN)
+
+    monkeypatch.setattr(os, "link", meanwhile)
+    with pytest.raises(LaunchError, match=r"is in use by .*node7"), RunLock(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError
-from plait.core.toml import LARGEST, override, parse_toml, read_toml, show, to_toml
+from plait.core.toml import LARGEST, LONGEST_KEY, override, parse_toml, read_toml, show, to_toml
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -178,3 +178,12 @@ def test_a_whole_number_is_shown_while_it_can_be_read() -> None:
     assert show([2**128]).startswith("[3402823669")
     assert show("a") == '"a"'
     assert show(date(2026, 11, 26)) == "2026-11-26"
+
+
+def test_a_key_of_a_mistake_is_named_unless_it_is_too_long(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    for length, named in ((LONGEST_KEY, True), (LONGEST_KEY + 1, False)):
+        file.write_text("k" * length + " = x\n")
+        with pytest.raises(JobError) as caught:
+            read_toml(file)
+        assert caught.value.key == ("k" * length if named else None)

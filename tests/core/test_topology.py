@@ -219,3 +219,15 @@ def test_a_long_circle_is_told_in_part(count: int, more: str) -> None:
 def test_of_many_tops_a_few_are_named(count: int, told: str) -> None:
     with pytest.raises(JobError, match=f"{count} switches are under no other: {told}"):
         build([Wiring(f"t{at}", nodes=[f"n{at}"]) for at in range(count)])
+
+
+def test_switches_lie_so_deep_and_no_deeper() -> None:
+    def chain(switches: int) -> list[Wiring]:
+        return [
+            *(Wiring(f"s{at}", [f"s{at + 1}"]) for at in range(switches - 1)),
+            Wiring(f"s{switches - 1}", nodes=["n"]),
+        ]
+
+    assert len(build(chain(MOST_LEVELS)).switches) == MOST_LEVELS
+    with pytest.raises(JobError, match=f"the switch 's{MOST_LEVELS}' is more than {MOST_LEVELS} levels down"):
+        build(chain(MOST_LEVELS + 1))
