@@ -201,3 +201,18 @@ def test_collectives_at_one_moment_tell_no_drift() -> None:
     clock = compared(here + 500, here)
     assert clock is not None
     assert (clock.drift, clock.offset) == (0.0, 500)
+
+
+def test_none_is_left_out_where_too_few_would_stay() -> None:
+    here = np.stack([np.arange(8), np.arange(8)], 1) * 1_000_000
+    there = here.copy()
+    there[-1] += 50_000
+    alone = compared(there, here)
+    assert alone is not None
+    assert alone.drift > 0.001
+    more = np.concatenate([here, here + 8_000_000])
+    late = more.copy()
+    late[7] += 50_000
+    many = compared(late, more)
+    assert many is not None
+    assert (many.drift, many.offset) == (0.0, 0)

@@ -93,3 +93,11 @@ def test_every_unit_of_a_size(size: str, number: float | None) -> None:
             Constraint.parse(f"memory <= {size}")
     else:
         assert Constraint.parse(f"memory <= {size}").values == (number,)
+
+
+def test_sequence_parallelism_is_true_or_false() -> None:
+    assert Constraint.parse("sequence_parallel = true").values == (1,)
+    assert Constraint.parse("sequence_parallel = false").values == (0,)
+    for text in ("sequence_parallel = on", "sequence_parallel = maybe", "tp = true", "pp = false"):
+        with pytest.raises(JobError, match="is no whole number"):
+            Constraint.parse(text)

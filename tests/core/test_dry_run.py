@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plait.core.dry_run import PipelineCosts, dry_run
@@ -43,3 +45,24 @@ def test_who_waits_for_a_circle_is_no_part_of_it() -> None:
 def test_a_rank_without_ops_waits_for_nobody() -> None:
     for text in ("rank 0: 0F0 0B0\nrank 1:", "rank 0:\nrank 1: 0F0 0B0"):
         assert dry_run(parse_schedule(text), PipelineCosts.uniform(1, 1.0, 1.0, 0.5)).makespan == 2.5
+
+
+LATE = """
+rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+rank 1: 1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1
+"""
+
+
+@pytest.mark.parametrize(("transfers", "start"), [("buffered", 2.0), ("rendezvous", 11.5)])
+def test_a_transfer_waits_for_who_receives_it_unless_there_is_a_buffer(transfers: Any, start: float) -> None:
+    """The second is sent at 2, and its receive posted when the first forward of 10 s is done."""
+    costs = PipelineCosts((1.0, 10.0), (1.0, 1.0), (0.0, 0.0), {(0, 1): 0.5})
+    placed = dry_run(parse_schedule(LATE), costs, transfers=transfers).placed
+    assert [one.start for one in placed if str(one.op) == "0SEND_F1"] == [start]
+
+
+def test_a_sender_that_blocks_goes_on_when_its_transfer_has_arrived() -> None:
+    costs = PipelineCosts((1.0, 10.0), (1.0, 1.0), (0.0, 0.0), {(0, 1): 0.5})
+    placed = dry_run(parse_schedule(LATE), costs, transfers="blocking").placed
+    starts = {str(one.op): one.start for one in placed}
+    assert (starts["0F1"], starts["0SEND_F1"]) == (1.5, 11.5)

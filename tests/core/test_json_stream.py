@@ -151,3 +151,11 @@ def test_a_text_that_is_no_strict_json_ends_where_it_ends(tmp_path: Path) -> Non
     elements, rest, over = read(tmp_path / "file", b'{"events": ["C:\\users", 1, "b\\q"], "path": "D:\\p"}')
     assert (elements, rest) == (["C:\\users", 1, "b\\q"], {"path": "D:\\p"})
     assert sum(over.counts.values()) == 3
+
+
+def test_numbers_may_be_cut_by_the_end_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ahead, chunk in ((12, 16), (10, 7), (16, 3)):
+        monkeypatch.setattr(json_stream, "CHUNK", chunk)
+        monkeypatch.setattr(json_stream, "AHEAD", ahead)
+        numbers = [12345678 + 7 * n for n in range(60)]
+        assert read(tmp_path / "file", json.dumps({"events": numbers}))[0] == numbers

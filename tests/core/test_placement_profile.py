@@ -170,3 +170,7 @@ def test_gains_of_a_row_are_rounded_ones_of_its_axis() -> None:
     assert (row["micro_batch"], row["weights"], row["dp"], row["pp"]) == (2, 1e6, 4e6, 1e6)
     named = PROFILE.model_copy(update={"machine": PROFILE.machine.model_copy(update={"device": "H100"})})
     assert tomllib.loads(affinity_row(named))["jobs"][0]["gpu"] == "H100"
+
+
+def test_a_file_has_the_version_that_is_read() -> None:
+    assert json.loads(PROFILE.to_json())["version"] == 1

@@ -308,3 +308,8 @@ def test_plans_without_job_files_go_on_with_each_other_alone(plan: Plan, tmp_pat
 def test_replicas_of_a_plan_can_be_cut_as_it_says(plan: Plan) -> None:
     with pytest.raises(JobError, match="2 does not divide the 1 ranks that hold the same weights"):
         replace(plan, shardings=(Sharding(optim=2),))
+
+
+def test_a_plan_has_the_version_that_is_read(plan: Plan, tmp_path: Path) -> None:
+    plan.write(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["version"] == 4

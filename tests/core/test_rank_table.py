@@ -103,3 +103,9 @@ def test_a_host_that_is_not_there_is_named() -> None:
 def test_a_table_has_hosts_and_they_have_ranks(hosts: tuple[str, ...], ranks: int) -> None:
     with pytest.raises(PlacementError, match="at least one host and one rank of each"):
         RankTable(hosts, ranks)
+
+
+def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank_table.json"
+    RankTable(("a", "b"), ranks_per_node=2).write(path)
+    assert json.loads(path.read_text())["version"] == 1

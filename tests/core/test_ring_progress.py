@@ -97,3 +97,12 @@ def test_work_that_has_not_begun_is_not_what_a_rank_is_inside(tmp_path: Path) ->
     assert not moved(read_ring(path), 100).inside
     ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 6, 6)
     assert moved(read_ring(path), 100).inside
+
+
+def test_a_step_that_begins_is_a_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    ring = RingWriter(path, this_process(rank=0, world=2, capacity=16))
+    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 5, 5, 6)
+    ring.step(3, 50)
+    assert moved(read_ring(path), 100).at == 50
+    assert moved(read_ring(path), 49).at == 6  # later than now: damage

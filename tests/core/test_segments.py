@@ -391,3 +391,12 @@ def test_a_last_stage_has_no_embedding_to_wait_for() -> None:
     assert SegmentOp("embed", 0, "R", 1, 0) in first
     assert {need.op for need in last[SegmentOp("head", 0, "F", 0, 0)]} == {SegmentOp("head", 0, "N", 0, 0)}
     assert all(need.op in last for needs in last.values() for need in needs)
+
+
+def test_even_a_plain_ring_hides_its_next_keys_and_values_behind_its_own() -> None:
+    graph = SegmentGraph(num_layers=1, attention=SharedAttention(2, 2))
+    actions = async_order(graph)
+    waits = {op.kind: actions.index(Action("wait", op)) - actions.index(Action("start", op))
+             for verb, op in actions if verb == "start" and op.site == "attn"}  # fmt: skip
+    assert {kind for kind, apart in waits.items() if apart > 1} == {"T", "S", "C"}
+    check(graph, actions)

@@ -107,3 +107,8 @@ def test_switches_in_a_circle_or_below_two_are_walked_once() -> None:
 def test_a_switch_without_nodes_is_above_none() -> None:
     told = "SwitchName=e LinkSpeed=1\nSwitchName=x Nodes=(null)\nSwitchName=l Nodes=b,a"
     assert in_topological_order(["a", "b", "(null)"], told) == ["b", "a", "(null)"]
+
+
+def test_what_only_a_switch_above_others_lists_is_said_of_no_leaf() -> None:
+    told = SWITCHES.replace("Nodes=a,b,c,d Switches=s1,s0", "Nodes=a,b,c,d,z Switches=s1,s0")
+    assert in_topological_order(["f", "z", "e"], told) == ["e", "f", "z"]

@@ -164,3 +164,8 @@ def test_a_timeline_of_other_columns_or_another_version_is_refused(
     pq.write_table(table.replace_schema_metadata({"plait.timeline.version": version}), file)
     with pytest.raises(DataError, match=says):
         Timeline.read_parquet(file)
+
+
+def test_a_timeline_has_the_version_that_others_read(tmp_path: Path) -> None:
+    TIMELINE.write_parquet(tmp_path / "t.parquet")
+    assert pq.read_schema(tmp_path / "t.parquet").metadata[b"plait.timeline.version"] == b"2"

@@ -55,3 +55,19 @@ def test_whole_numbers_that_a_float_can_be_are_floats() -> None:
     for value in (largest * 2, -largest * 2):
         with pytest.raises((TypeError, ValueError)):
             checked(Made, {"share": value})
+
+
+@dataclass(frozen=True)
+class Listed:
+    numbers: list[int]
+    words: dict[str, int]
+
+
+def test_lists_and_tables_are_looked_through() -> None:
+    assert Listed(**checked(Listed, {"numbers": [1, 2], "words": {"a": 1}})) == Listed([1, 2], {"a": 1})
+    for numbers, words in (
+        ((1, 2), {}), ("", {}), ({}, {}), ([1, "2"], {}), ([1, True], {}), (None, {}), ([], {"a": "1"}), ([], {1: 1}),
+        ([], []), ([], None),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            checked(Listed, {"numbers": numbers, "words": words})
