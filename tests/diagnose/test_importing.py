@@ -393,3 +393,12 @@ def test_times_of_all_traces_are_counted_from_the_first_of_them(tmp_path: Path) 
     found, _, _ = imported(tmp_path, later, kineto(0))
     first = dict(found.spans.group_by("rank").agg(pl.col("start").min()).iter_rows())
     assert first == {0: pytest.approx(1e-6), 1: pytest.approx(1 + 1e-6)}
+
+
+def test_of_jobs_of_different_sizes_the_largest_is_asked_for_its_ranks(tmp_path: Path) -> None:
+    small = kineto(1)
+    small["distributedInfo"]["world_size"] = 2
+    notes = remarks(tmp_path, small, kineto(0), kineto(2))
+    assert notes == [
+        "the files are of jobs of different sizes: 2, 4 ranks", "the job has 4 ranks, and rank 3 left no file",
+    ]  # fmt: skip

@@ -70,6 +70,10 @@ WAYS = {
         [operator("record_param_comms", 100, 20, **told(0, "allreduce")), RUNTIME | {"args": {"correlation": 7}}],
         correlation=7,
     ),
+    "when it was launched, at the very end": launched(
+        [operator("record_param_comms", 85, 20, **told(0, "allreduce")), RUNTIME | {"args": {"correlation": 7}}],
+        correlation=7,
+    ),
     "the device's range": launched(
         [annotation("nccl:allreduce", 190, 100, tid=7, cat="gpu_user_annotation") | {"pid": 0}]
     ),

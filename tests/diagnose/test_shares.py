@@ -138,6 +138,10 @@ def test_drift_in_words(drift: Drift, said: str, capsys: pytest.CaptureFixture[s
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_took_no_time_became_longer_by_no_share() -> None:
+    assert Drift(0.0, 1.0, "compute", 1.0, 1.0).share == 0.0
+
+
 def test_drift() -> None:
     def grows(at: At) -> float:
         return (0.1 if at.way == "forward" else 0.2) * (1 + at.step / 100)

@@ -159,3 +159,10 @@ def test_of_many_nodes_neighbours_of_one_colour_are_one_box(drawn: Any, nodes: i
 
 def test_a_level_of_its_own(drawn: Any) -> None:
     assert set(texts(drawn(small(), level="leaf"))) == {"core", "leaf1", "leaf2", "leaf3", "leaf4"}
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(20, 9.0), (75, 450 / 75), (200, 5.0)])
+def test_words_are_as_large_as_there_is_room(drawn: Any, nodes: int, size: float) -> None:
+    figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=nodes))
+    sizes = {text.get_text(): text.get_fontsize() for text in figure.axes[0].texts}
+    assert sizes == {"core": max(size, 7), "mp1": size}

@@ -58,6 +58,9 @@ def test_predictions_do_not_look_ahead(trace: Trace) -> None:
     first, second = walk_forward(trace, QUICK), walk_forward(changed, QUICK)
     np.testing.assert_array_equal(first.upper[: cut + 1], second.upper[: cut + 1])
     np.testing.assert_array_equal(first.mean[: cut + 1], second.mean[: cut + 1])
+    assert first.mean.shape == first.upper.shape == (len(trace),)
+    assert np.isfinite(first.mean).all() and first.mean[cut:].max() <= QUICK.horizon * 600
+    assert np.corrcoef(np.log(np.maximum(first.mean[cut:], 1)), log_seconds(trace)[cut:])[0, 1] > 0.3
 
 
 def test_the_model_is_better_than_none_and_its_bound_is_kept(trace: Trace) -> None:

@@ -520,3 +520,11 @@ def test_gpus_kept_back_are_said(tmp_path: Path) -> None:
     assert remarks.over.rows() == [
         {"what": "GPUs that their nodes do not give away (capacity above allocatable)", "count": 2, "first": "n1"}
     ]
+
+
+def test_a_node_that_tells_no_resources_may_have_gpus(tmp_path: Path) -> None:
+    item = node("n1", {BLOCK: "b"})
+    item["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+    topology, _ = read_topology(write(tmp_path, node_list(item, with_resources("n2", {"nvidia.com/gpu": "8"}))))
+    assert [one.hardware.gpus for one in topology.nodes] == [None, 8]
+    assert topology.node("n1").state == State()
