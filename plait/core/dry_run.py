@@ -114,10 +114,9 @@ class DryRun:
         """For a picture: a row a rank; a row for every channel on which transfers take time."""
         bars = [
             Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), _KIND_NAMES[p.op.kind])
-            for p in self.placed
+            for p in sorted(self.placed, key=lambda p: p.rank)
             if p.op.computes
         ]
-        bars.sort(key=lambda bar: bar.row)
         rank_of = self.schedule.rank_of
         moves = [p for p in self.placed if not p.op.computes and p.end > p.start]
         moves.sort(key=lambda p: (p.rank, rank_of[p.op.peer], p.start))

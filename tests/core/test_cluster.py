@@ -193,3 +193,9 @@ def test_bounds_that_may_just_be_reached(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f"{text}\n[overhead]\nreserve = {{ value = 0.999, {ORIGIN} }}\n")
     cluster = Cluster.read(tmp_path / "mine.toml")
     assert (cluster.efficiency.slow_computation.value, cluster.overhead.reserve.value) == (1, 0.999)
+
+
+def test_a_tier_of_all_ranks_connects_however_many_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("nodes = 5\n" + H100)
+    assert Cluster.read(file).nodes == 5

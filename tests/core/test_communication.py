@@ -169,3 +169,9 @@ def test_who_shares_out_experts_is_as_the_job_says() -> None:
 def test_experts_lie_as_far_apart_as_in_the_widest_place() -> None:
     for degrees in (((4, 8), (8, 4)), ((8, 4), (4, 8))):
         assert CommunicationMatrix.of_layout(Layout(degrees), ranks_per_node=8, ep=4).expert_cells == 4
+
+
+def test_of_places_in_one_node_the_most_of_each_counts() -> None:
+    volumes = [Volume(weights=8, dp=1, pp=2, ep=7), Volume(weights=4, dp=6, pp=3, ep=5)] * 4
+    matrix = CommunicationMatrix.of_layout(Layout.of(pp=8, dp=1, tp=4), ranks_per_node=8, volumes=volumes)
+    assert matrix.volumes == (Volume(weights=8, dp=6, pp=3, ep=7),) * 4

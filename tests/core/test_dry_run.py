@@ -10,6 +10,7 @@ from plait.core.dry_run import PipelineCosts, dry_run
 from plait.core.errors import ScheduleError
 from plait.core.gantt import Bar
 from plait.core.schedule_text import parse_schedule
+from plait.core.schedules import Shape, generate
 
 
 def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
@@ -66,3 +67,20 @@ def test_a_sender_that_blocks_goes_on_when_its_transfer_has_arrived() -> None:
     placed = dry_run(parse_schedule(LATE), costs, transfers="blocking").placed
     starts = {str(one.op): one.start for one in placed}
     assert (starts["0F1"], starts["0SEND_F1"]) == (1.5, 11.5)
+
+
+def test_bars_of_transfers_stand_by_who_sends_to_whom_and_when() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\nrank 2: 2F0 2F1 2B0 2B1")
+    bars = dry_run(schedule, PipelineCosts.uniform(3, 1.0, 1.0, 0.5, transfer=0.25)).bars()
+    moves = [(bar.row, bar.start) for bar in bars if ">" in bar.row]
+    rows = ["0 > 1", "1 > 0", "1 > 2", "2 > 1"]
+    assert [row for row, _ in moves] == [row for row in rows for _ in range(2)]
+    assert moves == sorted(moves)
+
+
+def test_rows_of_ranks_stand_in_the_order_of_ranks() -> None:
+    """Also of more than ten."""
+    schedule = generate("gpipe", Shape(ranks=12, micro_batches=2))
+    bars = dry_run(schedule, PipelineCosts.uniform(12, 1.0, 1.0, 0.5)).bars()
+    assert list(dict.fromkeys(bar.row for bar in bars)) == [f"rank {rank}" for rank in range(12)]
+    assert [bar.label for bar in bars if bar.row == "rank 10"] == ["F0", "F1", "B0", "B1"]

@@ -135,3 +135,14 @@ def test_in_order_all_sends_are_made_after_the_last_receive() -> None:
         Act("receive", 0), Act("wait", 0), Act("send", 1), Act("receive", 2), Act("wait", 2), Act("send", 3),
         Act("wait", 1), Act("wait", 3),
     ]  # fmt: skip
+
+
+def test_a_rank_that_could_send_waits_for_what_it_would_send() -> None:
+    """Not for an earlier send of its own, which holds nobody up."""
+    listed = [Message(1, 0, 1, 0, 1), Message(2, 1, 0, 0, 1), Message(1, 3, 0, 0, 1)]
+    assert script(listed, 1) == [
+        Act("receive", 1), Act("send", 0), Act("wait", 1), Act("send", 2), Act("wait", 0), Act("wait", 2)
+    ]  # fmt: skip
+    assert script(listed, 1, window=1) == [
+        Act("receive", 1), Act("send", 0), Act("wait", 0), Act("wait", 1), Act("send", 2), Act("wait", 2)
+    ]  # fmt: skip

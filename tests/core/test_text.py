@@ -141,3 +141,11 @@ def test_what_is_kept_of_a_text_for_a_terminal() -> None:
     assert printable("a\tb\n") == "a\\tb\n"
     assert printable("a\tb\n", kept="\t") == "a\tb\\n"
     assert printable("é b") == "é b"
+
+
+def test_a_table_that_just_fits_is_not_broken() -> None:
+    rows = [["ab", "1.5", "x"], ["c", "12.5", "yy"]]
+    whole = table(["n", "ms", "what"], rows, 80)
+    assert whole[0] == "n     ms  what"
+    assert table(["n", "ms", "what"], rows, len(whole[0])) == whole
+    assert table(["n", "ms", "what"], rows, len(whole[0]) - 1)[:2] == ["n     ms", "    what"]
