@@ -32,7 +32,7 @@ def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.b
     order = np.lexsort((np.zeros(len(over)) if ended is None else ~ended, over))
     happened = np.ones(len(over)) if ended is None else ended[order].astype(float)
     at_risk = len(over) - np.arange(len(over))
-    surviving = np.cumprod(1 - happened / (at_risk + (happened > 0)))  # + 1: the next job counts as one of them
+    surviving = np.cumprod(1 - happened / (at_risk + 1))  # + 1: the next job counts as one of them
     low = np.flatnonzero(surviving <= 1 - level)
     return float(over[order][low[0]] if len(low) else over.max())
 

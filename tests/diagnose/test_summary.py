@@ -114,3 +114,11 @@ def test_sums_without_a_place_are_called_as_spans_call_them() -> None:
     assert [(one.kind, one.site, one.of_all) for one in found.whats] == [
         ("comm", "attn", 3.0), ("wait", "attn", 0.5), ("checkpoint", "checkpoint", 0.25),
     ]  # fmt: skip
+
+
+def test_sums_of_one_step_are_its_own() -> None:
+    nothing = table_of(Timeline(())).clear()
+    [one] = summarise(nothing, nothing, lengths(3.0, kind="compute")).whats
+    assert (one.seconds, one.of_all) == (None, 3.0)
+    [one] = summarise(nothing, nothing, lengths(3.0, 1.0, kind="compute")).whats
+    assert one.of_all == 2.0, "of the mean step"

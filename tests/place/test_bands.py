@@ -48,6 +48,8 @@ def test_bands_of_columns_are_as_wide_as_can_be_and_turn_by_turn_from_both_ends(
     assert turned.runs == (((0, 2), (2, 1)), ((3, 1), (1, 2))), "the second from the bottom"
     assert turned.cells() == [0, 0, 2, 3, 1, 1]
     assert turned.spreads() == (2, 2)
+    three = made([2, 2, 2, 1, 1, 1], 3, 3, 3)
+    assert three.runs == (((0, 2), (3, 1)), ((4, 1), (1, 2)), ((2, 2), (5, 1))), "the third from the top again"
 
 
 def test_cuts_are_counted_where_most_meet() -> None:

@@ -88,6 +88,7 @@ def test_a_margin_is_the_quantile_of_what_was_missed() -> None:
     assert first_margin(logs, np.zeros(9), 0.79) == 7.0
     assert first_margin(logs, logs - 3, 0.89) == 3.0
     assert first_margin(logs, np.zeros(9), 0.96) == 8.0, "so many are not known: the most"
+    assert first_margin(logs[:3], np.zeros(3), 0.25) == 0.0, "three of four may be late"
     running = np.array([True] * 8 + [False])
     assert first_margin(logs, np.zeros(9), 0.79, running) == 7.0
     assert first_margin(logs, np.zeros(9), 0.89, running) == 8.0
