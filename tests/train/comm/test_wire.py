@@ -16,6 +16,7 @@ from plait.train.comm.wire import (
     GlooWire,
     GroupWire,
     NullWire,
+    _ScatteredSum,
     _Several,
     empty_like_gathered,
     open_wire,
@@ -146,16 +147,17 @@ def test_a_scattered_sum_adds_up_what_came_and_uses_its_memory_again(gloo: list[
     works = [one.start("reduce_scatter", result, source) for _ in range(2)]
     assert [asked[3:] for asked in made.asked] == [([], [])] * 2
     assert made.asked[0][1].shape == (3, 2)
+    memory = set[int]()
     for work in works:
+        assert isinstance(work, _ScatteredSum)
         work.wait()
         assert result.tolist() == [21.0, 21.0]
         assert work.is_completed() is True and not work.get_future().done()
-    memory = {work.received.data_ptr() for work in works}
+        memory.add(work.received.data_ptr())
     assert len(memory) == 2
-    again = one.start("reduce_scatter", result, source)
-    assert again.received.data_ptr() in memory  # type: ignore[attr-defined]
-    other = one.start("reduce_scatter", torch.zeros(1), torch.arange(3.0))
-    assert other.received.data_ptr() not in memory  # type: ignore[attr-defined]
+    again, other = one.start("reduce_scatter", result, source), one.start("reduce_scatter", result[:1], source[:3])
+    assert isinstance(again, _ScatteredSum) and again.received.data_ptr() in memory
+    assert isinstance(other, _ScatteredSum) and other.received.data_ptr() not in memory
 
 
 def test_other_collectives_and_messages_are_gloos(gloo: list[set[int]]) -> None:

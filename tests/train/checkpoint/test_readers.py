@@ -1,0 +1,80 @@
+"""Who reads which part of a checkpoint, and how it comes to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plait.core.reshard import Box
+from plait.train.checkpoint import readers
+from plait.train.checkpoint.ranges import Range
+from plait.train.checkpoint.readers import Part, Share, pass_on, shares, told
+from tests.support.threads import threads
+
+
+def part(name: str, size: int) -> Part:
+    return name, Box((0,), (size,))
+
+
+def wants(*parts: tuple[str, int], size: int = 4) -> list[Any]:
+    """As ``told`` says it."""
+    return [(name, (0,), (count,), size) for name, count in parts]
+
+
+def test_each_part_is_read_once_by_who_has_read_the_least() -> None:
+    found = shares([
+        wants(("a", 8), ("b", 4), ("c", 2)),
+        wants(("a", 8), ("d", 4)),
+        wants(("a", 8), ("b", 4), ("d", 4), ("e", 1)),
+    ])  # fmt: skip
+    assert found == [
+        Share((0, 1, 2), (part("a", 8),)),
+        Share((2, 0), (part("b", 4),)),  # the first has read eight
+        Share((0,), (part("c", 2),)),
+        Share((1, 2), (part("d", 4),)),
+        Share((2,), (part("e", 1),)),
+    ]
+
+
+def test_parts_of_the_same_ranks_go_together_and_bytes_count() -> None:
+    both = [wants(("a", 1), ("b", 2)) + wants(("c", 1), size=16)] * 2
+    assert shares([*both, wants(("z", 1))]) == [
+        Share((0, 1), (part("a", 1), part("b", 2), part("c", 1))), Share((2,), (part("z", 1),)),
+    ]  # fmt: skip
+    wide = wants(("a", 2), size=8) + wants(("b", 3), size=4)
+    assert shares([wide, wants(("a", 2), size=8), wants(("b", 3))]) == [
+        Share((0, 1), (part("a", 2),)), Share((2, 0), (part("b", 3),)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(16, [[1, 2], [5], [1, 3]]), (64, [[1, 2, 5, 1, 3]]), (1, [[1], [2], [5], [1], [3]])]
+)
+def test_neighbours_are_sent_together_up_to_a_size(
+    monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[list[int]]
+) -> None:
+    monkeypatch.setattr(readers, "CHUNK", most)
+    chunks = readers._chunks([torch.zeros(count) for count in (1, 2, 5, 1, 3)])
+    assert [[len(one) for one in chunk] for chunk in chunks] == sizes
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("most", [8, 1 << 20])
+def test_what_one_has_read_comes_to_all(monkeypatch: pytest.MonkeyPatch, world: int, most: int) -> None:
+    """Also to a second tensor of the same range, and of types of other sizes."""
+    monkeypatch.setattr(readers, "CHUNK", most)
+    names = {"a": (torch.float32, 3), "b": (torch.bfloat16, 1), "c": (torch.float64, 2)}
+
+    def run(rank: int) -> list[list[float]]:
+        ranges = list[Range]()
+        for name, (dtype, count) in (*names.items(), ("a", names["a"])):
+            ranges.append(Range(name, (count,), Box((0,), (count,)), torch.zeros(count, dtype=dtype), copy=False))
+        found = shares([told(ranges)] * world)
+        for one in ranges[:3] if rank == found[0].ranks[0] else ():
+            one.tensor.fill_({"a": 1.5, "b": 2.5, "c": 3.5}[one.key])
+        pass_on(found, ranges, rank, None)
+        return [one.tensor.tolist() for one in ranges]
+
+    assert threads(world).run(run) == [[[1.5] * 3, [2.5], [3.5] * 2, [1.5] * 3]] * world
