@@ -279,3 +279,9 @@ def test_what_checkpoints_cost_by_what_passes_between_steps(tmp_path: Path) -> N
     assert (later := checkpoints(tmp_path / "later", ["step-40"], recording)) and later.seconds is None
     lost = recording_of(spans_of(*(row for row in rows if row["step"] != 2)), Layout.of(dp=2))
     assert (found := checkpoints_of(lost, tmp_path)) and found.seconds == pytest.approx(0.7 - 0.1)
+
+
+def test_short_steps_that_follow_each_other_are_no_restarts() -> None:
+    rows = [{"step": n, "start": 0.4 * n, "end": 0.4 * n + 0.3} for n in range(5)]
+    found = goodput_of(recording_of(spans_of(*rows), Layout.of(dp=1)), [], [])
+    assert found == Goodput(pytest.approx(1.5), pytest.approx(1.9), 1, 0)

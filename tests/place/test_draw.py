@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from plait.core.topology import State, Topology
+from plait.core.wiring import Wiring, build
 from plait.place import draw as drawing
 from plait.place.draw import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate
@@ -166,3 +167,16 @@ def test_words_are_as_large_as_there_is_room(drawn: Any, nodes: int, size: float
     figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=nodes))
     sizes = {text.get_text(): text.get_fontsize() for text in figure.axes[0].texts}
     assert sizes == {"core": max(size, 7), "mp1": size}
+
+
+def test_frames_have_room_for_the_largest(drawn: Any) -> None:
+    """Leaves of one and three nodes, in minipods of one leaf and of two."""
+    tree = build([
+        Wiring("core", ["a", "b"]), Wiring("a", ["a1"]), Wiring("b", ["b1", "b2"]), Wiring("a1", nodes=["n1"]),
+        Wiring("b1", nodes=["n2", "n3", "n4"]), Wiring("b2", nodes=["n5"]),
+    ])  # fmt: skip
+    figure = drawn(tree)
+    assert texts(figure)["a"] == (0.2, -0.25) and texts(figure)["b"] == (4.8, -0.25)
+    assert figure.axes[0].get_xlim()[1] == pytest.approx(2 * 4.6 - 1.6 + 0.5)
+    assert figure.axes[0].get_ylim()[0] == pytest.approx(2.5)
+    assert [line[1][1] for line in lines(figure)[-2:]] == [1.0, 2.0], "as many rows as it has leaves"
