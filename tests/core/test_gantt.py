@@ -25,3 +25,9 @@ def test_a_label_is_cut_to_its_number_before_it_is_left_out() -> None:
 def test_pieces_of_one_kind_are_joined() -> None:
     ((_, pieces),) = drawn_rows([Bar("r", 0, 2, "", "x"), Bar("r", 2, 4, "", "x"), Bar("r", 6, 8, "", "y")], width=8)
     assert [(len(piece.text), piece.kind) for piece in pieces] == [(4, "x"), (2, ""), (2, "y")]
+
+
+def test_names_of_any_length_stand_in_one_column() -> None:
+    lines = text_gantt([Bar("a", 0, 1, "", "F"), Bar("longer", 1, 2, "", "F")], width=4)
+    assert [line.index("|") for line in lines] == [7, 7]
+    assert text_gantt([]) == []

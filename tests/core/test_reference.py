@@ -88,3 +88,9 @@ def test_an_unknown_key_is_refused_with_the_nearest(asked: str, says: str) -> No
     with pytest.raises(JobError) as caught:
         look_up(asked)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ["slurm.steps", "train.p1", "steps.train", "train.steps.more"])
+def test_parts_of_a_name_are_all_in_it_and_in_their_order(asked: str) -> None:
+    with pytest.raises(JobError):
+        look_up(asked)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from plait.core import ring as ring_format
 from plait.core.errors import DataError
+from plait.core.process import process_state
 from plait.core.ring import (
     DTYPES,
     HEADER,
@@ -446,3 +447,13 @@ def test_a_writer_tells_its_own_records_that_are_still_there(tmp_path: Path) -> 
     assert found["number"].tolist() == list(range(3, 19))  # the first two were overwritten
     assert found["step"].tolist() == list(range(2, 18))
     assert ring.rows(np.arange(5, 8))["step"].tolist() == [4, 5, 6]
+
+
+def test_a_writer_is_told_from_another_process_with_its_number() -> None:
+    state = process_state(os.getpid())
+    assert state is not None
+    header = this_process(rank=1, world=2, local_rank=1, attempt=3, plan="feed", capacity=32)
+    assert (header.pid, header.process_started) == (os.getpid(), state.started)
+    assert (header.rank, header.world, header.local_rank, header.attempt, header.plan) == (1, 2, 1, 3, "feed")
+    assert header.capacity == 32
+    assert (this_process(rank=0, world=1).local_rank, this_process(rank=0, world=1).attempt) == (0, 0)

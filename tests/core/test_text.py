@@ -149,3 +149,10 @@ def test_a_table_that_just_fits_is_not_broken() -> None:
     assert whole[0] == "n     ms  what"
     assert table(["n", "ms", "what"], rows, len(whole[0])) == whole
     assert table(["n", "ms", "what"], rows, len(whole[0]) - 1)[:2] == ["n     ms", "    what"]
+
+
+def test_every_line_of_a_paragraph_but_the_first_is_moved_in() -> None:
+    assert paragraph("one two three four", 9, "  ") == "one two\n  three\n  four"
+    assert paragraph("one two", 7, "  ") == "one two"
+    assert paragraph("one two", 6, "  ") == "one\n  two"
+    assert paragraph("one two three", None, "  ") == "one two three"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import JobError
 from plait.core.topology import DOWN, FREE, Hardware, State, Topology
-from plait.core.wiring import MOST_LEVELS, Wiring, build
+from plait.core.wiring import MOST_LEVELS, HostLists, Wiring, build
 
 BUSY = State(status="busy", until=1.5e9, holder="7")
 
@@ -231,3 +231,15 @@ def test_switches_lie_so_deep_and_no_deeper() -> None:
     assert len(build(chain(MOST_LEVELS)).switches) == MOST_LEVELS
     with pytest.raises(JobError, match=f"the switch 's{MOST_LEVELS}' is more than {MOST_LEVELS} levels down"):
         build(chain(MOST_LEVELS + 1))
+
+
+def test_lists_of_one_source_stand_for_so_many_names_together() -> None:
+    lists = HostLists(most=5)
+    assert lists("n[1-3]", "line 1") == ["n1", "n2", "n3"]
+    assert lists(["a", "b"], "line 2") == ["a", "b"]
+    with pytest.raises(JobError, match="line 3: all lists up to here stand for more than 5 names"):
+        lists("c", "line 3")
+    for value, says in ((None, "nothing is no host list"), (True, "a truth value"), (5, "a number"), ({}, "a table"),
+                        (["a", 5], "a number is no host list"), ([[]], "a value of another kind")):  # fmt: skip
+        with pytest.raises(JobError, match=says):
+            HostLists()(value, "line 4")
