@@ -106,7 +106,8 @@ def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] 
     found.ranks, found.spans = len(read), sum(one.part.spans.height for one in read.values())
     with explained(cannot, fix=fix):
         _write(read, out, found)
-        if found.verdict and evidence is not None:
+        if evidence is not None:
+            assert found.verdict
             write_hang(out, found.verdict, evidence)
     return found
 

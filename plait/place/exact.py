@@ -38,9 +38,10 @@ def exact(problem: Problem) -> Answer:
     if problem.unit != "both":
         return Answer(cells, note=note)
     targets = _below(problem, value, known)
-    relaxed = Relaxation(problem) if targets else None
+    relaxed = Relaxation(problem) if targets else None  # which takes a moment to make
     for target in targets:
-        if relaxed and relaxed.excludes(*target):
+        assert relaxed
+        if relaxed.excludes(*target):
             continue
         verdict, found = search(free, rows, columns, *target)
         if found is not None:

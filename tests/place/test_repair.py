@@ -221,3 +221,19 @@ def test_where_no_node_is_left_is_said(each: int) -> None:
     blocks = f" in one minipod \\(blocks of {each} nodes stay together\\)" if each > 1 else ""
     with pytest.raises(PlacementError, match=f"^{says}{blocks}, and {parts} parts of the job need one"):
         repair(without(problem, placed, down), placed, down=down, where=where)
+
+
+def test_a_block_of_which_a_part_has_failed() -> None:
+    """It keeps the rest of its nodes where one is left in its minipod; elsewhere it needs as many as it has."""
+    pools, where = cluster([5, 1, 2])
+    problem = Problem(heights=(2,), pools=pools[:1], nodes_per_cell=2, alpha=1.0)
+    placed = place(problem)
+    victim = placed.hosts[3]
+    near = repair(without(replace(problem, pools=pools), placed, {victim}), placed, down={victim}, where=where)
+    assert [(move.node_rank, move.new) for move in near.moves] == [(3, "m0-0004")]
+    full = replace(problem, pools=(Pool.plain("m0", 4, leaf=LEAF), *pools[1:]))
+    far = repair(without(full, placed, {victim}), placed, down={victim}, where=where)
+    assert [move.node_rank for move in far.moves] == [2, 3], "m1 has one node only"
+    assert far.placement.minipods == ("m0", "m0", "m2", "m2")
+    with pytest.raises(PlacementError, match="1 are free or spare"):
+        repair(without(replace(full, pools=full.pools[:2]), placed, {victim}), placed, down={victim}, where=where)

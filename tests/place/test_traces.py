@@ -559,3 +559,13 @@ def test_openbs_pods_of_which_none_was_deleted(tmp_path: Path) -> None:
 )
 def test_units_at_the_ends_of_names(name: str, told: tuple[str, str]) -> None:
     assert without_unit(name) == told
+
+
+def test_spots_jobs_of_which_little_is_told(tmp_path: Path) -> None:
+    """Neither their type, nor processors and GPUs, of which the table has no columns."""
+    head = "job_name,organization,gpu_request,worker_num,submit_time,duration,job_type"
+    found = trace_of(f"{head}\nj0,o1,8,1,1,60,\nj1,,1,2,2,9,spot x\n", tmp_path)
+    assert (found.schema, found.preemptible.tolist()) == ("alibaba-spot", [False, True])
+    assert set(found.numbers) == {"nodes"} and set(found.categories) == {"group", "queue"}
+    assert set(trace_of(SPOT, tmp_path).numbers) == {"nodes", "cpus"}
+    assert set(trace_of(SPOT, tmp_path).categories) == {"group", "queue", "type"}
