@@ -224,7 +224,7 @@ def test_where_no_node_is_left_is_said(each: int) -> None:
 
 
 def test_a_block_of_which_a_part_has_failed() -> None:
-    """It keeps the rest of its nodes where one is left in its minipod; elsewhere it needs as many as it has."""
+    """It keeps the rest of its nodes where one is left in its minipod; elsewhere it needs as many anew."""
     pools, where = cluster([5, 1, 2])
     problem = Problem(heights=(2,), pools=pools[:1], nodes_per_cell=2, alpha=1.0)
     placed = place(problem)
