@@ -105,7 +105,7 @@ class _Costs:
     # ---- operations ----
 
     def _matmul(self, m: float, k: float, n: float) -> float:
-        return float(rates.matmul(self.cluster, self.precision, m, k, n)) if min(m, k, n) > 0 else 0.0
+        return float(rates.matmul(self.cluster, self.precision, m, k, n))
 
     def _pass(self, numbers: float) -> float:
         """Of elementwise operations on so many numbers, each read or written once by a fused kernel."""

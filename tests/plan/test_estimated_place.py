@@ -185,6 +185,8 @@ WEIGHTS = "backward: weight gradients"
         ({"tp": 2}, {"tp": WEIGHTS, "rows": "nothing"}),
         ({"tp": 2, "slices": {"p1": 2, "p2": 1}}, {"tp": BOTH, "rows": "other slices"}),
         ({"tp": 2, "slices": {"p1": 1, "p2": 2}}, {"tp": WEIGHTS, "rows": "nothing"}),
+        ({"tp": 2, "overlap": "async", "slices": {"p1": 2, "p2": 1}},
+         {"tp": f"{WEIGHTS} of the sublayer", "rows": "nothing"}),
         ({"tp": 2, "overlap": "async"}, {"tp": f"{WEIGHTS} of the sublayer", "rows": "nothing"}),
         ({"tp": 2, "overlap": "sync"}, {"tp": "nothing", "rows": "nothing"}),
         ({"tp": 2, "overlap": "none"}, {"tp": "left out", "rows": "nothing"}),

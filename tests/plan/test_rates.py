@@ -280,3 +280,18 @@ def test_both_slow_each_other_down_as_long_as_both_run(busy: float, sent: float,
         update={name: getattr(E, name).model_copy(update={"value": value}) for name, value in changed.items()}
     )
     assert rates.together(A100.model_copy(update={"efficiency": reached}), busy, sent) == pytest.approx(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stride", [1, 4, 16])
+def test_the_last_tier_connects_all_whatever_it_says(kind: rates.Kind, stride: int) -> None:
+    told = A100.model_copy(update={"tiers": (A100.tiers[0], A100.tiers[-1].model_copy(update={"ranks": 16}))})
+    assert rates.collective(told, kind, SIZE, 64, stride) == rates.collective(A100, kind, SIZE, 64, stride)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+def test_a_tier_that_connects_all_leaves_nothing_to_those_beyond(kind: rates.Kind) -> None:
+    inside = A100.tiers[0].model_copy(update={"ranks": 0})
+    told = A100.model_copy(update={"tiers": (inside, A100.tiers[-1])})
+    whole = A100.model_copy(update={"tiers": (inside.model_copy(update={"ranks": 1024}), A100.tiers[-1])})
+    assert rates.collective(told, kind, SIZE, 64, 1) == rates.collective(whole, kind, SIZE, 64, 1)

@@ -29,7 +29,7 @@ def grouped(groups: float, m: float, k: float, n: float) -> tuple[float, float]:
     return max(float(forward), moved), max(float(inputs), moved) + max(float(weights), moved)
 
 
-@pytest.mark.parametrize(("tokens", "flat"), [(100_000.0, False), (1000.0, True), (16.0, False)])
+@pytest.mark.parametrize(("tokens", "flat"), [(100_000.0, False), (1000.0, True), (16.0, False), (1.0, False)])
 def test_grouped_products_of_the_experts_on_a_rank(tokens: float, flat: bool) -> None:
     """Of a gated model two experts a rank, each cut over two; few rows take what reading weights takes."""
     one = routed(MIXTRAL, tokens, tp=2, dp=4, ep=4, sequence_parallel=int(flat))

@@ -87,6 +87,8 @@ ONE_F_ONE_B = SCHEDULES.index("1f1b")
         (space(16, 16, "tp < 1"), "'tp < 1' leaves no strategy for 16 ranks: tp can be 1, 2, 4, 8. 'tp <= 1' would do"),
         (space(16, 16, "num_micro_batches > 16"), "'num_micro_batches > 16' leaves no strategy for 16 ranks: "
          "num_micro_batches can be 1, 2, 4, 8, 16. 'num_micro_batches >= 16' would do"),
+        (space(128, 128, "num_micro_batches > 128"), "'num_micro_batches > 128' leaves no strategy for 128 ranks: "
+         "num_micro_batches can be 1, 2, 4, 8, 16, 32, 64, 128. 'num_micro_batches >= 128' would do"),
         (space(1024, 4096, "dp = 7"), "'dp = 7' leaves no strategy for 1,024 ranks: dp can be 4, 8, 16, 32, 64, 128, "
          "..., 1024. 'dp = 8' would do"),
         (space(16, 16, "schedule = gpipe"), "'schedule = gpipe' leaves no strategy for 16 ranks: schedule can be 1f1b, "
