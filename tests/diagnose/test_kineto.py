@@ -598,6 +598,14 @@ def test_the_world_is_that_of_the_largest_group() -> None:
     assert one.told({}).world == 8
 
 
+def test_what_launched_the_first_kernels_is_found_among_many_operators(tmp_path: Path) -> None:
+    by = [operator("record_param_comms", 100, 20, **told(0, "allreduce")), RUNTIME | {"args": {"correlation": 7}}]
+    later = [operator("aten::mm", 300 + 10 * at, 5) for at in range(20)]
+    assert kinds(spans_of(tmp_path, *launched([*by, *later], correlation=7))) == {
+        "gemm": "compute", "allreduce": "comm",
+    }  # fmt: skip
+
+
 def test_calls_within_calls_are_one(tmp_path: Path) -> None:
     """Of each thread; what begins as another ends is not within it."""
     events = [
