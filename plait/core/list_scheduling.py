@@ -71,8 +71,7 @@ class ListScheduler:
                 if delay < soonest or (delay == soonest and rank[i] < rank[first]):
                     first, soonest = i, delay
             if weights and (
-                first < 0
-                or soonest
+                soonest  # also where no op of a chain is ready
                 or len(weights) > self.held_back
                 or (policy.fill and link - now > seconds[weights[0]] + seconds[first])
             ):

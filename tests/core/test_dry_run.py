@@ -84,3 +84,12 @@ def test_rows_of_ranks_stand_in_the_order_of_ranks() -> None:
     bars = dry_run(schedule, PipelineCosts.uniform(12, 1.0, 1.0, 0.5)).bars()
     assert list(dict.fromkeys(bar.row for bar in bars)) == [f"rank {rank}" for rank in range(12)]
     assert [bar.label for bar in bars if bar.row == "rank 10"] == ["F0", "F1", "B0", "B1"]
+
+
+def test_second_stages_of_a_rank_have_small_letters() -> None:
+    schedule = generate("zb-v", Shape(ranks=2, micro_batches=1, chunks=2))
+    bars = dry_run(schedule, PipelineCosts.uniform(4, 1.0, 1.0, 0.5)).bars()
+    assert [(bar.row, bar.label) for bar in bars] == [
+        (f"rank {rank}", label) for rank in (0, 1) for label in ("F0", "f0", "i0", "w0", "I0", "W0")
+    ]
+    assert {bar.kind for bar in bars} == {"forward", "input gradient", "weight gradient"}

@@ -294,3 +294,12 @@ def test_every_boundary_has_its_slack(slack: tuple[int, ...]) -> None:
     with pytest.raises(ScheduleError, match="slack-1f1b of 3 ranks needs 2 slacks of at least 1"):
         generate("slack-1f1b", Shape(ranks=3, micro_batches=4, slack=slack))
     assert generate("slack-1f1b", Shape(ranks=1, micro_batches=2)).num_stages == 1
+
+
+def test_weight_gradients_fill_the_waits_once_no_forward_is_left() -> None:
+    shape = Shape(ranks=3, micro_batches=3)
+    assert [" ".join(map(str, ops)) for ops in generate("zb-h2", shape).ranks] == [
+        "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2",
+        "1F0 1F1 1F2 1I0 1W0 1I1 1W1 1I2 1W2",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2W1 2W2",
+    ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plait.core import yaml_text
 from plait.core.errors import JobError
 from plait.core.yaml_text import DEEPEST, load
 
@@ -68,3 +69,12 @@ def test_as_deep_as_may_be() -> None:
     assert load("[" * DEEPEST + "]" * DEEPEST) is not None
     with pytest.raises(JobError, match="line 2: nested too deeply"):
         load("[\n" + "[" * DEEPEST + "]" * (DEEPEST + 1))
+
+
+def test_so_many_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of two is a stream, a document, a list and two words, and the ends of the three."""
+    monkeypatch.setattr(yaml_text, "MOST_EVENTS", 7)
+    assert load("[a, b]") == ["a", "b"]
+    monkeypatch.setattr(yaml_text, "MOST_EVENTS", 6)
+    with pytest.raises(JobError, match="more than 6 values of YAML"):
+        load("[a, b]")
