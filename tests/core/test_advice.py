@@ -353,3 +353,10 @@ def test_graphs_are_captured_where_weights_and_gradients_stay(shard: str, allowe
 def test_layers_of_stages_are_not_judged_where_their_number_is_open(key: str) -> None:
     given = {"pp": 2, "virtual_stages": 1, "schedule": "1f1b", "stage_layers": [1, 2, 3], key: "auto"}
     assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)
+
+
+def test_layers_of_stages_of_a_schedule_in_a_file_are_judged_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("rank 0: 0F0 0B0")
+    given = {"pp": 2, "schedule": str(file), "stage_layers": [1, 2, 3]}
+    assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)

@@ -6,15 +6,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from plait.core import collecting as module
+from plait.core.cluster import HERE
 from plait.core.collecting import Agent, Collected, check_loggers, collecting
 from plait.core.errors import JobError
+from plait.core.job import Job
 from plait.core.settings import RunSection
+from plait.plan.make import make_plan
 
 TIER = "system"
 WRITES = "import sys; from pathlib import Path; sys.stdin.read(); Path(sys.argv[1]).write_text('all of it')"
@@ -272,3 +276,27 @@ def test_only_a_rank_that_fails_does_not_wait(
     assert stuck.killed == waits
     stuck.kill()
     until_nothing_is_left_to_do()
+
+
+@pytest.mark.unit
+def test_what_is_collected_is_what_the_runs_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan without a job, and of none that can be read, what a job says by itself."""
+    told = list[Collected]()
+
+    def start(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
+        told.append(collected)
+        return Row(Made())()
+
+    monkeypatch.setattr(module, "start_agent", start)
+    job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {}, "run": {"timeline_steps": 7}})
+    plan = make_plan(job, HERE, vocab=257)
+    for write, steps in (
+        (plan.write, 7),
+        (replace(plan, job=None).write, RunSection().timeline_steps),
+        (lambda path: path.write_text("{"), RunSection().timeline_steps),
+    ):  # fmt: skip
+        write(tmp_path / "plan.json")
+        with collecting(tmp_path, 0, 2):
+            pass
+        assert told[-1].timeline_steps == steps
+    assert len(told) == 3

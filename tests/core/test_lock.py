@@ -263,6 +263,9 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(LaunchError, match=f"process {os.getpid()}"), RunLock(tmp_path):
             pass
         assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+        mask = os.umask(0)
+        os.umask(mask)
+        assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def _race(folder: Path, start: Any, results: Any, leave: Any) -> None:

@@ -198,3 +198,10 @@ def test_a_second_copys_ranks_that_are_advised_divide_the_first() -> None:
 )
 def test_groups_of_a_rank(level: Level, group: tuple[int, ...]) -> None:
     assert Sharding(params=2, grads=4, optim=4).group(5, level, 8) == group
+
+
+def test_an_mlp_is_gathered_with_the_attention_of_its_own_layer_alone() -> None:
+    assert lists("F", "none", [("positions", 0), ("mlp", 0)], heads=False) == (
+        "embed.R0 gather-positions0 need-positions0 attn0.N0 drop-positions0 attn0.F0 attn0.R0 mlp0.N0 "
+        "gather-mlp0 need-mlp0 next-vectors0 mlp0.F0 mlp0.R0 drop-mlp0 leave.N0"
+    )
