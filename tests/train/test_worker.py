@@ -141,13 +141,11 @@ def test_a_rank_joins_watches_and_trains(trained: Trained, tmp_path: Path) -> No
     trained.status = 143
     ask(tmp_path)
     assert worker._train(ENV, trained.control, tmp_path, "store") == 143  # type: ignore[arg-type]
-    assert trained.done[:3] == [
-        ("collects", 0, 2, True),
-        ("joined", 0, "store"),
-        ("reports", True, plan.job.train.steps),
-    ]  # type: ignore[union-attr]
+    job = plan.job
+    assert job is not None
+    assert trained.done[:3] == [("collects", 0, 2, True), ("joined", 0, "store"), ("reports", True, job.train.steps)]
     assert trained.names()[3:] == ["watches", "session", "trains", "watches no more"]
-    assert trained.watchdog.made == (0, plan.job.run.call_deadline, "towards 127.0.0.1:29500")  # type: ignore[union-attr]
+    assert trained.watchdog.made == (0, job.run.call_deadline, "towards 127.0.0.1:29500")
     assert trained.given[0] == plan and trained.given[2:5] == (tmp_path, ENV, "device")
     assert not asked(tmp_path)  # what an earlier start has left
     assert [one.world for one in read_attempts(tmp_path)] == [2]
