@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 NO_TESTS = 5
 """Exit status of pytest where nothing was selected."""
+MEMORY = 6 << 30
+"""Bytes that a process of tests may allocate: a loop without an end fails before the machine does."""
 
 
 class Tree:
@@ -55,6 +58,7 @@ class Tree:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))  # a fault may have no end
         try:
             output, _ = process.communicate(timeout=timeout)
             return process.returncode, output
