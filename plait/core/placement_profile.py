@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from plait.core.errors import JobError
 from plait.core.explain import explain
 from plait.core.files import replacing
-from plait.core.profile import CollectiveKind, Curve, Group, Machine
+from plait.core.profile import MOST_VALUES, CollectiveKind, Curve, Group, Machine
 from plait.core.settings import Count, NotNegative, Positive, Section
 from plait.core.stamped import Stamp, digest
 
@@ -30,6 +30,7 @@ STAMP = Stamp(
     broken="is no placement profile, or only a part of one",
     fix=AGAIN,
     edited=AGAIN,
+    most=MOST_VALUES,
 )
 Order = Literal["dp", "pp", "random"]
 

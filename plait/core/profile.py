@@ -28,7 +28,11 @@ from plait.core.settings import Count, Natural, NotNegative, Positive, Precision
 from plait.core.stamped import Stamp, digest
 
 AGAIN = "Measure again with plait profile"
-STAMP = Stamp(noun="profile", version=1, broken="is no profile, or only a part of one", fix=AGAIN, edited=AGAIN)
+MOST_VALUES = 200_000
+"""Of a profile: a large one has some thousands, and every value that is wrong costs kilobytes to tell."""
+STAMP = Stamp(
+    noun="profile", version=1, broken="is no profile, or only a part of one", fix=AGAIN, edited=AGAIN, most=MOST_VALUES
+)
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 ModuleSite = Literal["embed", "norm", "attn", "mlp", "block", "head"]
 ModulePhase = Literal["forward", "input gradient", "weight gradient"]

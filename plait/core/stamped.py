@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plait.core.codec import DOCUMENT, parse_table
+from plait.core.codec import DOCUMENT, MOST_VALUES, parse_table
 from plait.core.errors import JobError
 from plait.core.files import contents_within, reason_of
 
@@ -24,13 +24,14 @@ def digest(values: Any) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
     """One kind of file. noun: what users call it. broken: what is wrong with one that is no JSON. fix: what
-    to do with one that cannot be used; edited: with one that does not match its hash."""
+    to do with one that cannot be used; edited: with one that does not match its hash. most: values in one."""
 
     noun: str
     version: int
     broken: str
     fix: str | None = None
     edited: str
+    most: int = MOST_VALUES
 
     def on(self, found: str) -> dict[str, Any]:
         """What stands before content whose hash was found."""
@@ -49,7 +50,7 @@ class Stamp:
         """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
         none, of another version, or edited by hand, and where ``make`` does."""
         try:
-            values = parse_table(text, unique=True)
+            values = parse_table(text, most=self.most, unique=True)
         except ValueError as error:
             raise JobError(f"{self.broken}: {error}", file=file, fix=self.fix) from None
         version, stamped = values.pop("version", None), values.pop("hash", None)

@@ -73,7 +73,8 @@ def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collectio
     def told(row: Any, name: str) -> Any:
         return row if timed is None or row.kind in timed else row._replace(**{name: None})
 
-    pairs = right.join(left.select(*KEY, planned=LENGTH), on=KEY)
+    planned = left.unique(KEY, keep="first", maintain_order=True).select(*KEY, planned=LENGTH)
+    pairs = right.join(planned, on=KEY)
     rows = pairs.group_by(WHAT).agg(pl.col("planned").sum() / lanes.height, LENGTH.sum() / lanes.height)
     return Comparison(
         steps=tuple(lanes["step"].unique().sort().to_list()),

@@ -46,8 +46,10 @@ MOST = 2**53
 """Of bytes, and of numbers in a sequence."""
 FRAMES = 3
 """Of a stack that are kept, the innermost."""
-MOST_ENTRIES = 100_000
+MOST_ENTRIES = 50_000
 """Of one dump: a recorder keeps 2,000 unless it is told otherwise."""
+MOST_SIZES = 2_000_000
+"""Of tensors, of all entries of a dump."""
 _VERB = re.compile(r"(?:\w+:)?(\w+)(?: (\d+)(->|<-)(\d+))?$")
 
 
@@ -108,11 +110,16 @@ class Dump:
     version: str = ""
     groups: dict[str, Group] = field(default_factory=dict[str, Group])
     entries: list[Entry] = field(default_factory=list[Entry])
+    sizes: int = 0
 
     def add(self, value: Any) -> None:
-        """One of ``entries``. Raises ValueError where there are too many."""
+        """One of ``entries``. Raises ValueError where there are too many, or too many tensors in them."""
         if len(self.entries) >= MOST_ENTRIES:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries, the most that are read")
+        told = [value.get(key) for key in ("input_sizes", "output_sizes")] if isinstance(value, dict) else []
+        self.sizes += sum(len(one) for one in told if isinstance(one, list))
+        if self.sizes > MOST_SIZES:
+            raise ValueError(f"it has sizes of more than {MOST_SIZES} tensors, the most that are read")
         found = _entry(value, self.over) if isinstance(value, dict) else None
         if found is None:
             self.over.note("entries that are no objects or name no operation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -20,6 +21,8 @@ AXES = (
     ("tp", r"tensor|(^|[^a-z])tp"), ("cp", r"context|(^|[^a-z])cp($|[^a-z])"), ("pp", r"pipeline|(^|[^a-z])pp"),
     ("dp", r"data|fsdp|shard|replicate|(^|[^a-z])dp|default_pg"),
 )  # fmt: skip
+LABELS = 1000
+"""Texts of which is kept what they say: every event of a trace has one of few."""
 LATEST = 4e9
 """Seconds from 1970, in 2096: nanoseconds between two such times are still whole numbers of 64 bits."""
 SIZES = (
@@ -35,6 +38,7 @@ class Part(NamedTuple):
     since: int
 
 
+@lru_cache(LABELS)
 def axis_of(label: str) -> str:
     """The axis of a process group by its description: ``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp_shard``.
 
@@ -44,6 +48,7 @@ def axis_of(label: str) -> str:
     return next((axis for axis, words in AXES if re.search(words, label.lower())), "other")
 
 
+@lru_cache(LABELS)
 def bytes_of_dtype(name: str) -> int:
     """Bytes of an element of torch's dtype; 0 for one that is not known.
 
@@ -60,7 +65,11 @@ def members_of(ranks: Any, *, in_order: bool = False) -> str | None:
     >>> members_of("[4, 0]"), members_of([1, 2]), members_of("[0, 1, ...]")
     ('0,4', '1,2', None)
     """
-    text = ",".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks)
+    return _members(",".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks), in_order)
+
+
+@lru_cache(LABELS)
+def _members(text: str, in_order: bool) -> str | None:
     inside = text.strip().strip("[]")
     if not re.fullmatch(r"\s*\d{1,9}(\s*,\s*\d{1,9})*\s*", inside):
         return None

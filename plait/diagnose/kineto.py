@@ -63,8 +63,8 @@ CODES = {kind: code for code, kind in enumerate(dict.fromkeys(KINDS.values()))}
 LONGEST_NAME = 60
 LONGEST_KEPT = 200
 """Characters of a name by which an event is told."""
-MOST_EVENTS = 8_000_000
-"""Of one trace that are kept: they take some 60 bytes each."""
+MOST_EVENTS, MOST_COLLECTIVES = 1_000_000, 300_000
+"""Of one trace that are kept: to read and explain so many takes five seconds and 600 MB."""
 MOST_NAMES = 200_000
 OTHERS, OTHERS_FOR_EACH = 1_000_000, 8
 """Events that are no spans from which on a trace is refused, if they are so many times the others."""
@@ -106,7 +106,7 @@ class Trace:
         self.names: dict[str, int] = {}
         self.threads: dict[str, int] = {}
         self.comms: dict[Comm, int] = {}
-        self.damaged = self.others = 0
+        self.damaged = self.others = self.collectives = 0
         self.unread: Counter[str] = Counter()
 
     def add(self, event: Any) -> None:
@@ -132,7 +132,7 @@ class Trace:
         if len(self.start) >= MOST_EVENTS or number >= MOST_NAMES:
             raise ValueError(
                 f"it has more than {MOST_EVENTS} kernels and operators, or {MOST_NAMES} names of them, the most that "
-                "are read"
+                "are read: profile fewer steps"
             )
         self.start.append(start)
         self.length.append(length)
@@ -145,10 +145,18 @@ class Trace:
             args = _NOTHING
         self.external.append(_whole(args.get("External id", args.get("external id"))))
         self.correlation.append(_whole(args.get("correlation")))
-        comm = comm_of(args, self.over) if "Collective name" in args else None
+        comm = self._comm(args) if "Collective name" in args else None
         self.comm.append(-1 if comm is None else self.comms.setdefault(comm, len(self.comms)))
         self.seq.append(-1 if comm is None else _whole(args.get("Seq")))
         return None
+
+    def _comm(self, args: dict[str, Any]) -> Comm | None:
+        self.collectives += 1
+        if self.collectives > MOST_COLLECTIVES:
+            raise ValueError(
+                f"it has more than {MOST_COLLECTIVES} collectives, the most that are read: profile fewer steps"
+            )
+        return comm_of(args, self.over)
 
     def _other(self, phase: Any) -> None:
         """Not a span: names of processes, arrows between events, counters."""

@@ -88,7 +88,8 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
         pl.col("axis").is_in(MEASURED),
         pl.col("kind").is_in(PLANNED),
     )
-    both = seen.join(axes.select(*KEY, begin="start", finish="end"), on=KEY)
+    planned = axes.unique(KEY, keep="first", maintain_order=True).select(*KEY, begin="start", finish="end")
+    both = seen.join(planned, on=KEY)
     if both.is_empty() or not predicted.spans:
         return None
     lanes = both.select("step", "rank").n_unique()

@@ -152,9 +152,9 @@ def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
     last = pl.col("start").max() if recording.clocks_agree else pl.col("end") - shortest
     members = met.with_columns(last=last.over("meeting"), members=pl.len().over("meeting"))
     spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
-    came = spans.select("meeting", "rank").with_row_index("on").join(
-        members.filter(pl.col("members") > 1).select("meeting", "rank", "last"), on=["meeting", "rank"]
-    )  # fmt: skip
+    one = ["meeting", "rank"]
+    lasts = members.filter(pl.col("members") > 1).unique(one, keep="first", maintain_order=True).select(*one, "last")
+    came = spans.select(one).with_row_index("on").join(lasts, on=one)
     waits = spans.select("axis", "start", "end").with_row_index("wait")
     found = awaited(spans).join(waits, on="wait").join(came.select("on", "last"), on="on")
     late = (pl.min_horizontal("end", "last") - pl.col("start")).clip(0)

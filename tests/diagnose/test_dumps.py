@@ -499,6 +499,11 @@ def test_groups_whose_members_cannot_be_are_counted() -> None:
 
 
 def test_a_dump_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "MOST_SIZES", 5)
+    few = Dump(PassedOver())
+    few.add(entry(0, 100, 200, input_sizes=[[1]] * 3, output_sizes=[[1]] * 2))
+    with pytest.raises(ValueError, match="sizes of more than 5 tensors, the most that are read"):
+        few.add(entry(1, 100, 200, input_sizes=[[1]]))
     monkeypatch.setattr(flight_recorder, "MOST_ENTRIES", 2)
     one = Dump(PassedOver())
     one.add(entry(0, 1000, 2000))

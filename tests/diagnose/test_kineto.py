@@ -400,6 +400,11 @@ def test_a_trace_is_read_to_a_limit_of_events_and_of_names(monkeypatch: pytest.M
         few.add(event)
     with pytest.raises(ValueError, match="more than 3 kernels and operators, or 2 names"):
         few.add(kernel("a", 3, 1))
+    few = reading(monkeypatch, MOST_COLLECTIVES=2)
+    for seq in range(2):
+        few.add(kernel("a", seq, 1, **told(seq)))
+    with pytest.raises(ValueError, match="more than 2 collectives, the most that are read: profile fewer steps"):
+        few.add(kernel("a", 2, 1, **told(2)))
     few = reading(monkeypatch, MOST_EVENTS=9)
     few.add(kernel("a", 0, 1))
     few.add(kernel("b", 0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -24,6 +25,7 @@ from plait.diagnose.shares import Drift, Steps, drift_of, shares, steps_of
 from plait.plan.make import Design, assemble_plan
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import TRANSFER, At, Job, recording_of, spans_of
+from tests.support.recordings.theirs import REDUCE_SCATTER, annotation, imported, kernel, told, trace
 
 
 @given(seed=st.integers(0, 2**32), dp=st.integers(1, 3), pp=st.integers(1, 3), launch=st.floats(0, 0.05))
@@ -46,6 +48,17 @@ def test_transfers_that_a_stage_waits_for_are_no_bubble() -> None:
         for t in (TRANSFER, 0.05)
     )
     assert slow["pp"] > 10 * quick["pp"]
+
+
+def test_a_collective_that_is_told_many_times_counts_once(tmp_path: Path) -> None:
+    """A trace may give one number to all: a rank waits for no more than it waited."""
+    again = [kernel(REDUCE_SCATTER, 100.0 * number + 10, 50, **told(0)) for number in range(400)]
+    late = [kernel(REDUCE_SCATTER, 100.0 * number + 40, 20, **told(0)) for number in range(400)]
+    work = [kernel("gemm", 100.0 * number, 10) for number in range(400)]
+    step = annotation("ProfilerStep#1", 0.0, 40_000.0, cat="gpu_user_annotation")
+    seen = imported(tmp_path, *(trace([step, *work, *one], rank, 2) for rank, one in enumerate((again, late))))[0]
+    for one in shares(seen):
+        assert (one.late or 0.0) <= one.seconds * (1 + 1e-9)
 
 
 def test_evaluations_and_checkpoints_come_after_a_step() -> None:
