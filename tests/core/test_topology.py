@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core import topology
 from plait.core.errors import JobError
-from plait.core.topology import DOWN, FREE, Hardware, State, Topology
+from plait.core.topology import DOWN, FREE, Hardware, State, Topology, close
 from plait.core.wiring import MOST_LEVELS, HostLists, Wiring, build
 
 BUSY = State(status="busy", until=1.5e9, holder="7")
@@ -243,3 +244,10 @@ def test_lists_of_one_source_stand_for_so_many_names_together() -> None:
                         (["a", 5], "a number is no host list"), ([[]], "a value of another kind")):  # fmt: skip
         with pytest.raises(JobError, match=says):
             HostLists()(value, "line 4")
+
+
+def test_of_very_many_names_none_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for the nearest takes too long."""
+    monkeypatch.setattr(topology, "MOST_LOOKED_THROUGH", 2)
+    assert close("node2", ["node1", "x"]) == " (did you mean 'node1'?)"
+    assert close("node2", ["node1", "x", "y"]) == ""
