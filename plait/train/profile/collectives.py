@@ -56,7 +56,7 @@ def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[Layou
         shapes += [(outer, 1)]
     found: list[Layout] = []
     for count, stride in dict.fromkeys(shapes):
-        if count > 1 and world % (count * stride) == 0:
+        if world % (count * stride) == 0:
             blocks = range(0, world, count * stride)
             groups = tuple(
                 tuple(range(first + at, first + count * stride, stride)) for first in blocks for at in range(stride)
