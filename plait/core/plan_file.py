@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import FailFast, Field, ValidationError, create_model
 
 from plait.core.explain import explain
 from plait.core.reshard_plan import Way
 from plait.core.settings import Count, Natural, Section
 
-Numbers = Annotated[tuple[Natural, ...], Field(strict=False)]
+Numbers = Annotated[tuple[Natural, ...], Field(strict=False), FailFast()]
 Pair = Annotated[tuple[Count, Count], Field(strict=False)]
 Nanoseconds = Annotated[int, Field(ge=0)]
 
@@ -24,7 +24,7 @@ Nanoseconds = Annotated[int, Field(ge=0)]
 class Degrees(Section):
     """The layout."""
 
-    degrees: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)]
+    degrees: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1), FailFast()]
     cp: Count
 
 
@@ -35,7 +35,9 @@ class Move(Section):
     holders: Numbers
     receivers: Numbers
     way: Way
-    chains: Annotated[tuple[Annotated[tuple[Natural, Numbers], Field(strict=False)], ...], Field(strict=False)]
+    chains: Annotated[
+        tuple[Annotated[tuple[Natural, Numbers], Field(strict=False)], ...], Field(strict=False), FailFast()
+    ]
     chunks: Count
     start: Nanoseconds
     duration: Nanoseconds
@@ -51,13 +53,13 @@ class Moves(Section):
     hosts: Numbers
     order: str
     lower_bound: Nanoseconds
-    steps: Annotated[tuple[Move, ...], Field(strict=False)]
+    steps: Annotated[tuple[Move, ...], Field(strict=False), FailFast()]
 
 
 class Boundaries(Section):
     """Resharding plans, each once, and the number of every edge's, by what crosses it."""
 
-    plans: Annotated[tuple[Moves, ...], Field(strict=False)]
+    plans: Annotated[tuple[Moves, ...], Field(strict=False), FailFast()]
     edges: dict[str, dict[str, Natural]]
 
 
@@ -75,8 +77,8 @@ def table_of(owner: type[Any], **others: Any) -> type[Section]:
 
 
 def list_of(kind: Any) -> Any:
-    """The type of a list of these."""
-    return Annotated[tuple[kind, ...], Field(strict=False)]
+    """The type of a list of these, of which the first that is wrong is told: each takes kilobytes."""
+    return Annotated[tuple[kind, ...], Field(strict=False), FailFast()]
 
 
 def check_tables(values: Mapping[str, Any], whole: type[Section]) -> None:

@@ -374,8 +374,9 @@ class Planner:
         without = reasons.without(best.point)
         for name, slower in zip(without, in_two(partial(self._without, best), list(without.values())), strict=True):
             if slower:
-                told, gained = f"a step without it would take {reasons.in_seconds(slower)}", slower / best.seconds - 1
-                lines.append(f"{name} {'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}: {told}.")
+                gained = slower / best.seconds - 1
+                told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
+                lines.append(f"{name} {told}: a step that hides none of it would take {reasons.in_seconds(slower)}.")
         return lines
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:

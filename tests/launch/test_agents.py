@@ -343,7 +343,7 @@ def test_a_word_that_nobody_chose_cannot_be_guessed(launcher: Callable[..., Laun
 def test_numbers_count_where_the_starter_numbers(
     launcher: Callable[..., Launcher], numbered: bool, task: int, said: str
 ) -> None:
-    one = launcher(numbered=numbered, patience=0.3)
+    one = launcher(numbered=numbered, patience=3)
     one.comes("right", 5, task=task)
     with pytest.raises(PlaitError, match=said or r"the agents of 1 hosts \(left\) did not come within 0 s"):
         one.agents.ranks(one.still)
@@ -370,10 +370,10 @@ def test_one_more_agent_is_refused_while_lines_are_waited_for(launcher: Callable
 
 @pytest.mark.unit
 def test_lines_that_do_not_come_are_named(launcher: Callable[..., Launcher]) -> None:
-    one = launcher(patience=0.3)
+    one = launcher(patience=3)
     for port, host in enumerate(("left", "right")):
         one.comes(host, port)
-    with pytest.raises(LaunchError, match="the lines of some ranks did not come within 0 s"):
+    with pytest.raises(LaunchError, match="the lines of some ranks did not come within 3 s"):
         one.agents.ranks(nothing)
 
 

@@ -164,9 +164,9 @@ def test_what_the_runner_up_loses(seconds: float, told: str) -> None:
 
 
 @pytest.mark.parametrize(("slower", "told"), [
-    (1.25, "gains 25.0%: a step without it would take 1.25 s."),
-    (0.9, "costs 10.0%: a step without it would take 900 ms."),
-    (1.0, "gains 0.0%: a step without it would take 1.00 s."), (None, ""),
+    (1.25, "gains 25.0%: a step that hides none of it would take 1.25 s."),
+    (0.9, "costs 10.0%: a step that hides none of it would take 900 ms."),
+    (1.0, "gains 0.0%: a step that hides none of it would take 1.00 s."), (None, ""),
 ])  # fmt: skip
 def test_what_an_overlap_gains_or_costs(monkeypatch: pytest.MonkeyPatch, slower: float | None, told: str) -> None:
     asked = list[int]()
