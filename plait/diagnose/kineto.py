@@ -202,7 +202,7 @@ class Trace:
         """Its spans, and what was found of communication. Raises DataError for a trace without events of
         use."""
         base = header.get("baseTimeNanoseconds")
-        if base is not None and not (isinstance(base, int) and abs(base) <= LATEST * NS):
+        if base is not None and not (type(base) is int and abs(base) <= LATEST * NS):
             raise DataError("baseTimeNanoseconds is out of range")
         ops = self._ops(_groups(header))
         device = np.isin(ops.kind, (CODES["kernels"], CODES["copies"]))

@@ -555,6 +555,8 @@ def test_what_an_entry_is_a_span_of() -> None:
     assert [one[key] for key in ("step", "rank", "kind", "name", "seq", "site", "bytes", "axis", "group")] == [
         0, 1, "comm", "all_reduce", 3, "all_reduce", 128, "dp", "1,3,5",
     ]  # fmt: skip
+    [bare] = spans(entry(3, now, now + 9, input_sizes=[]))
+    assert bare["bytes"] == 0
     ends = {"output_sizes": [[99]], "output_dtypes": ["Float"]}
     [sent] = spans(
         entry(3, now, now + 9, profiling_name="nccl:send 0->2", is_p2p=True, p2p_seq_id=None, seq_id=None, **ends)

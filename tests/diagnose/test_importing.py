@@ -14,6 +14,7 @@ import pytest
 from plait.core.errors import DataError, JobError
 from plait.core.timeline import Timeline
 from plait.diagnose.explain import explain
+from plait.diagnose.imported import imported_notes
 from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.reading import read_run
 from plait.diagnose.tables import MOST_RANKS
@@ -402,3 +403,18 @@ def test_of_jobs_of_different_sizes_the_largest_is_asked_for_its_ranks(tmp_path:
     assert notes == [
         "the files are of jobs of different sizes: 2, 4 ranks", "the job has 4 ranks, and rank 3 left no file",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["x", 1.5, True, 4_300_000_000 * 10**9, -(2**62)])
+def test_a_base_time_that_cannot_be_is_named(tmp_path: Path, base: Any) -> None:
+    _, _, said = imported(tmp_path, kineto(0), kineto(1) | {"baseTimeNanoseconds": base})
+    (line,) = said
+    assert line.endswith(": baseTimeNanoseconds is out of range")
+
+
+def test_where_one_is_a_trace_there_are_steps(tmp_path: Path) -> None:
+    for number, (contents, steps) in enumerate((((kineto(0), dump(1)), True), ((dump(0), dump(1)), False))):
+        (tmp_path / str(number)).mkdir()
+        imported(tmp_path / str(number), *contents)
+        kept = imported_notes(tmp_path / str(number) / "run")
+        assert kept is not None and kept.steps == steps

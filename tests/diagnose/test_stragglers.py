@@ -346,3 +346,14 @@ def test_a_slow_host_recurs_as_its_ranks_do_at_least() -> None:
     alone = {one.ranks: one.recurs for one in verdicts(recording(job)).stragglers}
     [host] = verdicts(recording(job, {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
     assert host.ranks == (4, 5) and host.recurs == min(alone.values()) == alone[4,] < alone[5,] == 1.0
+
+
+def test_a_cheap_link_beside_a_dear_one_does_not_hide_it() -> None:
+    def transfer(at: At) -> float:
+        times = {1: 40, 2: 2}.get(at.dp, 1) if (at.stage, at.way) == (0, "forward") else 1
+        return TRANSFER * times
+
+    [found] = verdicts(recording(Job(dp=8, pp=2, transfer=transfer, jitter=0.001))).stragglers
+    assert found.ranks == (1, 2, 9, 10) and found.effect == pytest.approx(39, rel=0.02)
+    cheap = verdicts(recording(Job(dp=8, pp=2, transfer=lambda at: TRANSFER * (2 if at.dp == 2 else 1))))
+    assert cheap.stragglers == ()

@@ -280,3 +280,12 @@ def test_why_there_is_no_timeline(run: Path) -> None:
         replace(plan, job=job).write(run / "plan.json")
         with pytest.raises(DataError, match=f"holds no timeline: {says}"):
             read_run(run)
+
+
+def test_blocks_before_one_that_is_too_large_are_not_looked_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block, names in ((0, "a"), (1, "abc"), (2, "ab")):
+        for name in names:
+            totals(run, f"block={block}", 1000 * block, 1000 * block + 9, 1.0, name=name)
+    monkeypatch.setattr(tables, "GLANCED", 4)
+    found = read_totals(run / "timeline", PLAN)
+    assert found is not None and (found.first, found.last) == (2000, 2009)

@@ -237,3 +237,14 @@ def test_a_block_of_which_a_part_has_failed() -> None:
     assert far.placement.minipods == ("m0", "m0", "m2", "m2")
     with pytest.raises(PlacementError, match="1 are free or spare"):
         repair(without(replace(full, pools=full.pools[:2]), placed, {victim}), placed, down={victim}, where=where)
+
+
+@pytest.mark.parametrize("heights", [(3,), (1, 1, 1)])
+def test_of_one_column_or_row_a_near_node_comes_before_a_spare_that_spreads_it(heights: tuple[int, ...]) -> None:
+    pools, where = cluster([4, 2])
+    problem = Problem(heights=heights, pools=pools, alpha=0.5)
+    placed = replace(place(problem), spares=("m1-0000",))
+    assert set(placed.minipods) == {"m0"}
+    victim = placed.hosts[1]
+    mended = repair(without(problem, placed, {victim}), placed, down={victim}, where=where)
+    assert [move.new for move in mended.moves] == ["m0-0003"]
