@@ -82,7 +82,7 @@ def expert_states(
     numel = experts.count * model.expert_parameters(experts.ffn_hidden) // (ep * strategy.tp)
     own = Factors(
         cut_by(factors.params, ep), cut_by(factors.grads, ep), cut_by(factors.optim, ep),
-        np.where(factors.secondary > 0, cut_by(factors.secondary, ep), 0),
+        cut_by(factors.secondary, ep),
     )  # fmt: skip
     held = Held({(False, numel): layers} if layers else {}, copies=0, tied=0, num_stages=0)
     return place_states(

@@ -33,8 +33,8 @@ def cut_by(factor: Any, ep: Any) -> Any:
     """Of ``factor`` neighbouring replicas that share something out, how many have the same experts as one of
     them where each expert is on every ``ep``-th rank only.
 
-    >>> [int(cut_by(factor, 8)) for factor in (1, 8, 16, 64)]
-    [1, 1, 2, 8]
+    >>> [int(cut_by(factor, 8)) for factor in (0, 1, 8, 16, 64)]
+    [0, 1, 1, 2, 8]
     """
     return factor // np.gcd(factor, ep)
 
@@ -42,10 +42,10 @@ def cut_by(factor: Any, ep: Any) -> Any:
 def of_experts(points: Points) -> Points:
     """Points as routed experts see them: fewer replicas, further apart, and factors over these."""
     ep = points.ep
-    factors: dict[str, Ints] = {name: cut_by(getattr(points, name), ep) for name in ("params", "grads", "optim")}
-    secondary = np.where(points.secondary > 0, cut_by(points.secondary, ep), 0)
-    return replace(points, tp=points.tp * ep, dp=points.replicas // ep, cp=np.ones_like(ep), secondary=secondary,
-                   **factors)  # fmt: skip
+    factors: dict[str, Ints] = {
+        name: cut_by(getattr(points, name), ep) for name in ("params", "grads", "optim", "secondary")
+    }
+    return replace(points, tp=points.tp * ep, dp=points.replicas // ep, cp=np.ones_like(ep), **factors)
 
 
 @dataclass(frozen=True)

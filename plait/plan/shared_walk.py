@@ -81,10 +81,9 @@ class SharedWalk(Bookkeeping):
     def _leave(self, op: SegmentOp) -> None:
         """F and A after the first weight, whose result is ``z0``."""
         shared, each = self._shared(op)
-        packed = each.there if shared.ulysses > 1 else each.query + each.block
-        self._spike(self.sizes.larger(each.turning, each.turned + packed * (1 + (shared.ulysses > 1))))
+        self._spike(self.sizes.larger(each.turning, each.turned + each.there * (1 + (shared.ulysses > 1))))
         if shared.ulysses > 1:
-            self._hold(op, "going", packed)
+            self._hold(op, "going", each.there)
         else:
             self._take_in(op, each)
         self._free(op, "z0")

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from plait.core.model import ModelSpec
+from plait.core.segments import SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
-from plait.plan.activations import Activations, activations
+from plait.plan.activations import Activations, Walk, activations
+from plait.plan.segment_sizes import Sizes
 
 GPT = ModelSpec(family="gpt", num_layers=9, hidden=32, num_heads=8, vocab=48, max_sequence=64, ffn_hidden=96)
 LLAMA = ModelSpec(
@@ -159,6 +161,33 @@ def test_a_layer_of_a_fused_gpt_keeps_what_its_backward_reads() -> None:
 def test_full_recomputation_keeps_what_sublayers_begin_with() -> None:
     one, two = (walked(GPT, Stage(1, 3, 2, layers), "full").kept for layers in (1, 2))
     assert two - one == 96 * 2 * 2 * 32
+
+
+class OneNorm(Walk):
+    """Normalises the stream of a sublayer."""
+
+    def told(self, op: SegmentOp, *, keep: bool) -> tuple[int, int]:
+        """The most beyond what was there, and what stays."""
+        before = self.peak = self.now
+        self._rises = False
+        self._normalise(op, keep=keep)
+        self._top()
+        return self.peak - before, self.now - before
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize(("itemsize", "gpu"), [(2, True), (2, False), (4, True), (4, False)])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_norm_without_a_kernel_of_its_own_widens_what_it_reads(
+    model: ModelSpec, itemsize: int, gpu: bool, keep: bool
+) -> None:
+    strategy, op = Strategy(), SegmentOp("attn", 0, "F", 0)
+    graph = SegmentGraph.of(model, strategy, WHOLE)
+    one = Sizes(model, strategy, graph, 3, 32, itemsize, gpu)
+    stream, wide, extra = 96 * 32 * itemsize, 96 * 32 * 4, one.normed(op)
+    narrow = model is LLAMA and not gpu and itemsize == 2
+    most = stream + extra + (wide if narrow else 0)
+    assert OneNorm(one).told(op, keep=keep) == (most, stream + (extra if keep else 0))
 
 
 def test_the_most_of_several_micro_batches() -> None:

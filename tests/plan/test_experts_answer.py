@@ -16,7 +16,7 @@ from plait.plan.closed_form import Seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.estimate import estimate
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.points import Points
+from plait.plan.points import SCHEDULES, Points
 
 VALUES: dict[str, Any] = {
     "model": {"preset": "mixtral-8x7b"},
@@ -68,13 +68,16 @@ def test_experts_at_unequal_places_are_refused() -> None:
         asked.predict(asked.job)
 
 
-def test_the_report_of_a_closed_form_is_of_the_fullest_place() -> None:
+@pytest.mark.parametrize(("schedule", "fullest"), [("1f1b", 0), ("gpipe", 3)])
+def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, fullest: int) -> None:
     h100, model = Cluster.preset("h100"), planner().model
-    point = Points.of([{"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}]).row(0)
+    row = {"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}
+    point = Points.of([{**row, "schedule": SCHEDULES.index(schedule)}]).row(0)
     report = closed_report(model, point, h100, sequence=4096, precision="bf16-mixed")
     found = step_memory(model, Points.of([point]), sequence=4096, options=plait_on(h100.device), overhead=h100.overhead)
     (one,) = report.places
     place, index = one.place, int(found.place[0])
+    assert index == fullest
     assert (place.index, place.ranks) == (index, (index * 8, index * 8 + 7))
     assert (place.dp, place.cp, place.tp, place.count, place.share, place.sent) == (2, 2, 2, 8, 3, {})
     assert place.layers == {index: 8}
