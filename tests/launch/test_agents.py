@@ -345,7 +345,7 @@ def test_numbers_count_where_the_starter_numbers(
 ) -> None:
     one = launcher(numbered=numbered, patience=3)
     one.comes("right", 5, task=task)
-    with pytest.raises(PlaitError, match=said or r"the agents of 1 hosts \(left\) did not come within 0 s"):
+    with pytest.raises(PlaitError, match=said or r"the agents of 1 hosts \(left\) did not come within 3 s"):
         one.agents.ranks(one.still)
     if said:
         refused = heard(one.lines["right"])
