@@ -41,6 +41,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+UNIT = 300
+"""Seconds of a unit test: it waits for something that does not come."""
 TIERS = {
     "unit": "no process is started, which is enforced",
     "ranks": "gloo ranks of a pool that is started once",
@@ -74,6 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = marked or getattr(module and module.obj, "TIER", OF_FOLDER.get(folder, "unit"))
         if marked is None:
             item.add_marker(tier)
+        if tier == "unit" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(UNIT))
         if tier == "system":
             item.add_marker(pytest.mark.flaky(reruns=1))
 

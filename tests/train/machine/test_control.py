@@ -43,7 +43,7 @@ M = TypeVar("M")
 
 class Rank:
     """A control, the launcher's end of its line, and what it would do to its process. clock: processor
-    seconds of the main thread; passes: set once its grace is over."""
+    seconds of the main thread; looks: how often it was read; passes: set once its grace is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, launched: bool = True) -> None:
         self.launcher, theirs = Channel.pair()
@@ -51,7 +51,7 @@ class Rank:
         self.line = Channel(theirs)
         self.control = Control(self.line if launched else None)
         self.ended, self.killed = list[int](), list[tuple[int, int]]()
-        self.clock, self.waits, self.passes = 5.0, threading.Event(), threading.Event()
+        self.clock, self.looks, self.waits, self.passes = 5.0, 0, threading.Event(), threading.Event()
         self.handlers, self.wakeups = dict[int, Any](), list[int]()
         monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
         monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: self.wakeups.append(fd))
@@ -61,12 +61,16 @@ class Rank:
         told = threading.excepthook
         monkeypatch.setattr(threading, "excepthook", lambda one: one.exc_type is SystemExit or told(one))
         monkeypatch.setattr(module, "time", SimpleNamespace(
-            sleep=self._sleep, pthread_getcpuclockid=lambda thread: 1, clock_gettime=lambda clock: self.clock
+            sleep=self._sleep, pthread_getcpuclockid=lambda thread: 1, clock_gettime=self._clock
         ))  # fmt: skip
 
     def _exit(self, status: int) -> NoReturn:
         self.ended.append(status)
         raise SystemExit  # of the thread that does it
+
+    def _clock(self, clock: int) -> float:
+        self.looks += 1
+        return self.clock
 
     def _sleep(self, seconds: float) -> None:
         assert seconds == module.GRACE
@@ -78,10 +82,17 @@ class Rank:
         os.write(self.wakeups[0], bytes(numbers))
 
     def heard(self, kind: type[M]) -> M:
-        while True:
+        found = list[M]()
+
+        def comes() -> bool:
             if isinstance(message := self.launcher.receive(), kind):
-                return message
-            assert message is None or isinstance(message, Beat), message
+                found.append(message)
+            else:
+                assert message is None or isinstance(message, Beat), message
+            return bool(found)
+
+        until(comes)
+        return found[0]
 
     def close(self) -> None:
         """End its threads, while nothing can end the process."""
@@ -139,6 +150,7 @@ def test_that_the_main_thread_works_is_told_now_and_then(rank: Rank) -> None:
         assert rank.heard(Beat).doing == "starting"
         control.doing("measuring")
         assert rank.heard(Beat).doing == "measuring"
+        until(lambda: rank.looks)  # the first of which is where work is counted from
         rank.clock += module.WORK
         for _ in range(30):  # which is too little
             assert rank.launcher.receive() is None
