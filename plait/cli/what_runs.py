@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.cli import terminal
@@ -77,15 +78,19 @@ def _rest(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan, there: Room | None) -> str:
-    """Predicted, of a rank of the place that needs the most."""
+    """Predicted, of a rank of the place that needs the most; while slices are not chosen, with those that
+    take the least and the most."""
     from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import in_words
 
+    step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
+    steps = [replace(step, strategy=one) for one in plan.choices.strategies or (plan.strategy,)]
     try:
-        found = estimate(PlannedStep.of_plan(plan, gpu=bool(there and there.each)), traffic=False)
+        found = [estimate(one, traffic=False).most.memory.total for one in steps]
     except PlaitError as error:
         return f"memory is not predicted ({error})"
     free = ""
     if there:
         free = f" of {in_words(there.each)}" if there.each else f", {in_words(there.shared)} free for all"
-    return f"tensors take {in_words(found.most.memory.total)} a rank (predicted{free})"
+    least, most = in_words(min(found)), in_words(max(found))
+    return f"tensors take {f'{least} to {most}' if least != most else most} a rank (predicted{free})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:
     assert found.endswith(" MiB a rank (predicted, 3 GiB free for all)")
     assert said(plan, Room(each=2 << 30)).endswith(" a rank (predicted of 2 GiB)")
     assert said(plan).endswith(" a rank (predicted)")
+
+
+def test_while_slices_are_not_chosen_memory_is_between_two_figures(tmp_path: Path) -> None:
+    found = said(plan_of(tmp_path, "strategy.tp=2", "strategy.slices=auto"))
+    least, most = re.search(r"tensors take ([\d.]+) MiB to ([\d.]+) MiB a rank", found).groups()  # type: ignore[union-attr]
+    chosen = said(plan_of(tmp_path, "strategy.tp=2", "strategy.p1=1", "strategy.p2=1"))
+    [known] = re.findall(r"tensors take ([\d.]+) MiB a rank", chosen)
+    assert float(least) <= float(known) <= float(most)
+    assert float(least) < float(most)
 
 
 @pytest.mark.parametrize(
