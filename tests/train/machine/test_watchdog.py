@@ -7,6 +7,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,23 @@ def test_a_run_without_rings_and_one_without_a_folder_disturb_nobody(tmp_path: P
     with Watchdog(tmp_path / "gone", 0, Control(), deadline=0.1, address="127.0.0.1") as watchdog:
         time.sleep(1.2)
         assert watchdog.alive
+
+
+def test_what_was_open_in_an_earlier_start_is_no_hang_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rings").mkdir()
+    header = this_process(rank=0, world=2, capacity=64)
+    ring = RingWriter(ring_path(tmp_path, 0), replace(header, pid=header.pid + 1))
+    ring.begin(Kind.COLLECTIVE, ring.name("op"), 2, 1, group=ring.group([0, 1], "tp"))
+    module, looks = importlib.import_module("plait.train.machine.watchdog"), list[Path]()
+    read = module.read_ring
+    monkeypatch.setattr(module, "PAUSE", 0.01)
+    monkeypatch.setattr(module, "read_ring", lambda path: looks.append(path) or read(path))
+    with Watchdog(tmp_path, 0, Control(), deadline=0.01, address="127.0.0.1") as watchdog:
+        until(lambda: len(looks) > 3)
+        assert not asked(tmp_path)
+    until(lambda: not watchdog.alive)
 
 
 def looked_at(wait: Callable[[], object], end: Callable[[], object]) -> str:
