@@ -13,7 +13,7 @@ from tests.plan.layers import GPT, LLAMA, MIXTRAL
 
 
 def test_a_model_is_taken_as_it_is() -> None:
-    assert model_of(LLAMA) is LLAMA
+    assert model_of(LLAMA) == LLAMA
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])
