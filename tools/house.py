@@ -217,7 +217,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1])
     parser.add_argument("--json", action="store_true", help="print what was counted as JSON")
     asked = parser.parse_args()
-    found = {what: measure(Tree(asked.folder)) for what, measure in MEASURES.items()}
+    tree = Tree(asked.folder)
+    found = {what: measure(tree) for what, measure in MEASURES.items()}
     if asked.json:
         print(json.dumps(found, indent=1))
         return

@@ -18,7 +18,7 @@ SP = Strategy(tp=2, sequence_parallel=True)
 ALWAYS = -1
 
 
-@pytest.mark.parametrize(
+PLANTED = pytest.mark.parametrize(
     ("strategy", "culprit", "tensor"),
     [
         pytest.param(TP, 1, "layers.1.attn.k.weight", id="tp"),
@@ -32,6 +32,10 @@ ALWAYS = -1
         pytest.param(PP, 0, "positions.weight", id="pp-first-stage"),
     ],
 )
+"""Strategies, the rank on which a gradient is made NaN, and the tensor that it is of."""
+
+
+@PLANTED
 def test_a_nan_is_traced_to_its_rank_and_tensor(pool: Pool, strategy: Strategy, culprit: int, tensor: str) -> None:
     for said, same in pool(2).run(finite.stopped, strategy, culprit, tensor, ALWAYS):
         assert said.startswith("step 2: the loss is ")

@@ -7,21 +7,11 @@ import pytest
 from plait.train.engine.steps import MAX_SKIPPED
 from tests.dist import finite
 from tests.dist.finite import Strategy
-from tests.dist.test_finite import ALWAYS, DP, FSDP, PP, TP, ZERO2
+from tests.dist.test_finite import ALWAYS, DP, FSDP, PLANTED, TP
 from tests.support.threads import threads
 
 
-@pytest.mark.parametrize(
-    ("strategy", "culprit", "tensor"),
-    [
-        pytest.param(TP, 1, "layers.1.attn.k.weight", id="tp"),
-        pytest.param(TP, 0, "embedding.weight", id="tp-embedding"),
-        pytest.param(DP, 1, "layers.1.attn.norm.weight", id="dp-vector"),
-        pytest.param(ZERO2, 1, "layers.1.mlp.down.weight", id="zero2"),
-        pytest.param(FSDP, 1, "layers.0.attn.q.weight", id="fsdp"),
-        pytest.param(PP, 1, "layers.1.attn.o.weight", id="pp"),
-    ],
-)
+@PLANTED
 def test_a_nan_is_traced_to_its_rank_and_tensor(strategy: Strategy, culprit: int, tensor: str) -> None:
     for said, same in threads(2).run(finite.stopped, strategy, culprit, tensor, ALWAYS):
         assert said.startswith("step 2: the loss is ")
