@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -179,6 +180,16 @@ def large(rank: int, way: str) -> list[str]:
         busy = busy @ busy / 64
     handle.wait()
     return [problem] if (problem := wrong(move, rank, tile, around, 3)) else []
+
+
+def check_refusals(said: Sequence[Sequence[str]]) -> None:
+    """Hold what four ranks were told, as ``refusals`` gives it, to the reasons."""
+    assert [len(each) for each in said] == [4, 0, 3, 0]
+    assert "Rank 0 has none, but a source tile belongs to ranks (0, 1)" in said[0][0]
+    assert "by the layout '(2) S0' it must have (4,)" in said[0][1]
+    assert "8 bytes an element" in said[0][2]
+    assert all("has one" in each for each in (said[0][3], said[2][0]))
+    assert "it must have (8,)" in said[2][2]
 
 
 def refusals(rank: int) -> list[str]:
