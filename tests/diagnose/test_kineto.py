@@ -611,6 +611,12 @@ def test_what_launched_the_first_kernels_is_found_among_many_operators(tmp_path:
     }  # fmt: skip
 
 
+def test_what_launched_a_kernel_may_be_the_first_event_of_the_trace(tmp_path: Path) -> None:
+    by = operator("record_param_comms", 100, 20, **told(0, "allreduce"))
+    events = [RUNTIME | {"args": {"correlation": 7}}, by, *launched([], correlation=7)]
+    assert kinds(spans_of(tmp_path, *events)) == {"gemm": "compute", "allreduce": "comm"}
+
+
 def test_calls_within_calls_are_one(tmp_path: Path) -> None:
     """Of each thread; what begins as another ends is not within it."""
     events = [

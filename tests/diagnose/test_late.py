@@ -185,6 +185,13 @@ def test_in_how_many_steps(often: int, named: bool) -> None:
     assert found is None or found.recurs == 0.75
 
 
+def test_steps_in_which_nobody_meets_another_are_not_counted() -> None:
+    """Of 15 steps one rank alone has all but five; in each of these, rank 1 is late."""
+    late, alone = [0.0] * 7 + [0.2], [0.0]
+    found = late_of(arrivals(*[late] * 5, *[alone] * 10, ranks=8), in_steps=True)
+    assert found is not None and found.recurs == 1.0
+
+
 def test_lateness_of_a_step_adds_up_and_its_median_counts() -> None:
     steps = [[0.0, came] for came in (0.1, 0.2, 0.2, 0.3, 0.9, 0.2)]
     found = late_of(arrivals(*steps), in_steps=True)

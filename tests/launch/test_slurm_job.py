@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from plait.core.attempts import read_attempts
 from plait.core.cluster import HERE
 from plait.core.errors import JobError, LaunchError, PlacementError
 from plait.core.job import Job
+from plait.core.plan import CHANGED
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm_job
 from plait.launch.run_folder import write_run
@@ -208,10 +210,16 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     assert not list(job.glob("slurm-hosts-*"))
     assert not read_attempts(job)  # it is no training
     plan = make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": "cpu"}}), HERE, vocab=16)
+    plan = replace(plan, notes={CHANGED: "from two nodes"})  # by whoever asks for the first start
     assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan, suspicion=lambda: "it") == 7  # type: ignore[arg-type,return-value]
     [attempt] = read_attempts(job)
     assert (attempt.outcome, attempt.world, attempt.step, attempt.plan) == ("finished", 4, 4, plan.key)
+    assert attempt.changed == "from two nodes"
     assert given["watched"][2]["suspicion"] == "it"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    step.done.clear()
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan) == 7
+    assert [one.changed for one in read_attempts(job)] == ["from two nodes", ""]
     assert "--gres=gpu:2" not in given["argv"]  # of a job on the processor
 
 
