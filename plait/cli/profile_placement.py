@@ -251,6 +251,6 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
         plan = plan_to_run(file, settings, place)
         status = run_plan(plan, folder, place, silent=True)
         if status:
-            logs = "\n".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])
+            logs = " ".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])
             raise LaunchError(f"a run of {file} ended with status {status}. {logs}")
         return statistics.median(read_seconds(folder)[WARM:])

@@ -76,7 +76,7 @@ def passed_over(over: PassedOver) -> None:
 def note(line: str) -> None:
     """What people should know, on standard error; nothing of an empty line."""
     if line:
-        typer.echo(plain.printable(f"note: {line}"), err=True)
+        typer.echo(plain.printable(f"note: {line}", kept=""), err=True)
 
 
 def title(line: str) -> None:

@@ -24,16 +24,29 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from plait.core.text import printable
+
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
+LONGEST_KEY = 200
+"""Letters of a key that a message names: one from a file may have millions."""
 DO_NOT_RETRY = 93
 """Exit status of a rank, or of a start, that would only end the same way again (NVIDIA's resiliency tools
 have it so)."""
 
 
 class PlaitError(Exception):
-    """Base of every deliberate error; ``exit_status`` is what the command line returns."""
+    """Base of every deliberate error; ``exit_status`` is what the command line returns.
+
+    As a text it is one paragraph, whatever a name or a value in it holds.
+
+    >>> print(PlaitError("the tensor 'a\\n\\nb' is missing"))
+    the tensor 'a\\n\\nb' is missing
+    """
 
     exit_status = 2
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), kept="")
 
 
 class JobError(PlaitError):
@@ -55,7 +68,7 @@ class JobError(PlaitError):
     ) -> None:
         self.changes = tuple(changes)
         fix = _advice(self.changes, key) if changes else fix
-        where = ": ".join(part for part in (file, key) if part)
+        where = ": ".join(part for part in (file, key and _short(key)) if part)
         super().__init__(
             ". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + "."
         )
@@ -64,6 +77,10 @@ class JobError(PlaitError):
     def in_file(self, file: str) -> JobError:
         """The same error with the file it was read from."""
         return JobError(self.problem, file=file, key=self.key, fix=self.fix, changes=self.changes)
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 3]}..."
 
 
 class InfeasiblePlan(PlaitError):

@@ -22,6 +22,8 @@ from plait.core.files import reason_of
 from plait.core.model import ModelSpec, RopeScaling, shown
 from plait.core.passed_over import PassedOver
 
+LARGEST = 2 << 20
+"""Bytes of a config.json: with names of a thousand labels one has some 50,000."""
 PASSED_OVER = "keys of config.json that change nothing of what is computed"
 _GPT2 = {
     "num_layers": "n_layer", "hidden": "n_embd", "num_heads": "n_head", "vocab": "vocab_size",
@@ -93,7 +95,7 @@ def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
     was passed over. Raises JobError, with the file and its own key, for what is wrong or cannot be run."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        values = read_table(file, unique=True)
+        values = read_table(file, LARGEST, unique=True)
     except (OSError, ValueError) as error:
         fix = "Name a folder of transformers' save_pretrained, or its config.json"
         raise JobError(

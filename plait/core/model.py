@@ -25,6 +25,8 @@ from plait.core.numbers import shown as shown
 
 Family = Literal["gpt", "llama", "utransformer"]
 ROPE_THETA = 10000.0
+MOST_PARAMETERS = 10**15
+"""A thousand times the largest models; all that is computed from it fits into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,9 @@ class ModelSpec:
         if self.experts:
             self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
+        if self.num_parameters > MOST_PARAMETERS:
+            problem = f"the model would have {self.num_parameters:.3g} parameters"
+            raise JobError(problem, key="model.hidden", fix=f"Allowed: at most {MOST_PARAMETERS:.0g}")
 
     def _check_experts(self, experts: Experts) -> None:
         if self.levels:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.errors import JobError
+from plait.core.errors import LONGEST_KEY, JobError
 from plait.core.files import contents_within
 from plait.core.numbers import shown
 
@@ -22,8 +22,6 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
 MOST_PARTS = 50
-LONGEST_KEY = 200
-"""Letters of a key that a message names."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _ENDLESS_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}){{{MOST_PARTS}}}")
 """It looks once at every letter: no part is tried from within."""

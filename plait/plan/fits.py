@@ -21,7 +21,7 @@ from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
 from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
 from plait.plan.segment_sizes import MASTER
 
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
 """More are no model that anybody trains; every list would be as long."""
 MOST_SEGMENTS = 200_000
 """Layers times slices: how long one micro-batch's list gets."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core import errors
-from plait.core.errors import JobError, NotFinite, PlaitError, RankFailure, RunLost, nearest
+from plait.core.errors import LONGEST_KEY, JobError, NotFinite, PlaitError, RankFailure, RunLost, nearest
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,17 @@ def test_the_users_mistakes_exit_with_2_and_what_befalls_a_run_with_1() -> None:
 def test_nearest_suggests_only_what_is_near() -> None:
     assert nearest("stepz", ["steps", "batch"]) == " (did you mean 'steps'?)"
     assert nearest("colour", ["steps", "batch"]) == ""
+
+
+@pytest.mark.parametrize("kind", [PlaitError, JobError, RankFailure, NotFinite, RunLost])
+def test_no_name_in_an_error_breaks_its_paragraph(kind: type[PlaitError]) -> None:
+    """Nor steers a terminal."""
+    assert str(kind("'a\n\n\x1b[31m' is missing")).startswith(r"'a\n\n\x1b[31m' is missing")
+
+
+def test_a_long_key_of_a_file_is_cut() -> None:
+    whole, longer = "k" * LONGEST_KEY, "k" * (LONGEST_KEY + 1)
+    assert str(JobError("is unknown", key=whole)) == f"{whole}: is unknown."
+    error = JobError("is unknown", file="a.json", key=longer)
+    assert str(error) == f"a.json: {'k' * (LONGEST_KEY - 3)}...: is unknown."
+    assert error.key == longer

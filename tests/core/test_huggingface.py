@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plait.core.errors import JobError
-from plait.core.huggingface import PASSED_OVER, read_config
+from plait.core.huggingface import LARGEST, PASSED_OVER, read_config
 from plait.core.model import ModelSpec
 from plait.core.passed_over import PassedOver
 
@@ -169,3 +169,12 @@ def test_what_a_config_leaves_out_is_as_its_makers_have_it(tmp_path: Path) -> No
     assert (llama.norm_eps, llama.dropout, llama.attention_dropout, llama.tied_embeddings) == (1e-6, 0.0, 0.0, False)
     assert (llama.rope_theta, llama.rope_scaling, llama.num_kv_heads, llama.head_size) == (10000.0, None, 4, 4)
     assert read(tmp_path, GPT2 | {"resid_pdrop": 0.1}) == read(tmp_path, GPT2 | {"embd_pdrop": 0.1}) == gpt
+
+
+def test_a_config_of_megabytes_is_refused_unread(tmp_path: Path) -> None:
+    file, text = tmp_path / "config.json", json.dumps(GPT2)
+    file.write_text(text + " " * (LARGEST - len(text)))
+    assert read_config(file) == read(tmp_path, GPT2)
+    file.write_text(text + " " * (LARGEST + 1 - len(text)))
+    with pytest.raises(JobError, match=f"it has {LARGEST + 1} bytes; at most {LARGEST} are read"):
+        read_config(file)

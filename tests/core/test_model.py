@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
-from plait.core.model import ModelSpec, RopeScaling
+from plait.core.model import MOST_PARAMETERS, ModelSpec, RopeScaling
 
 PRESETS = specs_folder() / "models"
 TINY: dict[str, Any] = {
@@ -121,6 +121,18 @@ def test_a_u_counts_as_its_parameters_do() -> None:
         assert [spec.level(layer) for layer in range(layers)] == (
             [0, 1, 0] if levels == 1 else [0, 0, 1, 1, 2, 2, 1, 1, 0, 0]
         )
+
+
+def test_a_model_larger_than_64_bits_can_count_is_refused() -> None:
+    def gpt(width: int) -> ModelSpec:
+        return ModelSpec(family="gpt", num_layers=1, hidden=width, num_heads=1, vocab=1, max_sequence=1)
+
+    width = math.isqrt(MOST_PARAMETERS // 12)
+    assert gpt(width - 2).num_parameters <= MOST_PARAMETERS
+    with pytest.raises(
+        JobError, match=r"model\.hidden: the model would have 1e\+15 parameters\. Allowed: at most 1e\+15"
+    ):
+        gpt(width + 1)
 
 
 def test_every_preset_says_where_its_shapes_come_from() -> None:

@@ -47,8 +47,8 @@ def test_cores_that_cannot_share_the_batch_are_left_out(sections: dict[str, Any]
         (job(strategy={"tp": "auto"}, cluster=ON), JobError, r"strategy\.tp: is left to the planner\. Say it"),
         (job(strategy={"tp": 2}, cluster={**ON, "ranks": 4}), JobError,
          r"cluster\.ranks: 4 are not the 2 ranks of the strategy\. Use 2, or leave it out"),
-        (job(SMALL | {"num_layers": 10_001}, strategy={"tp": 2}, cluster=ON), JobError,
-         r"model\.num_layers: 10001 layers are more than 10000"),
+        (job(SMALL | {"num_layers": 1_001}, strategy={"tp": 2}, cluster=ON), JobError,
+         r"model\.num_layers: 1001 layers are more than 1000"),
         (job(LARGE, strategy={"tp": 2}, cluster=ON), InfeasiblePlan,
          r"The strategy does not fit: a rank of place 0 of the pipeline needs [\d.]+ GiB \(optimizer [\d.]+ GiB, .* "
          r"beside tensors [\d.]+ GiB\), [\d.]+ GiB more than the 78\.8 GiB of A100-SXM4-80GB that a plan may fill\. "
@@ -65,9 +65,9 @@ def test_a_strategy_that_cannot_be_is_refused(one: Job, error: type[PlaitError],
 
 
 def test_layers_have_a_bound() -> None:
-    assert Planner(job(SMALL | {"num_layers": 10_000}), A100, 256).model.num_layers == 10_000
-    with pytest.raises(JobError, match="10,001 layers are more than 10,000") as caught:
-        _ = Planner(job(SMALL | {"num_layers": 10_001}), A100, 256).model
+    assert Planner(job(SMALL | {"num_layers": 1_000}), A100, 256).model.num_layers == 1_000
+    with pytest.raises(JobError, match="1,001 layers are more than 1,000") as caught:
+        _ = Planner(job(SMALL | {"num_layers": 1_001}), A100, 256).model
     assert caught.value.key == "model.num_layers"
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from plait.core.codec import read_table
 from plait.core.errors import CheckpointError, JobError, written
-from plait.core.files import kind_of, reason_of
+from plait.core.files import check_path, kind_of, reason_of
 from plait.core.huggingface import read_config
 from plait.core.model import ModelSpec
 from plait.core.numbers import shown
@@ -152,8 +152,13 @@ def _index(folder: Path) -> dict[str, str]:
         raise CheckpointError(f"{file}: cannot be read: {reason_of(error)}. Fetch it again") from None
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
         raise CheckpointError(f"{file}: its weight_map is no table of tensors and their files. Fetch it again")
-    if outside := next((name for name in named.values() if Path(name).name != name or name in (".", "..")), None):
-        raise CheckpointError(f"{file}: {shown(outside)} is no name of a file beside it")
+    for name in set(named.values()):
+        try:
+            check_path(name, "weight_map")
+        except JobError as error:
+            raise CheckpointError(f"{file}: {error}") from None
+        if Path(name).name != name or name in (".", ".."):
+            raise CheckpointError(f"{file}: {shown(name)} is no name of a file beside it")
     return named
 
 

@@ -16,14 +16,13 @@ from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
 from plait.train.data.documents import documents, source_fingerprint
 from plait.train.data.kinds import look_at
 from plait.train.data.sources import SourceFile, find_files
-from plait.train.data.tokenizer import Tokenizer, load_tokenizer
+from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
 
 LOOK = 64 << 20
 """Bytes of text that are read at most, some tenths of a second. Who finds no document for evaluation in so
 many leaves the answer to the preparation."""
 
 
-STDERR = 2
 MOST_FILES = 10_000
 """Files that are looked at, half a second; the preparation looks at all."""
 
@@ -66,23 +65,6 @@ def _of(key: str) -> Generator[None]:
         yield
     except DataError as error:
         raise JobError(str(error), key=key) from None
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Keep from standard error what a library in Rust prints there of a failure that is told in our words."""
-    try:
-        kept, null = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # it is closed
-        yield
-        return
-    os.dup2(null, STDERR)
-    os.close(null)
-    try:
-        yield
-    finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
 
 
 class _Count:
@@ -129,7 +111,7 @@ class _Count:
             if last is not None and (document.offset == 0 or split != last):
                 self.tokens[last] += 1  # end-of-text
             if self.tokens[split] <= self.data.sequence_length:  # encoding is the slow part
-                with _of("data.tokenizer"), _quiet():
+                with _of("data.tokenizer"), quiet():
                     self.tokens[split] += len(self.tokenizer.encode(document.text))
             if split == "train":
                 self.lowest = min(self.lowest, document.place)

@@ -18,6 +18,8 @@ STDLIB = "python-stdlib"
 STDLIB_BYTES = (
     20 << 20
 )  # the library is 14 MB without its tests (3.11); the cap keeps preparation to seconds if it grows
+DEEPEST = 100
+"""Folders in each other: each costs the length of its path, and thousands are no corpus."""
 STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -109,6 +111,10 @@ def _walk(root: Path, skipped: set[str], leave_out: Path | None, over: PassedOve
 
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        if folder.count(os.sep) - str(root).count(os.sep) > DEEPEST:
+            raise DataError(
+                f"{root}: folders in it are more than {DEEPEST} deep in each other; name those that hold text"
+            )
         real = os.path.realpath(folder)
         if real in seen or (folder != str(root) and real == str(leave_out)):
             folders.clear()

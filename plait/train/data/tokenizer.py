@@ -8,6 +8,7 @@ what tensor parallelism needs by ``Strategy.padded_vocab``; a tokenizer never ro
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from plait.core.codec import DOCUMENT, read_table
+from plait.core.codec import parse_table, read_table
 from plait.core.errors import DataError
 from plait.core.files import contents_within, kind_of, reason_of
+from plait.core.numbers import shown
+from plait.train.data.tokenizer_limits import LARGEST, MOST_VALUES, check_limits
 
+STDERR = 2
 # tokenizer.json does not say which special token ends a text: files beside it do, or one of the usual names.
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>", "[SEP]")
@@ -95,7 +99,7 @@ class FileTokenizer:
 
     | file | what is read of it |
     |---|---|
-    | ``tokenizer.json`` | all, by the package ``tokenizers`` |
+    | ``tokenizer.json`` | all, by the package ``tokenizers``, within limits (``tokenizer_limits``) |
     | ``tokenizer_config.json``, else ``special_tokens_map.json`` | ``eos_token``, which ends a text |
     """
 
@@ -181,11 +185,29 @@ def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
             f"{path}: reading a tokenizer file needs the package 'tokenizers'; install it (pip install tokenizers)"
         ) from error
     try:
-        content = contents_within(path, DOCUMENT)
+        content = contents_within(path, LARGEST)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the tokenizer file: {reason_of(error)}; name a tokenizer.json") from None
-    with _explained(f"{path}: not a Hugging Face tokenizer file", "name a tokenizer.json"):
+    with _explained(f"{path}: not a Hugging Face tokenizer file", "name a tokenizer.json"), quiet():
+        check_limits(parse_table(content, most=MOST_VALUES))
         return content, Library.from_buffer(content)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep from standard error what a library in Rust prints there of a failure that is told in our words."""
+    try:
+        kept, null = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # it is closed
+        yield
+        return
+    os.dup2(null, STDERR)
+    os.close(null)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
 
 
 @contextmanager
@@ -216,7 +238,9 @@ def _end_of_text(path: Path, ids: dict[str, int]) -> int:
     for beside in map(path.with_name, BESIDE):
         if (name := _declared_end(beside)) is not None:
             if name not in ids:
-                raise DataError(f"{beside}: eos_token {name!r} is not in the vocabulary of {path.name}; correct it")
+                raise DataError(
+                    f"{beside}: eos_token {shown(name)} is not in the vocabulary of {path.name}; correct it"
+                )
             return ids[name]
     found = [name for name in END_OF_TEXT_NAMES if name in ids]
     if len(found) == 1:
@@ -228,13 +252,13 @@ def _end_of_text(path: Path, ids: dict[str, int]) -> int:
 
 def _declared_end(file: Path) -> str | None:
     """The ``eos_token`` of a file beside a tokenizer; None where there is no such file, or it names none."""
-    if not file.is_file():
-        return None
     try:
+        if not kind_of(file):
+            return None
         declared = read_table(file).get("eos_token")
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read as JSON settings ({reason_of(error)}); repair or remove it") from None
     name = declared.get("content") if isinstance(declared, dict) else declared
     if name is not None and not isinstance(name, str):
-        raise DataError(f"{file}: eos_token is {str(name)[:40]}, no text; correct it")
+        raise DataError(f"{file}: eos_token is {shown(name)}, no text; correct it")
     return name

@@ -125,6 +125,18 @@ def test_an_index_that_cannot_be(tmp_path: Path, text: str) -> None:
 # ---- a head beside tied embeddings ----
 
 
+@pytest.mark.parametrize(("name", "says"), [
+    ("", "is empty"), ("x" * 256, "has a name of 256 bytes"), ("a\0b", "holds a zero byte"), ("\ud800", "is not UTF-8"),
+    ("a/b", "no name of a file beside it"), ("..", "no name of a file beside it"), (".", "no name of a file beside it"),
+])  # fmt: skip
+def test_an_index_whose_names_are_none(tmp_path: Path, name: str, says: str) -> None:
+    where = write_shards(tmp_path, numbers(LLAMA))
+    write_index(tmp_path, where | {Q: name})
+    told = refused(tmp_path)
+    assert "model.safetensors.index.json: " in told and says in told
+    assert len(told) < 400 + len(str(tmp_path))
+
+
 def test_a_head_equal_to_the_embedding_is_passed_over(tmp_path: Path) -> None:
     tensors = numbers(TIED)
     write(tmp_path / "model.safetensors", tensors | {HEAD: tensors[EMBEDDING]})

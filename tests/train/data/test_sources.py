@@ -11,7 +11,7 @@ import pytest
 from plait.core.errors import DataError
 from plait.train.data import sources
 from plait.train.data.prepare import prepare
-from plait.train.data.sources import find_files
+from plait.train.data.sources import DEEPEST, find_files
 from plait.train.data.tokenizer import ByteTokenizer
 
 
@@ -41,3 +41,15 @@ def test_a_source_that_is_neither_file_nor_folder_is_said_to_be_that(tmp_path: P
         with pytest.raises(DataError, match=says):
             find_files([source], "*")
     assert [file.name for file in find_files([tmp_path / "file"], "*")] == ["file"]
+
+
+@pytest.mark.parametrize(("depth", "refused"), [(DEEPEST, False), (DEEPEST + 1, True)])
+def test_folders_without_end_are_refused(tmp_path: Path, depth: int, refused: bool) -> None:
+    bottom = tmp_path.joinpath("text", *["d"] * depth)
+    bottom.mkdir(parents=True)
+    (bottom / "a.txt").write_text("text")
+    if refused:
+        with pytest.raises(DataError, match="more than 100 deep in each other"):
+            find_files([tmp_path / "text"], "*")
+    else:
+        assert [file.path.name for file in find_files([tmp_path / "text"], "*")] == ["a.txt"]
