@@ -72,8 +72,31 @@ def test_a_bad_layout_is_refused_in_words(text: str, says: str) -> None:
 def test_dimensions_must_agree() -> None:
     with pytest.raises(ReshardError, match="has 1 dimensions, the shape 4,4 has 2"):
         TensorLayout.parse("(2) S0").cuts((4, 4))
-    with pytest.raises(ReshardError, match="Rank 7 is not in the mesh"):
-        TensorLayout.parse("(2) S0").tile(7, (4,))
+    with pytest.raises(ReshardError, match="has 1 dimensions, the shape of a scalar has 0"):
+        TensorLayout.parse("(2) S0").cuts(())
+    with pytest.raises(ReshardError, match=r"Rank 7 is not in the mesh of '\(2\)@3,5 S0', whose ranks are 3,5\."):
+        TensorLayout.parse("(2)@3,5 S0").tile(7, (4,))
+
+
+def test_a_layout_says_which_axes_a_mesh_has_and_how_often_one_is_used() -> None:
+    with pytest.raises(ReshardError, match=r"S2 names a mesh axis that \(2,4\) does not have. Its axes are 0 to 1\."):
+        TensorLayout.parse("(2,4) S2 R")
+    with pytest.raises(ReshardError, match="Mesh axis 0 is used 3 times"):
+        TensorLayout.parse("(2,4) S00 S0")
+    with pytest.raises(ReshardError, match="Give 1 to 10 axes of at least one rank each"):
+        TensorLayout.parse("(" + ",".join("1" * 11) + ") R")
+    assert TensorLayout.parse("(" + ",".join("1" * 10) + ") S9 R").spec == ((9,), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("(2) S0", (8, 9)), ("(2)@3 S0", (3, 4)), ("(2)@3,1 S0", (3, 1)), (" (2, 1,)  S0 ", (8, 9)), ("(1)", (8,))],
+)
+def test_ranks_begin_where_the_text_says_or_else_where_one_is_told(text: str, ranks: tuple[int, ...]) -> None:
+    layout = TensorLayout.parse(text, first_rank=8)
+    assert layout.ranks == ranks
+    assert layout.moved(4).ranks == tuple(rank + 4 for rank in ranks)
+    assert (layout.moved(4).mesh, layout.moved(4).spec) == (layout.mesh, layout.spec)
 
 
 def test_slices_are_as_equal_as_can_be_and_the_first_axis_is_the_slowest() -> None:

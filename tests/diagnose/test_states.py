@@ -162,6 +162,18 @@ def test_the_chain_tells_for_whom_ranks_wait_where_calls_do_not() -> None:
     assert [one.waits_for for one in found] == [(1, 2), (2,), (), ()]
 
 
+@pytest.mark.parametrize("last", [1, 3])
+def test_calls_tell_for_whom_ranks_wait_up_to_the_last_of_the_grid(last: int) -> None:
+    call = Call(
+        channel=Channel(RingGroup((last - 1, last), 0, "tp")), sequence=1, verb="all_reduce", dtype="", bytes=0,
+        enqueued=1, ended=0,
+    )  # fmt: skip
+    for waiting, on in ((last - 1, last), (last, last - 1)):
+        evidence = [Evidence(rank=waiting, calls=(call,), thread="waits")]
+        found = standings(GRID, hang=(Verdict(cause="unknown", why=""), evidence))
+        assert edges(found) == [(waiting, on)]
+
+
 def test_of_many_lines_those_to_whoever_is_waited_for_most() -> None:
     found = [
         Standing(0, "waits", waits_for=(3, 1)),

@@ -101,6 +101,12 @@ def test_what_has_most_left_to_do_goes_first() -> None:
     assert list_order([]) == ()
 
 
+def test_what_has_been_started_is_not_left_to_do() -> None:
+    """Else B, which has most to do at the beginning, would be served first to the end, and C would wait."""
+    jobs = [job((B, A, 3)), job((C, B, 2)), job((C, A, 1)), job((C, D, 2)), job((B, C, 4))]
+    assert ends(jobs, list_order(jobs, restarts=0)) == bound(jobs) == 7
+
+
 def test_jobs_of_the_same_nics_are_kept_together_where_that_is_better() -> None:
     """Merged they are one long job that is begun early; one by one they fill gaps."""
     jobs = [job((A, C, 1)), job((A, C, 2)), job((B, D, 3)), job((A, D, 1)), job((B, C, 1))]

@@ -102,7 +102,7 @@ class GraphedExecutor(SegmentExecutor):
             self._op_by_op += 1
             return super().begin(batch, entering)
         fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])
-        slot = self._free.pop() if self._free else self._open(batch, fresh, entering or {})
+        slot = self._free.pop() if self._free else self._open(batch, fresh)
         travel = exchanges(self._shared, fresh[2:])
         for static, new in zip(slot.inputs, fresh, strict=True):
             if all(new is not exchange.send for exchange in travel):
@@ -115,12 +115,12 @@ class GraphedExecutor(SegmentExecutor):
         slot.crossing.entering = dict(entering or {})
         return slot
 
-    def _open(self, batch: MicroBatch, fresh: Sequence[Tensor], entering: Mapping[str, Tensor]) -> Slot:
+    def _open(self, batch: MicroBatch, fresh: Sequence[Tensor]) -> Slot:
         """A slot, made for a micro-batch."""
         inputs = [tensor.clone() for tensor in fresh]
         scale, table = inputs[:2]
         dropout = DropoutKey(self.seed, batch.step, table) if self._dropout(batch) else None
-        state = begin(self._shared, batch, inputs[2:], dropout, entering, scale)
+        state = begin(self._shared, batch, inputs[2:], dropout, {}, scale)
         return Slot(state.crossing, state.segments, inputs, self.device.pool())
 
     def _numbers(self, batch: MicroBatch) -> list[Tensor]:

@@ -173,7 +173,8 @@ def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:
     if ".norm." in f".{piece.name}" or piece.name.endswith(".bias"):
         value = 1.0 if piece.name.endswith("norm.weight") else 0.0
         return torch.full(piece.local_shape, value)
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()[:8], "little") & (2**63 - 1)
+    digest = hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()
+    key = int.from_bytes(digest[:4], "little")  # of a longer one torch's generator reads no more
     generator = torch.Generator().manual_seed(key)
     std = 0.02 / (2 * spec.num_layers) ** 0.5 if piece.name.endswith(("o.weight", "down.weight")) else 0.02
     return piece.cut(torch.randn(piece.shape, generator=generator) * std).contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,8 @@ class Board(ModuleType):
             def add_scalar(self, name: str, value: float, step: int) -> None:
                 board.told.append((name, value, step))
 
-            def flush(self) -> None: ...
+            def flush(self) -> None:
+                board.told.append(("flush",))
 
             def close(self) -> None:
                 board.told.append(("close",))
@@ -89,8 +91,12 @@ def test_tensorboard(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         loggers.add(line)
     loggers.close()
     assert board.told[0] == ("open", str(tmp_path / "tensorboard"))
+    assert board.told[1][0::2] == ("job", 0), "its text stands before the first step"
+    assert board.told[1][1].startswith("```toml\n") and board.told[1][1].endswith("```")
     assert "hidden = 8" in board.told[1][1]
-    assert board.told[2:] == [("loss", 3.5, 1), ("loss", 3.25, 2), ("hidden", 0.5, 2), ("close",)]
+    assert board.told[2:] == [
+        ("loss", 3.5, 1), ("flush",), ("loss", 3.25, 2), ("hidden", 0.5, 2), ("flush",), ("close",),
+    ]  # fmt: skip
 
 
 def test_weights_and_biases_with_and_without_a_login(
@@ -104,6 +110,8 @@ def test_weights_and_biases_with_and_without_a_login(
         loggers.close()
         assert biases.told == [(2, {"loss": 3.25, "hidden": 0.5}), ("finish",)]
         assert biases.settings[-1].get("mode") == (None if login else "offline")
+        assert (biases.settings[-1]["name"], biases.settings[-1]["dir"]) == (tmp_path.name, str(tmp_path))
+        assert biases.settings[-1]["resume"] == "allow"
         assert biases.settings[-1]["config"]["model"]["hidden"] == 8
         assert biases.settings[-1]["id"] == (tmp_path / "wandb" / "run-id").read_text(), "a run that goes on is one"
 
@@ -132,6 +140,70 @@ def test_what_a_tool_raises_costs_that_tool_only(plan: Plan, tmp_path: Path, mon
     loggers.close()
     assert said == ["warning: wandb gets no more metrics: it broke"]
     assert ("loss", 3.5, 1) in board.told and biases.told == []
+
+
+def test_a_plan_without_a_job_has_none_to_show(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, biases = Board(), Biases()
+    monkeypatch.setitem(sys.modules, "tensorboardX", board)
+    monkeypatch.setitem(sys.modules, "wandb", biases)
+    Loggers(["wandb", "tensorboard"], tmp_path, replace(plan, job=None), pytest.fail).close()
+    assert board.told == [("open", str(tmp_path / "tensorboard")), ("close",)]
+    assert biases.settings[-1]["config"] == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"step": 4, "loss": 2}, [(4, {"loss": 2.0})]),
+        ({"step": 4, "loss": 1.5, "note": "x", "skipped": True, "ranks": [1.0]}, [(4, {"loss": 1.5})]),
+        ({"step": 0}, [(0, {})]),
+        ({"loss": 1.5}, []),
+        ({"step": "4", "loss": 1.5}, []),
+        ({"step": None, "loss": 1.5}, []),
+    ],
+)
+def test_of_a_line_tools_get_the_numbers_of_its_step(
+    line: dict[str, Any], told: list[Any], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    biases = Biases()
+    monkeypatch.setitem(sys.modules, "wandb", biases)
+    Loggers(["wandb"], tmp_path, plan, pytest.fail).add(line)
+    assert biases.told == told
+    assert all(isinstance(value, float) for _, values in told for value in values.values())
+
+
+@pytest.mark.parametrize("at", ["begins", "ends"])
+def test_a_tool_that_fails_without_a_word_is_named_with_its_error(
+    at: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError
+
+    biases, said = Biases(), list[str]()
+    monkeypatch.setitem(sys.modules, "wandb", biases)
+    monkeypatch.setattr(biases, "init" if at == "begins" else "finish", fail)
+    loggers = Loggers(["wandb"], tmp_path, plan, said.append)
+    loggers.add(LINES[0])
+    loggers.close()
+    loggers.close()
+    assert said == ["warning: wandb gets no more metrics: OSError"]
+    assert biases.told == ([] if at == "begins" else [(1, {"loss": 3.5})])
+
+
+def test_a_file_that_is_gone_or_cannot_be_read_has_no_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    tail = Tail(path)
+    with open(path, "a") as file:
+        file.write('{"step": 2}\n')
+    path.unlink()
+    assert tail.lines() == []
+    path.write_text('{"step": 3}\n')
+    assert tail.lines() == [{"step": 3}], "another file of the name begins anew"
+    path.unlink()
+    path.mkdir()
+    (path / "more").mkdir()  # a folder has a size
+    assert tail.lines() == []
 
 
 def test_a_tool_that_is_not_installed_is_said_before_anything_starts(

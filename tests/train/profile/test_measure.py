@@ -63,6 +63,13 @@ def test_one_rank_has_no_collectives() -> None:
     assert {one.precision for one in found.products} == {"fp32"}
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_what_a_job_computes_in_is_measured(precision: str) -> None:
+    found, _ = measured(1, 1, precision=precision)
+    parts = (found.products, found.attention, found.modules)
+    assert [{one.precision for one in part} for part in parts] == [{precision}] * 3
+
+
 def test_a_model_that_cannot_be_cut_is_measured_whole() -> None:
     found, _ = measured(2, 2, model=gpt(num_heads=1))
     assert {one.tp for one in found.modules} == {1}
