@@ -12,6 +12,7 @@ import gc
 import gzip
 import json
 import lzma
+import math
 import zlib
 from collections import Counter
 from collections.abc import Generator
@@ -148,9 +149,9 @@ class _Within(RawIOBase):
 
 
 def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> Any:
-    """The document. Raises ValueError, and nothing else, for what is no JSON, for Infinity and NaN, for
-    more than ``most`` values, for one that is nested too deeply and, where keys must be ``unique``, for a
-    table with two equal ones.
+    """The document. Raises ValueError, and nothing else, for what is no JSON, for Infinity, NaN and
+    1e999, for more than ``most`` values, for one that is nested too deeply and, where keys must be
+    ``unique``, for a table with two equal ones.
 
     >>> parse_json('{"step": 1}')
     {'step': 1}
@@ -170,7 +171,8 @@ def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = Fal
         raise ValueError(f"it may hold {values} values; at most {most} are read")
     try:
         with uncollected():
-            return json.loads(text, parse_constant=_no_number, object_pairs_hook=_once if unique else None)
+            hook = _once if unique else None
+            return json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=hook)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -203,6 +205,14 @@ def read_table(path: str | Path, limit: int = SIDE_FILE, *, unique: bool = False
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    """A broken number. 1e999 is one of JSON, and infinity in memory, which no reader expects."""
+    value = float(digits)
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"{digits[:60]} is too large")
+    return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from plait.core.codec import DOCUMENT, read_table
 from plait.core.errors import DataError
 from plait.core.files import replacing
+from plait.core.numbers import shown
 from plait.core.ring import NOBODY, Kind, Record, RingGroup
 from plait.core.typed import checked
 
@@ -240,7 +241,7 @@ def read_hang(path: Path) -> tuple[Verdict, list[Evidence]]:
     try:
         content = read_table(path, DOCUMENT)
         if content.get("version") != VERSION:
-            raise DataError(f"{path} is of version {content.get('version')!r}; this Plait reads version {VERSION}")
+            raise DataError(f"{path} is of version {shown(content.get('version'))}; this Plait reads version {VERSION}")
         return _verdict(content["verdict"]), [evidence_of(one) for one in content["evidence"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None

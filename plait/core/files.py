@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
@@ -15,6 +15,8 @@ from plait.core.errors import JobError, LaunchError
 
 LONGEST_NAME, LONGEST_PATH = 255, 3840
 """Bytes of a name, which every file system has, and of a path, so that names of ours still fit below it."""
+DEEPEST = 100
+"""Folders in each other that are looked into: each costs the length of its path."""
 
 
 def contents(path: str | Path) -> bytes:
@@ -48,6 +50,16 @@ def kind_of(path: str | Path) -> Literal["file", "folder", "device", "pipe", "so
     if stat.S_ISDIR(mode):
         return "folder"
     return "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+
+
+def walk(folder: str | Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """As ``os.walk``: a folder, the folders and the names in it. Those that are ``DEEPEST`` deep in each
+    other are told, and not entered."""
+    start = str(folder).count(os.sep)
+    for place, folders, names in os.walk(folder):
+        yield Path(place), folders, names
+        if place.count(os.sep) - start >= DEEPEST:
+            folders.clear()
 
 
 def check_path(path: str, key: str) -> None:

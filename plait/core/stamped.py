@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from plait.core.codec import DOCUMENT, MOST_VALUES, parse_table
 from plait.core.errors import JobError
 from plait.core.files import contents_within, reason_of
+from plait.core.numbers import shown
 
 Content = TypeVar("Content")
 
@@ -55,7 +56,7 @@ class Stamp:
             raise JobError(f"{self.broken}: {error}", file=file, fix=self.fix) from None
         version, stamped = values.pop("version", None), values.pop("hash", None)
         if version != self.version:
-            problem = f"{version!r} is not a {self.noun} version this Plait reads"
+            problem = f"{shown(version)} is not a {self.noun} version this Plait reads"
             fix = ". ".join(part for part in (f"It reads version {self.version}", self.fix) if part)
             raise JobError(problem, file=file, key="version", fix=fix)
         try:

@@ -18,6 +18,8 @@ LARGEST = 1 << 20
 """Bytes of a file: people write them, and reading one takes seconds for each MiB."""
 READABLE = 128
 """Bits of a number that is shown as it is."""
+LONGEST_SHOWN = 400
+"""Letters of a value in a message."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
@@ -175,7 +177,8 @@ def show(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > READABLE:
         return shown(value)
     try:
-        return _literal(value)
+        told = _literal(value)
+        return told if len(told) <= LONGEST_SHOWN else f"{told[: LONGEST_SHOWN - 3]}..."
     except TypeError:  # a date: TOML has them, Plait has no use for them
         return str(value)
     except ValueError:  # a number of thousands of digits, somewhere in it

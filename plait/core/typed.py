@@ -11,6 +11,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from plait.core.numbers import shown
+
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def checked(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
     count as tuples. Raises TypeError for one that is not, and ValueError for a number that is not finite."""
     for name, value in values.items():
         if (hint := _hints(kind).get(name)) and not _is(value, hint):
-            raise TypeError(f"{name} = {value!r} is no {hint}")
+            raise TypeError(f"{name} = {shown(value)} is no {hint}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is not finite")
     return values

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plait.core.codec import read_table
 from plait.core.files import reason_of, replacing
+from plait.core.numbers import LARGEST, counted, shown
 from plait.core.passed_over import PassedOver
 from plait.diagnose.notes import Notes
 
@@ -52,8 +53,15 @@ def imported_notes(folder: Path) -> Said | None:
         content = read_table(folder / FILE)
         notes = tuple(str(note) for note in content["notes"])
         for row in content["passed_over"]:
-            over.note(str(row["what"]), str(row["first"]), int(row["count"]))
-        unknown = {int(rank): int(count) for rank, count in content.get("unknown", {}).items()}
+            over.note(str(row["what"]), str(row["first"]), _count(row["count"]))
+        unknown = {_count(counted(rank)): _count(count) for rank, count in content.get("unknown", {}).items()}
         return Said(notes, over, content["steps"] is not False, content.get("one_clock") is not False, unknown)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Said((f"{FILE} cannot be read: {reason_of(error)}",), PassedOver(), steps=True)
+
+
+def _count(value: Any) -> int:
+    """Of things, as a file says it. Raises ValueError for what is none."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
+        raise ValueError(f"{shown(value)} is no count")
+    return value

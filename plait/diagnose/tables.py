@@ -13,7 +13,6 @@ write them; times are seconds (``start``, ``sum``) or whole nanoseconds (``start
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import polars as pl
 
 from plait.core.columns import Unpacked, first_line
 from plait.core.errors import DataError
+from plait.core.files import walk
 from plait.core.numbers import LARGEST, MOST_RANKS, counted
 from plait.core.rollup import BLOCK, STEPS, TOTALS
 from plait.core.rollup import FOLDER as ROLLUPS
@@ -65,10 +65,9 @@ def rollup_files(timeline: Path) -> list[Path]:
 
 def _below(folder: Path, without: str = "") -> list[Path]:
     found: list[Path] = []
-    for place, folders, names in os.walk(folder):
-        if without in folders and Path(place) == folder:
+    for here, folders, names in walk(folder):
+        if without in folders and here == folder:
             folders.remove(without)
-        here = Path(place)
         found += [here / name for name in (*names, *folders) if name.endswith(".parquet")]  # a folder is told, too
     return sorted(found)
 

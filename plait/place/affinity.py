@@ -18,6 +18,7 @@ from typing import Any
 from plait.core.communication import CommunicationMatrix, Volume
 from plait.core.env import data_folder, specs_folder
 from plait.core.errors import JobError
+from plait.core.numbers import shown
 from plait.core.toml import read_toml
 
 NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
@@ -89,7 +90,7 @@ def _profiled(job: Any, key: str, file: str) -> Profiled:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not (number if name in NUMBERS else isinstance(value, str)):
             kind = "a number" if name in NUMBERS else "a text"
-            raise JobError(f"{value!r} is not {kind}", file=file, key=f"{key}.{name}", fix="Correct it")
+            raise JobError(f"{shown(value)} is not {kind}", file=file, key=f"{key}.{name}", fix="Correct it")
         if name in NUMBERS[:4] and not value > 0:
             raise JobError(f"{value} is not positive", file=file, key=f"{key}.{name}", fix="Correct it")
     volume = Volume(weights=job["weights"], dp=job["dp"], pp=job["pp"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
+from plait.core.numbers import shown
 from plait.core.toml import read_toml
 
 
@@ -38,14 +39,14 @@ class Network:
             value = values.get(key, {}).get("value") if isinstance(values.get(key), dict) else None
             if not isinstance(value, (int, float)) or not least <= value <= most:
                 fix = f"Write [{key}] with value, a number from {least:g} to {most:g}, source and date"
-                raise JobError(f"{value!r} is no {key}", file=str(path), key=key, fix=fix)
+                raise JobError(f"{shown(value)} is no {key}", file=str(path), key=key, fix=fix)
             found[key] = float(value)
         crossing = values.get("crossing")
         if crossing is not None:
             told = crossing.get("value") if isinstance(crossing, dict) else None
             if not isinstance(told, (int, float)) or not 1 <= told <= 1e6:
                 fix = "Write [crossing] with value, a number from 1, source and date; or leave it out"
-                raise JobError(f"{told!r} is no crossing", file=str(path), key="crossing", fix=fix)
+                raise JobError(f"{shown(told)} is no crossing", file=str(path), key="crossing", fix=fix)
             found["conflicts"] = float(told)
         return Network(**(found | ({"rate": rate} if rate else {})))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from plait.core.codec import parse_json, read_unpacked
 from plait.core.errors import JobError
+from plait.core.files import reason_of
 from plait.core.passed_over import PassedOver
 from plait.core.profile import Profile, joined
 from plait.plan import nccl_json
@@ -51,7 +52,7 @@ def import_profile(file: Path, over: PassedOver | None = None) -> Profile:
         text = read_unpacked(file, LARGEST).decode()
         date = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date().isoformat()
     except (OSError, ValueError) as error:
-        raise JobError(f"cannot be read: {error}", file=str(file)) from None
+        raise JobError(f"cannot be read: {reason_of(error)}", file=str(file)) from None
     try:
         if text.lstrip()[:1] not in ("{", "[") or _OF_A_LAUNCHER.match(text):
             return _log(text, str(file), date, over)

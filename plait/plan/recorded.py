@@ -18,6 +18,7 @@ from plait.core.cluster import Cluster
 from plait.core.codec import DOCUMENT, parse_table
 from plait.core.errors import JobError
 from plait.core.files import contents_within
+from plait.core.numbers import shown
 from plait.core.plan import Plan
 from plait.plan.asking import point_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
@@ -67,7 +68,7 @@ def _seconds(line: str, number: int, file: str) -> float:
     except (ValueError, TypeError, OverflowError) as error:
         raise JobError(f"is damaged: {error}", file=file, key=f"line {number}") from None
     if isinstance(told, bool) or not LEAST <= seconds <= MOST:
-        problem = f"{told!r} are no seconds of a step"
+        problem = f"{shown(told)} are no seconds of a step"
         raise JobError(problem, file=file, key=f"line {number}", fix="Leave this run out, or train it again")
     return seconds
 

@@ -9,7 +9,6 @@ starts: requests name a run by its number.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import polars as pl
 
 from plait.core.errors import PlaitError
 from plait.core.evidence import Evidence, Verdict
+from plait.core.files import walk
 from plait.core.plan import Plan
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
@@ -304,7 +304,7 @@ def signature(folder: Path) -> tuple[object, ...]:
     """Equal as long as nothing has changed that is read: times of small files and of the timeline's
     folders, whose files appear whole."""
     found: list[object] = []
-    inside = [Path(place) for place, _, _ in os.walk(folder / "timeline")]
+    inside = [place for place, _, _ in walk(folder / "timeline")]
     for path in (*(folder / name for name in SMALL), *inside):
         try:
             status = path.stat()

@@ -188,3 +188,11 @@ def test_no_more_of_a_stream_is_looked_at_than_may_be_read(pack: Callable[[bytes
         unpacked(packed, limit=1000)
     with pytest.raises(ValueError, match="damaged"):
         unpacked(packed, limit=1 << 22)
+
+
+@pytest.mark.parametrize("text", ['{"count": 1e999}', "[-1e999]", "[[0.5, 9" + "0" * 400 + ".0]]"])
+def test_a_number_larger_than_any_that_can_be_computed_with_is_refused(text: str) -> None:
+    """It would be infinity, which stands in no document of JSON."""
+    with pytest.raises(ValueError, match="is too large"):
+        parse_json(text)
+    assert parse_json("[1e308, -1e308, 1e-999]") == [1e308, -1e308, 0.0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import JobError, LaunchError
-from plait.core.files import check_path, check_target, contents, kind_of, reason_of, replacing
+from plait.core.files import DEEPEST, check_path, check_target, contents, kind_of, reason_of, replacing, walk
 
 
 def test_the_file_appears_whole_with_ordinary_rights(tmp_path: Path) -> None:
@@ -120,3 +120,15 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     with replacing(tmp_path / "file") as partial:
         partial.write_text("new")
     assert done == ["fsync", "replace"]
+
+
+def test_folders_are_looked_into_so_far_and_no_further(tmp_path: Path) -> None:
+    """A thousand in each other would end in a RecursionError."""
+    bottom = tmp_path.joinpath(*["d"] * (DEEPEST + 2))
+    bottom.mkdir(parents=True)
+    (tmp_path / "a").write_text("")
+    found = list(walk(tmp_path))
+    assert found[0] == (tmp_path, ["d"], ["a"])
+    assert [place for place, _, _ in found] == [tmp_path.joinpath(*["d"] * depth) for depth in range(DEEPEST + 1)]
+    found = [place for place, folders, _ in walk(tmp_path) if not folders.clear()]
+    assert found == [tmp_path], "who walks says into which"

@@ -78,3 +78,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_hash_is_of_values_not_of_their_order() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+
+
+def test_a_version_of_any_length_makes_no_long_error() -> None:
+    with pytest.raises(JobError, match=r"'x+\.\.\. is not a recipe version") as caught:
+        STAMP.opened(written(version="x" * 10**5), "a.json", make, lambda recipe: recipe.hash)
+    assert len(str(caught.value)) < 300

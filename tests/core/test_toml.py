@@ -187,3 +187,8 @@ def test_a_key_of_a_mistake_is_named_unless_it_is_too_long(tmp_path: Path) -> No
         with pytest.raises(JobError) as caught:
             read_toml(file)
         assert caught.value.key == ("k" * length if named else None)
+
+
+def test_a_value_of_any_length_is_cut_in_a_message() -> None:
+    assert show("x" * 398) == f'"{"x" * 398}"'
+    assert show("x" * 399) == f'"{"x" * 396}...'

@@ -69,3 +69,15 @@ def test_what_was_kept_and_is_damaged_is_told(tmp_path: Path, content: Any) -> N
     assert said is not None
     assert said.notes[0].startswith(f"{FILE} cannot be read: ")
     assert (said.over.rows(), said.steps) == ([], True)
+
+
+@pytest.mark.parametrize("content", [
+    {"passed_over": [{"what": "x", "first": "", "count": count}]} for count in (10**4000, -1, 1.5, True, "3", None)
+] + [{"unknown": {rank: 1}} for rank in ("-1", "x", "9" * 100)] + [{"unknown": {"0": 10**4000}}])  # fmt: skip
+def test_counts_that_cannot_be_are_a_note_of_their_own(tmp_path: Path, content: dict[str, Any]) -> None:
+    whole = {"version": 1, "notes": [], "passed_over": [], "steps": True, **content}
+    (tmp_path / FILE).write_text(json.dumps(whole))
+    said = imported_notes(tmp_path)
+    assert said
+    assert [note.startswith(f"{FILE} cannot be read: ") for note in said.notes] == [True]
+    assert not said.over and not said.unknown

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.errors import DataError, JobError
 from plait.place.traces import read
 from plait.place.traces.read import read_trace
 from tests.place.test_traces import PAI, PHILLY
@@ -139,3 +139,11 @@ def test_a_table_may_be_called_as_if_it_were_json(tmp_path: Path) -> None:
     assert len(read_trace(file, {"submit": "a", "duration": "b", "gpus": "c"})) == 1
     with pytest.raises(DataError, match="no readable JSON"):
         read_trace(file)
+
+
+def test_names_of_columns_without_end_make_no_endless_error(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("x" * 10**5 + "\n1\n")
+    with pytest.raises(JobError, match=r"its columns are x+\.\.\. ") as caught:
+        read_trace(file)
+    assert len(str(caught.value)) < 1600 + len(str(file))

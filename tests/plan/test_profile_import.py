@@ -192,3 +192,8 @@ def test_more_than_any_run_has_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "p2p_bandwidth_1nodes_8gpus_per_node.json").write_text(text)
     with pytest.raises(JobError, match=says):
         import_profile(tmp_path / "p2p_bandwidth_1nodes_8gpus_per_node.json")
+
+
+def test_what_is_no_file_is_told_in_the_systems_words_alone(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot be read: Is a directory\.$"):
+        import_profile(tmp_path)

@@ -72,6 +72,8 @@ def parse_columns(text: str) -> dict[str, str]:
     return found
 
 
+LONGEST_NAMES = 1000
+"""Letters of the names of columns in a message."""
 _EXAMPLE = "Write for example --columns submit=submit_time,duration=duration,gpus=num_gpu,group=cluster"
 
 
@@ -91,8 +93,10 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
     if not {"duration", "end"} & set(chosen):
         lacking.append("duration (or end)")
     if lacking:
+        names = ", ".join(there)
+        names = names if len(names) <= LONGEST_NAMES else f"{names[:LONGEST_NAMES]}..."
         raise JobError(
-            f"no column is known to hold {', '.join(lacking)}; its columns are {', '.join(there)}",
+            f"no column is known to hold {', '.join(lacking)}; its columns are {names}",
             file=str(path),
             fix=_EXAMPLE,
         )

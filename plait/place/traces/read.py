@@ -21,6 +21,7 @@ from typing import Any
 
 from plait.core.codec import Most, open_unpacked, parse_json, read_unpacked, uncollected
 from plait.core.errors import DataError, JobError
+from plait.core.files import reason_of
 from plait.place.traces import acme, columns, helios, openb, pai, philly, spot
 from plait.place.traces.table import Trace
 from plait.place.traces.times import pandas
@@ -72,7 +73,7 @@ def _json(file: Path) -> Trace:
     try:
         value = parse_json(read_unpacked(file, MOST.size), most=MOST_VALUES)
     except (ValueError, OSError) as error:
-        raise DataError(f"{file} is no readable JSON: {error}") from None
+        raise DataError(f"{file} is no readable JSON: {reason_of(error)}") from None
     if not philly.is_it(value):
         keys = ", ".join(sorted(philly.KEYS))
         raise DataError(f"{file} is no Philly log: a list of jobs with {keys} is expected. Other traces are CSV.")
@@ -90,7 +91,7 @@ def _table(file: Path) -> Any:
                 stream, low_memory=False, skipinitialspace=mark != "\t", sep=mark, decimal=decimal, nrows=most + 1
             )
     except (ValueError, OSError, RuntimeError, csv.Error, pd.errors.ParserError) as error:
-        raise DataError(f"{file} is no readable table: {' '.join(str(error).split())}") from None
+        raise DataError(f"{file} is no readable table: {' '.join(reason_of(error).split())}") from None
     if len(frame) > most:
         raise DataError(
             f"{file} has more than {most:,} rows of {count} columns, the most that is read. Give a part of it."

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from plait.core.codec import parse_table
+from plait.core.numbers import shown
 from plait.core.reshard import Box
 
 FORMAT = 2
@@ -91,7 +92,7 @@ class Manifest:
                 "from the export with train.init_from"
             )
         if body.get("format") != FORMAT:
-            raise OlderFormatError(f"it has format {body.get('format')}, and this version reads format {FORMAT}")
+            raise OlderFormatError(f"it has format {shown(body.get('format'))}, and this version reads format {FORMAT}")
         try:
             return _manifest(body)
         except (KeyError, TypeError, AttributeError) as error:
@@ -107,7 +108,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if not isinstance(state, dict):
         raise ValueError("its state is no table")
     if not isinstance(skipped := state.get("skipped", 0), int) or skipped < 0:
-        raise ValueError(f"its state has {skipped!r} updates that were skipped")
+        raise ValueError(f"its state has {shown(skipped)} updates that were skipped")
     return Manifest(int(body["step"]), int(body["serial"]), state, files, tensors)
 
 

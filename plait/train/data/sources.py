@@ -11,15 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from plait.core.errors import DataError
-from plait.core.files import kind_of
+from plait.core.files import DEEPEST, kind_of
 from plait.core.passed_over import PassedOver
 
 STDLIB = "python-stdlib"
 STDLIB_BYTES = (
     20 << 20
 )  # the library is 14 MB without its tests (3.11); the cap keeps preparation to seconds if it grows
-DEEPEST = 100
-"""Folders in each other: each costs the length of its path, and thousands are no corpus."""
 STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import DataError
+from plait.core.files import DEEPEST
 from plait.train.data import sources
 from plait.train.data.prepare import prepare
-from plait.train.data.sources import DEEPEST, find_files
+from plait.train.data.sources import find_files
 from plait.train.data.tokenizer import ByteTokenizer
 
 
