@@ -94,7 +94,7 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
         lacking.append("duration (or end)")
     if lacking:
         names = ", ".join(there)
-        names = names if len(names) <= LONGEST_NAMES else f"{names[:LONGEST_NAMES]}..."
+        names = names if len(names) <= LONGEST_NAMES else f"{names[:LONGEST_NAMES]} and more"
         raise JobError(
             f"no column is known to hold {', '.join(lacking)}; its columns are {names}",
             file=str(path),
