@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.core.codec import read_table
 from plait.core.errors import DataError
-from plait.core.files import contents_within, replacing
+from plait.core.files import contents_within, reason_of, replacing
 from plait.place.jct import JctSettings, Predictor
 
 VERSION = 1
@@ -59,8 +59,8 @@ def load(folder: Path) -> Predictor:
             upper=_read(folder / "upper.txt"),
             margin=float(about["margin"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} holds no model of plait queue fit: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{folder} holds no model of plait queue fit: {' '.join(reason_of(error).split())}") from None
 
 
 def _boosters(model: Predictor) -> dict[str, Any]:

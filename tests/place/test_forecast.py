@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def test_names_mean_the_same_in_another_trace(trace: Trace) -> None:
     assert np.isfinite(strangers.log).all()
 
 
-@pytest.mark.parametrize("damage", ["nothing", "empty", "version", "text"])
+@pytest.mark.parametrize("damage", ["nothing", "empty", "version", "text", "names", "margin"])
 def test_folders_that_hold_no_model(trace: Trace, tmp_path: Path, damage: str) -> None:
     if damage != "nothing":
         save(assess(trace, QUICK)[0], tmp_path)
@@ -147,6 +148,9 @@ def test_folders_that_hold_no_model(trace: Trace, tmp_path: Path, damage: str) -
     elif damage == "version":
         about = (tmp_path / "model.json").read_text()
         (tmp_path / "model.json").write_text(about.replace('"version": 1', '"version": 2'))
+    elif damage in ("names", "margin"):
+        about = json.loads((tmp_path / "model.json").read_text())
+        (tmp_path / "model.json").write_text(json.dumps(about | {damage: 10**4000}))
     elif damage == "text":
         (tmp_path / "upper.txt").write_text("tree\n")
     with pytest.raises(DataError, match="version 2" if damage == "version" else "no model"):
