@@ -9,6 +9,7 @@ from pathlib import Path
 from plait.core.codec import read_table
 from plait.core.communication import CommunicationMatrix, Volume
 from plait.core.errors import JobError, PlacementError, nearest
+from plait.core.files import reason_of
 from plait.core.hostlist import expand
 from plait.core.placement import Placement
 from plait.core.plan import Plan
@@ -193,7 +194,7 @@ class Asked:
         try:
             whole = "heights" in read_table(old)
         except (OSError, ValueError) as error:
-            raise PlacementError(f"{old}: cannot be read as a rank table ({error}).") from None
+            raise PlacementError(f"{old}: cannot be read as a rank table ({reason_of(error)}).") from None
         if whole:
             return Placement.read(old)
         table = RankTable.read(old)

@@ -11,9 +11,11 @@ def zone_of(file: Path, places: dict[str, int]) -> list[int]:
     ``hosts``. places: numbers of names, by a topology. Raises JobError for anything else."""
     from plait.core.codec import read_json
     from plait.core.errors import JobError
+    from plait.core.files import reason_of
 
-    def refuse(why: object) -> JobError:
+    def refuse(why: str | Exception) -> JobError:
         fix = "Write [0, 1, 2], or give a rank table and its --topology"
+        why = why if isinstance(why, str) else reason_of(why)
         return JobError(f"no JSON list of node numbers: {why}", file=str(file), key="--zone", fix=fix)
 
     try:
