@@ -61,7 +61,7 @@ def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measu
         graphed, note = _graphed(part.under(refine(plan, found)), batches)
         found = replace(found, graphed=graphed, notes={**found.notes, "cuda_graphs": note})
     if plan.choices.slack:
-        found = replace(found, times=_times(part.under(refine(plan, replace(found, times=None))), batches))
+        found = replace(found, times=_times(part.under(refine(plan, found)), batches))
     _forget(part)
     return found
 

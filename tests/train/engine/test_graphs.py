@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plait.core.model import ModelSpec
 from plait.core.overlap import Load
+from plait.core.sharding import Unit
 from plait.core.stages import split_layers
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
@@ -36,7 +37,7 @@ def stage(spec: ModelSpec, index: int, device: Device) -> tuple[SegmentExecutor,
     return executor, gradients
 
 
-def results(spec: ModelSpec, index: int, device: Device) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+def results(spec: ModelSpec, index: int, device: Device) -> tuple[list[dict[str, Tensor]], dict[Unit, Tensor]]:
     """What leaves the stage of each micro-batch, both ways, and the gradients of its weights."""
     executor, gradients = stage(spec, index, device)
     chance = torch.Generator().manual_seed(11)

@@ -11,6 +11,7 @@ from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Choices, Workload
 from plait.core.refine import Measurements, refine
+from plait.core.schedule import whole_steps
 from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
@@ -31,17 +32,24 @@ LONG, SHORT = 10**7, 3
 
 
 def measured(
-    spec: ModelSpec, degrees: list[tuple[int, int]], choices: Choices, steps: int, shard: str = "ddp"
+    spec: ModelSpec,
+    degrees: list[tuple[int, int]],
+    choices: Choices,
+    steps: int,
+    shard: str = "ddp",
+    *,
+    whole: bool = False,
+    strategy: Strategy | None = None,
 ) -> list[tuple[Measurements, Strategy]]:
-    """Of every rank: what was found, and which strategy follows."""
+    """Of every rank: what was found, and which strategy follows. whole: micro-batches follow one another."""
 
     def work(rank: int) -> tuple[Measurements, Strategy]:
         shape = Shape(ranks=len(degrees), micro_batches=4, slack=(2,) * (len(degrees) - 1) if choices.slack else ())
         workload = Workload(micro_batch=4, num_micro_batches=4, sequence=SEQUENCE, precision="fp64")
         shardings = tuple(Sharding.named(shard, dp) for dp, _ in degrees)  # type: ignore[arg-type]
-        strategy, layout = Strategy(tp=degrees[0][1]), Layout(tuple(degrees))
-        design = Design(spec, workload, strategy, layout, shardings, (), choices, 7)
-        schedule = generate("slack-1f1b" if choices.slack else "1f1b", shape)
+        layout = Layout(tuple(degrees))
+        design = Design(spec, workload, strategy or Strategy(tp=degrees[0][1]), layout, shardings, (), choices, 7)
+        schedule = whole_steps(4) if whole else generate("slack-1f1b" if choices.slack else "1f1b", shape)
         planned = assemble_plan(design, schedule, Hosts(ranks_per_host=1, rate=1e9))
         part = assemble(planned, rank, DEVICE, recorder=Recorder(DEVICE))
         try:

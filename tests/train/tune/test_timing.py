@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import threading
+
 import pytest
 import torch
 
 from plait.core.ring import Kind
+from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
+from plait.core.sharding import UnitOp
+from plait.core.timeline import OpSpan
 from plait.train.machine.device import Device, Fork, Mark
 from plait.train.machine.gpu import open_device
 from plait.train.record.recorder import Recorder
 from plait.train.tune import timing
-from plait.train.tune.timing import RECORDED, recorded, typical_costs
+from plait.train.tune.timing import (
+    RECORDED,
+    mean_over_ranks,
+    measured_costs,
+    median_costs,
+    recorded,
+    time_interleaved,
+    typical_costs,
+)
+from tests.support.threads import threads
+
+FIRST, SECOND = SegmentOp("attn", 0, "F", 0), SegmentOp("attn", 1, "F", 0)
+CORE, NETWORK = SegmentOp("attn", 0, "K", 0), SegmentOp("mlp", 0, "F", 1)
+UNIT = UnitOp("gather", ("attn", 0), True)
 
 
 class Steps:
@@ -36,6 +55,102 @@ def test_a_disturbed_step_does_not_count(disturbed: int) -> None:
     costs = typical_costs(plain.run, recorder)
     assert costs.compute == pytest.approx({"mlp.F": 0.02})
     assert costs.collective == {}
+
+
+@pytest.mark.parametrize(
+    ("spans", "micro_batches", "compute", "collective"),
+    [
+        ([], 1, {}, {}),
+        ([OpSpan(FIRST, "compute", 2.0, 5.0)], 1, {"attn.F": 3.0}, {}),
+        ([OpSpan(FIRST, "compute", 2.0, 5.0)], 2, {"attn.F": 1.5}, {}),
+        # slices of a layer add up, layers are like each other
+        ([OpSpan(FIRST, "compute", 0, 1), OpSpan(FIRST._replace(slice=1), "compute", 1, 4)], 1, {"attn.F": 4.0}, {}),
+        ([OpSpan(FIRST, "compute", 0, 1), OpSpan(SECOND, "compute", 1, 4)], 1, {"attn.F": 2.0}, {}),
+        # what is computed, and what travels; what is waited for is neither
+        ([OpSpan(FIRST, "comm", 1, 2), OpSpan(FIRST, "wait", 0, 9)], 1, {}, {"attn.F": 1.0}),
+        ([OpSpan(FIRST, "compute", 0, 1), OpSpan(FIRST, "comm", 1, 3)], 1, {"attn.F": 1.0}, {"attn.F": 2.0}),
+        # what follows an op of a unit counts, whatever comes first
+        ([OpSpan(UNIT, "comm", 0, 9), OpSpan(CORE, "compute", 1, 3), OpSpan(UNIT, "compute", 0, 9),
+          OpSpan(NETWORK, "compute", 3, 3.5)], 1, {"attn.K": 2.0, "mlp.F": 0.5}, {}),
+    ],
+)  # fmt: skip
+def test_costs_are_those_of_a_layer_and_a_micro_batch(
+    spans: list[OpSpan], micro_batches: int, compute: dict[str, float], collective: dict[str, float]
+) -> None:
+    assert measured_costs(spans, micro_batches) == SegmentCosts(compute, collective)
+
+
+def test_a_layer_that_only_waits_is_a_layer() -> None:
+    """What it takes part in is one kind of op in all of its layers."""
+    spans = [OpSpan(FIRST, "compute", 0.0, 4.0), OpSpan(SECOND, "wait", 4.0, 5.0)]
+    assert measured_costs(spans).compute == {"attn.F": 2.0}
+
+
+def test_the_median_of_steps_counts() -> None:
+    steps = [[OpSpan(FIRST, "compute", 1.0, 1.0 + taken), OpSpan(FIRST, "comm", 0.0, taken)] for taken in (6, 2, 4)]
+    assert median_costs(steps) == SegmentCosts({"attn.F": 4.0}, {"attn.F": 4.0})
+    assert median_costs(steps, 4) == SegmentCosts({"attn.F": 1.0}, {"attn.F": 1.0})
+
+
+def test_the_mean_over_those_ranks_counts_that_have_an_op() -> None:
+    own = [
+        SegmentCosts({"attn.F": 1.0, "embed.F": 8.0}, {"attn.F": 0.5}),
+        SegmentCosts({"attn.F": 4.0, "head.F": 6.0}, {"attn.F": 1.5, "head.F": 2.0}),
+    ]
+    wanted = SegmentCosts({"attn.F": 2.5, "embed.F": 8.0, "head.F": 6.0}, {"attn.F": 1.0, "head.F": 2.0})
+    assert threads(2).run(lambda rank: mean_over_ranks(own[rank])) == [wanted] * 2
+
+
+class Clocks(threading.local):
+    """Each rank's own clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("rounds", "seconds"), [(1, [3.0, 8.0]), (3, [5.0, 8.0])])
+def test_rounds_are_interleaved_after_one_to_warm_up_and_the_slowest_rank_counts(
+    rounds: int, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr(timing, "time", clocks)
+    takes = {0: {"a": (100, 3, 7, 4), "b": (100, 1, 1, 1)}, 1: {"a": (100, 2, 2, 5), "b": (0, 8, 9, 2)}}
+
+    def work(rank: int) -> tuple[list[float], str]:
+        done = ""
+
+        def run(which: str) -> None:
+            nonlocal done
+            clocks.now += takes[rank][which][done.count(which)]
+            done += which
+
+        found = time_interleaved([lambda: run("a"), lambda: run("b")], open_device("cpu", 0), rounds=rounds)
+        return found, done
+
+    assert threads(2).run(work) == [(seconds, "ab" * (rounds + 1))] * 2
+
+
+@pytest.mark.parametrize(("by_host", "size", "queued"), [(True, 768, 1), (False, 8192, 20)])
+def test_products_are_as_large_as_a_device_needs_and_as_many_at_a_time(
+    by_host: bool, size: int, queued: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, made = Queued(), list[tuple[int, ...]]()
+    device.timed_by_host = by_host
+
+    def drawn(*size: int, device: object) -> torch.Tensor:
+        made.append(size)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(timing.torch, "randn", drawn)
+    monkeypatch.setattr(timing.torch, "mm", device.product)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: device.now)
+    taken = (0.01 + 0.001 * queued) / queued
+    assert timing.matrix_rate(device, torch.bfloat16) == pytest.approx(2 * size**3 / taken)
+    assert made == [(size, size)] * 2
+    assert device.waited == max(3, math.ceil(0.1 / (taken * queued)))
 
 
 class Queued(Device):
