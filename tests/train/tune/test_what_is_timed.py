@@ -199,7 +199,7 @@ def test_a_step_is_timed_with_all_that_sharding_does_in_it(told: Told, monkeypat
             note(kind, name)
     told.timing, told.runs = Timing(2, 3, 4, 7.0, 9.0), True
     measured(GPT, [(2, 1)], Choices(shard_overlap=True), 50, "zero3")
-    step = ["ahead", "run", "complete", "publish"]
+    step = ["ahead", "run", "settle", "complete", "publish"]
     assert called == [*step, *step, "complete", "settle"], "a plain one to warm up, and what was timed is forgotten"
 
 
