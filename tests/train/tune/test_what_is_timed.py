@@ -199,8 +199,9 @@ def test_a_step_is_timed_with_all_that_sharding_does_in_it(told: Told, monkeypat
             note(kind, name)
     told.timing, told.runs = Timing(2, 3, 4, 7.0, 9.0), True
     measured(GPT, [(2, 1)], Choices(shard_overlap=True), 50, "zero3")
-    step = ["ahead", "run", "settle", "complete", "publish"]
-    assert called == [*step, *step, "complete", "settle"], "a plain one to warm up, and what was timed is forgotten"
+    step = ["ahead", "run", "complete", "publish"]
+    assert [name for name in called if name != "settle"] == [*step, *step, "complete"], "a plain one to warm up"
+    assert called[-2:] == ["settle", "settle"], "what is still being reduced is none of the next step's"
 
 
 def test_an_order_of_few_slices_is_found_sooner_than_those_of_more(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
