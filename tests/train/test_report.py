@@ -9,15 +9,24 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plait.core.cluster import HERE
 from plait.core.errors import RankFailure
+from plait.core.job import Job
 from plait.core.missing import Missing
+from plait.core.refine import Measurements, Timed, Times
+from plait.core.strategy import Strategy
+from plait.plan.make import make_plan
 from plait.train.record.metrics import MetricsFile
 from plait.train.report import Reporter, Screen, describe
+from tests.launch.collect.test_live import JOB
+
+PLAN = make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16)
 
 
 class Terminal(io.StringIO):
@@ -89,6 +98,188 @@ def test_a_line_says_what_a_step_has_waited_for_beside_what_was_hidden() -> None
     assert "exposed 1.2 ms (1%), hidden 96%" in describe(metrics(1, exposed_seconds=0.0012, hidden=0.96))
     alone = describe({"step": 1, "loss": 1e6, "seconds": 0.1, "tokens_per_second": 10.0, "hidden": None})
     assert alone == ["loss 1e+06", "10 tokens/s"]
+
+
+LOSS, RATE = "loss 1.000", "10 tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, [LOSS, RATE]),
+        ({"loss": 99999.5}, ["loss 99999.500", RATE]),
+        ({"loss": 1e5}, ["loss 1e+05", RATE]),
+        ({"loss": -1e5}, ["loss -1e+05", RATE]),
+        ({"eval_loss": 2.5}, [LOSS, "eval 2.500", RATE]),
+        ({"skipped": 3}, [LOSS, "3 updates skipped", RATE]),
+        ({"skipped": 0}, [LOSS, RATE]),
+        ({"tokens_per_second": 1234.0}, [LOSS, "1,234 tokens/s"]),
+        ({"hidden": 0.5, "exposed_seconds": 0.00994}, [LOSS, RATE, "exposed 9.9 ms (5%), hidden 50%"]),
+        ({"hidden": 0.0, "exposed_seconds": 0.01}, [LOSS, RATE, "exposed 10 ms (5%), hidden 0%"]),
+        ({"hidden": 0.5, "exposed_seconds": 1.5}, [LOSS, RATE, "exposed 1,500 ms (75%), hidden 50%"]),
+        ({"hidden": None, "exposed_seconds": 1.5}, [LOSS, RATE]),
+        ({"mfu": 0.0}, [LOSS, RATE, "MFU 0%"]),
+        ({"mfu": None}, [LOSS, RATE]),
+        ({"idle": 0.0}, [LOSS, RATE, "first stage idle 0%"]),
+    ],
+)
+def test_metrics_in_few_words(more: dict[str, Any], words: list[str]) -> None:
+    seconds = 2.0 if more.get("exposed_seconds") == 1.5 else 0.2
+    assert describe({"step": 1, "loss": 1.0, "seconds": seconds, "tokens_per_second": 10.0, **more}) == words
+
+
+class Silent(io.StringIO):
+    """What nobody should write to."""
+
+    def write(self, text: str) -> int:
+        pytest.fail(f"{text!r} was written")
+
+
+def test_of_other_ranks_only_warnings_are_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Reporter(tmp_path, speaks=False, steps=4, out=Silent()) as report:
+        report.begin(0)
+        report.step(metrics(1), show=True)
+        report.say("a line for people")
+        report.warn("warning: \x1b[31m")
+        report.sync()
+        report.end(4, stopped=False, seconds=1.0, tokens=8, plan=PLAN)
+    assert capfd.readouterr() == ("", "warning: \\x1b[31m\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("stopped", "says"),
+    [
+        (True, "stopped and saved after step 3; the same command goes on from there\n"),
+        (False, "trained 3 steps in 12 s; the run is in {}\n"),
+    ],
+)
+def test_a_run_that_ends_is_summed_up(tmp_path: Path, said: Terminal, stopped: bool, says: str) -> None:
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.begin(0)
+        report.step(metrics(2, eval_loss=7.0), show=False)
+        report.step(metrics(3, mfu=float("nan")), show=False)
+        report.end(3, stopped=stopped, seconds=12.4, tokens=96, plan=PLAN)
+    assert said.getvalue().rpartition("\r")[2] == says.format(tmp_path)
+    found = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert found.pop("latest") == {**metrics(3, mfu=None), "eval_loss": 7.0}
+    assert found == {
+        "steps": 3, "seconds": 12.4, "tokens": 96, "plan": PLAN.key, "strategy": PLAN.strategy.to_dict(),
+    }  # fmt: skip
+
+
+def test_what_could_not_be_written_is_said_in_the_end(tmp_path: Path, said: Terminal) -> None:
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.begin(0)
+        one, other = report.missing("recording"), report.missing("timeline")
+        one.failed(OSError(errno.ENOSPC, "full"), steps=2)
+        (tmp_path / "summary.json").mkdir()
+        report.end(4, stopped=False, seconds=1.0, tokens=8, plan=PLAN)
+    words = said.getvalue()
+    assert "warning: recording cannot be written (full); training goes on without\n" in words
+    assert "warning: summary.json cannot be written (Is a directory)\n" in words
+    assert "warning: this run could not write everything; missing: recording of 2 steps\n" in words
+    assert other.steps == 0 and words.endswith(f"trained 4 steps in 1 s; the run is in {tmp_path}\n")
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_lines_that_cannot_be_read_are_counted(said: Terminal, tmp_path: Path, bad: int) -> None:
+    (tmp_path / "metrics.jsonl").write_text("?\n" * bad)
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.begin(0)
+    assert said.getvalue().startswith(f"warning: {bad} line{'s' * (bad > 1)} of metrics.jsonl cannot be read; set")
+
+
+def test_the_time_left_is_that_of_steps_of_late(
+    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on after step 20: slow for 60 steps, then ten times as fast."""
+    clock = [0.0]
+    monkeypatch.setattr("plait.train.report.time.monotonic", lambda: clock[0])
+    left: dict[int, str] = {}
+    with Reporter(tmp_path, speaks=True, steps=200, out=said) as report:
+        report.begin(20)
+        for step in range(21, 151):
+            clock[0] += 10.0 if step <= 80 else 1.0
+            said.truncate(said.seek(0))
+            report.step(metrics(step), show=False)
+            left[step] = said.getvalue().rstrip().rpartition("  ")[2]
+    assert (left[21], left[60], left[129], left[130]) == ("29:50 left", "23:20 left", "1:11 left", "1:10 left")
+
+
+def test_the_time_left_is_unknown_before_a_step_was_done(said: Terminal, tmp_path: Path) -> None:
+    with Reporter(tmp_path, speaks=True, steps=9, out=said) as report:
+        report.step(metrics(5), show=False)  # nobody said when training began
+    assert "-:-- left" in said.getvalue()
+
+
+def test_a_line_that_is_shown_beside_a_live_one_is_that_of_an_evaluation(said: Terminal, tmp_path: Path) -> None:
+    with Reporter(tmp_path, speaks=True, steps=100, out=said) as report:
+        report.begin(0)
+        report.step(metrics(1), show=True)
+        report.step(metrics(2, eval_loss=3.0), show=False)
+        report.step(metrics(3, eval_loss=3.0), show=True)
+    lines = [line.split("\r")[-1] for line in said.getvalue().split("\n")[:-1]]
+    assert [line.split("  loss")[0] for line in lines] == ["step   3/100"]
+
+
+def test_a_live_line_is_drawn_over_to_its_end(said: Terminal) -> None:
+    screen = Screen(said)
+    screen.live("")
+    assert said.getvalue() == "", "there is nothing to remove"
+    screen.live("long")
+    screen.live("ab")
+    screen.line("stays")
+    screen.live("")
+    screen.live("")
+    assert said.getvalue() == "\rlong\rab  \r  \rstays\n\rab\r  \r"
+
+
+def test_a_live_line_fits_80_columns_where_a_terminal_does_not_say_how_many_it_has(
+    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: None)
+    with Reporter(tmp_path, speaks=True, steps=100, out=said) as report:
+        report.begin(0)
+        report.step(metrics(1), show=False)
+    assert max(len(line) for line in said.getvalue().split("\r")) == 79
+
+
+def timed(*seconds: float) -> tuple[Timed, ...]:
+    return tuple(Timed(Strategy(tp=2, p1=at + 1, sequence_parallel=at == 1), each) for at, each in enumerate(seconds))
+
+
+def test_what_was_measured_before_training_is_a_table_the_fastest_first(tmp_path: Path) -> None:
+    said, plan = io.StringIO(), replace(PLAN, strategy=timed(0.0, 0.0)[1].strategy)
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.choice(Measurements(strategies=timed(0.03, 0.02)), plan)
+    first, header, *rows = said.getvalue().splitlines()
+    assert first == "Measured before training, a micro-batch:"
+    assert header.split("  ")[0].strip() == "p1" and "against best" in header
+    cells = [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in rows]
+    found = [row for row in cells if row[0] in ("1", "2")]
+    assert found == [["2", "1", "yes", "both", "20.0", "1.00x", "chosen"], ["1", "1", "no", "both", "30.0", "1.50x"]]
+
+
+def test_notes_of_what_was_measured_are_paragraphs_of_a_width(tmp_path: Path) -> None:
+    said = io.StringIO()
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.choice(Measurements(notes={"slices": "word " * 30, "compile": "not tried"}), PLAN)
+        report.choice(Measurements(), PLAN)
+    lines = said.getvalue().splitlines()
+    assert lines[0].startswith("slices: word") and 90 < len(lines[0]) <= 100
+    assert lines[1].startswith("  word") and lines[-1] == "compile: not tried"
+
+
+def test_slack_that_was_measured_is_said_in_micro_batches(tmp_path: Path) -> None:
+    said = io.StringIO()
+    job = {**JOB, "model": JOB["model"] | {"num_layers": 2}, "strategy": {"pp": 2}, "run": {"name": "gpt"}}
+    plan = make_plan(Job.from_dict(job), HERE, vocab=16)
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.choice(Measurements(times=Times((1.0,) * 2, (0.1,))), plan)
+    assert said.getvalue() == (
+        "slack from measured times: at most 2, 1 micro-batches alive on the stages, one after the other\n"
+    )
 
 
 @pytest.mark.parametrize("term", ["dumb", None])

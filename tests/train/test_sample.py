@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.overlap import Load
 from plait.core.strategy import Strategy
@@ -91,3 +93,55 @@ def test_temperature_and_seed() -> None:
 
     assert text(1.0, 1) == text(1.0, 1) != text(1.0, 2)
     assert text(0.0, 1) == text(0.0, 2) == text(1e-9, 3)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1, 0])
+def test_every_seed_that_a_job_may_have_is_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, _ = told(monkeypatch, b"a")
+    assert "".join(sampler.generate("x", tokens=1, seed=seed)) == "a"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"seed": 2**63}, r"--seed: 9223372036854775808 is no seed.*-9223372036854775808 to 9223372036854775807"),
+        ({"seed": -(2**63) - 1}, r"--seed: -9223372036854775809 is no seed"),
+        ({"tokens": 0}, "--tokens: 0 tokens are no text"),
+        ({"temperature": -0.1}, "--temperature: -0.1 is no temperature"),
+        ({"temperature": float("inf")}, "--temperature: inf is no temperature"),
+        ({"temperature": float("nan")}, "--temperature: nan is no temperature"),
+        ({"prompt": ""}, "--prompt: is empty"),
+        ({"prompt": "abcde"}, "--prompt: has 5 tokens, and the model sees at most 4"),
+    ],
+)
+def test_what_cannot_be_continued_is_said_before_anything_is_computed(
+    more: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, seen = told(monkeypatch, b"a", longest=4)
+    with pytest.raises(JobError, match=says):
+        sampler.generate(**{"prompt": "x", "tokens": 1, **more})
+    assert not seen
+    assert "".join(sampler.generate("abcd", tokens=1)) == "a", "as much as it sees"
+
+
+def test_a_temperature_of_one_draws_tokens_as_often_as_they_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, _ = told(monkeypatch, b"")
+    logits = torch.full((260,), -1000.0)
+    logits[[65, 66]] = torch.tensor([0.75, 0.25]).log() + 500  # however large they are
+    monkeypatch.setattr("plait.train.sample.next_logits", lambda *_: logits)
+
+    def share(temperature: float) -> float:
+        text = "".join(sampler.generate("x", tokens=2000, temperature=temperature))
+        assert len(text) == 2000 and set(text) == {"A", "B"}
+        return text.count("A") / 2000
+
+    assert share(1.0) == pytest.approx(0.75, abs=0.04)
+    assert share(0.5) == pytest.approx(0.9, abs=0.03)  # 9 to 1
+    assert share(2.0) == pytest.approx(3**0.5 / (1 + 3**0.5), abs=0.04)
+
+
+def test_a_folder_that_holds_no_run_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="holds no run that has started"):
+        Sampler.of_run(tmp_path)
+    with pytest.raises(JobError, match="no such run folder"):
+        Sampler.of_run(tmp_path / "absent")
