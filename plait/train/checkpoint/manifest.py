@@ -117,7 +117,9 @@ def _stored(key: str, entry: Any, files: Mapping[str, Any]) -> Stored:
     whole = Box(tuple(0 for _ in shape), tuple(int(size) for size in shape))
     found = tuple((str(file), Box(tuple(map(int, start)), tuple(map(int, stop)))) for file, start, stop in parts)
     for file, box in found:
-        if file not in files or len(box.start) != len(shape) or len(box.stop) != len(shape) or whole.meet(box) != box:
+        if not len(box.start) == len(box.stop) == len(shape):
+            raise ValueError(f"a part of '{key}' goes from {box.start} to {box.stop}, and its shape is {whole.stop}")
+        if file not in files or whole.meet(box) != box:
             raise ValueError(f"a part of '{key}' cannot lie at {box} in '{file}'")
     return Stored(str(dtype), whole.stop, found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import CheckpointError, PlaitError
+from plait.core.errors import CheckpointError, JobError, PlaitError
 from plait.core.model import ModelSpec
 from plait.train.checkpoint.weight_files import check_weights
-from plait.train.checkpoint.weight_headers import read_header
+from plait.train.checkpoint.weight_headers import Stored, read_header
 from plait.train.checkpoint.weight_names import PREFIX, shapes
 
 SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
@@ -242,6 +243,187 @@ def test_a_header_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any
 def test_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert says in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("F64", 8), ("F32", 4), ("F16", 2), ("BF16", 2), ("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("C64", 8),
+     ("I64", 8), ("I32", 4), ("I16", 2), ("I8", 1), ("U64", 8), ("U32", 4), ("U16", 2), ("U8", 1), ("BOOL", 1)],
+)  # fmt: skip
+def test_numbers_take_the_bytes_of_their_dtype(tmp_path: Path, dtype: str, size: int) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damaged(lambda h: h["b"].update(dtype=dtype, shape=[8 // size])))
+    first = file.stat().st_size - 16
+    assert read_header(file)["b"] == Stored(file, "b", dtype, (8 // size,), first + 8, first + 16)
+    for wrong in (8 // size + 1, 8 // size - 1):
+        file.write_bytes(damaged(lambda h, wrong=wrong: h["b"].update(dtype=dtype, shape=[wrong])))
+        with pytest.raises(CheckpointError, match=f"of shape .* and dtype {dtype} is said to take 8 bytes"):
+            read_header(file)
+
+
+def test_of_a_dtype_that_is_not_known_no_size_is(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damaged(lambda h: h["b"].update(dtype="F4", shape=[16])))
+    assert read_header(file)["b"].shape == (16,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"), [([1] * 63 + [2], True), ([1] * 64 + [2], False), ([0], False), ([2, 1], True)]
+)
+def test_a_shape_has_a_few_dimensions(tmp_path: Path, shape: list[int], taken: bool) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damaged(lambda h: h["b"].update(shape=shape)))
+    if taken:
+        assert read_header(file)["b"].shape == tuple(shape)
+    else:
+        with pytest.raises(CheckpointError, match="tensor 'b'"):
+            read_header(file)
+
+
+def test_empty_tensors_and_metadata_stand_where_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    nothing = {"dtype": "F32", "shape": [0, 4], "data_offsets": [8, 8]}
+    file.write_bytes(damaged(lambda h: h.update(c=nothing, __metadata__={"format": "pt"})))
+    found = read_header(file)
+    assert list(found) == ["a", "b", "c"] and found["c"].start == found["c"].stop == found["b"].start
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda h: h["a"].update(data_offsets=[1, 9]), "tensor 'a' leaves a gap after the header"),
+        (lambda h: (h.clear(), h.update(__metadata__={})), "its tensors end at byte"),
+        (lambda h: h["b"].update(data_offsets=[8]), "tensor 'b' is described wrongly"),
+        (lambda h: h["b"].update(data_offsets=[8, 12, 16]), "tensor 'b' is described wrongly"),
+        (lambda h: h["b"].update(data_offsets=[1 << 62, 1 << 62]), "tensor 'b' is described wrongly"),
+        (lambda h: h["b"].pop("dtype"), "tensor 'b' is described wrongly"),
+    ],
+)
+def test_ranges_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damaged(change))
+    with pytest.raises(CheckpointError, match=says):
+        read_header(file)
+
+
+@pytest.mark.parametrize(("length", "says"), [(64, "nested|JSON|no table"), (65, "65 bytes; at most 64 are read")])
+def test_a_header_is_read_up_to_a_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, says: str
+) -> None:
+    monkeypatch.setattr("plait.train.checkpoint.weight_headers.LONGEST", 64)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(length.to_bytes(8, "little") + b"{}".ljust(length))
+    if length == 64:
+        assert read_header(file) == {}
+    else:
+        with pytest.raises(CheckpointError, match=says):
+            read_header(file)
+
+
+def test_what_is_no_file_is_said_to_be_that(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in (("none", "missing"), (".", "is a folder, no regular file"), ("pipe", "is a pipe, no regular")):
+        with pytest.raises(CheckpointError, match=says):
+            read_header(tmp_path / name)
+
+
+# ---- folders ----
+
+
+def test_what_is_no_folder_is_said_to_be_that(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for path, says in (
+        (tmp_path / "none", "none: no such folder"),
+        (tmp_path / "file", "file is a file, and a folder is needed"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+    ):
+        with pytest.raises(JobError, match=says) as caught:
+            check_weights(path, LLAMA)
+        assert str(caught.value).startswith("train.init_from: ")
+    assert "holds neither model.safetensors nor model.safetensors.index.json. Other formats can be" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("F64", True), ("F16", True), ("BF16", True), ("I64", False)])
+def test_weights_are_floating_point_numbers(tmp_path: Path, dtype: str, taken: bool) -> None:
+    tensors = numbers(LLAMA)
+    as_written = {"F64": "<f8", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}[dtype]
+    write(tmp_path / "model.safetensors", tensors | {Q: tensors[Q].astype(as_written)}, {Q: dtype})
+    if taken:
+        check_weights(tmp_path, LLAMA)
+    else:
+        assert f"tensor '{Q}' holds {dtype}, expected one of F64, F32, F16, BF16 (not quantised)" in refused(tmp_path)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    tensors = numbers(LLAMA)
+    write(tmp_path / "model.safetensors", tensors | {Q: tensors[Q][:4]})
+    assert f"tensor '{Q}' has shape [4, 8], expected [8, 8]" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F16"])
+def test_heads_are_compared_as_numbers_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Parts of three numbers, of 88; NaN is equal to NaN."""
+    monkeypatch.setattr("plait.train.checkpoint.weight_files._AT_ONCE", 3)
+    kind = {"F64": "<f8", "F16": "<f2"}[dtype]
+    tensors = numbers(TIED)
+    tensors[EMBEDDING] = tensors[EMBEDDING].astype("<f2").astype("<f4")
+    tensors[EMBEDDING].flat[5] = np.nan
+    for at in (None, 0, 2, 3, 44, 87):
+        head = tensors[EMBEDDING].astype(kind)
+        if at is not None:
+            head.flat[at] += 1
+        write(tmp_path / "model.safetensors", tensors | {HEAD: head}, {HEAD: dtype})
+        if at is None:
+            check_weights(tmp_path, TIED)
+        else:
+            assert "differs from" in refused(tmp_path, TIED), at
+
+
+def test_a_head_of_another_shape_or_of_whole_numbers_differs_from_the_embedding(tmp_path: Path) -> None:
+    tensors = numbers(TIED)
+    tensors[EMBEDDING] = np.zeros_like(tensors[EMBEDDING])
+    write(tmp_path / "model.safetensors", tensors | {HEAD: tensors[EMBEDDING].T.copy()})
+    assert "differs from" in refused(tmp_path, TIED)
+    write(tmp_path / "model.safetensors", tensors | {HEAD: tensors[EMBEDDING].astype("<i4")}, {HEAD: "I32"})
+    assert "differs from" in refused(tmp_path, TIED)
+
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
+    "max_position_embeddings": 8, "intermediate_size": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_hidden_layers": 3}, "num_layers is 3 there and 2 in the job. Set model.num_layers=3, or name another"),
+        ({"vocab_size": 12, "intermediate_size": 16},
+         "ffn_hidden is 16 there and 12 in the job, vocab is 12 there and 11 in the job. "
+         "Set model.ffn_hidden=16 and model.vocab=12, or"),
+        ({"rope_theta": 5e5}, "rope_theta is 500000.0 there and 10000.0 in the job"),
+        ({"max_position_embeddings": 4096}, ""),  # nothing is learned of positions
+        ({"tie_word_embeddings": True}, ""),  # the tensors tell
+    ],
+)  # fmt: skip
+def test_a_config_of_another_model_says_what_to_set(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    write(tmp_path / "model.safetensors", numbers(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
+    if says:
+        assert says in refused(tmp_path)
+    else:
+        check_weights(tmp_path, LLAMA)
+
+
+def test_positions_that_are_learned_have_a_length(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", numbers(GPT))
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 16,
+    }))  # fmt: skip
+    assert "max_sequence is 16 there and 8 in the job. Set model.max_sequence=16" in refused(tmp_path, GPT)
 
 
 def test_a_name_that_stands_twice_in_a_header(tmp_path: Path) -> None:
