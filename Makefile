@@ -27,7 +27,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml hatch_build.py plait/core/_ring.c
+$(STAMP): requirements.lock pyproject.toml hatch_build.py plait/core/record/_ring.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Plait needs Python 3.11 or newer; name one with PYTHON=... (this is %s)" % sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements.lock (some minutes the first time)"
@@ -57,6 +57,7 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q tests/test_imports.py
 
 size:

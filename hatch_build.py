@@ -1,4 +1,4 @@
-"""Builds the one part of Plait that is not Python: the writer of rings (plait/core/_ring.c)."""
+"""Builds the one part of Plait that is not Python: the writer of rings (plait/core/record/_ring.c)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ class Build(BuildHookInterface):
                 f"Plait's build does not find {' and '.join(missing)}. "
                 "On Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
             )
-        extension = Extension("plait.core._ring", ["plait/core/_ring.c"], extra_compile_args=["-O2", "-std=c11"])
-        command = build_ext(Distribution({"ext_modules": [extension], "packages": ["plait", "plait.core"]}))
+        extension = Extension(
+            "plait.core.record._ring", ["plait/core/record/_ring.c"], extra_compile_args=["-O2", "-std=c11"]
+        )
+        command = build_ext(
+            Distribution({"ext_modules": [extension], "packages": ["plait", "plait.core", "plait.core.record"]})
+        )
         command.inplace = True
         command.build_temp = "build"
         command.ensure_finalized()
         command.run()
         build_data |= {"pure_python": False, "infer_tag": True}
-        build_data["artifacts"].append("plait/core/_ring.*.so")
+        build_data["artifacts"].append("plait/core/record/_ring.*.so")
 
 
 def _missing() -> list[str]:

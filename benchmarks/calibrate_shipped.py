@@ -17,8 +17,8 @@ from pathlib import Path
 from planner_fit import FAMILIES, fit, shipped, spreads
 from planner_rows import default_files, read_rows
 
-from plait.core.efficiency import Constant
-from plait.core.env import specs_folder
+from plait.core.base.env import specs_folder
+from plait.core.cluster.efficiency import Constant
 from plait.plan.calibrate import Known
 
 TITLES = {"ampere": "A100, A800", "hopper": "H100, H200", "blackwell": "GB200", "volta": "V100"}

@@ -14,9 +14,9 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]  # read when torch is import
 
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients

@@ -26,14 +26,14 @@ import numpy as np
 import polars as pl
 from keeping import finish, make_parser, tell
 
-from plait.core.cluster import Hosts
-from plait.core.columns import Coded
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
-from plait.core.rollup import COLUMNS, FOLDER, Source, rollup_file, write_rollup
-from plait.core.schedules import Shape, generate
-from plait.core.strategy import Strategy
+from plait.core.base.columns import Coded
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Plan, Workload
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.record.rollup import COLUMNS, FOLDER, Source, rollup_file, write_rollup
+from plait.core.step.schedules import Shape, generate
 from plait.plan.make import Design, assemble_plan
 
 TP, PP, HOST = 8, 8, 8

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from dtensor_tp import DTensorGpt, dtensor_step
 from torch.distributed.device_mesh import DeviceMesh
 
-from plait.core.env import RankEnv
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.segment_costs import SegmentCosts
-from plait.core.strategy import Strategy
-from plait.core.timeline import Hidden
+from plait.core.base.env import RankEnv
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.record.timeline import Hidden
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients

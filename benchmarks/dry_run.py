@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keeping import timed
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 JOB = """
 [model]

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 
 class _Attention(nn.Module):

@@ -34,10 +34,10 @@ from modelled_wire import ModelledWire
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.env import specs_folder
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.base.env import specs_folder
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.checkpoint.huggingface import save
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import Here, make_executor

@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 

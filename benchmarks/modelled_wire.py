@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 from plait.train.comm.wire import NullWire, wire_bytes
 from plait.train.machine.device import Device
 

@@ -21,13 +21,13 @@ from keeping import finish, keep, make_parser
 from rich.console import Console
 from rich.table import Table
 
-from plait.core import overlap
-from plait.core.model import Family, ModelSpec
-from plait.core.overlap import JUDGED, Load, SegmentLists, segment_lists
-from plait.core.segment_costs import NumberedOps, SegmentCosts, makespan, segment_costs, simulate
-from plait.core.segments import LAYERS, Phase, SegmentGraph, needs_table
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import Family, ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step import overlap
+from plait.core.step.overlap import JUDGED, Load, SegmentLists, segment_lists
+from plait.core.step.segment_costs import NumberedOps, SegmentCosts, makespan, segment_costs, simulate
+from plait.core.step.segments import LAYERS, Phase, SegmentGraph, needs_table
+from plait.core.step.stages import Stage
 
 BATCH, SEQUENCE = 8, 2048
 RATIOS = (0.3, 0.5, 0.8, 1.0, 1.2, 1.5)

@@ -17,7 +17,7 @@ Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule
 order on torch's action runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``:
 bound / time. ``filled``: the same without the transfers of fill and drain, which no schedule hides (twice the
 sum over boundaries). ``steady``: periods after the fill compared likewise. The theorem:
-``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
+``core.step.schedules.steady_period`` with each boundary's transfer as measured alone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.dry_run import peak_activations
-from plait.core.schedules import Shape, generate
+from plait.core.step.dry_run import peak_activations
+from plait.core.step.schedules import Shape, generate
 from plait.lab import Lab, LabSpec
 
 ALL = ("1f1b", "1f1b_overlap", "eager", "slack", "torch_1f1b", "torch_runtime", "bound")

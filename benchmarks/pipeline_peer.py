@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from plait.core.model import ModelSpec
-from plait.core.schedule import Schedule
-from plait.core.schedules import Shape, generate
+from plait.core.model.spec import ModelSpec
+from plait.core.step.schedule import Schedule
+from plait.core.step.schedules import Shape, generate
 
 
 class GptStage(nn.Module):

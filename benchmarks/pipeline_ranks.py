@@ -17,16 +17,16 @@ import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
 from torch import Tensor
 
-from plait.core.cluster import Hosts
-from plait.core.env import RankEnv
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
-from plait.core.refine import SLACK_TOLERANCE
-from plait.core.schedule import Transfer
-from plait.core.schedules import Shape, enough_slack, generate, steady_period
-from plait.core.segments import SegmentGraph
-from plait.core.strategy import Strategy
+from plait.core.base.env import RankEnv
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Plan, Workload
+from plait.core.job.refine import SLACK_TOLERANCE
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import Transfer
+from plait.core.step.schedules import Shape, enough_slack, generate, steady_period
+from plait.core.step.segments import SegmentGraph
 from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes

@@ -27,7 +27,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.keeping import finish, keep, make_parser
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware

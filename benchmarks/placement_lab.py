@@ -27,10 +27,10 @@ from keeping import finish, keep, make_parser
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.cluster import Cluster
-from plait.core.errors import PlaitError
-from plait.core.job import Job
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import PlaitError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.lab import LabSpec
 from plait.plan.answer import Planner
 from plait.plan.recorded import read_seconds

@@ -28,7 +28,7 @@ from planner_moe import read_moe
 from planner_row import Row
 from planner_rows import default_files, read_rows
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.plan.band import band
 
 LAYOUTS = 4

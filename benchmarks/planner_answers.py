@@ -19,9 +19,9 @@ from typing import Any
 
 from keeping import finish, keep, make_parser
 
-from plait.core.cluster import Cluster
-from plait.core.errors import PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import PlaitError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.asking import with_own_vocabulary
 

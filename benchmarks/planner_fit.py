@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from planner_row import Row
 
-from plait.core.cluster import Cluster
-from plait.core.efficiency import Constant, Efficiency
-from plait.core.env import specs_folder
+from plait.core.base.env import specs_folder
+from plait.core.cluster.efficiency import Constant, Efficiency
+from plait.core.cluster.hardware import Cluster
 from plait.plan.band import REGIMES, regimes, spread_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
 from plait.plan.closed_form import Seconds, step_seconds

@@ -37,8 +37,8 @@ from keeping import finish, keep, make_parser
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import PlaitError
+from plait.core.job.spec import Job
 from plait.plan.answer import Candidate, Planner
 from plait.plan.asking import asked_of, job_at
 from plait.plan.closed_memory import fits

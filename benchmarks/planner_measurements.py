@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from planner_row import GIB, VOCAB, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.layer_time import Options
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision

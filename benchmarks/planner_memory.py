@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from planner_row import GIB, Row
 from planner_rows import default_files, read_rows
 
-from plait.core.overhead import Overhead
+from plait.core.cluster.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
 from plait.plan.memory_options import FRAMEWORKS, MemoryOptions
 from plait.plan.points import Points

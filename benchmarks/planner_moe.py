@@ -21,10 +21,10 @@ from planner_measurements import read_measurement
 from planner_row import Bad, Row, Rows, Skipped, whole
 from planner_rows import header, in_line, read_lines
 
-from plait.core.env import specs_folder
-from plait.core.errors import JobError
-from plait.core.experts import check_expert_parallel
-from plait.core.model import ModelSpec
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError
+from plait.core.model.experts import check_expert_parallel
+from plait.core.model.spec import ModelSpec
 from plait.plan.shapes import Shapes
 
 MODELS = (

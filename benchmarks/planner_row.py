@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from plait.core.cluster import Cluster
-from plait.core.numbers import LARGEST
+from plait.core.base.numbers import LARGEST
+from plait.core.cluster.hardware import Cluster
 from plait.plan.layer_time import Options
 from plait.plan.points import Points
 from plait.plan.rates import AnyPrecision

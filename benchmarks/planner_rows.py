@@ -19,7 +19,7 @@ from planner_measurements import COLUMNS, read_measurement
 from planner_row import Bad, Row, Rows, Skipped
 from planner_vtrain import VTRAIN_COLUMNS, read_vtrain
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 DEFAULT_FILES = ("measurements/measurements.csv", "vtrain/gt_single.csv", "vtrain/gt_multi.csv")

@@ -19,7 +19,7 @@ from keeping import keep
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import DataError, JobError
+from plait.core.base.errors import DataError, JobError
 from plait.place.forecast import Predicted, assess, walk_forward
 from plait.place.jct import JctSettings
 from plait.place.policy import POLICIES

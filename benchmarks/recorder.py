@@ -32,11 +32,11 @@ from typing import Any
 
 from keeping import HERE, LONGEST, finish, keep, make_parser
 
-from plait.core.cluster import Hosts
-from plait.core.collecting import Collected, start_agent
-from plait.core.job import Job
-from plait.core.ports import reserved_port
-from plait.core.text import table
+from plait.core.base.process import reserved_port
+from plait.core.base.text import table
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.collecting import Collected, start_agent
+from plait.core.job.spec import Job
 from plait.launch.local import local_start, run_ranks
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan

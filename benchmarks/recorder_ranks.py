@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.core.env import RankEnv
-from plait.core.missing import Missing
-from plait.core.plan import Plan
-from plait.core.process import process_memory
-from plait.core.ring import RECORD, Kind
+from plait.core.base.env import RankEnv
+from plait.core.base.process import process_memory
+from plait.core.job.plan import Plan
+from plait.core.record.ring import RECORD, Kind
+from plait.core.runs.missing import Missing
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
 from plait.train.engine.assembly import Part, assemble

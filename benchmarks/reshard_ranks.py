@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.reshard import TensorLayout
-from plait.core.reshard_plan import ReshardPlan
+from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.plan import ReshardPlan
 from plait.plan.reshard import Fabric, plan_reshard
 from plait.train.comm.lanes import Lane
 from plait.train.machine.device import Device

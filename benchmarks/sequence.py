@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from plait.core.errors import PlaitError
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.base.errors import PlaitError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 from plait.lab import LabSpec
 from plait.plan.activations import activations
 from plait.plan.sharding import unit_sizes

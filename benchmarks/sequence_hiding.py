@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.core.env import RankEnv
-from plait.core.layout import SequenceCut
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.segment_costs import SegmentCosts
-from plait.core.strategy import Strategy
+from plait.core.base.env import RankEnv
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 
 class Gpt(nn.Module):

@@ -14,14 +14,15 @@ import torch
 import torch.distributed as dist
 from sharding_peer import fsdp_step
 
-from plait.core.cluster import HERE
-from plait.core.env import RankEnv
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Workload
-from plait.core.schedules import Shape, generate
-from plait.core.sharding import Sharding, UnitAction
-from plait.core.strategy import Strategy
+from plait.core.base.env import RankEnv
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Workload
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedules import Shape, generate
+from plait.core.step.units import UnitAction
 from plait.plan.make import Design, assemble_plan
 from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.executor import Turn

@@ -14,7 +14,7 @@ from unittest import mock
 
 from startup_counts import CountedStore, connections, counting_groups
 
-from plait.core.env import RankEnv
+from plait.core.base.env import RankEnv
 from plait.train import session, worker
 from plait.train.comm import world
 from plait.train.machine.rank_process import run_and_end

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from startup_counts import CountedStore, counting_groups
 from torch._C._distributed_c10d import HashStore
 
-from plait.core.env import RankEnv
-from plait.core.layout import Layout, SequenceCut
-from plait.core.model import ModelSpec
-from plait.core.schedules import Shape, generate
-from plait.core.sharding import Sharding
-from plait.core.tied import tie_of
+from plait.core.base.env import RankEnv
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.step.schedules import Shape, generate
+from plait.core.step.tied import tie_of
 from plait.train.comm import world as meeting
 from plait.train.comm.objects import odd_ones
 from plait.train.comm.tree import node_of

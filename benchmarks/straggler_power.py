@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 from keeping import finish, make_parser, tell
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import MEETINGS, ROLLUP, SPANS, Recording, grid_of, rollup_of
 from plait.diagnose.stragglers import verdicts

@@ -26,8 +26,8 @@ from typing import Any
 from diagnose_scale import write_run
 from keeping import finish, make_parser, tell
 
-from plait.core.process import process_memory
-from plait.core.rollup import FOLDER
+from plait.core.base.process import process_memory
+from plait.core.record.rollup import FOLDER
 
 CHROMIUM = shutil.which("chromium") or "chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"]

@@ -28,7 +28,7 @@ def test_every_file_that_a_document_links_to_exists(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_names_exists(document: Path) -> None:
-    """``core/overlap.py`` and ``plan/sharding.step_bytes`` alike."""
+    """``core/step/overlap.py`` and ``plan/sharding.step_bytes`` alike."""
     named = {name.removeprefix("plait/").rstrip("/") for name in NAMED.findall(document.read_text())}
     there = {name for name in named for base in (ROOT, ROOT / "plait") if _exists(base / name)}
     assert named - there == set()
@@ -111,7 +111,7 @@ def test_a_run_takes_the_way_that_is_written_down(tmp_path: Path) -> None:
     first = [name for name in dict.fromkeys(entered) if name in FILES]
     assert first == [name for name in FILES if name in first]
     absent = {"tune/measure.py", "engine/shards.py"}  # nothing is open in this job, and nothing sharded
-    assert set(FILES) - set(first) == {f"plait/train/{name}" for name in absent} | {"plait/core/refine.py"}
+    assert set(FILES) - set(first) == {f"plait/train/{name}" for name in absent} | {"plait/core/job/refine.py"}
 
 
 def _entered(file: Path) -> list[str]:

@@ -7,8 +7,8 @@ import torch
 from gpu import CASES, SHARES, SLICED, TINY, TP, batch_of, shape_of, sliced, whole
 from modelled_wire import ModelledWire
 
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients

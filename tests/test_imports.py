@@ -1,8 +1,5 @@
-"""The rules of the house that a machine can check: who may import whom, where torch and the environment live,
-sizes, docstrings.
-
-core  <-  plan, place, train, diagnose, launch, lab  <-  cli
-                            diagnose  <-  view  <-  cli
+"""The rules of the house that a machine can check: where torch and the environment live, sizes, docstrings,
+programs, faces. Who may import whom stands in pyproject.toml, for import-linter.
 """
 
 from __future__ import annotations
@@ -11,61 +8,20 @@ import ast
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+from plait.core.base import programs
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "plait").rglob("*.py"))
-VERBS = {"plan", "place", "train", "diagnose", "launch", "lab"}
-TRAIN = ("profile", "tune", "engine", "checkpoint", "record", "data", "model", "comm", "machine")
-"""Folders of ``plait/train``: each imports only itself and those after it."""
+FACES = sorted(file for file in (ROOT / "plait" / "core").rglob("__init__.py") if file.parent.name != "core")
 MAX_LINES = 600
-
-# A library that only the files listed may import: it is slow to load, heavy, or belongs to one decision.
-ONLY_IN = {
-    "torch": ("plait/train/",),
-    "transformers": (),  # the tests' reference
-    "scipy": ("plait/place/mip.py",),
-    "highspy": ("plait/place/mip.py",),
-    "pulp": ("plait/place/mip.py",),
-    "ortools": ("plait/plan/reshard_exact.py", "plait/place/cpsat.py"),
-    "matplotlib": ("plait/diagnose/plots.py", "plait/place/draw.py"),
-    "lightgbm": ("plait/place/jct.py", "plait/place/model_files.py"),
-    "pandas": ("plait/place/traces/",),
-    "typer": ("plait/cli/",),
-    "polars": ("plait/diagnose/", "plait/view/"),
-    "plotly": ("plait/view/report.py",),
-    **{
-        name: tuple(
-            f"plait/view/{file}.py"
-            for file in ("app", "layout", "callbacks", "heat_callbacks", "timeline_callbacks", "key_callbacks")
-        )
-        for name in ("dash", "flask", "werkzeug")
-    },
-    "perfetto": ("plait/diagnose/perfetto.py",),
-    "prometheus_client": ("plait/launch/collect/live.py",),
-    "tensorboardX": ("plait/launch/collect/loggers.py",),
-    "wandb": ("plait/launch/collect/loggers.py",),
-    "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
-    "pydantic": (
-        *(
-            f"plait/core/{name}.py"
-            for name in (
-                "job",
-                "settings",
-                "explain",
-                "reference",
-                "cluster",
-                "efficiency",
-                "profile",
-                "placement_profile",
-                "kubernetes_settings",
-                "slurm_settings",
-                "plan_file",
-            )
-        ),
-        "plait/view/app.py",  # requests are anybody's
-    ),
-}
+MOST_NAMES = 12
 STARTS_FAST = {
     "torch",
     "pyarrow",
@@ -132,37 +88,6 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def _folders(file: Path) -> set[str]:
-    """The folders of Plait that are imported."""
-    return {
-        name.split(".")[1]
-        for name in _imported(file)
-        if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "view", "core", "cli"}
-    }
-
-
-@rule(FILES)
-def test_imports_follow_the_arrows(file: Path) -> object:
-    """Data crosses between verbs, not calls."""
-    folder = file.relative_to(ROOT / "plait").parts[0]
-    allowed = {"core": {"core"}, "cli": {"core", "cli", "view", *VERBS}, "view": {"core", "diagnose", "view"}} | {
-        verb: {"core", verb} for verb in VERBS
-    }
-    return _folders(file) - allowed.get(folder, set())
-
-
-@rule([file for file in FILES if "train" in file.parts and file.parent.name in TRAIN])
-def test_the_folders_of_train_are_layers(file: Path) -> object:
-    words = [name.split(".") for name in _imported(file) if name.startswith("plait.train.")]
-    return {word[2] for word in words} - set(TRAIN[TRAIN.index(file.parent.name) :])
-
-
-@rule(FILES)
-def test_heavy_libraries_stay_where_they_belong(file: Path) -> object:
-    found = {name.split(".")[0] for name in _imported(file)} & set(ONLY_IN)
-    return {library for library in found if not _name(file).startswith(ONLY_IN[library] or ("-",))}
-
-
 @rule([file for file in FILES if "train" not in file.parts])
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> object:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -175,7 +100,7 @@ def test_nothing_slow_is_imported_at_the_top(file: Path) -> object:
     return {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns)
 
 
-@rule([file for file in FILES if file.parent.name == "core"])
+@rule([file for file in FILES if "core" in file.parts])
 def test_core_needs_only_itself_and_few_libraries(file: Path) -> object:
     ours = {name.split(".")[0] for name in _imported(file)}
     return ours - sys.stdlib_module_names - {"plait", "numpy", "pydantic", "annotated_types", "pyarrow", "yaml"}
@@ -187,7 +112,7 @@ def _attributes(file: Path, owner: str) -> set[str]:
     return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == owner}
 
 
-@rule([file for file in FILES if _name(file) != "plait/core/env.py"])
+@rule([file for file in FILES if _name(file) != "plait/core/base/env.py"])
 def test_the_environment_is_read_in_one_file(file: Path) -> object:
     read = _attributes(file, "os") & {"environ", "getenv", "environb", "putenv"}
     return read | {"os.environ", "os.getenv"} & set(_imported(file))
@@ -261,3 +186,30 @@ def test_public_names_are_documented(file: Path) -> object:
 @rule([file for file in FILES if file.read_text().strip()])
 def test_every_module_says_what_it_is_for(file: Path) -> object:
     return not ast.get_docstring(_tree(file))
+
+
+def test_the_contracts_of_imports_are_kept() -> None:
+    assert lint_imports(str(ROOT / "pyproject.toml"), cache_dir=None, no_logo=True) == EXIT_STATUS_SUCCESS
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.parent.name)
+def test_a_package_names_the_modules_that_others_may_import(face: Path) -> None:
+    names = import_module(".".join(face.relative_to(ROOT).parent.parts)).__all__
+    there = {path.stem for path in face.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert len(names) <= MOST_NAMES
+    assert set(names) <= there
+
+
+PROGRAMS = {name: value for name, value in vars(programs).items() if name.isupper()}
+
+
+@pytest.mark.parametrize("module", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_are_there(module: str) -> None:
+    assert find_spec(module)
+
+
+@rule([file for file in FILES if file.name != "programs.py"])
+def test_programs_are_named_in_one_file(file: Path) -> object:
+    """A module that another starts is an import that no linter sees."""
+    texts = {node.value for node in ast.walk(_tree(file)) if isinstance(node, ast.Constant)}
+    return texts & set(PROGRAMS.values())

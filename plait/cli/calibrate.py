@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.cluster import Cluster
+    from plait.core.cluster.hardware import Cluster
     from plait.plan.recorded import Recorded, Refitted
 
 
@@ -31,8 +31,8 @@ def calibrate(
     """
     from datetime import UTC, datetime
 
-    from plait.core.files import check_target, explained, replacing
-    from plait.core.toml import to_toml
+    from plait.core.base.codec.toml_text import to_toml
+    from plait.core.base.files import check_target, explained, replacing
     from plait.plan.recorded import Recorded, refit
 
     check_target(out, fix=OUT)
@@ -44,7 +44,7 @@ def calibrate(
 
 
 def _cluster(named: str | None, first: Recorded) -> Cluster:
-    from plait.core.cluster import Cluster
+    from plait.core.cluster.hardware import Cluster
     from plait.plan.where import find_cluster
 
     if named is None:

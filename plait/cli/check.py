@@ -43,7 +43,7 @@ def check(
     from dataclasses import asdict
 
     from plait.cli.running import place_of
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.launch.self_check_verdict import Limits, findings
 
     for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock), ("--disk", disk)):
@@ -70,13 +70,14 @@ def _measured(place: Place, nodes: int, folder: Path, nbytes: int) -> dict[str, 
     from tempfile import TemporaryDirectory
 
     from plait.cli.running import Ranks
-    from plait.core.errors import LaunchError
+    from plait.core.base import programs
+    from plait.core.base.errors import LaunchError
 
     with TemporaryDirectory(prefix="plait-check-") as name:
         result = Path(name)
         status = place.run(
             Ranks(
-                module="plait.launch.self_check", arguments=[name, str(folder.absolute()), str(nbytes)],
+                module=programs.SELF_CHECK, arguments=[name, str(folder.absolute()), str(nbytes)],
                 world=place.world or nodes, logs=result / "logs", timeout=600.0,
             )
         )  # fmt: skip
@@ -90,7 +91,7 @@ def _measured(place: Place, nodes: int, folder: Path, nbytes: int) -> dict[str, 
 
 def _names(place: Place) -> list[str]:
     """Of all hosts that were to come."""
-    from plait.core.lab_hosts import name
+    from plait.core.base.lab_hosts import name
 
     return [name(host) for host in range(place.lab.hosts)] if place.lab else []
 

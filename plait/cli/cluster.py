@@ -32,8 +32,8 @@ def up(
     programs: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client
     """
     from plait.cli import terminal
-    from plait.core.errors import JobError
-    from plait.core.text import counted
+    from plait.core.base.errors import JobError
+    from plait.core.base.text import counted
     from plait.lab import slurm
 
     if kind != "slurm":
@@ -48,8 +48,8 @@ def up(
 def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
     from plait.cli.topologies import read_topology, remarked
-    from plait.core.errors import JobError
-    from plait.core.text import counted
+    from plait.core.base.errors import JobError
+    from plait.core.base.text import counted
     from plait.lab.slurm import SlurmSpec
     from plait.place.writers import written
 
@@ -75,7 +75,7 @@ def down(name: Name = None) -> None:
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the clusters that run here, and the state of their nodes."""
     from plait.cli import terminal
-    from plait.core.text import counted
+    from plait.core.base.text import counted
     from plait.lab import slurm
 
     clusters = slurm.running()
@@ -143,8 +143,8 @@ def reserve(
     """
     import getpass
 
-    from plait.core.rank_table import RankTable
-    from plait.core.text import counted
+    from plait.core.base.text import counted
+    from plait.core.topology.rank_table import RankTable
     from plait.launch.slurm import reserve as hold
 
     table = RankTable.read(rank_table)

@@ -15,8 +15,8 @@ from plait.cli import diagnose_page, terminal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from plait.core.evidence import Verdict
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
+    from plait.core.runs.evidence import Verdict
     from plait.diagnose.explain import Report
     from plait.diagnose.predicted import Prediction
     from plait.diagnose.reading import Run
@@ -76,7 +76,7 @@ def _tell(report: Report, json: bool) -> int:
 
 
 def _of_trace(traces: Sequence[Path], meta: Path | None) -> Report:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.diagnose.explain import explain
     from plait.diagnose.operations import read_meta, read_operations
 
@@ -93,8 +93,8 @@ def _of_trace(traces: Sequence[Path], meta: Path | None) -> Report:
 def _of_run(folder: Path, as_json: bool) -> Report:
     """Of a run that hung before a step was recorded there is no more than that."""
     from plait.cli.hang import hang
-    from plait.core.errors import DataError
-    from plait.core.evidence import FILE
+    from plait.core.base.errors import DataError
+    from plait.core.runs.evidence import FILE
     from plait.diagnose.imported import imported_notes
     from plait.diagnose.reading import read_run
 
@@ -118,8 +118,8 @@ def _of_run(folder: Path, as_json: bool) -> Report:
 def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
     """Why the run hung, by what its launcher wrote down; None where it wrote nothing. And what has to be said
     of a file that cannot be read."""
-    from plait.core.errors import DataError
-    from plait.core.evidence import FILE, read_hang
+    from plait.core.base.errors import DataError
+    from plait.core.runs.evidence import FILE, read_hang
 
     if not (folder / FILE).exists():
         return None, []
@@ -132,7 +132,7 @@ def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
 
 def report_of(run: Run) -> Report:
     """What is said of a run that gets on, with what its plan predicts."""
-    from plait.core.memory_peaks import PROCESS, peaks_of
+    from plait.core.runs.memory_peaks import PROCESS, peaks_of
     from plait.diagnose.explain import explain
 
     prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
@@ -145,7 +145,7 @@ def report_of(run: Run) -> Report:
 
 def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
     """Bytes by kind, of a rank of every stage; nothing where the plan does not tell."""
-    from plait.core.errors import PlaitError
+    from plait.core.base.errors import PlaitError
     from plait.plan.estimate import PlannedStep, estimate
 
     try:
@@ -159,7 +159,7 @@ def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
 def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:
     """What the plan that the run obeyed predicts, if it is made of measured costs; and what has to be said of
     it."""
-    from plait.core.errors import PlaitError
+    from plait.core.base.errors import PlaitError
     from plait.diagnose.predicted import UNMEASURED, against, table_of
     from plait.diagnose.recording import grid_of, with_axes
     from plait.plan.simulate import simulate_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.cli import terminal
-from plait.core.text import counted, duration
+from plait.core.base.text import counted, duration
 
 if TYPE_CHECKING:
     from plait.diagnose.explain import Report

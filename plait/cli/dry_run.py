@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from plait.cli import terminal
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
 from plait.plan.estimate import Estimate, Place
 from plait.plan.fits import KINDS, Room, in_words
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from plait.core.errors import PlaitError, RankFailure
-from plait.core.host_memory import lose_memory
-from plait.core.lab_hosts import name
-from plait.core.rank_table import NAME, RankTable
+from plait.core.base.errors import PlaitError, RankFailure
+from plait.core.base.lab_hosts import name
+from plait.core.runs.host_memory import lose_memory
+from plait.core.topology.rank_table import NAME, RankTable
 
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
     from plait.lab import Lab
     from plait.launch.supervisor import Crew
 
@@ -168,7 +168,7 @@ class LabFleet:
         )
 
     def _use(self, table: RankTable) -> None:
-        from plait.core.lab_hosts import number
+        from plait.core.base.lab_hosts import number
 
         self.lab.nodes = tuple(map(number, table.hosts))
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from plait.cli import terminal
-from plait.core.errors import DataError
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plait.core.evidence import Evidence, Verdict
+    from plait.core.runs.evidence import Evidence, Verdict
 
 FOUND = 3
 """Exit status where a cause is named."""
@@ -40,7 +40,7 @@ def hang(folder: Path, *, as_json: bool) -> int:
 
 
 def _found(folder: Path) -> tuple[Verdict, list[Evidence], PassedOver]:
-    from plait.core.evidence import FILE, read_hang
+    from plait.core.runs.evidence import FILE, read_hang
     from plait.diagnose.hang import localise
     from plait.launch.gather import gather
 
@@ -61,9 +61,9 @@ def _found(folder: Path) -> tuple[Verdict, list[Evidence], PassedOver]:
 
 def deadlines_of(folder: Path) -> dict[str, float]:
     """Those of ``localise``, by the run's plan; the default's if it has none."""
-    from plait.core.errors import PlaitError
-    from plait.core.plan import Plan
-    from plait.core.settings import RunSection
+    from plait.core.base.errors import PlaitError
+    from plait.core.job.plan import Plan
+    from plait.core.job.settings import RunSection
 
     try:
         job = Plan.read(folder / "plan.json").job
@@ -75,7 +75,7 @@ def deadlines_of(folder: Path) -> dict[str, float]:
 
 def _tell(verdict: Verdict, evidence: Sequence[Evidence]) -> None:
     """The verdict, the chain of those who wait, and a line for each rank that matters."""
-    from plait.core.evidence import spoken_ranks
+    from plait.core.runs.evidence import spoken_ranks
 
     terminal.title(verdict.heading)
     terminal.text(verdict.why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from plait.cli.running import suspicion_of_plan
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 from plait.launch.kubernetes_pod import main
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 
 
 def job(
@@ -26,7 +26,7 @@ def job(
     Examples: plait job --reference; plait job --reference train.steps; plait job --reference strategy
     """
     from plait.cli import terminal
-    from plait.core import reference as settings
+    from plait.core.job import reference as settings
 
     if not reference and key is None and not markdown and not as_json:
         raise JobError("nothing is asked", fix="Write plait job --reference, or plait job --reference KEY")

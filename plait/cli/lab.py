@@ -92,7 +92,7 @@ def slow(
 
 def _link(name: str) -> tuple[bool, int]:
     """Whether a name is a minipod's, and its number."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     number = name.removeprefix("pod")
     if not (number.isascii() and number.isdecimal() and len(number) <= 9):

@@ -33,7 +33,7 @@ from plait.cli import (
     train,
     view,
 )
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 
 _USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """What is wrong with a path that was named, or its disk, wherever it is noticed."""

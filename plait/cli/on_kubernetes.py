@@ -10,8 +10,8 @@ from plait.cli.running import Managed
 
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
-    from plait.core.job import Job
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
     from plait.launch.kubernetes_api import Cluster
     from plait.launch.kubernetes_manifests import PodRun
 
@@ -29,7 +29,7 @@ class InKubernetes(Managed):
 
     def run(self, ranks: Ranks) -> int:
         """Only trainings are sent to Kubernetes."""
-        from plait.core.errors import JobError
+        from plait.core.base.errors import JobError
 
         fix = "Run plait in a pod there, with --on local, or train with: plait train --on kubernetes"
         raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
@@ -56,7 +56,7 @@ class InKubernetes(Managed):
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""
-        from plait.core.errors import LaunchError
+        from plait.core.base.errors import LaunchError
 
         note = ""
         try:
@@ -72,7 +72,7 @@ class InKubernetes(Managed):
         asked what it knows and does not answer."""
         from dataclasses import replace
 
-        from plait.core.errors import JobError
+        from plait.core.base.errors import JobError
 
         assert plan.job is not None
         if self.table:
@@ -95,16 +95,16 @@ class InKubernetes(Managed):
     def _run(self, job: Job, folder: Path, world: int, stages: int, kind: Any, word: str = "") -> PodRun:
         import secrets
 
-        from plait.core.process import command_of
-        from plait.core.rank_table import RankTable
+        from plait.core.base import programs
+        from plait.core.base.process import command_of
+        from plait.core.topology.rank_table import RankTable
         from plait.launch.kubernetes import new_name
         from plait.launch.kubernetes_manifests import PodRun, asked
         from plait.launch.pod_file import PodFile, read_pod
-        from plait.launch.run_folder import WORKER
 
         table = RankTable.read(self.table) if self.table else None
         settings, folder = asked(job.kubernetes, world, table), folder.absolute()
-        argv = tuple(command_of(WORKER, str(folder), python=settings.python))
+        argv = tuple(command_of(programs.RANK, str(folder), python=settings.python))
         run = PodRun(
             name=new_name(job.run.name), argv=argv, world_size=world,
             folder=folder, word=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
@@ -123,7 +123,7 @@ def _yaml(run: PodRun) -> str:
 
 def _check_mounted(run: PodRun) -> None:
     """Raise JobError if what the run saves would be lost with its pods."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.launch.kubernetes_manifests import CONTAINER
 
     pod = run.template()["spec"]

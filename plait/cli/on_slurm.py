@@ -11,8 +11,8 @@ from plait.cli.running import Managed, suspicion_of
 
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
-    from plait.core.job import Job
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
     from plait.launch.slurm import Batch
 
 
@@ -25,14 +25,14 @@ class InSlurm(Managed):
     @property
     def inside(self) -> bool:
         """Whether we are in a job of Slurm's already."""
-        from plait.core.env import slurm_job
+        from plait.core.base.env import slurm_job
 
         return bool(slurm_job()[0])
 
     def run(self, ranks: Ranks) -> int:
         """On the nodes of the job that we are in."""
-        from plait.core.errors import JobError
-        from plait.core.rank_table import RankTable
+        from plait.core.base.errors import JobError
+        from plait.core.topology.rank_table import RankTable
         from plait.launch import slurm_job
 
         if not self.inside:
@@ -50,9 +50,9 @@ class InSlurm(Managed):
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
-        from plait.core.errors import JobError
-        from plait.core.rank_table import RankTable
-        from plait.core.settings import one_line
+        from plait.core.base.errors import JobError
+        from plait.core.job.settings import one_line
+        from plait.core.topology.rank_table import RankTable
         from plait.launch.slurm import Batch, asked
 
         one_line(self.partition, "--on slurm")
@@ -69,7 +69,7 @@ class InSlurm(Managed):
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The batch script. Where no Slurm answers it lacks what only Slurm knows, and says so."""
-        from plait.core.errors import LaunchError
+        from plait.core.base.errors import LaunchError
 
         note = ""
         try:
@@ -85,7 +85,7 @@ class InSlurm(Managed):
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
         """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""
         from plait.cli import terminal
-        from plait.core.lock import RunLock
+        from plait.core.runs.lock import RunLock
         from plait.launch import slurm
         from plait.launch.run_folder import write_run
 

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from plait.cli.placed import Asked
-    from plait.core.placement import Placement
+    from plait.core.topology.placement import Placement
     from plait.place.repair import Repair
 
 
@@ -82,7 +82,7 @@ def place(
     from plait.cli import place_tables
     from plait.cli.placed import Asked, alpha_of, names_of, spares_of
     from plait.cli.topologies import remarked
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     asked = Asked(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
@@ -94,7 +94,7 @@ def place(
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
     if draw:
-        from plait.core.pictures import check_format
+        from plait.core.base.pictures import check_format
 
         check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))
@@ -118,7 +118,7 @@ def _check_numbers(**numbers: float | None) -> None:
     """Raise JobError for an option below 0, or that is no finite number."""
     from math import isfinite
 
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     for name, value in numbers.items():
         if value is not None and not (isfinite(value) and value >= 0):
@@ -126,7 +126,7 @@ def _check_numbers(**numbers: float | None) -> None:
 
 
 def _refuse_down() -> None:
-    from plait.core.errors import PlacementError
+    from plait.core.base.errors import PlacementError
 
     raise PlacementError("--down names nodes that failed under a placement: give that one with --repair.")
 
@@ -138,7 +138,7 @@ def _finish(
     fail."""
     from plait.cli import place_tables, terminal
     from plait.cli.placed import beside
-    from plait.core.files import explained
+    from plait.core.base.files import explained
 
     table = placement.rank_table  # refuses a host that would be two nodes
     asked.check_again(placement)
@@ -166,7 +166,7 @@ def _finish(
 
 
 def _write(writes: object, target: Path) -> None:
-    from plait.core.errors import PlacementError
+    from plait.core.base.errors import PlacementError
 
     try:
         writes()  # type: ignore[operator]

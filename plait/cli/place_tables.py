@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from plait.cli import terminal
-from plait.core.passed_over import PassedOver
-from plait.core.placement import Placement
-from plait.core.text import counted
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import counted
+from plait.core.topology.placement import Placement
 from plait.place.pools import ranges
 from plait.place.problem import Problem
 from plait.place.repair import Repair, Spot

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.core.codec import read_table
-from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.errors import JobError, PlacementError, nearest
-from plait.core.files import reason_of
-from plait.core.hostlist import expand
-from plait.core.placement import Placement
-from plait.core.plan import Plan
-from plait.core.rank_table import RankTable
-from plait.core.topology import Topology
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.errors import JobError, PlacementError, nearest
+from plait.core.base.files import reason_of
+from plait.core.job.communication import CommunicationMatrix, Volume
+from plait.core.job.plan import Plan
+from plait.core.topology.hostlist import expand
+from plait.core.topology.placement import Placement
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.switches import Topology
 from plait.place.affinity import affinity_of, known_profiled, read_profiled
 from plait.place.bounds import lower_bound
 from plait.place.network import Network
@@ -240,7 +240,7 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
     """The plan, and of the cluster that it is for: bytes per second of a rank's outermost link, the device,
     ranks of a node (0: nobody says)."""
     from plait.cli.planned import planned, the_cluster
-    from plait.core.job import Job
+    from plait.core.job.spec import Job
 
     if file.suffix == ".json":
         if overrides:

@@ -12,7 +12,7 @@ import typer
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    from plait.core.placement_profile import PlacementProfile
+    from plait.core.cluster.placement_profile import PlacementProfile
 
 KEPT = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "random": "random"}
 
@@ -50,8 +50,8 @@ def show(found: PlacementProfile) -> None:
 
 def draw_profile(found: PlacementProfile, file: Path) -> None:
     """Bandwidth by size, a panel for each kind, a line for each size of groups and spread."""
-    from plait.core.gantt import Curve
-    from plait.core.profile import wire_share
+    from plait.core.base.pictures import Curve
+    from plait.core.cluster.profile import wire_share
     from plait.diagnose.plots import draw_curves
 
     panels: list[tuple[str, list[Curve]]] = []

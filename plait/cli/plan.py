@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.job import Job
-    from plait.core.passed_over import PassedOver
-    from plait.core.plan import Plan
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
     from plait.lab import LabSpec
     from plait.plan.answer import Answer, Candidate, Planner
 
@@ -62,9 +62,9 @@ def plan(
 
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
-    from plait.core.errors import JobError
-    from plait.core.experts import refuse_experts
-    from plait.core.job import naming
+    from plait.core.base.errors import JobError
+    from plait.core.job.spec import naming
+    from plait.core.model.experts import refuse_experts
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
@@ -94,8 +94,8 @@ def plan(
             raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
     target = _target(job, out, what_if=bool(what_if))
     if picture:
-        from plait.core.files import check_target
-        from plait.core.pictures import FORMATS, check_format
+        from plait.core.base.files import check_target
+        from plait.core.base.pictures import FORMATS, check_format
 
         check_format(picture, (*FORMATS, "html"))
         check_target(picture, fix="Choose another with --picture")
@@ -126,8 +126,8 @@ def plan(
 def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
     """Where the plan goes; None where none is written. Raises JobError and LaunchError for a file that could
     not be written, or would not be taken as a plan."""
-    from plait.core.errors import JobError
-    from plait.core.files import check_target
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import check_target
 
     written = job.suffix == ".json"
     if written or what_if:
@@ -149,10 +149,10 @@ class _CommandLine:
 
     def __init__(self, file: Path, overrides: Sequence[str], changes: Sequence[str], on: str) -> None:
         from plait.cli.planned import lab_spec, the_cluster
-        from plait.core.errors import JobError
-        from plait.core.job import Job
-        from plait.core.passed_over import PassedOver
-        from plait.core.plan import Plan
+        from plait.core.base.errors import JobError
+        from plait.core.base.passed_over import PassedOver
+        from plait.core.job.plan import Plan
+        from plait.core.job.spec import Job
         from plait.plan.answer import Planner
         from plait.plan.asking import with_own_vocabulary
         from plait.plan.other_device import other_device
@@ -198,7 +198,7 @@ def _passed_over(job: Job) -> PassedOver:
 
 def job_of(plan: Plan, file: Path) -> Job:
     """The job of a plan. Raises JobError where there is none."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     if plan.job is None:
         problem = "was made without a job file and says nothing of a cluster"
@@ -220,7 +220,7 @@ def _measured(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> dict[int, 
 def _compare(files: tuple[Path, Path], as_json: bool) -> None:
     from plait.cli.plan_tables import show_comparison
     from plait.cli.planned import the_cluster
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
     from plait.plan.answer import Planner
 
     sides: list[tuple[str, Planner, Candidate]] = []
@@ -254,7 +254,7 @@ def _emit(job: Job, framework: str) -> None:
 
 
 def _write(plan: Plan, target: Path) -> None:
-    from plait.core.files import explained
+    from plait.core.base.files import explained
 
     with explained(f"{target} cannot be written", fix="Choose another with --out"):
         plan.write(target)

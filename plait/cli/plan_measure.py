@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.cli.running import Place
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
     from plait.lab import LabSpec
 
 STEPS, SKIPPED = 10, 4
@@ -34,7 +34,7 @@ def measure(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> Iterator[flo
 
 def check_ranks(plan: Plan, lab: LabSpec | None, on: str) -> None:
     """Raise JobError for a plan whose ranks do not exist here."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.plan.this_machine import ranks_here
 
     assert plan.job
@@ -61,7 +61,7 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
 
 def _seconds(plan: Plan, place: Place) -> float:
     from plait.cli.running import run_plan
-    from plait.core.errors import LaunchError
+    from plait.core.base.errors import LaunchError
     from plait.plan.recorded import read_seconds
 
     assert plan.job

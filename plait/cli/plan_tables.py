@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.cli import terminal
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.fits import KINDS, in_words
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences, in_seconds
@@ -223,7 +223,7 @@ def _unit(candidates: Sequence[Candidate]) -> tuple[int, str]:
 
 def list_clusters(as_json: bool) -> None:
     """Those that ship."""
-    from plait.core.env import specs_folder
+    from plait.core.base.env import specs_folder
 
     names = sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml"))
     found = {name: Cluster.preset(name) for name in names}

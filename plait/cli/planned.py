@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.core.cluster import Cluster
-    from plait.core.job import Job
-    from plait.core.passed_over import PassedOver
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.cluster.hardware import Cluster
+    from plait.core.job.spec import Job
     from plait.lab import LabSpec
 
 
@@ -48,8 +48,8 @@ def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
 def model_notes(job: Job) -> PassedOver:
     """What was passed over in the ``config.json`` that describes the job's model; nothing where none does, or
     where the weights' folder, which says it, is the same."""
-    from plait.core.huggingface import read_config
-    from plait.core.passed_over import PassedOver
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.model.huggingface import read_config
 
     over, named = PassedOver(), job.model.get("huggingface")
     if isinstance(named, str) and named != job.train.init_from:
@@ -60,9 +60,9 @@ def model_notes(job: Job) -> PassedOver:
 def vocabulary_note(job: Job, vocab: int, *, own: bool) -> str:
     """What to say where a preset's vocabulary and the byte tokenizer's differ; empty where they do not. own:
     the preset's counts, as in planning."""
-    from plait.core.env import specs_folder
-    from plait.core.model import ModelSpec
-    from plait.core.settings import BYTES
+    from plait.core.base.env import specs_folder
+    from plait.core.job.settings import BYTES
+    from plait.core.model.spec import ModelSpec
 
     preset = job.model.get("preset")
     if not isinstance(preset, str) or "vocab" in job.model or job.data.tokenizer != BYTES:
@@ -89,8 +89,8 @@ def told(job: Job) -> str:
 
 def _earlier(job: Job, lab: LabSpec | None) -> Job | None:
     """What an earlier start of the run chose, if it is the same job and as many ranks."""
-    from plait.core.errors import JobError
-    from plait.core.plan import Plan
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
 
     file: Path = job.run.path / "plan.json"
     if not file.is_file():

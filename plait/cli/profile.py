@@ -11,13 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 from plait.cli.profile_placement import placement
+from plait.core.base import programs
 
 if TYPE_CHECKING:
     from plait.cli.running import Place
-    from plait.core.job import Job
-    from plait.core.profile import ModulePhase, Profile
+    from plait.core.cluster.profile import ModulePhase, Profile
+    from plait.core.job.spec import Job
 
-WORKER = "plait.train.profiler"
 LEAST_SECONDS = 5.0
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
@@ -77,14 +77,14 @@ def profile(
     What spreading over minipods costs: plait profile placement --help
     """
     from plait.cli import terminal
-    from plait.core.files import check_target, explained
-    from plait.core.passed_over import PassedOver
-    from plait.core.profile import Profile
+    from plait.core.base.files import check_target, explained
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.cluster.profile import Profile
 
     over: PassedOver | None = None
     check_target(out, fix="Choose another with --out")
     if files:
-        from plait.core.errors import JobError
+        from plait.core.base.errors import JobError
         from plait.plan.profile_import import import_profiles
 
         if job or ranks or on != "local":
@@ -113,9 +113,9 @@ def _measure(
 ) -> int:
     """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
     from plait.cli.running import Ranks, place_of
-    from plait.core.errors import JobError
-    from plait.core.files import explained
-    from plait.core.job import Job
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import explained
+    from plait.core.job.spec import Job
 
     if not LEAST_SECONDS <= seconds < 1e6:
         raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
@@ -132,14 +132,14 @@ def _measure(
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):
         logs.mkdir(parents=True, exist_ok=True)
     timeout = job.run.timeout if job else TIMEOUT
-    status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=timeout))
+    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
     return status
 
 
 def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
-    from plait.core.errors import JobError
-    from plait.core.process import usable_cores
+    from plait.core.base.errors import JobError
+    from plait.core.base.process import usable_cores
     from plait.plan.this_machine import ranks_here
 
     if asked is not None and asked < 1:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from plait.core.placement_profile import Order, PlacedJob, PlacementProfile, Steps
+from plait.core.base import programs
 
-WORKER = "plait.train.profiler"
+if TYPE_CHECKING:
+    from plait.core.cluster.placement_profile import Order, PlacedJob, PlacementProfile, Steps
+
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
 WARM = 2
@@ -65,10 +66,10 @@ def placement(
     from plait.cli import terminal
     from plait.cli.placement_profile_tables import draw_profile, show
     from plait.cli.running import place_of
-    from plait.core.errors import JobError
-    from plait.core.files import explained
-    from plait.core.pictures import check_format
-    from plait.core.placement_profile import affinity_row, network_file
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import explained
+    from plait.core.base.pictures import check_format
+    from plait.core.cluster.placement_profile import affinity_row, network_file
 
     if draw:
         check_format(draw)
@@ -108,8 +109,8 @@ def placement(
 
 def _own(found: PlacementProfile) -> Path | None:
     """The user's own file, if a row follows from what was measured."""
-    from plait.core.errors import JobError
-    from plait.core.placement_profile import affinity_row
+    from plait.core.base.errors import JobError
+    from plait.core.cluster.placement_profile import affinity_row
     from plait.place.affinity import own_rows
 
     try:
@@ -124,9 +125,9 @@ def _collectives(
 ) -> PlacementProfile:
     """Start the ranks and read what they wrote."""
     from plait.cli.running import Ranks, place_of
-    from plait.core.errors import JobError
-    from plait.core.files import explained
-    from plait.core.placement_profile import PlacementProfile
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import explained
+    from plait.core.cluster.placement_profile import PlacementProfile
 
     if not 5 <= seconds < 1e6:
         raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix="Allowed: at least 5")
@@ -143,7 +144,7 @@ def _collectives(
     logs = out.with_name(f"{out.name}.logs")
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):
         logs.mkdir(parents=True, exist_ok=True)
-    status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
+    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
     if status:
         raise typer.Exit(status)
     shutil.rmtree(logs, ignore_errors=True)
@@ -154,9 +155,9 @@ def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet:
     """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns."""
     from plait.cli import terminal
     from plait.cli.placed import plan_of, volumes_of
-    from plait.core.communication import CommunicationMatrix
-    from plait.core.errors import JobError
-    from plait.core.placement_profile import PlacedJob
+    from plait.core.base.errors import JobError
+    from plait.core.cluster.placement_profile import PlacedJob
+    from plait.core.job.communication import CommunicationMatrix
 
     plan, _, _, _ = plan_of(file, [])
     if plan.job is None or plan.job.train.steps < FEWEST_STEPS:
@@ -184,7 +185,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     import random
 
     from plait.cli.placed import Asked
-    from plait.core.placement_profile import Steps
+    from plait.core.cluster.placement_profile import Steps
     from plait.place.problem import Spares
 
     found: list[Steps] = []
@@ -220,7 +221,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
 def _spreads(asked: object, hosts: Sequence[str]) -> tuple[int, int]:
     """Minipods of the most spread DP group and PP group."""
     from plait.cli.placed import Asked
-    from plait.core.communication import columns_of, rows_of
+    from plait.core.job.communication import columns_of, rows_of
 
     assert isinstance(asked, Asked)
     heights, block = asked.problem.heights, asked.problem.nodes_per_cell
@@ -239,8 +240,8 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
 
     from plait.cli.running import place_of, run_plan, with_table
     from plait.cli.train import plan_to_run
-    from plait.core.errors import LaunchError
-    from plait.core.rank_table import RankTable
+    from plait.core.base.errors import LaunchError
+    from plait.core.topology.rank_table import RankTable
     from plait.plan.recorded import read_seconds
 
     with tempfile.TemporaryDirectory() as name:

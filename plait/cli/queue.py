@@ -11,7 +11,7 @@ import typer
 
 from plait.cli.queue_tables import about, show, show_report, source, tell, write
 from plait.cli.zones import places_in, zone_of
-from plait.core.text import counted
+from plait.core.base.text import counted
 
 if TYPE_CHECKING:
     from plait.place.policy import Policy
@@ -104,7 +104,7 @@ def replay(
     Example: plait queue replay jobs.csv --nodes 2000 --load 0.9 --reserve 1200@+22h --announce 4h --policy
     all
     """
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.place.forecast import walk_forward
     from plait.place.policy import find_policies
     from plait.place.replay import replay as play
@@ -258,7 +258,7 @@ def predict(
 
 
 def _read(trace: Path, columns: str | None) -> Trace:
-    from plait.core.errors import DataError
+    from plait.core.base.errors import DataError
     from plait.place.traces.columns import parse_columns
     from plait.place.traces.read import read_trace
 
@@ -270,7 +270,7 @@ def _read(trace: Path, columns: str | None) -> Trace:
 
 
 def _settings(level: float) -> Any:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.place.jct import JctSettings
 
     if not 0.5 <= level < 1:
@@ -279,14 +279,14 @@ def _settings(level: float) -> Any:
 
 
 def _positive(option: str, value: float | None) -> None:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     if value is not None and not 0 < value < float("inf"):
         raise JobError(f"{value:g} is not allowed", key=option, fix="Allowed: more than 0")
 
 
 def _time(option: str, text: str) -> float:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     found = TIME.fullmatch(text.strip())
     if not found or not any(found.groups()):
@@ -295,7 +295,7 @@ def _time(option: str, text: str) -> float:
 
 
 def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Path], topology: str) -> list[Planned]:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.place.reservation import Planned
 
     if zones and len(zones) != len(reserve):
@@ -316,7 +316,7 @@ def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Pa
 
 
 def _replan(text: str) -> float:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     seconds = _time("--replan", text)
     if 0 < seconds < 60:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.text import counted
+from plait.core.base.text import counted
 
 if TYPE_CHECKING:
     from plait.place.forecast import Report
@@ -216,9 +216,9 @@ def write(
     out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[Outcome], planned: Sequence[Planned]
 ) -> None:
     """The folder that ``--out`` names."""
-    from plait.core.errors import DataError
-    from plait.core.files import replacing
-    from plait.core.gantt import Curve
+    from plait.core.base.errors import DataError
+    from plait.core.base.files import replacing
+    from plait.core.base.pictures import Curve
     from plait.diagnose.plots import draw_curves
 
     until = about["window_h"] * 3600

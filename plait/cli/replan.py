@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.core.job import Job
-    from plait.core.plan import Plan
-    from plait.core.rank_table import RankTable
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
+    from plait.core.topology.rank_table import RankTable
     from plait.lab import LabSpec
 
 
@@ -22,7 +22,7 @@ def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], sp
     together in one minipod, nothing known of what the job sends), spares are taken in their order: the run is
     to go on.
     """
-    from plait.core.errors import PlaitError
+    from plait.core.base.errors import PlaitError
 
     try:
         return _placed(plan, lab, table, down, spares)
@@ -35,7 +35,7 @@ def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], sp
 def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
     """As ``plait place --repair`` has it. Raises PlacementError."""
     from plait.cli.placed import volumes_of
-    from plait.core.communication import CommunicationMatrix
+    from plait.core.job.communication import CommunicationMatrix
     from plait.place.affinity import affinity_of, known_profiled
     from plait.place.pools import Wanted, pools_of, spots_of
     from plait.place.problem import Problem
@@ -60,7 +60,7 @@ def fewer(plan: Plan, open_job: Job | None, lab: LabSpec, hosts: int) -> Plan | 
     with the same global batches in the same order. open_job: as the user wrote it. Raises JobError or
     InfeasiblePlan where the planner finds no strategy.
     """
-    from plait.core.errors import PlaitError
+    from plait.core.base.errors import PlaitError
     from plait.plan.make import make_plan
 
     assert plan.job is not None
@@ -81,7 +81,7 @@ def fewer(plan: Plan, open_job: Job | None, lab: LabSpec, hosts: int) -> Plan | 
 
 def _smaller(job: Job) -> Iterator[Job]:
     """The same job with fewer data-parallel replicas, as many as can be first."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     dp = job.strategy.dp
     degrees = (dp,) if isinstance(dp, int) else tuple(dp)

@@ -16,7 +16,7 @@ def report(
 ) -> None:
     """Write what plait view shows of a run into one HTML file, which needs no server and no network."""
     from plait.cli.view import tools
-    from plait.core.errors import DataError, JobError
+    from plait.core.base.errors import DataError, JobError
     from plait.view.report import write_report
     from plait.view.store import Watched
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.gantt import Bar
-    from plait.core.reshard_plan import ReshardPlan
+    from plait.core.base.pictures import Bar
+    from plait.core.reshard.plan import ReshardPlan
     from plait.plan.reshard import Fabric
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ def explain(
     Example: plait reshard explain --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype
     int32
     """
-    from plait.core.reshard import TensorLayout
+    from plait.core.reshard.layouts import TensorLayout
     from plait.plan.reshard import plan_reshard
 
     first = TensorLayout.parse(source)
@@ -84,7 +84,7 @@ def explain(
     bars = _bars(plan, fabric)
     title = f"{plan.source} -> {plan.destination}, {dtype} {'x'.join(map(str, sizes)) or 'scalar'}, {nic}"
     for path in draw or []:
-        from plait.core.files import explained
+        from plait.core.base.files import explained
         from plait.diagnose.plots import draw_gantt
 
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
@@ -102,7 +102,7 @@ def explain(
 def _fabric(
     source: Any, destination: Any, nic: str, nics_per_host: int, latency: str, ranks_per_host: int | None
 ) -> Fabric:
-    from plait.core.errors import ReshardError
+    from plait.core.base.errors import ReshardError
     from plait.lab import parse_rate
     from plait.plan.reshard import Fabric, even_hosts, mesh_hosts
 
@@ -123,7 +123,7 @@ def _fabric(
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    from plait.core.errors import ReshardError
+    from plait.core.base.errors import ReshardError
 
     try:
         return tuple(int(word) for word in text.split(",") if word.strip())
@@ -134,7 +134,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _itemsize(dtype: str) -> int:
-    from plait.core.errors import ReshardError, nearest
+    from plait.core.base.errors import ReshardError, nearest
 
     if dtype not in ITEMSIZE:
         raise ReshardError(f"--dtype {dtype} is unknown{nearest(dtype, ITEMSIZE)}. Use one of {', '.join(ITEMSIZE)}.")
@@ -142,7 +142,7 @@ def _itemsize(dtype: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    from plait.core.errors import ReshardError
+    from plait.core.base.errors import ReshardError
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text.strip())
     if not match:
@@ -152,7 +152,7 @@ def _seconds(text: str) -> float:
 
 def _bars(plan: ReshardPlan, fabric: Fabric) -> list[Bar]:
     """What every NIC sends and receives, in seconds; a colour for each sending host."""
-    from plait.core.gantt import Bar
+    from plait.core.base.pictures import Bar
     from plait.plan.reshard_cost import nics_used
 
     bars: list[tuple[int, int, Bar]] = []
@@ -170,7 +170,7 @@ def _bars(plan: ReshardPlan, fabric: Fabric) -> list[Bar]:
 
 def _compared(plan: ReshardPlan, fabric: Fabric) -> dict[str, int]:
     """Predicted nanoseconds of every order with the plan's ways, and of the published baselines."""
-    from plait.core.reshard import unit_tasks
+    from plait.core.reshard.layouts import unit_tasks
     from plait.plan.reshard import ORDERS, problem, search, unicast
     from plait.plan.reshard_order import ends
 
@@ -188,7 +188,7 @@ def _compared(plan: ReshardPlan, fabric: Fabric) -> dict[str, int]:
 
 def _print(plan: ReshardPlan, fabric: Fabric, bars: list[Bar], title: str) -> None:
     from plait.cli import terminal
-    from plait.core.gantt import text_gantt
+    from plait.core.base.pictures import text_gantt
 
     terminal.title(title)
     header = ("step", "box", "MB", "may send", "sends", "receives", "way", "chunks", "start s", "time s")

@@ -18,11 +18,11 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from plait.core.cluster import Hosts
-    from plait.core.job import Job
-    from plait.core.lock import RunLock
-    from plait.core.plan import Plan
-    from plait.core.rank_table import RankTable
+    from plait.core.cluster.hardware import Hosts
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
+    from plait.core.runs.lock import RunLock
+    from plait.core.topology.rank_table import RankTable
     from plait.lab import LabSpec
     from plait.launch.hang import Suspicion
     from plait.launch.local import Child, Start
@@ -59,7 +59,7 @@ class Ranks:
     @property
     def argv(self) -> list[str]:
         """The command of each, on this machine."""
-        from plait.core.process import command_of
+        from plait.core.base.process import command_of
 
         return command_of(self.module, *self.arguments)
 
@@ -107,7 +107,7 @@ class Here:
     @property
     def hosts(self) -> Hosts:
         """One."""
-        from plait.core.cluster import HERE
+        from plait.core.cluster.hardware import HERE
 
         return HERE
 
@@ -117,8 +117,8 @@ class Here:
 
     def run(self, ranks: Ranks) -> int:
         """As processes; they meet at MASTER_PORT, where that is set."""
-        from plait.core.env import chosen_port, this_host
-        from plait.core.ports import reserved_port
+        from plait.core.base.env import chosen_port, this_host
+        from plait.core.base.process import reserved_port
         from plait.launch.supervisor import Crew, OneHost
         from plait.launch.warm import warm_starts
 
@@ -149,7 +149,7 @@ class InLab:
     ours: bool = True
 
     def __post_init__(self) -> None:
-        from plait.core.errors import PlacementError
+        from plait.core.base.errors import PlacementError
 
         if self.table and self.table.ranks_per_node != self.lab.ranks_per_host:
             raise PlacementError(
@@ -163,7 +163,7 @@ class InLab:
     @property
     def _nodes(self) -> tuple[int, ...]:
         """The host of every node, if all take part."""
-        from plait.core.lab_hosts import number
+        from plait.core.base.lab_hosts import number
 
         return tuple(map(number, self.table.hosts)) if self.table else tuple(range(self.lab.hosts))
 
@@ -184,7 +184,7 @@ class InLab:
 
     def run(self, ranks: Ranks) -> int:
         """As processes on the lab's hosts."""
-        from plait.core.rank_table import NAME
+        from plait.core.topology.rank_table import NAME
         from plait.lab import Lab
 
         with Lab(self.lab, command=ranks.argv, nodes=self._nodes[: ranks.world // self.lab.ranks_per_host]) as running:
@@ -211,7 +211,7 @@ class Managed(ABC):
     @property
     def hosts(self) -> Hosts:
         """Machines of which no more is known than of this one."""
-        from plait.core.cluster import HERE
+        from plait.core.cluster.hardware import HERE
 
         return HERE
 
@@ -261,7 +261,7 @@ PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slu
 
 def place_of(on: str) -> Place:
     """What ``--on`` names. Raises JobError if it is no place."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     if on == LOCAL:
         return Here()
@@ -279,8 +279,8 @@ def with_table(place: Place, rank_table: Path | None) -> Place:
     """A place whose ranks lie as a rank table says. Raises JobError for one that has no hosts to order."""
     from dataclasses import replace
 
-    from plait.core.errors import JobError
-    from plait.core.rank_table import RankTable
+    from plait.core.base.errors import JobError
+    from plait.core.topology.rank_table import RankTable
 
     if isinstance(place, Managed):
         return replace(place, table=rank_table)
@@ -295,19 +295,20 @@ def with_table(place: Place, rank_table: Path | None) -> Place:
 def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, open_job: Job | None = None) -> int:
     """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status. open_job:
     as the user wrote it, where the plan has closed what it leaves open."""
-    from plait.core.lock import RunLock
-    from plait.core.rank_table import NAME
-    from plait.launch.run_folder import WORKER, write_run
+    from plait.core.base import programs
+    from plait.core.runs.lock import RunLock
+    from plait.core.topology.rank_table import NAME
+    from plait.launch.run_folder import write_run
 
     job = plan.job
     assert job is not None
     if not isinstance(place, Managed):
-        import_module("plait.core.ring_writer")  # raises LaunchError where it was not built
+        import_module("plait.core.record.ring_writer")  # raises LaunchError where it was not built
     with RunLock(folder) as lock:
         plan = write_run(plan, folder)
         (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere
         ranks = Ranks(
-            module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
+            module=programs.RANK, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
             timeout=job.run.timeout, lock=lock, silent=silent, folder=folder,
             deadline=job.run.call_deadline, first=job.run.first_deadline, plan=plan,
             restarts=job.run.restarts, open_job=open_job,
@@ -316,8 +317,8 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
 
 
 def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
-    from plait.core.host_memory import close_memory, open_memory
-    from plait.core.plan import CHANGED
+    from plait.core.job.plan import CHANGED
+    from plait.core.runs.host_memory import close_memory, open_memory
     from plait.launch.supervisor import Supervisor
 
     assert ranks.folder is not None
@@ -344,7 +345,7 @@ def collected(ranks: Ranks) -> AbstractContextManager[None]:
     """What ranks record is collected meanwhile, if they have a folder for it."""
     from contextlib import nullcontext
 
-    from plait.core.collecting import collecting
+    from plait.core.job.collecting import collecting
 
     return collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext()
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plait.core.text import printable
+from plait.core.base.text import printable
 
 
 def sample(

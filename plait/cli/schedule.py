@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.dry_run import DryRun
-    from plait.core.schedule import Schedule
-    from plait.core.schedules import Known, Shape
+    from plait.core.step.dry_run import DryRun
+    from plait.core.step.schedule import Schedule
+    from plait.core.step.schedules import Known, Shape
 
 app = typer.Typer(no_args_is_help=True, help="Pipeline schedules: draw them, and see what they cost.")
 
@@ -56,8 +56,8 @@ def show(
 ) -> None:
     """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a
     hand-written one."""
-    from plait.core.dry_run import PipelineCosts, dry_run
-    from plait.core.schedules import closed_form
+    from plait.core.step.dry_run import PipelineCosts, dry_run
+    from plait.core.step.schedules import closed_form
 
     parts = (forward, input_gradient, weight_gradient)
     schedule, shape = _schedule(name, stages, micro_batches, chunks, slack, skip or [], sum(parts), transfer)
@@ -69,7 +69,7 @@ def show(
     run = dry_run(schedule, costs, _mode(mode))
     known = closed_form(name, shape, *parts) if shape else None
     for path in draw or []:
-        from plait.core.files import explained
+        from plait.core.base.files import explained
         from plait.diagnose.plots import draw_gantt
 
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
@@ -85,9 +85,9 @@ def show(
 def _schedule(
     name: str, stages: int, micro_batches: int, chunks: int, slack: str, skips: list[str], compute: float, transfer: str
 ) -> tuple[Schedule, Shape | None]:
-    from plait.core.errors import ScheduleError
-    from plait.core.schedule import with_edges
-    from plait.core.schedules import GENERATORS, Shape, enough_slack, find_schedule
+    from plait.core.base.errors import ScheduleError
+    from plait.core.step.schedule import with_edges
+    from plait.core.step.schedules import GENERATORS, Shape, enough_slack, find_schedule
 
     given: tuple[int, ...] = ()
     if slack:
@@ -115,7 +115,7 @@ def _schedule(
 
 def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
     """Raise ScheduleError for more than can be shown."""
-    from plait.core.errors import ScheduleError
+    from plait.core.base.errors import ScheduleError
 
     each = stages * chunks
     if each * micro_batches <= MOST:
@@ -128,7 +128,7 @@ def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
 
 
 def _edge(text: str) -> tuple[int, int]:
-    from plait.core.errors import ScheduleError
+    from plait.core.base.errors import ScheduleError
 
     producer, _, consumer = text.partition(">")
     if not (producer.isdecimal() and consumer.isdecimal()):
@@ -138,7 +138,7 @@ def _edge(text: str) -> tuple[int, int]:
 
 def _times(text: str, count: int, option: str) -> list[float]:
     """One time for every boundary, or as many as there are."""
-    from plait.core.errors import ScheduleError
+    from plait.core.base.errors import ScheduleError
 
     try:
         found = [float(word) for word in text.split(",")]
@@ -152,7 +152,7 @@ def _times(text: str, count: int, option: str) -> list[float]:
 
 
 def _mode(text: str) -> Any:
-    from plait.core.errors import ScheduleError
+    from plait.core.base.errors import ScheduleError
 
     if text not in ("buffered", "rendezvous", "blocking"):
         raise ScheduleError(f"--mode {text}: buffered, rendezvous or blocking")
@@ -166,7 +166,7 @@ def _title(run: DryRun) -> str:
 
 
 def _report(run: DryRun, known: Known | None) -> dict[str, Any]:
-    from plait.core.dry_run import peak_activations, rank_peaks
+    from plait.core.step.dry_run import peak_activations, rank_peaks
 
     return {
         "name": run.schedule.name,
@@ -193,8 +193,8 @@ _COLOURS = {
 
 def _print(run: DryRun, known: Known | None) -> None:
     from plait.cli import terminal
-    from plait.core.dry_run import rank_peaks
-    from plait.core.gantt import drawn_rows
+    from plait.core.base.pictures import drawn_rows
+    from plait.core.step.dry_run import rank_peaks
 
     terminal.title(_title(run))
     for name, pieces in drawn_rows(run.bars(), max(20, terminal.drawing_width() - 10)):

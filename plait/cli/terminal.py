@@ -15,10 +15,10 @@ from typing import TextIO
 
 import typer
 
-from plait.core import text as plain
-from plait.core.env import no_colour, terminal_width
-from plait.core.passed_over import PassedOver
-from plait.core.process import open_standard_streams
+from plait.core.base import text as plain
+from plait.core.base.env import no_colour, terminal_width
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.process import open_standard_streams
 
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli import terminal
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
-    from plait.core.timeline import Hidden
+    from plait.core.record.timeline import Hidden
     from plait.diagnose.compare import Comparison, Unmatched
     from plait.diagnose.reading import Tables
     from plait.diagnose.summary import Summary
@@ -35,7 +35,7 @@ def timeline(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Summarise a run's measured timeline: what took how long, and how much communication was hidden."""
-    from plait.core.files import check_target, explained
+    from plait.core.base.files import check_target, explained
     from plait.diagnose.reading import read_timeline
 
     fix = "Choose another with --perfetto"
@@ -152,8 +152,8 @@ def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
     """What a plan predicts for ``steps``, in columns, and the kinds whose times are made of measured costs.
     Raises JobError for a plan that the run has not obeyed."""
-    from plait.core.errors import JobError
-    from plait.core.plan import Plan
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
     from plait.diagnose.predicted import kinds_of_measured_costs, table_of
     from plait.plan.simulate import simulate_plan
 

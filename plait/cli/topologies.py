@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.core.topology import Topology
+    from plait.core.topology.switches import Topology
     from plait.place.readers import Remarks
 
 LAB = "lab:"
@@ -26,7 +26,7 @@ def read_topology(
     from plait.place import readers
 
     if path.startswith(LAB):
-        from plait.core.errors import JobError
+        from plait.core.base.errors import JobError
         from plait.lab.spec import LabSpec
 
         if form or name or levels or states:

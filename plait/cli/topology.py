@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from plait.core.topology import Topology
+    from plait.core.topology.switches import Topology
 
 
 class _ShowsFiles(TyperGroup):
@@ -122,7 +122,7 @@ def generate(
 
     Example: plait topology generate --minipods 11 --nodes 1019 --busy 0.4 --seed 3 --out cluster.toml
     """
-    from plait.core.topology import Hardware
+    from plait.core.topology.switches import Hardware
     from plait.place.generate import generate as make
 
     topology = make(
@@ -139,7 +139,7 @@ ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": 
 
 
 def _draw(topology: Topology, files: list[Path], level: str, groups: dict[str, str]) -> None:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     for file in files:
         from plait.place.draw import draw
@@ -159,8 +159,8 @@ def _give(
     groups: dict[str, str],
 ) -> None:
     """Write, print or show it; as JSON with what is said of its reading, unless that is None."""
-    from plait.core.errors import JobError
-    from plait.core.files import replacing
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import replacing
     from plait.place.writers import written
 
     if out:
@@ -184,7 +184,7 @@ def _give(
 
 
 def _report(topology: Topology, level: str, groups: dict[str, str]) -> dict[str, object]:
-    from plait.core.topology_form import to_dict
+    from plait.core.topology.form import to_dict
     from plait.place.outline import spreads
 
     free = topology.free(level or None)
@@ -226,7 +226,7 @@ def _print(topology: Topology, level: str, groups: dict[str, str]) -> None:
 
 
 def _groups(file: Path) -> dict[str, str]:
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
     from plait.place.readers.source import Source
 
     try:

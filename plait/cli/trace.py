@@ -44,8 +44,8 @@ def export(
     steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three, if not told.")] = None,
 ) -> None:
     """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
-    from plait.core.errors import JobError
-    from plait.core.files import check_target, explained
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import check_target, explained
     from plait.diagnose.perfetto import write_json, write_perfetto
     from plait.diagnose.reading import read_run
 
@@ -70,7 +70,7 @@ def export(
 
 def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple[list[int], list[int]]:
     """Ranks and steps that are there and wanted. Steps are counted from 1."""
-    from plait.core.errors import DataError
+    from plait.core.base.errors import DataError
 
     known = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
     wanted = [step - 1 for step in _numbers(steps, "--steps")] if steps else known[0][-STEPS:]
@@ -87,7 +87,7 @@ def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple
 
 def _numbers(text: str, key: str) -> list[int]:
     """``0-3,8`` as numbers. Raises JobError for anything else."""
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     found: list[int] = []
     for part in text.split(","):

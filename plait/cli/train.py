@@ -9,9 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from plait.cli.running import Place
-    from plait.core.job import Job
-    from plait.core.passed_over import PassedOver
-    from plait.core.plan import Plan
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
     from plait.lab import LabSpec
 
 UNREAD = "folder(s) of weights of which names and shapes were checked, and values (NaN) were not looked at"
@@ -61,7 +61,7 @@ def train(
     """
     from plait.cli import what_runs
     from plait.cli.running import place_of, with_table
-    from plait.core.job import naming
+    from plait.core.job.spec import naming
     from plait.plan.fits import room
 
     place = with_table(place_of(on), rank_table)
@@ -80,7 +80,7 @@ def train(
 
 def _to_run(file: Path, overrides: list[str], place: Place, *, plan_only: bool) -> tuple[Plan, Path, Job | None]:
     """What is to run: its plan, its folder, and the job as the user wrote it, where one is."""
-    from plait.core.job import Job
+    from plait.core.job.spec import Job
 
     if file.suffix == ".json":
         return *_written(file, overrides, place), None
@@ -106,7 +106,7 @@ def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, 
     """Raise JobError for an option that would be ignored."""
     from plait.cli.on_kubernetes import InKubernetes
     from plait.cli.running import Managed
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     if manifests and not (dry_run and isinstance(place, InKubernetes)):
         raise JobError("is for --dry-run --on kubernetes", key="--manifests", fix="Add them, or leave it out")
@@ -121,8 +121,8 @@ def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) 
     """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
     from plait.cli import terminal
     from plait.cli.on_kubernetes import InKubernetes
-    from plait.core.files import explained, replacing
-    from plait.core.job import Job
+    from plait.core.base.files import explained, replacing
+    from plait.core.job.spec import Job
 
     assert isinstance(place, InKubernetes)
     if job.suffix == ".json":
@@ -140,8 +140,8 @@ def _check_ranks(plan: Plan, place: Place, on: str) -> None:
     """Raise JobError for a plan of more ranks than the place has, or of other hosts; say which hosts are
     spares."""
     from plait.cli import terminal
-    from plait.core.errors import JobError
-    from plait.core.lab_hosts import name
+    from plait.core.base.errors import JobError
+    from plait.core.base.lab_hosts import name
 
     world = plan.layout.world_size
     if not place.takes(world):
@@ -157,7 +157,7 @@ def _lab(job: Job, place: Place) -> LabSpec | None:
     """The lab to plan for: without the hosts that the job wants kept free."""
     from dataclasses import replace
 
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
 
     lab, spares = place.lab, job.run.spares
     if lab is None or not spares:
@@ -174,9 +174,9 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.cli.dry_run import show
     from plait.cli.planned import planned
     from plait.cli.running import Managed
-    from plait.core.experts import refuse_experts
-    from plait.core.job import Job
-    from plait.core.passed_over import PassedOver
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.job.spec import Job
+    from plait.core.model.experts import refuse_experts
     from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_device, check_fits, check_size, room
     from plait.train.data.tokenizer import load_tokenizer
@@ -229,7 +229,7 @@ def _refuse(job: Job, vocab: int) -> None:
 
 def plan_to_run(file: Path, overrides: list[str], place: Place) -> Plan:
     """The plan that ``plait train`` would run of a job file at a place."""
-    from plait.core.job import Job
+    from plait.core.job.spec import Job
 
     return _planned(Job.read(file, overrides).named(file.stem), place)[0]
 
@@ -239,7 +239,7 @@ def _planned(job: Job, place: Place, *, refuse: bool = False) -> tuple[Plan, Pat
     refuse: a job that cannot fit here."""
     from plait.cli import terminal
     from plait.cli.planned import planned
-    from plait.core.experts import refuse_experts
+    from plait.core.model.experts import refuse_experts
     from plait.train.data.tokenizer import load_tokenizer
 
     vocab = load_tokenizer(job.data.tokenizer).vocab
@@ -266,10 +266,10 @@ def _written(file: Path, overrides: list[str], place: Place, over: PassedOver | 
     """A plan as it stands, and the folder that its job names; only where it runs may be set anew."""
     from dataclasses import replace
 
-    from plait.core.errors import JobError
-    from plait.core.experts import refuse_experts
-    from plait.core.plan import Plan
-    from plait.core.refine import Measurements, refine
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
+    from plait.core.job.refine import Measurements, refine
+    from plait.core.model.experts import refuse_experts
 
     plan = Plan.read(file)
     refuse_experts(plan.model)
@@ -299,7 +299,7 @@ def _check_files(job: Job, folder: Path, place: Place, counted: PassedOver | Non
         return
     from plait.cli import terminal
     from plait.cli.planned import model_notes, vocabulary_note
-    from plait.core.errors import JobError, LaunchError
+    from plait.core.base.errors import JobError, LaunchError
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
@@ -325,8 +325,8 @@ def _check_files(job: Job, folder: Path, place: Place, counted: PassedOver | Non
 
 def _check_processors(job: Job, place: Place) -> None:
     """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
-    from plait.core.compiler import check_compiler
-    from plait.core.errors import JobError
+    from plait.core.base.errors import JobError
+    from plait.core.job.compiler import check_compiler
     from plait.plan.fits import room
 
     if True not in (job.strategy.compile, job.strategy.cuda_graphs):
@@ -343,8 +343,8 @@ def _check_processors(job: Job, place: Place) -> None:
 
 def _check_folder(folder: Path) -> None:
     """Raise LaunchError for a run's folder that cannot be written, or where something else is in the way."""
-    from plait.core.errors import LaunchError
-    from plait.core.files import check_target, kind_of
+    from plait.core.base.errors import LaunchError
+    from plait.core.base.files import check_target, kind_of
 
     fix = "Choose another with run.folder=FOLDER or run.name=NAME"
     check_target(folder / "plan.json", fix=fix)

@@ -11,7 +11,7 @@ import typer
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
     from plait.diagnose.reading import Run
     from plait.plan.simulate import Simulated
     from plait.view.store import Hang, Told, Tools
@@ -35,7 +35,7 @@ def view(
 
     Ctrl-C ends it.
     """
-    from plait.core.errors import DataError
+    from plait.core.base.errors import DataError
     from plait.view.store import watch
 
     for run in runs:
@@ -73,7 +73,7 @@ def tools() -> Tools:
     simulated: dict[str, Simulated | None] = {}
 
     def predicted(plan: Plan, ranks: Sequence[int]) -> Any:
-        from plait.core.errors import PlaitError
+        from plait.core.base.errors import PlaitError
         from plait.diagnose.predicted import table_of
         from plait.diagnose.recording import grid_of, with_axes
         from plait.plan.simulate import simulate_plan
@@ -107,8 +107,8 @@ def _explained(run: Run) -> Told:
 def _hang(folder: Path) -> Hang | None:
     """What the launcher found; of a run that goes on, what its rings say."""
     from plait.cli.hang import deadlines_of
-    from plait.core.evidence import FILE, read_hang
-    from plait.core.ring_calls import RINGS as FOLDER
+    from plait.core.runs.evidence import FILE, read_hang
+    from plait.core.runs.ring_calls import RINGS as FOLDER
     from plait.diagnose.hang import localise
     from plait.launch.gather import gather
     from plait.view.store import is_live

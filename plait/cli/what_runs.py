@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.cli import terminal
-from plait.core.errors import PlaitError
-from plait.core.text import counted, paragraph
+from plait.core.base.errors import PlaitError
+from plait.core.base.text import counted, paragraph
 
 if TYPE_CHECKING:
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
     from plait.plan.fits import Room
 
 WIDTH = 100

@@ -9,9 +9,9 @@ from typing import Any, cast
 def zone_of(file: Path, places: dict[str, int]) -> list[int]:
     """The node numbers of a file: a JSON list of them, or of names, or a rank table or placement with its
     ``hosts``. places: numbers of names, by a topology. Raises JobError for anything else."""
-    from plait.core.codec import read_json
-    from plait.core.errors import JobError
-    from plait.core.files import reason_of
+    from plait.core.base.codec.json_text import read_json
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import reason_of
 
     def refuse(why: str | Exception) -> JobError:
         fix = "Write [0, 1, 2], or give a rank table and its --topology"

@@ -1,1 +1,2 @@
-"""The nouns: frozen values and pure functions. Imports nothing else of Plait, and never torch."""
+"""What all parts speak of: frozen values and pure functions, in packages. ``__all__`` of a package names the
+modules that others may import; the rest are its own."""

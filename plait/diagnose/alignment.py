@@ -2,8 +2,8 @@
 
 A collective ends at one moment for all, up to the time in which the last message travels. So the median of
 the differences of ends on two hosts is the offset between their clocks, and their spread says how sure that
-is. Where rings are at hand, `plait.core.clocks` also knows drift and a bound; this serves runs of which only
-the timeline was kept.
+is. Where rings are at hand, ``core.record.clocks`` also knows drift and a bound; this serves runs of
+which only the timeline was kept.
 """
 
 from __future__ import annotations

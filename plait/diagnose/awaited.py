@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from plait.core.records import AWAITED
+from plait.core.record.records import AWAITED
 
 WAITS = ("wait", "idle")
 """Kinds of spans that wait."""

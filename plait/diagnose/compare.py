@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from plait.core.errors import DataError
-from plait.core.timeline import Hidden
+from plait.core.base.errors import DataError
+from plait.core.record.timeline import Hidden
 
 WHAT = ("kind", "site", "direction")
 """The rows of a comparison."""
 LANE = ("step", "rank")
 KEY = (*LANE, "kind", "name", "seq")
-"""What two timelines of one job join on, as ``plait.core.timeline.SpanKey``."""
+"""What two timelines of one job join on, as ``core.record.timeline.SpanKey``."""
 LENGTH = pl.col("end") - pl.col("start")
 
 
@@ -88,7 +88,7 @@ def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collectio
 
 
 def hidden_by_lane(spans: pl.DataFrame) -> pl.DataFrame:
-    """Per step and rank ``plait.core.timeline.hidden``, in seconds: ``total``, ``exposed``, ``waiting``."""
+    """Per step and rank ``core.record.timeline.hidden``, in seconds: ``total``, ``exposed``, ``waiting``."""
     lanes = spans.select(LANE).unique()
     for name, kinds in (("total", ["comm"]), ("waited", ["wait"]), ("either", ["comm", "wait"])):
         lanes = lanes.join(_busy(spans.filter(pl.col("kind").is_in(kinds)), name), on=LANE, how="left")

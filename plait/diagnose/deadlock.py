@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.core.evidence import Call, Channel, Verdict, Wait, listed, spoken_ranks
+from plait.core.runs.evidence import Call, Channel, Verdict, Wait, listed, spoken_ranks
 from plait.diagnose.waits import At, Waits
 
 SHOWN = 4

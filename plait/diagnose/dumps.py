@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from plait.core.evidence import Call, Channel, Evidence, Verdict, Wait, spoken_ranks
-from plait.core.ring import RingGroup
+from plait.core.record.ring import RingGroup
+from plait.core.runs.evidence import Call, Channel, Evidence, Verdict, Wait, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.flight_recorder import Dump, Entry, ends_of
 from plait.diagnose.mismatch import find_mismatch

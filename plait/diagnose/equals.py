@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from plait.core.rollup import PROCESSOR
+from plait.core.record.rollup import PROCESSOR
 from plait.diagnose.recording import OWN, Recording
 
 if TYPE_CHECKING:

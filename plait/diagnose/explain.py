@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from plait.core.evidence import Verdict
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
+from plait.core.runs.evidence import Verdict
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
 from plait.diagnose.late import Late, late_of
 from plait.diagnose.memory_use import MemoryUse, memory_use

@@ -1,6 +1,6 @@
 """Dumps of PyTorch's flight recorder: the collectives and messages of one rank, ended, under way and waiting.
 
-It writes pickles unless it is told otherwise, of which nothing is run (``plait.core.plain_pickle``); and JSON
+It writes pickles unless it is told otherwise, of which nothing is run (``plain_pickle``); and JSON
 (``torch._C._distributed_c10d._dump_fr_trace_json``), which has no stacks.
 
 | what                                                             | is                                     |
@@ -32,8 +32,8 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
-from plait.core.numbers import is_number
-from plait.core.passed_over import PassedOver
+from plait.core.base.numbers import is_number
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose.foreign import FOREIGN, LATEST, NS, Part, axis_of, bytes_of_dtype, members_of
 
 State = Literal["scheduled", "started", "completed"]

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from plait.core.evidence import FIRST, Cause, Evidence, Verdict, Wait, listed, spoken_ranks
-from plait.core.process import how_it_ended
+from plait.core.base.process import how_it_ended
+from plait.core.runs.evidence import FIRST, Cause, Evidence, Verdict, Wait, listed, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.reach import cut_off

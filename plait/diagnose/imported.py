@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from plait.core.codec import read_table
-from plait.core.files import reason_of, replacing
-from plait.core.numbers import LARGEST, counted, shown
-from plait.core.passed_over import PassedOver
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.files import reason_of, replacing
+from plait.core.base.numbers import LARGEST, counted, shown
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose.notes import Notes
 
 FILE = "imported.json"

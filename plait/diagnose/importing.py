@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from plait.core.codec import Most, open_unpacked
-from plait.core.errors import DataError, JobError
-from plait.core.evidence import spoken_ranks, write_hang
-from plait.core.files import check_target, explained, kind_of, reason_of, replacing
-from plait.core.json_stream import read_stream
-from plait.core.passed_over import PassedOver
-from plait.core.plain_pickle import MARKS, read_plain
-from plait.core.timeline import SCHEMA_VERSION
+from plait.core.base.codec.json_stream import read_stream
+from plait.core.base.codec.json_text import Most, open_unpacked
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.files import check_target, explained, kind_of, reason_of, replacing
+from plait.core.base.passed_over import PassedOver
+from plait.core.record.timeline import SCHEMA_VERSION
+from plait.core.runs.evidence import spoken_ranks, write_hang
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
 from plait.diagnose.foreign import LATEST, NS, Part
 from plait.diagnose.imported import Said, write_notes
 from plait.diagnose.kineto import Trace, Work
+from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
 
 if TYPE_CHECKING:
-    from plait.core.evidence import Verdict
+    from plait.core.runs.evidence import Verdict
 
 BACKWARD = r"reduce_?scatter|backward|grad"
 FIRST = 1000

@@ -36,9 +36,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.errors import DataError
-from plait.core.numbers import LARGEST
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import LARGEST
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose.foreign import FOREIGN, LATEST, NS, Part, members_of
 from plait.diagnose.kineto_comm import Found, on_device
 from plait.diagnose.kineto_host import on_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plait.core.memory_peaks import PROCESS, peaks_of
+from plait.core.runs.memory_peaks import PROCESS, peaks_of
 
 
 class MemoryUse(NamedTuple):

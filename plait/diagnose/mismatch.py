@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from plait.core.evidence import Call, Verdict, Wait, listed, spoken_group, spoken_ranks
+from plait.core.runs.evidence import Call, Verdict, Wait, listed, spoken_group, spoken_ranks
 from plait.diagnose.waits import At, Waits
 
 Signs = tuple[str, str, int]

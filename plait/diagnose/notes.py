@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
 
 MANY = 12
 """Lines of one kind from which on only their number is said."""

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from plait.core.files import replacing
+from plait.core.base.files import replacing
 from plait.diagnose.awaited import WAITS, awaited
 from plait.diagnose.places import place_of
 

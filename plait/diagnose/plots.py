@@ -8,9 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.files import replacing
-from plait.core.gantt import Bar, Curve
-from plait.core.pictures import FORMATS, GREY, SAME, check_format, kind_of, save
+from plait.core.base.files import replacing
+from plait.core.base.pictures import FORMATS, GREY, SAME, Bar, Curve, check_format, kind_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.records import axis_of
-from plait.core.timeline import PLANNED, Timeline
+from plait.core.record.records import axis_of
+from plait.core.record.timeline import PLANNED, Timeline
 from plait.diagnose.compare import hidden_by_lane, hidden_in
 from plait.diagnose.recording import SPANS, Recording
 
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 class Overlap(NamedTuple):
     """An axis' communication in a step: shares that computation was to hide, and did; seconds of the mean
-    rank that it was under way, and that were exposed, as ``plait.core.timeline.Hidden`` has them."""
+    rank that it was under way, and that were exposed, as ``core.record.timeline.Hidden`` has them."""
 
     axis: str
     planned: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from plait.core.evidence import Evidence
+from plait.core.runs.evidence import Evidence
 
 Pair = tuple[str, str]
 

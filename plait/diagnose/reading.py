@@ -23,20 +23,20 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from plait.core.attempts import FILE as ATTEMPTS
-from plait.core.clocks import FILE as CLOCKS
-from plait.core.clocks import Clocks
-from plait.core.codec import read_table
-from plait.core.errors import DataError, PlaitError
-from plait.core.files import kind_of
-from plait.core.numbers import LARGEST, MOST_SECONDS, is_number
-from plait.core.passed_over import PassedOver
-from plait.core.plan import Plan
-from plait.core.rank_table import RankTable
-from plait.core.ring_calls import RINGS
-from plait.core.ring_hosts import host_names, read_headers
-from plait.core.rollup import PROCESSOR
-from plait.core.timeline import PLANNED
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.errors import DataError, PlaitError
+from plait.core.base.files import kind_of
+from plait.core.base.numbers import LARGEST, MOST_SECONDS, is_number
+from plait.core.base.passed_over import PassedOver
+from plait.core.job.plan import Plan
+from plait.core.record.clocks import FILE as CLOCKS
+from plait.core.record.clocks import Clocks
+from plait.core.record.ring_hosts import host_names, read_headers
+from plait.core.record.rollup import PROCESSOR
+from plait.core.record.timeline import PLANNED
+from plait.core.runs.attempts import FILE as ATTEMPTS
+from plait.core.runs.ring_calls import RINGS
+from plait.core.topology.rank_table import RankTable
 from plait.diagnose.imported import Said, imported_notes
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from plait.core.passed_over import PassedOver
-from plait.core.records import axis_of
+from plait.core.base.passed_over import PassedOver
+from plait.core.record.records import axis_of
 
 if TYPE_CHECKING:
-    from plait.core.layout import Layout
-    from plait.core.sharding import Sharding
+    from plait.core.parallel.layout import Layout
+    from plait.core.parallel.sharding import Sharding
 
 GRID = {"rank": pl.Int32, "pp": pl.Int32, "dp": pl.Int32, "cp": pl.Int32, "tp": pl.Int32, "host": pl.String}
 SPANS = {

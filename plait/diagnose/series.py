@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from plait.core.memory_peaks import PROCESS
+from plait.core.runs.memory_peaks import PROCESS
 
 SERIES = {
     "seconds": "seconds of a step",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.numbers import is_number
+from plait.core.base.numbers import is_number
 from plait.diagnose.awaited import awaited
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import AFTER, Recording

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from plait.core.evidence import Evidence, Verdict
+from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.stragglers import Straggler
 from plait.diagnose.waits import Waits
 

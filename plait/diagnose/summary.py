@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from plait.core.timeline import Hidden
+from plait.core.record.timeline import Hidden
 from plait.diagnose.compare import LENGTH, WHAT, hidden_by_lane, hidden_in
 
 GROUPS = 5

@@ -1,7 +1,7 @@
 """Files of timelines as tables: the only place that knows what stands in a file, and what to do with one that
 cannot be read.
 
-Spans and roll-ups of any number of ranks and steps, as ``plait.core.timeline`` and ``plait.core.rollup``
+Spans and roll-ups of any number of ranks and steps, as ``core.record.timeline`` and ``core.record.rollup``
 write them; times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``, ``sum_ns``).
 
     known          columns and versions of timelines, roll-ups and totals
@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.columns import Unpacked, first_line
-from plait.core.errors import DataError
-from plait.core.files import walk
-from plait.core.numbers import LARGEST, MOST_RANKS, counted
-from plait.core.rollup import BLOCK, STEPS, TOTALS
-from plait.core.rollup import FOLDER as ROLLUPS
+from plait.core.base.columns import Unpacked, first_line
+from plait.core.base.errors import DataError
+from plait.core.base.files import walk
+from plait.core.base.numbers import LARGEST, MOST_RANKS, counted
+from plait.core.record.rollup import BLOCK, STEPS, TOTALS
+from plait.core.record.rollup import FOLDER as ROLLUPS
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import ROLLUP, SPANS
 

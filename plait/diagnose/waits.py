@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from plait.core.evidence import Call, Channel, Evidence
+from plait.core.runs.evidence import Call, Channel, Evidence
 
 COMMUNICATION = re.compile(
     "timed out|timeout|closed by peer|connection (reset|refused)|broken pipe|waited .* in vain|remote process", re.I

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import DataError
-from plait.core.numbers import shown
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import shown
 from plait.diagnose.tables import MOST_RANKS
 
 LOW = 1024

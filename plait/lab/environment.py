@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.core.env import MASTER_PORT, RankEnv, inherited
-from plait.core.errors import LaunchError
-from plait.core.files import explained
-from plait.core.lab_hosts import IFNAME, address
+from plait.core.base.env import MASTER_PORT, RankEnv, inherited
+from plait.core.base.errors import LaunchError
+from plait.core.base.files import explained
+from plait.core.base.lab_hosts import IFNAME, address
 from plait.lab.spec import LabSpec
 
 

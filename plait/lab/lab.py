@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from plait.core.env import rank_base
-from plait.core.errors import LaunchError
-from plait.core.lab_hosts import address
+from plait.core.base.env import rank_base
+from plait.core.base.errors import LaunchError
+from plait.core.base.lab_hosts import address
 from plait.lab.environment import rank_environment
 from plait.lab.network import Network, tool
 from plait.lab.registry import Entry, note, strike

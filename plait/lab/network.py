@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from plait.core.errors import JobError, LaunchError
-from plait.core.lab_hosts import FIRST_ADDRESS, IFNAME, address, name
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.lab_hosts import FIRST_ADDRESS, IFNAME, address, name
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec, format_rate, parse_rate, to_bits
 
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate

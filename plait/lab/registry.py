@@ -14,10 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import read_table
-from plait.core.errors import JobError
-from plait.core.files import explained
-from plait.core.typed import checked
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.typed import checked
+from plait.core.base.errors import JobError
+from plait.core.base.files import explained
 from plait.lab.environment import runtime_dir
 from plait.lab.network import Network
 from plait.lab.spec import LabSpec

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, BinaryIO
 
-from plait.core.errors import JobError, LaunchError
-from plait.core.process import how_it_ended
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.process import how_it_ended
 from plait.lab.lab import Lab
 from plait.lab.output import Stream
 from plait.lab.spec import LabSpec

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plait.core import lab_hosts
-from plait.core.errors import JobError
+from plait.core.base import lab_hosts
+from plait.core.base.errors import JobError
 
 if TYPE_CHECKING:
-    from plait.core.cluster import Hosts
-    from plait.core.topology import Topology
+    from plait.core.cluster.hardware import Hosts
+    from plait.core.topology.switches import Topology
 
 UNLIMITED = "unlimited"
 MAX_HOSTS = lab_hosts.MOST
@@ -161,8 +161,8 @@ class LabSpec:
         >>> LabSpec.parse("4x1@1gbit,2pods@300mbit").as_topology.free()
         {'pod0': {'pod0': ('host0', 'host1')}, 'pod1': {'pod1': ('host2', 'host3')}}
         """
-        from plait.core.topology import Hardware
-        from plait.core.wiring import Wiring, build
+        from plait.core.topology.switches import Hardware
+        from plait.core.topology.wiring import Wiring, build
 
         names = [lab_hosts.name(host) for host in range(self.hosts)]
         hardware = {name: Hardware(gpus=self.ranks_per_host, nics=1, rails=1) for name in names}
@@ -182,7 +182,7 @@ class LabSpec:
         >>> LabSpec.parse("2x4@10gbit").as_hosts
         Hosts(ranks_per_host=4, rate=1250000000.0)
         """
-        from plait.core.cluster import Hosts  # slow to load, and most of the lab needs none
+        from plait.core.cluster.hardware import Hosts  # slow to load, and most of the lab needs none
 
         return Hosts(ranks_per_host=self.ranks_per_host, rate=self.rate / 8 if self.rate else None)
 

@@ -19,11 +19,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plait.core.channel import Line
-from plait.core.collecting import collecting
-from plait.core.env import rank_variables, take_agent, task_number, this_host
-from plait.core.errors import LaunchError, PlaitError
-from plait.core.ports import reserved_port
+from plait.core.base import programs
+from plait.core.base.env import rank_variables, take_agent, task_number, this_host
+from plait.core.base.errors import LaunchError, PlaitError
+from plait.core.base.process import reserved_port
+from plait.core.job.collecting import collecting
+from plait.core.runs.channel import Line
 from plait.launch.local import LocalProcess, start_process
 from plait.launch.messages import (
     KINDS,
@@ -43,7 +44,6 @@ from plait.launch.messages import (
     Signalled,
 )
 from plait.launch.open_files import make_room
-from plait.launch.run_folder import WORKER
 from plait.launch.watch import LOOK, catching_signals
 
 M = TypeVar("M")
@@ -69,7 +69,7 @@ def main(patience: float = PATIENCE) -> int:
             Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
         _await(line, Go, patience)
-        if WORKER in begin.argv:
+        if programs.RANK in begin.argv:
             held.enter_context(collecting(Path(begin.logs).parent, begin.first, begin.ranks))
         agent = _Agent(line, begin)
         held.callback(agent.kill)

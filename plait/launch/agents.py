@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from plait.core.channel import Channel, Line
-from plait.core.env import agent_variable
-from plait.core.errors import ERROR_MARK, LaunchError, PlacementError
-from plait.core.rank_table import RankTable
+from plait.core.base.env import agent_variable
+from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError
+from plait.core.runs.channel import Channel, Line
+from plait.core.topology.rank_table import RankTable
 from plait.launch.door import Door
 from plait.launch.messages import (
     KINDS,

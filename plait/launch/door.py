@@ -15,8 +15,8 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from plait.core.channel import Line
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
+from plait.core.runs.channel import Line
 from plait.launch.messages import KINDS, AgentMessage, Hello, LineOf
 
 FIRST = 4096

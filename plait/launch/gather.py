@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.evidence import STACKS, Evidence, State
-from plait.core.parts import Part, read_parts
-from plait.core.process import boot_id, process_since
-from plait.core.ring import Header, read_rings
-from plait.core.ring_calls import RINGS, calls_of
-from plait.core.ring_hosts import host_names
-from plait.core.ring_progress import moved
+from plait.core.base.process import boot_id, process_since
+from plait.core.record.ring import Header, read_rings
+from plait.core.record.ring_hosts import host_names
+from plait.core.record.ring_progress import moved
+from plait.core.runs.evidence import STACKS, Evidence, State
+from plait.core.runs.parts import Part, read_parts
+from plait.core.runs.ring_calls import RINGS, calls_of
 
 FRAMES = 12
 """Lines of a stack that are kept."""

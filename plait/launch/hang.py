@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plait.core.evidence import Evidence, Verdict, write_hang
-from plait.core.parts import ask, asked, forget_hang, read_parts
-from plait.core.process import main_thread_seconds
+from plait.core.base.process import main_thread_seconds
+from plait.core.runs.evidence import Evidence, Verdict, write_hang
+from plait.core.runs.parts import ask, asked, forget_hang, read_parts
 from plait.launch.gather import BUSY, Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
 
 ANSWERS = 3.0

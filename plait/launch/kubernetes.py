@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from plait.core.errors import LaunchError, PlacementError, PlaitError
-from plait.core.lock import RunLock
+from plait.core.base.errors import LaunchError, PlacementError, PlaitError
+from plait.core.runs.lock import RunLock
 from plait.launch.kubernetes_api import Away, Cluster, NotThere
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
 from plait.launch.kubernetes_manifests import CONTAINER, RUN, Object, PodRun

@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch.kubernetes_manifests import Object
 
 PATIENCE = 60.0

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from plait.core.errors import LaunchError, PlacementError
-from plait.core.hostlist import fold
-from plait.core.rank_table import NAME as RANK_TABLE
-from plait.core.rank_table import RankTable
-from plait.core.topology import RESERVED_TAINT
+from plait.core.base.errors import LaunchError, PlacementError
+from plait.core.topology.hostlist import fold
+from plait.core.topology.rank_table import NAME as RANK_TABLE
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.switches import RESERVED_TAINT
 from plait.launch.kubernetes_api import Away, Cluster, Conflict, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, HOSTS, INDEX, Object, PodRun, table_text
 

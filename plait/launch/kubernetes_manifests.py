@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from plait.core.env import granted
-from plait.core.errors import JobError, LaunchError
-from plait.core.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
-from plait.core.process import command_of
-from plait.core.rank_table import NAME as RANK_TABLE
-from plait.core.rank_table import RankTable
-from plait.core.topology import RESERVED_TAINT
+from plait.core.base import programs
+from plait.core.base.env import granted
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.process import command_of
+from plait.core.job.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
+from plait.core.topology.rank_table import NAME as RANK_TABLE
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.switches import RESERVED_TAINT
 from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
 
@@ -183,7 +184,7 @@ def _pod(run: PodRun) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": one.image,
-        "command": command_of("plait.cli.in_pod", python=one.python),
+        "command": command_of(programs.IN_POD, python=one.python),
         "env": _env(run),
         "ports": [{"name": "launcher", "containerPort": one.port}],
         "volumeMounts": [*mounts, {"name": "files", "mountPath": FILES, "readOnly": True},

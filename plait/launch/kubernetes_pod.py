@@ -19,15 +19,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from plait.core.env import PodEnv, inherited, take_agent, task_number
-from plait.core.errors import LaunchError, PlaitError, RankFailure
-from plait.core.history import History, newest_checkpoint
-from plait.core.hostlist import expand
-from plait.core.lock import RunLock
-from plait.core.plan import CHANGED, Plan
-from plait.core.process import command_of
-from plait.core.progress import Progress
-from plait.core.rank_table import NAME, RankTable
+from plait.core.base import programs
+from plait.core.base.env import PodEnv, inherited, take_agent, task_number
+from plait.core.base.errors import LaunchError, PlaitError, RankFailure
+from plait.core.base.process import command_of
+from plait.core.job.plan import CHANGED, Plan
+from plait.core.runs.history import History, newest_checkpoint
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
+from plait.core.topology.hostlist import expand
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import agent
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
@@ -35,7 +36,7 @@ from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, writ
 from plait.launch.watch import catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
-AGENT = command_of("plait.launch.agent")
+AGENT = command_of(programs.AGENT)
 VAIN = 3
 """Starts in a row without a new checkpoint after which the run is given up."""
 AGAIN = (1, 128 + signal.SIGTERM)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
 from plait.launch.kubernetes_manifests import Object
 

@@ -1,7 +1,7 @@
 """Ranks as processes of this machine: how they are started, and what they share.
 
 Rank 0 shares the terminal; what the others print, and everybody's errors, go to ``logs/rank-N.log``. Every
-rank has a line to the launcher (``plait.core.channel``).
+rank has a line to the launcher (``core.runs.channel``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from plait.core.channel import Channel
-from plait.core.env import launcher_variable, rank_base, rank_variables
-from plait.core.lock import RunLock
-from plait.core.process import process_state
-from plait.core.progress import Progress
+from plait.core.base.env import launcher_variable, rank_base, rank_variables
+from plait.core.base.process import process_state
+from plait.core.runs.channel import Channel
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
 from plait.launch.open_files import make_room
 from plait.launch.watch import Rank, Watch, catching_signals

@@ -6,7 +6,7 @@ import os
 import resource
 from contextlib import suppress
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 
 SPARE = 64
 """Files beside those that are asked for and those that are open: of imports, looks at /proc, starts."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from plait.core.errors import JobError, nearest
-from plait.core.files import contents_within, reason_of
-from plait.core.yaml_text import load
+from plait.core.base.codec.yaml_text import load
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.files import contents_within, reason_of
 
 KEY = "kubernetes.pod"
 LARGEST = 1 << 20

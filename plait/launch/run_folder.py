@@ -7,17 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from plait.core.codec import read_table
-from plait.core.errors import DO_NOT_RETRY as DO_NOT_RETRY
-from plait.core.errors import JobError
-from plait.core.files import explained, replacing
-from plait.core.history import newest_checkpoint
-from plait.core.job import Job
-from plait.core.plan import CHANGED, Plan
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.errors import DO_NOT_RETRY as DO_NOT_RETRY
+from plait.core.base.errors import JobError
+from plait.core.base.files import explained, replacing
+from plait.core.job.plan import CHANGED, Plan
+from plait.core.job.spec import Job
+from plait.core.runs.history import newest_checkpoint
 from plait.launch.watch import say
-
-WORKER = "plait.train.worker"
-"""The module that every rank of a run is."""
 
 
 def write_run(plan: Plan, folder: Path) -> Plan:

@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from plait.core.channel import Channel, Stop
-from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.files import replacing
+from plait.core.base.env import RankEnv, take_launcher, this_host
+from plait.core.base.files import replacing
+from plait.core.runs.channel import Channel, Stop
 
 PATIENCE = 10.0
 """Seconds in which all hosts must have come."""

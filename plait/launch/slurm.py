@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from plait.core.errors import JobError, LaunchError
-from plait.core.hostlist import expand, fold
-from plait.core.process import command_of
-from plait.core.rank_table import RankTable
-from plait.core.settings import RunSection
-from plait.core.slurm_lines import resources
-from plait.core.slurm_settings import SlurmSection
+from plait.core.base import programs
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.process import command_of
+from plait.core.job.settings import RunSection
+from plait.core.job.slurm_settings import SlurmSection
+from plait.core.topology.hostlist import expand, fold
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.slurm_lines import resources
 from plait.launch.watch import catching_signals, say
 
 LOOK = 1.0
@@ -90,7 +91,7 @@ class Batch:
         }
         flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
         lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
-        run = command_of("plait.cli.in_slurm", str(self.folder.absolute()))
+        run = command_of(programs.IN_SLURM, str(self.folder.absolute()))
         text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
         setup = "".join(f"{line}\n" for line in one.setup)
         return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"

@@ -16,20 +16,21 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from plait.core.env import cluster_job, granted, inherited, slurm_job, this_host
-from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
-from plait.core.history import History, newest_checkpoint
-from plait.core.hostlist import expand
-from plait.core.lock import RunLock
-from plait.core.plan import CHANGED, Plan
-from plait.core.process import command_of
-from plait.core.progress import Progress
-from plait.core.rank_table import NAME, RankTable
-from plait.core.slurm_lines import in_topological_order
+from plait.core.base import programs
+from plait.core.base.env import cluster_job, granted, inherited, slurm_job, this_host
+from plait.core.base.errors import JobError, LaunchError, PlacementError, PlaitError
+from plait.core.base.process import command_of
+from plait.core.job.plan import CHANGED, Plan
+from plait.core.runs.history import History, newest_checkpoint
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
+from plait.core.topology.hostlist import expand
+from plait.core.topology.rank_table import NAME, RankTable
+from plait.core.topology.slurm_lines import in_topological_order
 from plait.launch import slurm
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
-from plait.launch.run_folder import DO_NOT_RETRY, WORKER, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, starts_in_vain
 from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
@@ -95,7 +96,7 @@ def _srun(nodes: int, gpus: int) -> list[str]:
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
         "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", *([f"--gres=gpu:{gpus}"] if gpus else []),
-        *command_of("plait.launch.agent"),
+        *command_of(programs.AGENT),
     ]  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         plan = Plan.read(folder / "plan.json")
         assert plan.job is not None
         settings = plan.job.slurm
-        argv = command_of(WORKER, str(folder))
+        argv = command_of(programs.RANK, str(folder))
         before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from plait.core.channel import Stop
-from plait.core.errors import RankFailure
-from plait.core.history import History, newest_checkpoint, rounded
-from plait.core.lock import RunLock
-from plait.core.progress import Progress
+from plait.core.base.errors import RankFailure
+from plait.core.runs.channel import Stop
+from plait.core.runs.history import History, newest_checkpoint, rounded
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
 from plait.launch.local import Start, run_ranks
 from plait.launch.watch import catching_signals, say

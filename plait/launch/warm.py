@@ -22,13 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from plait.core.channel import LONGEST
-from plait.core.env import rank_base
-from plait.core.process import adopting, command_of, usable_cores
+from plait.core.base import programs
+from plait.core.base.env import rank_base
+from plait.core.base.process import adopting, command_of, usable_cores
+from plait.core.runs.channel import LONGEST
 from plait.launch.local import Child, Start, local_start, local_variables
 
-WARM = "plait.train.warm"
-"""The process that is forked."""
 PATIENCE = 120.0
 """Seconds for its imports, on a slow disk; after that ranks are started without it."""
 FORKING = 10.0
@@ -65,7 +64,7 @@ class Warm:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._base, self._ready = rank_base(), False
         with theirs:
-            argv = command_of(WARM, str(theirs.fileno()), module, *arguments)
+            argv = command_of(programs.WARM, str(theirs.fileno()), module, *arguments)
             self._process = subprocess.Popen(
                 argv, env=self._base, pass_fds=(theirs.fileno(),), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -22,14 +22,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from plait.core.channel import ENDINGS, Beat, Channel, Error, Stop
-from plait.core.env import terminal_width
-from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, told_error
-from plait.core.evidence import Verdict
-from plait.core.lock import RunLock
-from plait.core.process import how_it_ended
-from plait.core.progress import Progress
-from plait.core.text import paragraph
+from plait.core.base.env import terminal_width
+from plait.core.base.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, told_error
+from plait.core.base.process import how_it_ended
+from plait.core.base.text import paragraph
+from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop
+from plait.core.runs.evidence import Verdict
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
 

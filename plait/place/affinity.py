@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
-from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.env import data_folder, specs_folder
-from plait.core.errors import JobError
-from plait.core.numbers import shown
-from plait.core.toml import read_toml
+from plait.core.base.codec.toml_text import read_toml
+from plait.core.base.env import data_folder, specs_folder
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import shown
+from plait.core.job.communication import CommunicationMatrix, Volume
 
 NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
 TEXTS = ("name", "gpu", "source", "date")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from plait.core.strategy import slice_sizes
+from plait.core.parallel.strategy import slice_sizes
 
 Run = tuple[int, int]
 """A minipod, and how many cells in a row it has."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 from math import comb, inf
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.problem import Problem
 

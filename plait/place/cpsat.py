@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Any
 
-from plait.core.errors import PlacementError
-from plait.core.strategy import slice_sizes
+from plait.core.base.errors import PlacementError
+from plait.core.parallel.strategy import slice_sizes
 from plait.place.answer import Answer
 from plait.place.bounds import EPSILON, lower_bound
 from plait.place.exact import exact

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.pictures import GREY, SAME, check_format, save
-from plait.core.topology import Level, Node, Topology
+from plait.core.base.pictures import GREY, SAME, check_format, save
+from plait.core.topology.switches import Level, Node, Topology
 from plait.place.outline import spreads
 
 if TYPE_CHECKING:

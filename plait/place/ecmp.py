@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from plait.core.topology import Topology
+from plait.core.topology.switches import Topology
 
 MOST_EXACT = 2048
 """Flows times uplinks up to which the exact sum is made. Beyond, loads count as independent Poisson

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.bands import Banding, Offer, offers
 from plait.place.bounds import EPSILON, Relaxation, frontier

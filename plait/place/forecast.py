@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.place.conformal import follow
 from plait.place.features import Features, features
 from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history

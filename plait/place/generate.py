@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from plait.core.errors import JobError
-from plait.core.hostlist import MOST_HOSTS
-from plait.core.topology import DOWN, UNKNOWN, Hardware, State, Topology
-from plait.core.wiring import Wiring, build
+from plait.core.base.errors import JobError
+from plait.core.topology.hostlist import MOST_HOSTS
+from plait.core.topology.switches import DOWN, UNKNOWN, Hardware, State, Topology
+from plait.core.topology.wiring import Wiring, build
 
 CONCENTRATION = 4.0
 """Of the Beta distribution: the larger, the more alike minipods are. 4 at a mean of one half spreads them

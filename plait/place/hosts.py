@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.problem import Cells, Pool, Problem
 
 

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.problem import Problem
 

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import read_table
-from plait.core.errors import DataError
-from plait.core.files import contents_within, reason_of, replacing
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.errors import DataError
+from plait.core.base.files import contents_within, reason_of, replacing
 from plait.place.jct import JctSettings, Predictor
 
 VERSION = 1

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.env import specs_folder
-from plait.core.errors import JobError
-from plait.core.numbers import shown
-from plait.core.toml import read_toml
+from plait.core.base.codec.toml_text import read_toml
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import shown
 
 
 @dataclass(frozen=True, kw_only=True)

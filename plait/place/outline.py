@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from plait.core.hostlist import fold
-from plait.core.topology import Level, Node, Topology
+from plait.core.topology.hostlist import fold
+from plait.core.topology.switches import Level, Node, Topology
 
 MOST_ROWS = 40
 """Of a tree, unless a level is asked for."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from plait.core.errors import PlacementError, nearest
-from plait.core.placement import Placement
+from plait.core.base.errors import PlacementError, nearest
+from plait.core.topology.placement import Placement
 from plait.place.answer import Answer
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware

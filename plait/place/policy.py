@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.errors import JobError, nearest
+from plait.core.base.errors import JobError, nearest
 from plait.place.workload import Workload
 
 Floats = NDArray[np.float64]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.core.errors import PlacementError
-from plait.core.passed_over import PassedOver
-from plait.core.placement import Placement
-from plait.core.text import counted
-from plait.core.topology import Level, Node, Topology
+from plait.core.base.errors import PlacementError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import counted
+from plait.core.topology.placement import Placement
+from plait.core.topology.switches import Level, Node, Topology
 from plait.place.problem import Pool
 from plait.place.repair import Spot
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from plait.core.communication import CommunicationMatrix, Volume, columns_of, rows_of
-from plait.core.errors import PlacementError
-from plait.core.text import counted
+from plait.core.base.errors import PlacementError
+from plait.core.base.text import counted
+from plait.core.job.communication import CommunicationMatrix, Volume, columns_of, rows_of
 from plait.place.network import Network
 
 Unit = Literal["both", "pp", "dp"]

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from plait.core.errors import PlacementError
-from plait.core.placement import Placement
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import PlacementError
+from plait.core.topology.placement import Placement
+from plait.core.topology.rank_table import RankTable
 from plait.place.bounds import lower_bound
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, seconds_of, spread_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from plait.core.errors import PlacementError
-from plait.core.text import counted
+from plait.core.base.errors import PlacementError
+from plait.core.base.text import counted
 from plait.place.workload import Workload
 from plait.place.zone import check_zone
 

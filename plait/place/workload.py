@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.place.forecast import Predicted
 from plait.place.traces.table import Trace
 

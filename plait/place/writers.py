@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from plait.core.errors import JobError, nearest
-from plait.core.toml import to_toml
-from plait.core.topology import Topology
-from plait.core.topology_form import to_dict
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.errors import JobError, nearest
+from plait.core.topology.form import to_dict
+from plait.core.topology.switches import Topology
 
 
 def to_topology_conf(topology: Topology) -> str:

@@ -39,7 +39,7 @@ def choose_zone(stays: Sequence[float], nodes: int, minipod: int) -> list[int]:
 
 def check_zone(zone: Iterable[int], nodes: int, wanted: int) -> list[int]:
     """A zone given by a placement: as many different nodes of the cluster as are wanted."""
-    from plait.core.errors import PlacementError
+    from plait.core.base.errors import PlacementError
 
     found = sorted(set(zone))
     if len(found) != wanted or not 0 <= found[0] <= found[-1] < nodes:

@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.attention_ops import SharedAttention
-from plait.core.model import ModelSpec
-from plait.core.segment_lists import sync_order
-from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Overlap, Recompute, Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Overlap, Recompute, Strategy
+from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.segment_lists import sync_order
+from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan.activations import Walk
 from plait.plan.in_two import in_two
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT

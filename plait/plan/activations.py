@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from plait.core.model import ModelSpec
-from plait.core.segment_costs import segment_costs
-from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segment_costs import segment_costs
+from plait.core.step.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan.orders import known_order
 from plait.plan.segment_sizes import MASTER, Core, Sizes
 from plait.plan.shared_walk import NOTHING, SharedWalk

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.cluster import Cluster
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan, JobError, PlaitError
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan
+from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.constraint import Constraint
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.core.cluster import Cluster
-from plait.core.constraint import Constraint
-from plait.core.env import specs_folder
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.numbers import check_number
-from plait.core.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import check_number
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.constraint import Constraint
+from plait.core.job.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.plan.space import LARGEST_MICRO, MOST_MICRO, SearchRequest
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.points import Points
 from plait.plan.rates import Seconds
 

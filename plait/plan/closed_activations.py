@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.attention_ops import SharedAttention
-from plait.core.model import ModelSpec
-from plait.core.strategy import Recompute
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Recompute
+from plait.core.step.attention_ops import SharedAttention
 from plait.plan.activation_columns import (
     OWN,
     Bytes,

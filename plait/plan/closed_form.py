@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
 from plait.plan import micro_batch, owners, rates
 from plait.plan.distinct import distinct
 from plait.plan.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options

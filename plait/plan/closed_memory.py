@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster, Device
-from plait.core.model import ModelSpec
-from plait.core.overhead import Overhead
-from plait.core.settings import ITEMSIZE
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import Cluster, Device
+from plait.core.cluster.overhead import Overhead
+from plait.core.model.precision import ITEMSIZE
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.plan import live
 from plait.plan.closed_activations import size_rows
 from plait.plan.closed_states import KINDS, Factors, held_by, place_states

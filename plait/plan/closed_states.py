@@ -14,10 +14,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import WHOLE, Sharding
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import WHOLE, Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.segment_sizes import MASTER
 from plait.plan.sharding import unit_sizes

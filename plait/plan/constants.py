@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plait.core.cluster import Cluster
-from plait.core.efficiency import Constant, Efficiency, Links
+from plait.core.cluster.efficiency import Constant, Efficiency, Links
+from plait.core.cluster.hardware import Cluster
 
 
 def constant_of(cluster: Cluster, name: str) -> Constant:

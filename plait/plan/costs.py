@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import LAYERS, SegmentGraph, SegmentOp
-from plait.core.settings import ITEMSIZE, Precision
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import ITEMSIZE, Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan import rates
 from plait.plan.traffic import SegmentTraffic
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from plait.core.schedule import COMPUTE, Op, Schedule, Transfer
-from plait.core.segments import Phase
+from plait.core.step.schedule import COMPUTE, Op, Schedule, Transfer
+from plait.core.step.segments import Phase
 from plait.plan.inside import Inside
 from plait.plan.phase import Key, Outcome, State
 from plait.plan.places import Place, PlaceLists, phase_of

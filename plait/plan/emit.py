@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.core.errors import JobError, nearest
-from plait.core.job import Job
-from plait.core.strategy import Strategy
-from plait.core.toml import to_toml
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.errors import JobError, nearest
+from plait.core.job.spec import Job
+from plait.core.parallel.strategy import Strategy
 
 TITAN_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 """torchtitan passes the names of torch's schedule classes on."""

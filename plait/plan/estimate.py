@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from plait.core.communication import Volume
-from plait.core.experts import refuse_experts
-from plait.core.job import Job
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
-from plait.core.schedule import Edge, Schedule, with_edges, with_transfers
-from plait.core.segments import Phase
-from plait.core.sharding import Sharding, Unit
-from plait.core.stages import Stage, crossings, split_layers
-from plait.core.strategy import Strategy
-from plait.core.tied import Tie, tie_of
+from plait.core.job.communication import Volume
+from plait.core.job.plan import Plan, Workload
+from plait.core.job.spec import Job
+from plait.core.model.experts import refuse_experts
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding, Unit
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
+from plait.core.step.segments import Phase
+from plait.core.step.stages import Stage, crossings, split_layers
+from plait.core.step.tied import Tie, tie_of
 from plait.plan.activations import Activations
 from plait.plan.make import job_schedule, job_workload
 from plait.plan.pipeline_memory import Peak, PlaceWalk, stage_activations

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.core.communication import Volume
-from plait.core.sharding import Sharding, Unit
+from plait.core.job.communication import Volume
+from plait.core.parallel.sharding import Sharding, Unit
 from plait.plan.estimate import PlannedStep, place_volume
 from plait.plan.experts_memory import resident
 from plait.plan.experts_time import cut_by

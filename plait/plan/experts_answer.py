@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
-from plait.core.settings import Precision
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
 from plait.plan.closed_form import Seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.estimate import Memory, Place

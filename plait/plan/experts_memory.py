@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.model import ModelSpec
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 from plait.plan.closed_states import Column, Factors, Held, place_states
 from plait.plan.experts_time import cut_by
 from plait.plan.live import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan import rates
 from plait.plan.points import Ints, Points
 from plait.plan.rates import AnyPrecision, Seconds

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import InfeasiblePlan, JobError, PlaitError
-from plait.core.job import Job
-from plait.core.settings import ITEMSIZE
+from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.job.spec import Job
+from plait.core.model.precision import ITEMSIZE
 from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
 from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
 from plait.plan.segment_sizes import MASTER

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.profile import CollectiveKind, Curve, Group, Machine, Profile, wire_share
+from plait.core.base.errors import JobError
+from plait.core.cluster.profile import CollectiveKind, Curve, Group, Machine, Profile, wire_share
 from plait.plan.nccl_runs import points_of, positive
 
 GALVATRON_BYTES = 1 << 27

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from plait.core.segments import Phase
+from plait.core.step.segments import Phase
 from plait.plan.phase import (
     DIGITS,
     LAST,

@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.schedule import Op, Schedule
-from plait.core.schedules import Shape, rank_ops
+from plait.core.step.schedule import Op, Schedule
+from plait.core.step.schedules import Shape, rank_ops
 from plait.plan.activations import Activations
 from plait.plan.in_two import in_two
 from plait.plan.pipeline_memory import PlaceWalk
@@ -136,7 +136,7 @@ def _chain(count: int) -> Schedule:
 
 
 def _lowered(ops: Sequence[Op], here: set[int], count: int, ahead: int = 2) -> list[Op]:
-    """With transfers, as ``plait.core.schedule.with_transfers`` has them for a chain, at one place."""
+    """With transfers, as ``core.step.schedule.with_transfers`` has them for a chain, at one place."""
     posted: list[list[Op]] = [[] for _ in ops]
     sent: list[list[Op]] = [[] for _ in ops]
     for at, op in enumerate(ops):

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
 from plait.plan.shapes import EXPERTS, Shapes
 
 

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 
-from plait.core.cluster import MEMORY_RATE, Hosts
-from plait.core.dry_run import dry_run
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.layout import Layout, Mesh
-from plait.core.model import ModelSpec
-from plait.core.plan import Choices, Plan, Reshards, Workload
-from plait.core.reshard import TensorLayout
-from plait.core.reshard_plan import ReshardPlan
-from plait.core.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
-from plait.core.schedules import GENERATORS, Shape, find_schedule
-from plait.core.sharding import Sharding
-from plait.core.stages import Stage, crossings, split_layers
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import MEMORY_RATE, Hosts
+from plait.core.job.plan import Choices, Plan, Reshards, Workload
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, Mesh
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.plan import ReshardPlan
+from plait.core.step.dry_run import dry_run
+from plait.core.step.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
+from plait.core.step.schedules import GENERATORS, Shape, find_schedule
+from plait.core.step.stages import Stage, crossings, split_layers
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
-from plait.core.stages import Stage, split_layers
-from plait.core.strategy import slice_sizes
+from plait.core.parallel.strategy import slice_sizes
+from plait.core.step.stages import Stage, split_layers
 from plait.plan.layer_time import Options
 from plait.plan.segment_sizes import MASTER
 

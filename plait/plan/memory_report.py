@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError
-from plait.core.model import ModelSpec
-from plait.core.settings import Precision
-from plait.core.sharding import Sharding
-from plait.core.stages import split_layers
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import split_layers
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
 from plait.plan.estimate import Memory, Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words

@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster
-from plait.core.model import Family, ModelSpec
-from plait.core.overlap import Load
-from plait.core.profile import ModuleTime, by_module
-from plait.core.segment_costs import SegmentCosts
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.profile import ModuleTime, by_module
+from plait.core.model.spec import Family, ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts
 from plait.plan.costs import cluster_costs
 
 Seconds = NDArray[np.float64]
@@ -25,7 +25,7 @@ def module_seconds(cluster: Cluster, modules: Sequence[ModuleTime]) -> Seconds:
     """Of each."""
     blocks = {layer_of(one) for one in modules if one.site == "block"}
     said = {
-        layer: by_module(_costs(cluster, dict(layer), parallel=layer in blocks))
+        layer: by_module(_costs(cluster, dict(layer), parallel=layer in blocks).compute)
         for layer in dict.fromkeys(map(layer_of, modules))
     }
     return np.array([said[layer_of(one)][one.site, one.phase] for one in modules])

@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Group, Profile
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Group, Profile
 from plait.plan.nccl_runs import MOST_RANKS, NO_END, TESTS, WRONG, Runs, group_of, positive
 
 MOST_OF_A_PROCESS = 1024

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Group, Profile
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Group, Profile
 from plait.plan.nccl_runs import (
     CANNOT,
     MOST_RANKS,

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plait.core.errors import JobError
-from plait.core.numbers import shown
-from plait.core.passed_over import PassedOver
-from plait.core.profile import CollectiveKind, Curve, Group, Machine, Point, Profile
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import shown
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import CollectiveKind, Curve, Group, Machine, Point, Profile
 
 TESTS: Mapping[str, CollectiveKind] = {
     "all_reduce": "all_reduce",

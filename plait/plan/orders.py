@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import frexp, ldexp
 
-from plait.core.overlap import segment_order
-from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import LAYERS, Action, SegmentGraph
-from plait.core.strategy import Overlap, slice_sizes
+from plait.core.parallel.strategy import Overlap, slice_sizes
+from plait.core.step.overlap import segment_order
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.segments import LAYERS, Action, SegmentGraph
 
 Told = tuple[tuple[str, float], ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plait.core.cluster import Cluster
-from plait.core.job import Job
-from plait.core.profile import Profile
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.profile import Profile
+from plait.core.job.spec import Job
 
 _MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
 """As in H100, GB200; of ``NVIDIA H100 80GB HBM3`` and ``H100-SXM5-80GB`` alike."""

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from plait.core.gantt import Bar, Curve
-from plait.core.timeline import Span
+from plait.core.base.pictures import Bar, Curve
+from plait.core.record.timeline import Span
 from plait.plan.estimate import PlannedStep, place_walk
 from plait.plan.memory_report import MemoryReport
 from plait.plan.pipeline_memory import Peak

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan import rates
 from plait.plan.distinct import Ints
 from plait.plan.experts_time import cut_by, of_experts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plait.core.segments import Phase
+from plait.core.step.segments import Phase
 
 DIGITS = 11
 """Decimals of a second to which what is left of a collective is kept between phases, so that equal states are

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from plait.core.model import ModelSpec
-from plait.core.schedule import COMPUTE, Edge, Op, Schedule
-from plait.core.segments import Phase
-from plait.core.stages import Stage
-from plait.core.strategy import Overlap, Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Overlap, Strategy
+from plait.core.step.schedule import COMPUTE, Edge, Op, Schedule
+from plait.core.step.segments import Phase
+from plait.core.step.stages import Stage
 from plait.plan.activations import Activations, activations
 
 WALKED = 10

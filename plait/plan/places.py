@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.core.plan import Plan
-from plait.core.schedule import COMPUTE, Op
-from plait.core.segment_costs import Durations, SegmentCosts
-from plait.core.segments import Action, Collective, Phase, SegmentGraph
-from plait.core.settings import ITEMSIZE
-from plait.core.sharding import Sharding, Unit, UnitAction, with_units
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.job.plan import Plan
+from plait.core.model.precision import ITEMSIZE
+from plait.core.parallel.sharding import Sharding, Unit
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.schedule import COMPUTE, Op
+from plait.core.step.segment_costs import Durations, SegmentCosts
+from plait.core.step.segments import Action, Collective, Phase, SegmentGraph
+from plait.core.step.stages import Stage
+from plait.core.step.units import UnitAction, with_units
 from plait.plan.inside import Inside
 from plait.plan.orders import known_order, later
 from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Workload
-from plait.core.schedules import Shape, generate, own_chunks
-from plait.core.settings import Precision
-from plait.core.sharding import Sharding
-from plait.core.stages import split_layers
-from plait.core.strategy import Overlap, Recompute, ShardOverlap, Strategy
+from plait.core.job.plan import Workload
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap, Strategy
+from plait.core.step.schedules import Shape, generate, own_chunks
+from plait.core.step.stages import split_layers
 from plait.plan.estimate import PlannedStep
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 

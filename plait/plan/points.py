@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.constraint import WORDS
+from plait.core.job.constraint import WORDS
 
 SCHEDULES = WORDS["schedule"]
 RECOMPUTES = WORDS["recompute"]

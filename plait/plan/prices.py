@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from plait.core.cluster import Cluster
-from plait.core.overlap import Load
-from plait.core.plan import Plan
-from plait.core.schedule import Edge
-from plait.core.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_costs
-from plait.core.segments import Collective
-from plait.core.stages import crossings
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.plan import Plan
+from plait.core.step.overlap import Load
+from plait.core.step.schedule import Edge
+from plait.core.step.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_costs
+from plait.core.step.segments import Collective
+from plait.core.step.stages import crossings
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
 from plait.plan.traffic import ring_bytes

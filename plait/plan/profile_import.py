@@ -17,11 +17,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.core.codec import parse_json, read_unpacked
-from plait.core.errors import JobError
-from plait.core.files import reason_of
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Profile, joined
+from plait.core.base.codec.json_text import parse_json, read_unpacked
+from plait.core.base.errors import JobError
+from plait.core.base.files import reason_of
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Profile, joined
 from plait.plan import nccl_json
 from plait.plan.galvatron_profile import galvatron
 from plait.plan.nccl_log import read_log

@@ -1,4 +1,4 @@
-"""From a profile to a cluster: the constants of ``plait.core.efficiency`` fitted to what was measured.
+"""From a profile to a cluster: the constants of ``core.cluster.efficiency`` fitted to what was measured.
 
 The forms that are fitted are those of ``plait.plan.rates``, called as the planner calls them, so that
 whatever they leave out is part of the error that each constant carries. A fit minimises the relative error
@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.core.cluster import MEMORY_RATE, Cluster
-from plait.core.efficiency import Links
-from plait.core.errors import JobError
-from plait.core.profile import AttentionCore, Curve, MemoryPass, Point, Product, Profile
+from plait.core.base.errors import JobError
+from plait.core.cluster.efficiency import Links
+from plait.core.cluster.hardware import MEMORY_RATE, Cluster
+from plait.core.cluster.profile import AttentionCore, Curve, MemoryPass, Point, Product, Profile
 from plait.plan.constants import constant_of, with_constants
 
 if TYPE_CHECKING:

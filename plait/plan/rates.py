@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plait.core.cluster import Cluster
-from plait.core.efficiency import Links
-from plait.core.errors import JobError
-from plait.core.settings import Precision
+from plait.core.base.errors import JobError
+from plait.core.cluster.efficiency import Links
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 Seconds = NDArray[np.float64]

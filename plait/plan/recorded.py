@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster
-from plait.core.codec import DOCUMENT, parse_table
-from plait.core.errors import JobError
-from plait.core.files import contents_within
-from plait.core.numbers import shown
-from plait.core.plan import Plan
+from plait.core.base.codec.json_text import DOCUMENT, parse_table
+from plait.core.base.errors import JobError
+from plait.core.base.files import contents_within
+from plait.core.base.numbers import shown
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.plan import Plan
 from plait.plan.asking import point_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
 from plait.plan.closed_form import step_seconds

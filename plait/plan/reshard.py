@@ -1,6 +1,6 @@
 """Planning a reshard: unit tasks, the cheapest way for each, senders and order.
 
->>> from plait.core.reshard import TensorLayout
+>>> from plait.core.reshard.layouts import TensorLayout
 >>> fabric = Fabric(hosts=even_hosts(16, 4), rate=1.25e9)
 >>> source, destination = TensorLayout.parse("(2,4) R S0 R"), TensorLayout.parse("(2,4)@8 S0 R R")
 >>> plan = plan_reshard(source, destination, (1024, 1024, 512), 4, fabric)
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from plait.core.errors import ReshardError, nearest
-from plait.core.reshard import TensorLayout, UnitTask, unit_tasks
-from plait.core.reshard_plan import WAYS, ReshardPlan, Step, Way
+from plait.core.base.errors import ReshardError, nearest
+from plait.core.reshard.layouts import TensorLayout, UnitTask, unit_tasks
+from plait.core.reshard.plan import WAYS, ReshardPlan, Step, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
 from plait.plan.reshard_order import Choice, Job, Slot, dfs, ends, greedy, list_order, load_balance, naive
 

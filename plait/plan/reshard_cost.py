@@ -25,9 +25,9 @@ from functools import cached_property
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
-from plait.core.errors import ReshardError
-from plait.core.reshard import UnitTask
-from plait.core.reshard_plan import WAYS, Chain, Way, broadcast_hops
+from plait.core.base.errors import ReshardError
+from plait.core.reshard.layouts import UnitTask
+from plait.core.reshard.plan import WAYS, Chain, Way, broadcast_hops
 
 NANOSECONDS = 10**9
 

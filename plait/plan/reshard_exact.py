@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from plait.core.errors import InfeasiblePlan
+from plait.core.base.errors import InfeasiblePlan
 from plait.plan.reshard_order import SEED, Job, Slot, bound, ends, list_order
 
 WORK = 20.0  # CP-SAT's own count of effort, the same on every machine; about seconds

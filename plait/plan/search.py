@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster import Cluster
-from plait.core.settings import Precision
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.plan.closed_form import total_seconds
 from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
 from plait.plan.distinct import Ints, distinct

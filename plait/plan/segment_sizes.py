@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plait.core.attention_ops import AttentionTraffic
-from plait.core.dropout import HASHED, Blocks
-from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph, SegmentOp
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.model.dropout import HASHED, Blocks
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.attention_ops import AttentionTraffic
+from plait.core.step.segments import SegmentGraph, SegmentOp
 
 MASTER = 4
 """Bytes of a gradient, a master weight or a moment, unless the model itself computes in more."""

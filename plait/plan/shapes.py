@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 Number = Any
 """A number, or a column (float) of as many as there are points."""

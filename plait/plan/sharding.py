@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plait.core.model import ModelSpec
-from plait.core.segments import Collective
-from plait.core.sharding import WHOLE, Sharding, Unit
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import WHOLE, Sharding, Unit
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segments import Collective
+from plait.core.step.stages import Stage
 from plait.plan.traffic import ring_bytes
 
 

@@ -1,11 +1,11 @@
-"""What attention that is shared with other ranks takes of memory: its ops (``plait.core.attention_ops``),
+"""What attention that is shared with other ranks takes of memory: its ops (``core.step.attention_ops``),
 walked with the tensors that ``plait.train.engine.attention`` makes and lets go of; and the bookkeeping of all
 walks."""
 
 from __future__ import annotations
 
-from plait.core.attention_ops import SharedAttention
-from plait.core.segments import SegmentGraph, SegmentOp
+from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.segments import SegmentGraph, SegmentOp
 from plait.plan.segment_sizes import MASTER, Shared, Sizes
 
 NOTHING = 0

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan, JobError
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.job.constraint import Constraint
 from plait.plan.fits import in_words
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.space import SearchRequest, enumerate_space

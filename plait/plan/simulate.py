@@ -20,11 +20,11 @@ from functools import cached_property
 from heapq import heappop, heappush
 from statistics import NormalDist
 
-from plait.core.cluster import Cluster
-from plait.core.experts import refuse_experts
-from plait.core.plan import Plan
-from plait.core.schedule import Op
-from plait.core.timeline import Timeline
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.plan import Plan
+from plait.core.model.experts import refuse_experts
+from plait.core.record.timeline import Timeline
+from plait.core.step.schedule import Op
 from plait.plan.course import AXES, Course, Moved, Way, script_of
 from plait.plan.crowd import shared_pace
 from plait.plan.phase import Key

@@ -18,11 +18,11 @@ from itertools import product
 
 import numpy as np
 
-from plait.core.constraint import Constraint
-from plait.core.errors import JobError
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError
+from plait.core.job.constraint import Constraint
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.unmet import column_of, nothing
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.core.schedule import Op, ends
-from plait.core.sharding import VECTORS, Unit, UnitAction, UnitOp, UnitVerb
-from plait.core.strategy import slice_sizes
-from plait.core.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
+from plait.core.parallel.sharding import VECTORS, Unit
+from plait.core.parallel.strategy import slice_sizes
+from plait.core.record.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
+from plait.core.step.schedule import Op, ends
+from plait.core.step.units import UnitAction, UnitOp, UnitVerb
 from plait.plan.course import Course
 from plait.plan.phase import LAST, Label
 from plait.plan.places import phase_of

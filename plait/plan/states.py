@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import WHOLE, Sharding, Unit
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import WHOLE, Sharding, Unit
+from plait.core.parallel.strategy import Strategy
 from plait.plan.segment_sizes import MASTER
 
 

@@ -3,11 +3,11 @@ each as fast as the lab's description has a core. Good enough to choose by; a pr
 
 from __future__ import annotations
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.efficiency import Constant
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.process import usable_cores
+from plait.core.base.errors import JobError
+from plait.core.base.process import usable_cores
+from plait.core.cluster.efficiency import Constant
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.spec import Job
 from plait.plan.fits import gpus, room
 
 LIKE = "lab"

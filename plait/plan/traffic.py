@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.core.attention_ops import AttentionTraffic
-from plait.core.model import ModelSpec
-from plait.core.segments import Collective, SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.attention_ops import AttentionTraffic
+from plait.core.step.segments import Collective, SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 
 STATISTICS = 3
 """Numbers of a token that vocabulary-parallel loss gathers."""

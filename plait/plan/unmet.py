@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
-from plait.core.constraint import WORDS, Constraint
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
+from plait.core.job.constraint import WORDS, Constraint
 
 if TYPE_CHECKING:
     from plait.plan.space import SearchRequest

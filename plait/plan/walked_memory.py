@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.model import ModelSpec
-from plait.core.settings import Precision
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
 from plait.plan.closed_states import KINDS
 from plait.plan.distinct import distinct
 from plait.plan.estimate import Memory, Walked, place_memory, walked_places

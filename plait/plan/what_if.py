@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from plait.core.cluster import Cluster, Constant
-from plait.core.errors import JobError, nearest
-from plait.core.job import Job
+from plait.core.base.errors import JobError, nearest
+from plait.core.cluster.hardware import Cluster, Constant
+from plait.core.job.spec import Job
 from plait.plan.asking import ranks_of
 
 CHANGES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.profile import Profile
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.profile import Profile
+from plait.core.job.spec import Job
 from plait.plan.profiled import here, with_profile
 from plait.plan.this_machine import this_machine
 

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.core.channel import Channel
-from plait.core.env import RankEnv, take_launcher
-from plait.core.errors import PlaitError
-from plait.core.files import explained
-from plait.core.job import Job
-from plait.core.process import die_with_parent, usable_cores
-from plait.core.settings import RunSection
+from plait.core.base.env import RankEnv, take_launcher
+from plait.core.base.errors import PlaitError
+from plait.core.base.files import explained
+from plait.core.base.process import die_with_parent, usable_cores
+from plait.core.job.settings import RunSection
+from plait.core.job.spec import Job
+from plait.core.runs.channel import Channel
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import print_to_nobody, run_and_end
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from plait.core.dry_run import peak_activations
-from plait.core.env import dumb_terminal, terminal_width
-from plait.core.files import replacing
-from plait.core.missing import Missing
-from plait.core.plan import Plan
-from plait.core.refine import Measurements, Timed
-from plait.core.text import paragraph, printable, progress_line, table
+from plait.core.base.env import dumb_terminal, terminal_width
+from plait.core.base.files import replacing
+from plait.core.base.text import paragraph, printable, progress_line, table
+from plait.core.job.plan import Plan
+from plait.core.job.refine import Measurements, Timed
+from plait.core.runs.missing import Missing
+from plait.core.step.dry_run import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
 
 WIDTH = 100

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.numbers import MOST_SEED, shown
-from plait.core.segments import SegmentGraph
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import MOST_SEED, shown
+from plait.core.job.spec import Job
+from plait.core.step.segments import SegmentGraph
 from plait.train.checkpoint.whole import load_whole
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 from plait.train.model.basics import SliceContext

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from plait.core.env import RankEnv, this_host
-from plait.core.errors import CheckpointError, JobError, NotFinite
-from plait.core.host_memory import memory_of
-from plait.core.job import Job
-from plait.core.memory_peaks import PROCESS, TENSORS, told
-from plait.core.plan import Plan
-from plait.core.refine import refine
-from plait.core.ring import Kind
+from plait.core.base.env import RankEnv, this_host
+from plait.core.base.errors import CheckpointError, JobError, NotFinite
+from plait.core.job.plan import Plan
+from plait.core.job.refine import refine
+from plait.core.job.spec import Job
+from plait.core.record.ring import Kind
+from plait.core.runs.host_memory import memory_of
+from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
 from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.checkpoint.memory import Memory
@@ -229,7 +229,7 @@ class Session:
         job, last = self.job.train, done == self.job.train.steps
         if peaks := self._peaks(end=last or asked):
             for name, sizes in zip((TENSORS, PROCESS), zip(*peaks, strict=True), strict=True):
-                metrics[name] = told(sizes, self.part.plan.layout)
+                metrics[name] = told(sizes, [mesh.ranks for mesh in self.part.plan.layout.meshes])
         if self.part.evaluator and (done % job.eval_every == 0 or last):
             metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)

@@ -20,9 +20,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from plait.core.channel import LONGEST
-from plait.core.env import take_on
-from plait.core.process import die_with_parent, name_process
+from plait.core.base.env import take_on
+from plait.core.base.process import die_with_parent, name_process
+from plait.core.runs.channel import LONGEST
 from plait.train.machine.rank_process import run_and_end
 
 

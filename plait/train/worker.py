@@ -24,10 +24,9 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.channel import Channel
-from plait.core.collecting import collecting
-from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.errors import (
+from plait.core.base import programs
+from plait.core.base.env import RankEnv, take_launcher, this_host
+from plait.core.base.errors import (
     DO_NOT_RETRY,
     JobError,
     LaunchError,
@@ -36,14 +35,16 @@ from plait.core.errors import (
     RankFailure,
     RunLost,
 )
-from plait.core.experts import refuse_experts
-from plait.core.job import Job
-from plait.core.lock import RunLock
-from plait.core.parts import forget_hang
-from plait.core.plan import Plan
-from plait.core.process import command_of, die_with_parent, name_process
-from plait.core.rank_table import NAME, RankTable
-from plait.core.settings import RunSection
+from plait.core.base.process import command_of, die_with_parent, name_process
+from plait.core.job.collecting import collecting
+from plait.core.job.plan import Plan
+from plait.core.job.settings import RunSection
+from plait.core.job.spec import Job
+from plait.core.model.experts import refuse_experts
+from plait.core.runs.channel import Channel
+from plait.core.runs.lock import RunLock
+from plait.core.runs.parts import forget_hang
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.train.machine.control import Control
 from plait.train.machine.own_history import kept
 from plait.train.machine.rank_process import print_to_nobody, run_and_end
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 USAGE = "Start a rank with a run's folder, a plan, or a job file and settings: JOB.toml [section.key=value ...]."
-PLAN = ("plait.cli.main", "train", "--plan-only")
+PLAN = (programs.PLAIT, "train", "--plan-only")
 """The process that plans."""
 RUN = "run"
 """Where in the store rank 0 says which folder it is; empty if it has refused."""

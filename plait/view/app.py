@@ -17,8 +17,8 @@ from dash.exceptions import DashException
 from flask import abort, request
 from pydantic import BaseModel, Field, ValidationError
 
-from plait.core.errors import JobError
-from plait.core.files import reason_of
+from plait.core.base.errors import JobError
+from plait.core.base.files import reason_of
 from plait.view.callbacks import connect, first_paint
 from plait.view.layout import page
 from plait.view.store import Watched

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from plait.core.files import replacing
+from plait.core.base.files import replacing
 from plait.diagnose.dependencies import Key
 from plait.diagnose.heat import orders, pooled, unlike
 from plait.diagnose.places import place_of

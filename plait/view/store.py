@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
-from plait.core.errors import PlaitError
-from plait.core.evidence import Evidence, Verdict
-from plait.core.files import walk
-from plait.core.plan import Plan
+from plait.core.base.errors import PlaitError
+from plait.core.base.files import walk
+from plait.core.job.plan import Plan
+from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
 from plait.diagnose.heat import Heat, Segment, Statistic, by_segment, heat_of_segments, heat_of_steps

@@ -10,7 +10,7 @@ import base64
 import html
 from typing import TYPE_CHECKING, Any
 
-from plait.core.text import printable
+from plait.core.base.text import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.process import command_of
+from plait.core.base.process import command_of
 from tests.support.runs import metrics, write_job
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.cluster import _spec
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 
 TIER = "unit"
 

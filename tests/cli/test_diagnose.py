@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from plait.cli.main import app
-from plait.core.errors import DataError, JobError, LaunchError
-from plait.core.evidence import Evidence, Verdict, write_hang
+from plait.core.base.errors import DataError, JobError, LaunchError
+from plait.core.runs.evidence import Evidence, Verdict, write_hang
 from tests.support.recordings.made import At, Job, write_run, write_trace
 from tests.support.recordings.theirs import dump, entry, kineto, waiting, written
 from tests.support.runs import on_terminal

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
-from plait.core.job import Job
+from plait.core.job.spec import Job
 from plait.plan import fits
 from tests.support.runs import on_terminal, write_job
 from tests.train.checkpoint.test_weight_files import numbers, write

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.main import app
-from plait.core.errors import DataError
-from plait.core.evidence import Verdict, Wait, write_hang
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.base.errors import DataError
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.evidence import Verdict, Wait, write_hang
+from plait.core.runs.ring_calls import ring_path
 from tests.support.ports import own_port
 from tests.support.recordings.planted import draw_case
 from tests.support.runs import write_job

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from plait.cli.main import app
 from plait.cli.on_kubernetes import InKubernetes
-from plait.core.cluster import HERE
-from plait.core.errors import JobError, LaunchError
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_api import Cluster
 from plait.plan.make import make_plan
 

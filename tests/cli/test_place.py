@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from plait.cli.main import app
 from plait.cli.placed import Asked
-from plait.core.errors import PlacementError, PlaitError
-from plait.core.placement import Placement
-from plait.core.plan import Plan
-from plait.core.rank_table import RankTable
-from plait.core.topology import Hardware
-from plait.core.topology_form import to_dict
+from plait.core.base.errors import PlacementError, PlaitError
+from plait.core.job.plan import Plan
+from plait.core.topology.form import to_dict
+from plait.core.topology.placement import Placement
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.switches import Hardware
 from plait.place.readers import read_topology
 
 TIER = "unit"

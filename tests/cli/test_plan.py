@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.main import app
-from plait.core.cluster import Cluster
-from plait.core.errors import DataError, InfeasiblePlan, JobError, LaunchError
-from plait.core.plan import Plan
-from plait.core.segment_costs import segment_costs
+from plait.core.base.errors import DataError, InfeasiblePlan, JobError, LaunchError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.plan import Plan
+from plait.core.step.segment_costs import segment_costs
 from plait.plan.simulate import simulate_plan
 from tests.support.runs import metrics, on_terminal, train, write_job
 

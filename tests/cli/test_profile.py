@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plait.core.profile import Profile
-from tests.core.test_placement_profile import JOB, PROFILE
+from plait.core.cluster.profile import Profile
+from tests.core.cluster.test_placement_profile import JOB, PROFILE
 from tests.support.runs import on_terminal, write_job
 
 LOG = """# Collective test starting: all_reduce_perf

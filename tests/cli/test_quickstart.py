@@ -21,12 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from plait.cli.main import app
-from plait.core.plan import Plan
-from plait.core.records import Records
-from plait.core.ring import Kind
-from plait.core.ring_calls import ring_path
-from plait.core.ring_follower import RingFollower
-from plait.core.timeline import Timeline, hidden
+from plait.core.job.plan import Plan
+from plait.core.record.records import Records
+from plait.core.record.ring import Kind
+from plait.core.record.ring_follower import RingFollower
+from plait.core.record.timeline import Timeline, hidden
+from plait.core.runs.ring_calls import ring_path
 from plait.launch.collect.live import Live
 
 pytestmark = [pytest.mark.slow, pytest.mark.smoke]

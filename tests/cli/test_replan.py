@@ -8,10 +8,10 @@ import pytest
 
 from plait.cli.fleet import together
 from plait.cli.replan import fewer, repaired
-from plait.core.job import Job
-from plait.core.lab_hosts import name
-from plait.core.plan import Plan
-from plait.core.rank_table import RankTable
+from plait.core.base.lab_hosts import name
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.lab import LabSpec
 from plait.plan.make import make_plan
 

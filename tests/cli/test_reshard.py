@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from plait.core.reshard_plan import ReshardPlan
+from plait.core.reshard.plan import ReshardPlan
 from tests.support.command import plait
 
 TIER = "unit"

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.errors import LaunchError
-from plait.core.host_memory import memory_of
-from plait.core.lock import NAME, RunLock
+from plait.core.base.errors import LaunchError
+from plait.core.runs.attempts import read_attempts
+from plait.core.runs.host_memory import memory_of
+from plait.core.runs.lock import NAME, RunLock
 from tests.support.lab import why_no_lab
 from tests.support.runs import (
     command,

@@ -75,7 +75,7 @@ def by_transformers(run: Path, out: Path, tokens: int) -> str:
     import torch
     import transformers
 
-    from plait.core.job import Job
+    from plait.core.job.spec import Job
     from plait.train.checkpoint.export import export_run
     from plait.train.data.tokenizer import load_tokenizer
 

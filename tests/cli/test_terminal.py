@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.timeline import Span, Timeline
+from plait.core.record.timeline import Span, Timeline
 from tests.support.runs import command, on_terminal, train, write_job
 
 PLAIT = [sys.executable, "-m", "plait.cli.main"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from plait.cli.timeline import timeline
-from plait.core.errors import DataError, JobError, LaunchError
-from plait.core.timeline import Timeline
+from plait.core.base.errors import DataError, JobError, LaunchError
+from plait.core.record.timeline import Timeline
 from tests.support.runs import metrics, train, write_job
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.lock import NAME
-from plait.core.ring import read_rings
-from plait.core.ring_calls import RINGS
+from plait.core.record.ring import read_rings
+from plait.core.runs.attempts import read_attempts
+from plait.core.runs.lock import NAME
+from plait.core.runs.ring_calls import RINGS
 from tests.support.ports import own_port
 from tests.support.runs import curve, metrics, train, trained, wait_for_step, write_job
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.plan import Plan
-from plait.core.timeline import Timeline, hidden
+from plait.core.job.plan import Plan
+from plait.core.record.timeline import Timeline, hidden
 from tests.support.runs import (
     assert_refused,
     curve,

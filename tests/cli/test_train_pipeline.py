@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.plan import Plan
-from plait.core.timeline import Timeline
+from plait.core.job.plan import Plan
+from plait.core.parallel.layout import Layout
+from plait.core.record.timeline import Timeline
 from tests.support.runs import (
     assert_refused,
     curve,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.process import command_of
+from plait.core.base.process import command_of
 from tests.support.runs import write_job
 
 HOSTILE = ("json", "secrets", "torch", "numpy", "select", "socket", "polars", "tensorboardX", "plait")

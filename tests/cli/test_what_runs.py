@@ -10,9 +10,9 @@ import pytest
 
 from plait.cli import what_runs
 from plait.cli.terminal import captured
-from plait.core.cluster import Hosts
-from plait.core.job import Job
-from plait.core.plan import Choices, Plan
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Choices, Plan
+from plait.core.job.spec import Job
 from plait.plan.fits import Room
 from plait.plan.make import make_plan
 

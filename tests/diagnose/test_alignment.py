@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.alignment import LEAST, aligned
 from plait.diagnose.recording import MEETINGS, Recording, grid_of
 

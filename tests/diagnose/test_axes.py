@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.job import Job
-from plait.core.layout import Layout
-from plait.core.plan import Plan
-from plait.core.rollup import PROCESSOR
-from plait.core.sharding import Sharding
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.record.rollup import PROCESSOR
 from plait.diagnose.predicted import table_of
 from plait.diagnose.reading import recorded
 from plait.diagnose.recording import Recording, grid_of, unknown_grid, with_axes

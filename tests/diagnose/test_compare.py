@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError
-from plait.core.timeline import Hidden, Span, SpanKind, Timeline, hidden
+from plait.core.base.errors import DataError
+from plait.core.record.timeline import Hidden, Span, SpanKind, Timeline, hidden
 from plait.diagnose.compare import Row, Unmatched, compare, hidden_by_lane, hidden_in
 from plait.diagnose.predicted import table_of
 

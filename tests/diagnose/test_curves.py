@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import DataError
-from plait.core.gantt import Bar, Curve
-from plait.core.pictures import GREY
+from plait.core.base.errors import DataError
+from plait.core.base.pictures import GREY, Bar, Curve
 from plait.diagnose.plots import draw_curves, draw_gantt, draw_step
 
 FIRST, SECOND = Curve("first", [(0, 1), (1, 2)]), Curve("second", [(0, 2), (1, 1)])

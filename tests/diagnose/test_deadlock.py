@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from plait.core.evidence import Call, Evidence, Verdict
-from plait.core.ring import RingGroup
+from plait.core.record.ring import RingGroup
+from plait.core.runs.evidence import Call, Evidence, Verdict
 from plait.diagnose.hang import localise
 from tests.diagnose.test_hang import at, seen
 

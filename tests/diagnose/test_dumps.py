@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.evidence import Verdict, read_hang
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
+from plait.core.runs.evidence import Verdict, read_hang
 from plait.diagnose import flight_recorder
 from plait.diagnose.flight_recorder import Dump, Entry, dump_spans, is_dump
 from plait.diagnose.importing import Imported, import_traces

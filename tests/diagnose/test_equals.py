@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.rollup import PROCESSOR
+from plait.core.parallel.layout import Layout
+from plait.core.record.rollup import PROCESSOR
 from plait.diagnose.equals import (
     crowded,
     hosts_known,

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.evidence import Verdict
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
+from plait.core.runs.evidence import Verdict
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.imported import Said
 from plait.diagnose.predicted import Overlap, Prediction, Row

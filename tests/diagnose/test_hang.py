@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError
-from plait.core.evidence import FILE, Call, Channel, Evidence, Verdict, read_hang, write_hang
-from plait.core.ring import RingGroup, signature_of
+from plait.core.base.errors import DataError
+from plait.core.record.ring import RingGroup, signature_of
+from plait.core.runs.evidence import FILE, Call, Channel, Evidence, Verdict, read_hang, write_hang
 from plait.diagnose.hang import localise
 from tests.support.recordings.planted import HEALTHY, PLANTERS, Case, draw_case
 from tests.support.recordings.standstill import DEADLINE

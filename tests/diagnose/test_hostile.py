@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from plait.cli.diagnose import report_of
 from plait.cli.diagnose_page import show
 from plait.cli.hang import hang
-from plait.core.attempts import Attempt, read_attempts, write_attempts
-from plait.core.errors import PlaitError
-from plait.core.evidence import FILE, Evidence, Verdict, Wait, write_hang
-from plait.core.memory_peaks import TENSORS
-from plait.core.parts import Part, ask, write_part
-from plait.core.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.base.errors import PlaitError
+from plait.core.record.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
+from plait.core.runs.evidence import FILE, Evidence, Verdict, Wait, write_hang
+from plait.core.runs.memory_peaks import TENSORS
+from plait.core.runs.parts import Part, ask, write_part
+from plait.core.runs.ring_calls import ring_path
 from plait.diagnose.reading import read_run
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from tests.support.recordings.made import Job, write_run

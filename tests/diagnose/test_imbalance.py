@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.imbalance import batches_of, stages_of
 from plait.diagnose.recording import Recording
 from tests.support.recordings.made import recording_of, spans_of

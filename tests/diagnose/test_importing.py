@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.errors import DataError, JobError
-from plait.core.timeline import Timeline
+from plait.core.base.errors import DataError, JobError
+from plait.core.record.timeline import Timeline
 from plait.diagnose.explain import explain
 from plait.diagnose.imported import imported_notes
 from plait.diagnose.importing import import_traces, recordings_in

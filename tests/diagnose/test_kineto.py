@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.errors import DataError
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
 from plait.diagnose.foreign import LATEST

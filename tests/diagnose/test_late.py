@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run

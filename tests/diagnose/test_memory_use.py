@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.diagnose_page import show
-from plait.core.memory_peaks import PROCESS, TENSORS, peaks_of
+from plait.core.runs.memory_peaks import PROCESS, TENSORS, peaks_of
 from plait.diagnose.explain import explain
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.reading import read_run

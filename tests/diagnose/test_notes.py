@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose.imported import FILE, Said, imported_notes, write_notes
 from plait.diagnose.notes import Notes
 

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from plait.core.errors import DataError
-from plait.core.numbers import LARGEST, MOST_RANKS
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import LARGEST, MOST_RANKS
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.operations import LATEST, read_meta, read_operations
 from plait.diagnose.stragglers import verdicts

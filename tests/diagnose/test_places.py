@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.places import place_of
 from plait.diagnose.recording import grid_of, unknown_grid
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.timeline import Span, SpanKind, Timeline
+from plait.core.parallel.layout import Layout
+from plait.core.record.timeline import Span, SpanKind, Timeline
 from plait.diagnose.predicted import LEAST, Overlap, Prediction, Row, against, kinds_of_measured_costs, table_of
 from plait.diagnose.recording import Recording
 from tests.support.recordings.made import recording_of, spans_of

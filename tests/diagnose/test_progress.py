@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from plait.cli.diagnose_page import show
-from plait.core.attempts import FILE, Attempt, read_attempts, write_attempts
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
+from plait.core.runs.attempts import FILE, Attempt, read_attempts, write_attempts
 from plait.diagnose.explain import explain
 from plait.diagnose.predicted import Row
 from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.evidence import Evidence
+from plait.core.runs.evidence import Evidence
 from plait.diagnose.reach import cut_off
 
 EVERYBODY = set(range(5))

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from plait.cli.diagnose_page import show
-from plait.core.errors import DataError
-from plait.core.numbers import LARGEST, MOST_SECONDS
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import LARGEST, MOST_SECONDS
 from plait.diagnose import reading
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import TIMES, read_run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 import pytest
 
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
 from plait.diagnose.recording import Recording, grid_of, unknown_grid
 from tests.support.recordings.made import recording_of, spans_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.memory_peaks import PROCESS
+from plait.core.runs.memory_peaks import PROCESS
 from plait.diagnose.series import NEVER, SERIES, Attempt, Series, attempts_of, memory_of, series_of
 
 

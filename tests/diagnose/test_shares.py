@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cli.diagnose_page import show
-from plait.core.cluster import Hosts
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Workload
-from plait.core.schedules import Shape, generate
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Workload
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedules import Shape, generate
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP, Recording, seconds_of

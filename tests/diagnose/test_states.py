@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.evidence import Call, Channel, Evidence, Verdict, Wait
-from plait.core.layout import Layout
-from plait.core.ring import RingGroup
+from plait.core.parallel.layout import Layout
+from plait.core.record.ring import RingGroup
+from plait.core.runs.evidence import Call, Channel, Evidence, Verdict, Wait
 from plait.diagnose.hang import localise
 from plait.diagnose.recording import grid_of
 from plait.diagnose.series import attempts_of, memory_of, series_of

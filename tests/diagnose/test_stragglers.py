@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.rollup import PROCESSOR
+from plait.core.record.rollup import PROCESSOR
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run, recorded
 from plait.diagnose.recording import ROLLUP, Recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from plait.core.timeline import Span, SpanKind, Timeline
+from plait.core.record.timeline import Span, SpanKind, Timeline
 from plait.diagnose.predicted import table_of
 from plait.diagnose.recording import ROLLUP
 from plait.diagnose.summary import Slow, What, summarise

@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.clocks import FILE as CLOCKS
-from plait.core.errors import DataError
-from plait.core.job import Job as TrainJob
-from plait.core.passed_over import PassedOver
-from plait.core.plan import Plan
-from plait.core.rollup import STEPS
+from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job as TrainJob
+from plait.core.record.clocks import FILE as CLOCKS
+from plait.core.record.rollup import STEPS
 from plait.diagnose import tables
 from plait.diagnose.imported import Said, write_notes
 from plait.diagnose.reading import glance, last_steps, placed, read_run, read_timeline

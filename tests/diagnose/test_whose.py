@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path, rank_in
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
-from plait.core.segments import SegmentOp
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
+from plait.core.step.segments import SegmentOp
 from plait.plan.make import make_plan
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import GlooWire

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan
-from plait.core.segment_costs import SegmentCosts
-from plait.core.strategy import Strategy
+from plait.core.job.plan import Plan
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segment_costs import SegmentCosts
 from plait.train.model import compiled as module
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled, compiler

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 from plait.plan.sharding import step_bytes
 from plait.plan.traffic import micro_batch_bytes
 from plait.train.comm.wire import Wire, wire_bytes

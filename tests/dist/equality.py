@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.segments import Collective
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.segments import Collective
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.feed import micro_batches

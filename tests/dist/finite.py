@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.core.cluster import HERE
-from plait.core.errors import NotFinite
-from plait.core.job import Job
+from plait.core.base.errors import NotFinite
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.feed import micro_batches

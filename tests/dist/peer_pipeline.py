@@ -17,7 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import huggingface
 from plait.train.checkpoint.weight_names import place
 from plait.train.engine.assembly import assemble

@@ -16,19 +16,19 @@ from unittest import mock
 
 from torch import Tensor
 
-from plait.core.cluster import Hosts
-from plait.core.dry_run import peak_activations
-from plait.core.errors import ScheduleError
-from plait.core.layout import Layout, SequenceCut
-from plait.core.model import ModelSpec
-from plait.core.plan import Choices, Plan, Workload
-from plait.core.refine import refine
-from plait.core.schedule import Transfer
-from plait.core.schedules import Shape, generate
-from plait.core.segment_costs import SegmentCosts
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
-from plait.core.timeline import OpSpan
+from plait.core.base.errors import ScheduleError
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Choices, Plan, Workload
+from plait.core.job.refine import refine
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.record.timeline import OpSpan
+from plait.core.step.dry_run import peak_activations
+from plait.core.step.schedule import Transfer
+from plait.core.step.schedules import Shape, generate
+from plait.core.step.segment_costs import SegmentCosts
 from plait.plan.make import Design, assemble_plan
 from plait.plan.states import states
 from plait.train.comm.wire import Wire

@@ -6,8 +6,8 @@ import time
 from typing import Any
 from unittest import mock
 
-from plait.core.env import RankEnv
-from plait.core.model import ModelSpec
+from plait.core.base.env import RankEnv
+from plait.core.model.spec import ModelSpec
 from plait.train.profile import collectives, compute, measure
 from plait.train.profile.measure import Order, measure_profile
 from tests.dist.equality import DEVICE

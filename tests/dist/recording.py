@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.records import Records
-from plait.core.ring import read_ring
-from plait.core.ring_writer import RingWriter, this_process
-from plait.core.timeline import PLANNED, Span, spans_of
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.record.records import Records
+from plait.core.record.ring import read_ring
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record.timeline import PLANNED, Span, spans_of
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.inflight import MicroBatch

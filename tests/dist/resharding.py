@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plait.core.errors import ReshardError
-from plait.core.reshard import TensorLayout
-from plait.core.reshard_plan import WAYS, Message, ReshardPlan
+from plait.core.base.errors import ReshardError
+from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.plan import WAYS, Message, ReshardPlan
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.train.comm.lanes import Handle, Lane
 from plait.train.machine.device import Device

@@ -6,9 +6,9 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.train.engine.assembly import assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.optimizer import Optimizer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.model.units import held_of

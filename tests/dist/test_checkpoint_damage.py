@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder

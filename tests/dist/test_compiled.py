@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from tests.dist import compiling
 from tests.dist.test_equality import GPT, LLAMA, MODELS, TOLERANCE, U
 from tests.support.ranks import Ranks

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from tests.dist import equality
 from tests.support.cases import each_other
 from tests.support.models import gpt, llama, utransformer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.job import Job
+from plait.core.job.spec import Job
 from plait.plan.estimate import PlannedStep, estimate
 from tests.dist import allocating
 from tests.support.ranks import Ranks

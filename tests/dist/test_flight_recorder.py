@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.core.passed_over import PassedOver
-from plait.core.plain_pickle import parse_plain
+from plait.core.base.passed_over import PassedOver
 from plait.diagnose.flight_recorder import Dump
 from plait.diagnose.importing import import_traces
+from plait.diagnose.plain_pickle import parse_plain
 from tests.support.ranks import Ranks
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.cluster import HERE
-from plait.core.errors import JobError, PlaitError
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.refine import refine
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError, PlaitError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.refine import refine
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.plan.make import make_plan
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import assemble

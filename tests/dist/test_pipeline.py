@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.plan import Choices
-from plait.core.schedules import GENERATORS
-from plait.core.strategy import Strategy
+from plait.core.job.plan import Choices
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedules import GENERATORS
 from tests.dist import pipelining
 from tests.support.cases import each_other
 from tests.support.models import gpt, llama, utransformer

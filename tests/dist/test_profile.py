@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plait.core.profile import Profile
+from plait.core.cluster.profile import Profile
 from plait.plan import rates
 from plait.plan.profiled import here
 from tests.dist import profiling

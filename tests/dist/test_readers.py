@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.reshard import Box
+from plait.core.reshard.layouts import Box
 from plait.train.checkpoint import readers
 from plait.train.checkpoint.ranges import Range
 from plait.train.checkpoint.readers import pass_on, shares

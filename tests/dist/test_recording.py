@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.job import Job
-from plait.core.timeline import Span, hidden
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.record.timeline import Span, hidden
 from plait.plan.simulate import simulate_plan
 from tests.dist import recording
 from tests.dist.test_estimate import GPT, JOBS, LLAMA, MORE, job

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plait.core.reshard_plan import WAYS
+from plait.core.reshard.plan import WAYS
 from tests.dist import resharding
 from tests.support.ranks import Ranks
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.core.layout import SequenceCut
-from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph
-from plait.core.sharding import Sharding
-from plait.core.stages import Stage
-from plait.core.strategy import Recompute, Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Recompute, Strategy
+from plait.core.step.segments import SegmentGraph
+from plait.core.step.stages import Stage
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.attention import SharedCore
 from plait.train.model.basics import SliceContext

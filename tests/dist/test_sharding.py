@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
 from tests.support.cases import each_other

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from tests.dist import steady
 from tests.dist.test_pipeline import GPT, LLAMA
 from tests.support.ranks import Ranks

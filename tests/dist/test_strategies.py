@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError, PlaitError
-from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.base.errors import JobError, PlaitError
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
 from tests.dist import compiling, pipelining
 from tests.dist.test_pipeline import TOLERANCE
 from tests.support import drawn

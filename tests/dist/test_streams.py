@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import SequenceCut
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from tests.dist import equality, pipelining
 from tests.dist.test_equality import MODELS as ALL
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
@@ -28,7 +28,7 @@ from tests.support.streams.rules import broken
 Pool = Callable[[int], Ranks]
 PATIENCE = 300.0  # seconds, on busy cores
 QUEUES = 32
-"""Streams of a GPU that can be busy at once (``plait.core.env``)."""
+"""Streams of a GPU that can be busy at once (``core.base.env``)."""
 WAITS = ["Tensor.tolist", "anchor"]
 """What the host waits for in a step: loss and norm of the whole job, once."""
 

@@ -122,7 +122,7 @@ def _note() -> None:
 
 def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
     """A step, counted from 0, of which every piece of computation takes seconds more; once: the first."""
-    from plait.core.ring import Kind
+    from plait.core.record.ring import Kind
     from plait.train.comm.log import Log
 
     original, done = Log.run, list[float]()
@@ -148,7 +148,7 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
 def _slow_down(by: float, at: int) -> None:
     """Not the clock's time but the processor's: ranks of a lab share processors, and what one sleeps through
     makes the others faster."""
-    from plait.core.ring import Kind
+    from plait.core.record.ring import Kind
     from plait.train.comm.log import Log
 
     original, slowed = Log.run, dict[int, tuple[Any, Any]]()

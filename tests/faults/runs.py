@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from plait.cli.running import Ranks, suspicion_of
-from plait.core.errors import RankFailure
-from plait.core.evidence import FILE, FIRST, Verdict, read_hang
+from plait.core.base.errors import RankFailure
+from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import polars as pl
 
-from plait.core.evidence import FILE
-from plait.core.text import table as text_table
+from plait.core.base.text import table as text_table
+from plait.core.runs.evidence import FILE
 from plait.diagnose.reading import read_run
 from plait.diagnose.stragglers import verdicts
 from tests.faults.trials import KINDS, Run, Trial, trial, undisturbed_in

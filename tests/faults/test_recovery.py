@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.attempts import Attempt, read_attempts
-from plait.core.host_memory import memory_of
+from plait.core.runs.attempts import Attempt, read_attempts
+from plait.core.runs.host_memory import memory_of
 from plait.lab import running
 from tests.faults.runs import JOB, ROOT
 from tests.faults.trials import lost_by

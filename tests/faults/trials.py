@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.cli.running import InLab, Ranks
-from plait.core.attempts import Attempt, read_attempts
-from plait.core.evidence import FILE, FIRST, Verdict, read_hang
-from plait.core.plan import Plan
+from plait.core.job.plan import Plan
+from plait.core.runs.attempts import Attempt, read_attempts
+from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run
 from plait.diagnose.stragglers import Straggler

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.env import specs_folder
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan
-from plait.core.reshard_plan import messages
-from plait.core.timeline import Timeline
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.record.timeline import Timeline
+from plait.core.reshard.plan import messages
 from plait.diagnose.explain import explain
 from plait.diagnose.hang import localise
 from plait.diagnose.operations import read_meta, read_operations

@@ -1,6 +1,6 @@
 """Tests that need a GPU. Its driver is asked whether there is one when they are read, and reads its settings
 then."""
 
-from plait.core.env import ready_for_accelerator
+from plait.core.base.env import ready_for_accelerator
 
 ready_for_accelerator()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.feed import micro_batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.core.strategy import Strategy
+from plait.core.parallel.strategy import Strategy
 from plait.train.comm.background import Background
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import open_device

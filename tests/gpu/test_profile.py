@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from plait.core.env import RankEnv
-from plait.core.model import ModelSpec
+from plait.core.base.env import RankEnv
+from plait.core.model.spec import ModelSpec
 from plait.plan.profiled import here
 from plait.train.machine.gpu import open_device
 from plait.train.profile.measure import Order, measure_profile

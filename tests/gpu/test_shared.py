@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.core.layout import SequenceCut
-from plait.core.strategy import Strategy
+from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.strategy import Strategy
 from plait.train.comm.wire import NullWire, open_wire
 from plait.train.comm.world import backends_for
 from plait.train.machine.gpu import open_device

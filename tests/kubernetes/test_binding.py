@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import LaunchError, PlacementError
-from plait.core.hostlist import expand
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import LaunchError, PlacementError
+from plait.core.topology.hostlist import expand
+from plait.core.topology.rank_table import RankTable
 from plait.launch import kubernetes
 from plait.launch.kubernetes_api import Cluster
 from plait.launch.kubernetes_binder import Binder, uid

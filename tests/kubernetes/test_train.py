@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.rank_table import RankTable
+from plait.core.runs.attempts import read_attempts
+from plait.core.topology.rank_table import RankTable
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import environment, options, small_cluster
 from tests.support.lab import wait_until

@@ -72,7 +72,7 @@ def nobody_python() -> str:
     for candidate in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
         # setpriv may still start what the user could not, so a child of the first Python is the one that
         # counts.
-        child = "import plait.core.env, typing; typing.Self"
+        child = "import plait.core.base.env, typing; typing.Self"
         probe = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '{child}']))"
         if not candidate:
             continue

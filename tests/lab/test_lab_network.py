@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.lab import Lab, LabSpec
 from tests.lab.lab_measure import goodputs
 from tests.support.lab import wait_until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.placement_profile import PlacementProfile
-from plait.core.profile import Profile
+from plait.core.cluster.placement_profile import PlacementProfile
+from plait.core.cluster.profile import Profile
 from plait.place.network import Network
 from plait.plan.profiled import here
 

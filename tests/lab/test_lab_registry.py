@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.lab.registry import running
 
 TIER = "unit"

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.lab import app
-from plait.core.errors import LaunchError, PlaitError
+from plait.core.base.errors import LaunchError, PlaitError
 from plait.lab import Lab, LabSpec, running
 from tests.support.lab import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 RANK = """
 import json, sys, time
 import torch.distributed as dist
-from plait.core.env import RankEnv
+from plait.core.base.env import RankEnv
 from plait.train.comm.selfcheck import check_links
 from plait.train.machine.gpu import open_device
 rank = RankEnv.read()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError
-from plait.core.lab_hosts import name
+from plait.core.base.errors import JobError
+from plait.core.base.lab_hosts import name
 from plait.lab import LabSpec, format_rate, parse_rate
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))

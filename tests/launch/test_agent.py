@@ -16,8 +16,8 @@ from typing import IO, TypeVar
 
 import pytest
 
-from plait.core.channel import Line
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
+from plait.core.runs.channel import Line
 from plait.launch import agent
 from plait.launch.messages import (
     KINDS,

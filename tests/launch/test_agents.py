@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.channel import Channel, Line, Stop
-from plait.core.errors import LaunchError, PlacementError, PlaitError
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import LaunchError, PlacementError, PlaitError
+from plait.core.runs.channel import Channel, Line, Stop
+from plait.core.topology.rank_table import RankTable
 from plait.launch import agents as agents_of
 from plait.launch.agents import Agent, Agents, RemoteProcess
 from plait.launch.messages import (

@@ -30,8 +30,8 @@ MARK = "PLAIT_CONTRACT"
 RANK = """
 import json, os, socket, sys, time
 from pathlib import Path
-from plait.core.channel import Channel
-from plait.core.env import RankEnv, take_launcher, this_host
+from plait.core.runs.channel import Channel
+from plait.core.base.env import RankEnv, take_launcher, this_host
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import run_and_end
 
@@ -69,7 +69,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch import kubernetes, slurm_job, warm
 from plait.launch.kubernetes_api import Cluster

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch import door
 from plait.launch.door import Door
 from plait.launch.messages import Hello, LineOf

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.evidence import STACKS, Evidence, Verdict
-from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
-from plait.core.ring import Header, Kind, read_ring
-from plait.core.ring_calls import ring_path
-from plait.core.ring_hosts import host_names
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.record.ring import Header, Kind, read_ring
+from plait.core.record.ring_hosts import host_names
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.evidence import STACKS, Evidence, Verdict
+from plait.core.runs.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.ring_calls import ring_path
 from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
 from plait.launch.hang import Nearby, Suspicion
 
@@ -29,9 +29,9 @@ RANK = """
 import ctypes, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from plait.core.ring import Kind, call_of
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.record.ring import Kind, call_of
+from plait.core.runs.ring_calls import ring_path
+from plait.core.record.ring_writer import RingWriter, this_process
 from plait.train.machine.stacks import stacks_on_signal
 stacks_on_signal()
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from plait.core.evidence import STACKS, Evidence, Verdict
-from plait.core.parts import Part, ask, asked, write_part
-from plait.core.process import boot_id
-from plait.core.ring import Header, Kind, call_of, read_ring
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.base.process import boot_id
+from plait.core.record.ring import Header, Kind, call_of, read_ring
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.evidence import STACKS, Evidence, Verdict
+from plait.core.runs.parts import Part, ask, asked, write_part
+from plait.core.runs.ring_calls import ring_path
 from plait.launch import gather as gathering
 from plait.launch import hang
 from plait.launch.gather import Seen, by_stack, gather, kernel_says, print_stacks, printed_stack

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.errors import LaunchError, PlacementError, PlaitError
-from plait.core.lock import RunLock
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import LaunchError, PlacementError, PlaitError
+from plait.core.runs.lock import RunLock
+from plait.core.topology.rank_table import RankTable
 from plait.launch import kubernetes
 from plait.launch.kubernetes import Failed, Hopeless, follow, new_name, removal, submit
 from plait.launch.kubernetes_api import Away, NotThere

@@ -16,7 +16,7 @@ import urllib3
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import MaxRetryError, ProtocolError
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes_api
 from plait.launch.kubernetes_api import Away, Cluster, Conflict, Dropped, NotThere
 

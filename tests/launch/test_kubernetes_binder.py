@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import LaunchError, PlacementError
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import LaunchError, PlacementError
+from plait.core.topology.rank_table import RankTable
 from plait.launch import kubernetes_binder
 from plait.launch.kubernetes_api import Away, Conflict
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError, LaunchError
-from plait.core.job import Job
-from plait.core.kubernetes_settings import KubernetesSection
-from plait.core.rank_table import RankTable
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes import new_name
 from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
 from plait.launch.pod_file import PodFile

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.cluster import HERE
-from plait.core.errors import JobError, LaunchError, RankFailure
-from plait.core.job import Job
-from plait.core.rank_table import NAME, RankTable
+from plait.core.base.errors import JobError, LaunchError, RankFailure
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
+from plait.core.runs.attempts import read_attempts
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import kubernetes_pod
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB

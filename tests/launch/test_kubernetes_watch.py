@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes_watch
 from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
 from plait.launch.kubernetes_watch import Log, Pods

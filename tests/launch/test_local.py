@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import PlaitError, RankFailure, RunLost
-from plait.core.evidence import Verdict
-from plait.core.lock import NAME, RunLock
-from plait.core.parts import ask
+from plait.core.base.errors import PlaitError, RankFailure, RunLost
+from plait.core.runs.evidence import Verdict
+from plait.core.runs.lock import NAME, RunLock
+from plait.core.runs.parts import ask
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
 from tests.support.lab import children, wait_until
@@ -75,8 +75,8 @@ LISTENS = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from plait.core.channel import Channel
-from plait.core.env import take_launcher
+from plait.core.runs.channel import Channel
+from plait.core.base.env import take_launcher
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import run_and_end
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 from plait.launch.local import local_start, run_ranks
 from plait.launch.open_files import make_room
 from tests.support.ports import own_port

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.launch.pod_file import PodFile, read_pod
 
 TIER = "unit"

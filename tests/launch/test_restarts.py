@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.errors import LaunchError, RankFailure, RunLost
-from plait.core.lock import RunLock
-from plait.core.progress import Progress
+from plait.core.base.errors import LaunchError, RankFailure, RunLost
+from plait.core.runs.attempts import read_attempts
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
 from plait.launch import supervisor as module
 from plait.launch.supervisor import Crew, OneHost, Supervisor
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
 from plait.launch.run_folder import STARTS, last_job, starts_in_vain, write_run
 from plait.plan.make import make_plan
 

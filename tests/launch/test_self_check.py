@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.channel import Channel, Stop
-from plait.core.env import RankEnv
+from plait.core.base.env import RankEnv
+from plait.core.runs.channel import Channel, Stop
 from plait.launch import self_check
 from plait.launch.self_check import EVERY_PAIR, Host, Leader, Peer, Sink, disk_of, rate_to, rounds
 from plait.launch.self_check_verdict import Limits, findings

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from plait.cli.on_slurm import InSlurm
-from plait.core.errors import JobError, LaunchError
-from plait.core.job import Job
-from plait.core.rank_table import RankTable
-from plait.core.settings import RunSection
-from plait.core.slurm_lines import in_topological_order
-from plait.core.slurm_settings import SlurmSection
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.job.settings import RunSection
+from plait.core.job.slurm_settings import SlurmSection
+from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
+from plait.core.topology.slurm_lines import in_topological_order
 from plait.launch import slurm
 from plait.launch.slurm import Batch, asked
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.cluster import HERE
-from plait.core.errors import JobError, LaunchError, PlacementError
-from plait.core.job import Job
-from plait.core.plan import CHANGED
-from plait.core.rank_table import NAME, RankTable
+from plait.core.base.errors import JobError, LaunchError, PlacementError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import CHANGED
+from plait.core.job.spec import Job
+from plait.core.runs.attempts import read_attempts
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import slurm_job
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.errors import LaunchError, PlaitError, RankFailure
-from plait.core.job import Job
+from plait.core.base.errors import LaunchError, PlaitError, RankFailure
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
 from plait.launch import slurm, slurm_job
 from plait.launch.run_folder import DO_NOT_RETRY, write_run
 from plait.plan.make import make_plan
@@ -201,7 +201,7 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
 
 
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
-    from plait.core.slurm_settings import SlurmSection
+    from plait.core.job.slurm_settings import SlurmSection
 
     settings = SlurmSection(nodes=1, grace=77)
     script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
@@ -256,7 +256,7 @@ def test_ctrl_c_before_there_are_ranks_ends_the_job(
 def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    from plait.core.slurm_settings import SlurmSection
+    from plait.core.job.slurm_settings import SlurmSection
 
     batch = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=SlurmSection(nodes=1))
     batch.log("7").parent.mkdir()
@@ -330,9 +330,9 @@ def test_whether_a_job_goes_on(name: str, going: bool) -> None:
 
 
 def test_a_run_that_waits_already_is_not_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.core.errors import JobError
-    from plait.core.rank_table import RankTable
-    from plait.core.slurm_settings import SlurmSection
+    from plait.core.base.errors import JobError
+    from plait.core.job.slurm_settings import SlurmSection
+    from plait.core.topology.rank_table import RankTable
 
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -360,7 +360,7 @@ def test_nodes_are_reached_at_their_addresses(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reservation_is_for_the_tables_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.core.rank_table import RankTable
+    from plait.core.topology.rank_table import RankTable
 
     asked = list[tuple[str, ...]]()
     monkeypatch.setattr(slurm, "command", lambda *argv: asked.append(argv) or "")

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import pytest
 
-from plait.core.channel import LONGEST
+from plait.core.base import programs
+from plait.core.runs.channel import LONGEST
 from plait.launch import local, warm
 from plait.launch.local import LocalProcess, local_start, local_variables, run_ranks
 from plait.launch.warm import Forked, Warm, warm_starts
@@ -177,7 +178,7 @@ class WarmProcess:
 
     def _popen(self, argv: list[str], **options: Any) -> Any:
         (number,) = options["pass_fds"]
-        assert argv[-4:] == [warm.WARM, str(number), "module", "argument"]
+        assert argv[-4:] == [programs.WARM, str(number), "module", "argument"]
         assert options["env"] == {"HOME": "/h", "A": "b"} and options["start_new_session"] is True
         assert options["stdin"] == options["stdout"] == options["stderr"] == subprocess.DEVNULL
         self.line = socket.socket(fileno=os.dup(number))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import Attempt, read_attempts, write_attempts
-from plait.core.errors import PlaitError, RankFailure
-from plait.core.lock import RunLock
+from plait.core.base.errors import PlaitError, RankFailure
+from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
+from plait.core.runs.lock import RunLock
 from plait.launch import supervisor as module
 from plait.launch.local import local_start
 from plait.launch.supervisor import Crew, OneHost, Supervisor
@@ -196,9 +196,9 @@ def test_a_full_disk_on_which_ranks_cannot_be_started_is_waited_for(
 
 def test_why_a_rank_ends_is_told_though_its_log_cannot_be_written(tmp_path: Path) -> None:
     rank = """
-from plait.core.channel import Channel
-from plait.core.env import take_launcher
-from plait.core.errors import CheckpointError
+from plait.core.runs.channel import Channel
+from plait.core.base.env import take_launcher
+from plait.core.base.errors import CheckpointError
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import print_to_nobody
 import os, sys

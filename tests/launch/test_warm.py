@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.process import usable_cores
+from plait.core.base.process import usable_cores
 from plait.launch import warm
 from plait.launch.local import run_ranks
 from plait.launch.warm import Warm, warm_starts

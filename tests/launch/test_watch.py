@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.channel import Beat, Channel, Error, Stop
-from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError, RankFailure, RunLost
-from plait.core.evidence import Verdict
-from plait.core.lock import RunLock
-from plait.core.progress import Progress
+from plait.core.base.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError, RankFailure, RunLost
+from plait.core.runs.channel import Beat, Channel, Error, Stop
+from plait.core.runs.evidence import Verdict
+from plait.core.runs.lock import RunLock
+from plait.core.runs.progress import Progress
 from plait.launch import watch as module
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
@@ -207,7 +207,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 
     monkeypatch.setattr(selectors, "DefaultSelector", Held)
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr("plait.core.progress.time", clock)
+    monkeypatch.setattr("plait.core.runs.progress.time", clock)
     monkeypatch.setattr(module, "LOOK", 0.001)
     found = Story(tmp_path, clock)
     yield found

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.errors import JobError, PlacementError
+from plait.core.base.errors import JobError, PlacementError
+from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.place.affinity import Profiled, affinity_of, known_profiled, own_rows, read_profiled
 from plait.place.network import Network
 from plait.place.placing import place

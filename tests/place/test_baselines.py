@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.core.communication import Volume
+from plait.core.job.communication import Volume
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware
 from plait.place.problem import Problem, spread_of

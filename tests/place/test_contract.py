@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place import placing
 from plait.place.answer import Answer
 from plait.place.placing import BASELINES, METHODS, place

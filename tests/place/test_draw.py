@@ -12,8 +12,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from plait.core.topology import State, Topology
-from plait.core.wiring import Wiring, build
+from plait.core.topology.switches import State, Topology
+from plait.core.topology.wiring import Wiring, build
 from plait.place import draw as drawing
 from plait.place.draw import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.topology import Hardware
+from plait.core.topology.switches import Hardware
 from plait.place import ecmp
 from plait.place.ecmp import Fabric, aligned, conflict_factor, largest_load, slowdown, slowest
 from plait.place.generate import generate

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.bounds import Relaxation, fewest_minipods, frontier, kappa, lower_bound, program_optimum
 from plait.place.exact import exact
 from plait.place.placing import place

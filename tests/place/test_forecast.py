@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.place.conformal import first_margin, follow
 from plait.place.features import Features, features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.place import model_files
 from plait.place.conformal import first_margin, follow
 from plait.place.features import PARTS, WINDOW, features

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError
-from plait.core.topology import Hardware
+from plait.core.base.errors import JobError
+from plait.core.topology.switches import Hardware
 from plait.place.generate import generate
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import DataError, JobError
-from plait.core.text import table
-from plait.core.topology import State, Topology
-from plait.core.wiring import Wiring, build
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.text import table
+from plait.core.topology.switches import State, Topology
+from plait.core.topology.wiring import Wiring, build
 from plait.place.draw import STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate
 from plait.place.outline import HEADER, MOST_ROWS, down_nodes, outline, spreads

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.errors import PlacementError
-from plait.core.topology import DOWN, Hardware, State, Topology
-from plait.core.wiring import Wiring, build
+from plait.core.base.errors import PlacementError
+from plait.core.topology.switches import DOWN, Hardware, State, Topology
+from plait.core.topology.wiring import Wiring, build
 from plait.place.placing import place
 from plait.place.pools import (
     Wanted,

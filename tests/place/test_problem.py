@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.communication import Volume
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
+from plait.core.job.communication import Volume
 from plait.place.network import Network
 from plait.place.problem import Pool, Problem, Spares, check_legal, seconds_of, spread_of
 

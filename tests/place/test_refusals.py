@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import DataError, JobError, PlacementError
+from plait.core.base.errors import DataError, JobError, PlacementError
 from plait.place import brute
 from plait.place.brute import MOST, brute_force
 from plait.place.cpsat import cpsat

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import PlacementError
-from plait.core.placement import Placement
+from plait.core.base.errors import PlacementError
+from plait.core.topology.placement import Placement
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares
 from plait.place.repair import Spot, from_table, repair

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
 from plait.place.meter import Series
 from plait.place.policy import POLICIES, Policy
 from plait.place.replay import Outcome, replay

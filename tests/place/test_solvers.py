@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from plait.core.communication import Volume
-from plait.core.errors import PlacementError
+from plait.core.base.errors import PlacementError
+from plait.core.job.communication import Volume
 from plait.place.bounds import program_optimum
 from plait.place.cpsat import cpsat
 from plait.place.mip import mip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import DataError, JobError
+from plait.core.base.errors import DataError, JobError
 from plait.place.traces import read
 from plait.place.traces.read import read_trace
 from tests.place.test_traces import PAI, PHILLY

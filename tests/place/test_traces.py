@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError, JobError
+from plait.core.base.errors import DataError, JobError
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.philly import KEYS
 from plait.place.traces.read import read_trace

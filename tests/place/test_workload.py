@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError, JobError
+from plait.core.base.errors import DataError, JobError
 from plait.place.policy import POLICIES, find_policies
 from plait.place.pool import Pool
 from plait.place.replay import replay

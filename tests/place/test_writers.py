@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.topology import Hardware
+from plait.core.base.errors import JobError
+from plait.core.topology.switches import Hardware
 from plait.place.generate import generate
 from plait.place.readers import read_topology
 from plait.place.writers import WRITERS, written

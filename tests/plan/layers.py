@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.env import specs_folder
-from plait.core.model import ModelSpec
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
 from plait.plan import rates
 from plait.plan.layer_time import Layer, Options
 from plait.plan.points import OVERLAPS, Points

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.core.cluster import HERE, Cluster
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
-from plait.core.schedule import Schedule
-from plait.core.schedules import Shape, find_schedule
-from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import Collective
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import HERE, Cluster
+from plait.core.job.plan import Plan, Workload
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import Schedule
+from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.segments import Collective
 from plait.plan.make import Design, assemble_plan
 from plait.plan.prices import PlanPrices
 

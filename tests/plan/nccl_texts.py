@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.core.passed_over import PassedOver
+from plait.core.base.passed_over import PassedOver
 from plait.plan.profile_import import import_profile
 
 HEAD = "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong"

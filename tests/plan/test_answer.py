@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.errors import InfeasiblePlan, JobError, PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.this_machine import emulated
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.errors import InfeasiblePlan, JobError
-from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
 from plait.plan import answer
 from plait.plan.answer import Candidate, Planner, step_flops
 from plait.plan.points import OVERLAPS, Points

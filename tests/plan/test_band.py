@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.band import P90, band, regimes, spread_of
 from plait.plan.points import Points
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.calibrate import Known, calibrate
 from plait.plan.closed_form import step_seconds
 from plait.plan.points import Points

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.errors import PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import PlaitError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
 from plait.plan.search import search

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plait.core.attention_ops import SharedAttention
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.stages import Stage
 from plait.plan.activation_columns import Load, Structure, deferred
 from plait.plan.activations import Activations, activations
 from plait.plan.closed_activations import size_rows

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.dry_run import PipelineCosts, dry_run
-from plait.core.env import specs_folder
-from plait.core.model import ModelSpec
-from plait.core.schedules import Shape, generate
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
+from plait.core.step.dry_run import PipelineCosts, dry_run
+from plait.core.step.schedules import Shape, generate
 from plait.plan.band import band
 from plait.plan.closed_form import CHUNK, Options, Seconds, step_seconds, total_seconds
 from plait.plan.pipeline_time import Stages, pipeline

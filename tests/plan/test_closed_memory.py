@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plait.core.attention_ops import SharedAttention
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError, ScheduleError
-from plait.core.model import ModelSpec
-from plait.core.strategy import Recompute
+from plait.core.base.errors import JobError, ScheduleError
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Recompute
+from plait.core.step.attention_ops import SharedAttention
 from plait.plan.activation_columns import Load, Structure, stage_tables
 from plait.plan.closed_memory import MemoryColumns, fits, step_memory
 from plait.plan.distinct import distinct, groups

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan import rates
 from plait.plan.closed_form import Options, Seconds, step_seconds
 from plait.plan.layer_time import Layer

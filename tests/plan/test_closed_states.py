@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 from plait.plan.closed_states import Factors, Held, held_by, place_states
 from plait.plan.experts_memory import expert_states
 from plait.plan.memory_options import PLAIT, MemoryOptions

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.segment_costs import SegmentCosts, segment_costs
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts, segment_costs
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
 from plait.plan.layer_time import Layer, Options

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.schedule import Op, whole_steps
-from plait.core.schedules import Shape, find_schedule
-from plait.core.segments import Collective
-from plait.core.sharding import Sharding
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.step.schedule import Op, whole_steps
+from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.segments import Collective
 from plait.plan.course import AXES, Course, Entry, Turn, script_of
 from plait.plan.phase import Key, Outcome, Spent, State
 from plait.plan.prices import PlanPrices

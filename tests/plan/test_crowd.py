@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
+from plait.core.cluster.hardware import Cluster
 from plait.plan.closed_form import step_seconds
 from plait.plan.points import SCHEDULES, Points
 from plait.plan.simulate import simulate_plan

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError
-from plait.core.job import Job
+from plait.core.base.errors import JobError
+from plait.core.job.spec import Job
 from plait.plan.asking import asked_of, job_at
 from plait.plan.emit import FRAMEWORKS, emit
 from plait.plan.space import enumerate_space

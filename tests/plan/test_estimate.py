@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.segments import Phase
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segments import Phase
+from plait.core.step.stages import Stage
 from plait.plan.activations import activations
 from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.pipeline_memory import stage_activations

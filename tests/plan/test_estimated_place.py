@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.experts import Experts
-from plait.core.job import Job
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError
+from plait.core.job.spec import Job
+from plait.core.model.experts import Experts
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.plan.estimate import Estimate, PlannedStep, estimate, hidden_behind, place_volume
 from plait.plan.sharding import step_bytes, unit_sizes
 from plait.plan.states import position_tables, reduction_buffers, states

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.job import Job
+from plait.core.job.spec import Job
 from plait.plan.estimate import PlannedStep, place_volume
 from plait.plan.expert_volumes import expert_volume
 from plait.plan.experts_memory import resident

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError
-from plait.core.job import Job
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.closed_form import Seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.env import specs_folder
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
+from plait.core.base.env import specs_folder
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
 from plait.plan.closed_memory import MemoryColumns, step_memory
 from plait.plan.experts_memory import activated, resident
 from plait.plan.points import RECOMPUTES, Points

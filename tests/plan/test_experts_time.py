@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.env import specs_folder
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
 from plait.plan.closed_form import Options, Seconds, step_seconds
 from plait.plan.experts_time import cut_by, of_experts
 from plait.plan.points import OVERLAPS, SCHEDULES, Points

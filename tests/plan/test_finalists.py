@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.errors import InfeasiblePlan, JobError
-from plait.core.job import Job
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.space import enumerate_space
 

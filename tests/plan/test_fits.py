@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import InfeasiblePlan, JobError, PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.job.spec import Job
 from plait.plan import fits
 from plait.plan.estimate import Memory, PlannedStep, estimate
 from plait.plan.fits import Room, by_kind, check_device, check_fits, check_size, least_bytes, room

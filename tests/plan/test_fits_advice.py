@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import InfeasiblePlan, PlaitError
-from plait.core.job import Job
+from plait.core.base.errors import InfeasiblePlan, PlaitError
+from plait.core.job.spec import Job
 from plait.plan import fits
 from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus, in_words

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.segments import Phase
+from plait.core.step.segments import Phase
 from plait.plan.inside import Inside
 from plait.plan.phase import Key, Outcome, Price, Programme, Rules, Run, Start, State, UnitPrices, UnitStep, Wait
 

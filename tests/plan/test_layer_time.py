@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 from plait.plan import rates
 from plait.plan.layer_time import Options
 from plait.plan.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS

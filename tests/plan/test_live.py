@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.schedule import with_transfers
-from plait.core.schedules import Shape, generate
+from plait.core.step.schedule import with_transfers
+from plait.core.step.schedules import Shape, generate
 from plait.plan.activations import Activations
 from plait.plan.live import (
     BACKWARD,

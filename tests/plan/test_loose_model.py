@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.experts import Experts
+from plait.core.model.experts import Experts
 from plait.plan.loose_model import LooseModel, model_of
 from plait.plan.shapes import Shapes
 from tests.plan.layers import GPT, LLAMA, MIXTRAL

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import HERE, Hosts
-from plait.core.errors import JobError, PlaitError
-from plait.core.job import Job
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Choices, Plan, Workload
-from plait.core.schedule import Schedule, with_transfers
-from plait.core.schedule_text import parse_schedule
-from plait.core.schedules import Shape, generate
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError, PlaitError
+from plait.core.cluster.hardware import HERE, Hosts
+from plait.core.job.plan import Choices, Plan, Workload
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import Schedule, with_transfers
+from plait.core.step.schedule_text import parse_schedule
+from plait.core.step.schedules import Shape, generate
 from plait.plan.make import Design, assemble_plan, make_plan
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.stages import split_layers
+from plait.core.step.stages import split_layers
 from plait.plan.layer_time import Options
 from plait.plan.memory_options import FRAMEWORKS, PLAIT, MemoryOptions
 

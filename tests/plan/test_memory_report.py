@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
 from plait.plan import memory_report as module
 from plait.plan.closed_memory import fits, step_memory, usable
 from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report

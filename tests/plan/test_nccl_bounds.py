@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Group
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Group
 from plait.plan import nccl_json, nccl_log
 from plait.plan.nccl_json import looks, read_json
 from plait.plan.nccl_log import read_log

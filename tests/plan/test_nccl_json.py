@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.profile import Group
+from plait.core.base.errors import JobError
+from plait.core.cluster.profile import Group
 from plait.plan.profile_import import import_profile
 from tests.plan.nccl_texts import read
 

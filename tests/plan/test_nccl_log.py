@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Point
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Point
 from plait.plan.profile_import import import_profile
 from tests.plan.nccl_texts import ALL_REDUCE, BREAKS_OFF, HEAD, OLD_HEAD, log, ranks, read, row
 

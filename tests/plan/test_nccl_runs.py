@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.profile import Group
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.cluster.profile import Group
 from plait.plan import nccl_runs
 from plait.plan.nccl_runs import Runs, contradicts, group_of, points_of, positive
 

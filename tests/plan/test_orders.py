@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import segment_order
-from plait.core.segment_costs import segment_costs
-from plait.core.segments import SegmentGraph
-from plait.core.stages import Stage
-from plait.core.strategy import Overlap, Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Overlap, Strategy
+from plait.core.step.overlap import segment_order
+from plait.core.step.segment_costs import segment_costs
+from plait.core.step.segments import SegmentGraph
+from plait.core.step.stages import Stage
 from plait.plan.orders import known_order
 
 SPEC = ModelSpec(family="llama", num_layers=8, hidden=64, num_heads=4, ffn_hidden=96, vocab=100, max_sequence=32)

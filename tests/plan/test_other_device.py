@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.job import Job
-from plait.core.profile import Curve, Group, Machine, Point, Profile
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.profile import Curve, Group, Machine, Point, Profile
+from plait.core.job.spec import Job
 from plait.plan.other_device import other_device
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.job import Job
-from plait.core.layout import Layout
-from plait.core.timeline import Span
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.parallel.layout import Layout
+from plait.core.record.timeline import Span
 from plait.plan.answer import Planner
 from plait.plan.over_time import memory_curves, shown_places, step_bars
 from plait.plan.simulate import Simulated, Simulation

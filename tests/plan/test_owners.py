@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.stages import split_layers
+from plait.core.step.stages import split_layers
 from plait.plan import rates
 from plait.plan.experts_time import of_experts
 from plait.plan.layer_time import Options

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.schedule import Schedule, parse_op
-from plait.core.segments import Phase
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import Schedule, parse_op
+from plait.core.step.segments import Phase
+from plait.core.step.stages import Stage
 from plait.plan.activations import Activations, activations
 from plait.plan.pipeline_memory import Peak, PlaceWalk, stage_activations
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.plan import Plan
-from plait.core.schedule import whole_steps
-from plait.core.schedules import Shape, find_schedule
-from plait.core.segments import Collective
-from plait.core.sharding import Sharding
+from plait.core.job.plan import Plan
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.step.schedule import whole_steps
+from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.segments import Collective
 from plait.plan.inside import Inside
 from plait.plan.phase import Price, Start, UnitPrices
 from plait.plan.places import Place, PlaceLists

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planner_lab import again, described, work_out
 
-from plait.core.job import Job
+from plait.core.job.spec import Job
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -16,7 +16,7 @@ from planner_measurements import COLUMNS, node_gigabits
 from planner_row import Row
 from planner_vtrain import VTRAIN_COLUMNS
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 ROW = dict.fromkeys(COLUMNS, "") | {

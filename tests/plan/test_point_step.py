@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.plan.estimate import PlannedStep
 from plait.plan.point_step import step_of
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points

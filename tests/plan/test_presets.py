@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.env import specs_folder
-from plait.core.errors import InfeasiblePlan
-from plait.core.job import Job
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
 from plait.plan.closed_memory import usable

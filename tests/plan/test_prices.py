@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.plan import Plan
-from plait.core.schedules import Shape, find_schedule
-from plait.core.segment_costs import segment_costs
-from plait.core.stages import crossings
+from plait.core.job.plan import Plan
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.step.overlap import Load
+from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.segment_costs import segment_costs
+from plait.core.step.stages import crossings
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
 from plait.plan.prices import ClusterPrices, PlanPrices, crossing_bytes, order_costs

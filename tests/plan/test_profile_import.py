@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.profile import Curve, Group, Machine, Point, Profile
+from plait.core.base.errors import JobError
+from plait.core.cluster.profile import Curve, Group, Machine, Point, Profile
 from plait.plan.profile_import import import_profile, import_profiles
 from tests.plan.nccl_texts import ALL_REDUCE, HEAD, OLD_HEAD, UNITS, log, ranks, row
 from tests.plan.test_nccl_json import written

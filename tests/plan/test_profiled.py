@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.efficiency import Constant
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.profile import (
+from plait.core.base.errors import JobError
+from plait.core.cluster.efficiency import Constant
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.profile import (
     AttentionCore,
     Curve,
     Group,
@@ -26,6 +25,7 @@ from plait.core.profile import (
     Product,
     Profile,
 )
+from plait.core.job.spec import Job
 from plait.plan import rates
 from plait.plan.module_times import module_seconds
 from plait.plan.profiled import NOISE, here, with_profile

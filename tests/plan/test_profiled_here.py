@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import MEMORY_RATE, Cluster
-from plait.core.errors import JobError
-from plait.core.profile import Curve, Group, Machine, MemoryPass, Overlap, Point, Product, Profile
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import MEMORY_RATE, Cluster
+from plait.core.cluster.profile import Curve, Group, Machine, MemoryPass, Overlap, Point, Product, Profile
 from plait.plan.profiled import here, with_profile
 
 NODE = Group(ranks=8, per_node=8, nodes=1)

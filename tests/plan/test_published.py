@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.env import specs_folder
-from plait.core.job import Job
-from plait.core.model import ModelSpec
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
 from plait.plan.closed_form import Options, step_seconds

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
 from plait.plan import rates
 
 A100 = Cluster.preset("a100-80")

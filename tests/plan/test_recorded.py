@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.toml import to_toml
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.spec import Job
 from plait.plan import recorded
 from plait.plan.calibrate import Calibrated, Known, Predict
 from plait.plan.closed_form import step_seconds

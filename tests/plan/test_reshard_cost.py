@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.reshard import Box, TensorLayout, UnitTask, unit_tasks
-from plait.core.reshard_plan import Chain, Step, Way, messages
+from plait.core.reshard.layouts import Box, TensorLayout, UnitTask, unit_tasks
+from plait.core.reshard.plan import Chain, Step, Way, messages
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.plan.reshard_cost import densest, lower_bound, nics_used
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.experts import Experts
-from plait.core.model import ModelSpec
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
 from plait.plan import rates
 from plait.plan.experts_time import Routed
 from plait.plan.points import Points

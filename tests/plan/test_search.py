@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan
-from plait.core.job import Job
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.constraint import Constraint
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
 from plait.plan import in_two
 from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.asking import job_at

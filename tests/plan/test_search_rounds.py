@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan
-from plait.core.model import ModelSpec
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.job.constraint import Constraint
+from plait.core.model.spec import ModelSpec
 from plait.plan import search as module
 from plait.plan.closed_memory import device_overhead, usable
 from plait.plan.points import Points

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.dropout import Blocks
-from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.dropout import Blocks
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan.segment_sizes import Core, Shared, Sizes
 
 GPT = ModelSpec(family="gpt", num_layers=2, hidden=32, num_heads=8, vocab=101, max_sequence=64, ffn_hidden=96)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding, Unit
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding, Unit
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 from plait.plan.sharding import Sent, UnitTraffic, step_bytes, unit_sizes, unit_traffic
 
 MLP: Unit = ("mlp", 3)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan.segment_sizes import Shared, Sizes
 from plait.plan.shared_walk import SharedWalk
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan
-from plait.core.model import ModelSpec
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.job.constraint import Constraint
+from plait.core.model.spec import ModelSpec
 from plait.plan.points import RECOMPUTES, Points
 from plait.plan.shortage import SURE, Shortage
 from plait.plan.space import SearchRequest, enumerate_space

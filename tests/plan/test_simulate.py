@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.dry_run import PipelineCosts, dry_run
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.overlap import segment_order
-from plait.core.plan import Plan
-from plait.core.records import axis_of
-from plait.core.schedule import whole_steps
-from plait.core.segment_costs import makespan, segment_costs, simulate
-from plait.core.segments import SegmentGraph
-from plait.core.sharding import Sharding
-from plait.core.timeline import Span, Timeline, hidden
+from plait.core.base.errors import JobError
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.record.records import axis_of
+from plait.core.record.timeline import Span, Timeline, hidden
+from plait.core.step.dry_run import PipelineCosts, dry_run
+from plait.core.step.overlap import segment_order
+from plait.core.step.schedule import whole_steps
+from plait.core.step.segment_costs import makespan, segment_costs, simulate
+from plait.core.step.segments import SegmentGraph
 from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.make import make_plan
 from plait.plan.places import Place

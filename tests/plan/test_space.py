@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.constraint import Constraint
-from plait.core.errors import JobError
-from plait.core.experts import Experts
-from plait.core.job import Job
-from plait.core.model import ModelSpec
+from plait.core.base.errors import JobError
+from plait.core.job.constraint import Constraint
+from plait.core.job.spec import Job
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
 from plait.plan.asking import job_at
 from plait.plan.points import OVERLAPS, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.space import (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import Layout
-from plait.core.schedule import whole_steps
-from plait.core.sharding import Sharding
-from plait.core.timeline import Span
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.record.timeline import Span
+from plait.core.step.schedule import whole_steps
 from plait.plan.simulate import Simulation
 from tests.plan.machines import SPEC, pipelined, plan_of
 from tests.plan.test_course import Told

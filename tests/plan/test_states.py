@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.plan.states import States, position_tables, reduction_buffers, states
 
 UNITS: Any = {("attn", 0): 64, ("mlp", 0): 128, ("attn", 1): 64, ("attn", 2): 64, ("vectors", 0): 16}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.errors import JobError
-from plait.core.job import Job
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.spec import Job
 from plait.plan import this_machine as here
 from plait.plan.fits import Room
 

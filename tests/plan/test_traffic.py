@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph, SegmentOp
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.stages import Stage
 from plait.plan.traffic import SegmentTraffic, micro_batch_bytes, replicated_numbers, ring_bytes
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=8, num_heads=4, vocab=10, max_sequence=16, ffn_hidden=24)

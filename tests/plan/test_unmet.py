@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan, JobError
-from plait.core.job import Job
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.constraint import Constraint
+from plait.core.job.spec import Job
 from plait.plan.asking import asked_of
 from plait.plan.points import SCHEDULES
 from plait.plan.search import search

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError, ScheduleError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import JobError, ScheduleError
+from plait.core.model.spec import ModelSpec
 from plait.plan.closed_memory import step_memory
 from plait.plan.estimate import estimate
 from plait.plan.memory_options import MemoryOptions

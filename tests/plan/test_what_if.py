@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.errors import JobError
-from plait.core.job import Job
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.what_if import CHANGES, changed_cluster, changed_ranks, parse_changes
 
 H100 = Cluster.preset("h100")

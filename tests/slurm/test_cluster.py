@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.lab.registry import start_time
 from plait.lab.slurm import SlurmCluster, SlurmSpec, find, running, up
 from tests.support.lab import wait_until

@@ -22,10 +22,10 @@ print(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("PLAIT_GPUS"), file
 LAUNCH = """
 import sys
 from pathlib import Path
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 from plait.launch import slurm_job
-from plait.core.cluster import HERE
-from plait.core.job import Job
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 folder, device, *argv = sys.argv[1:]

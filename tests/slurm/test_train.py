@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import read_attempts
-from plait.core.evidence import read_hang
-from plait.core.rank_table import NAME, RankTable
+from plait.core.runs.attempts import read_attempts
+from plait.core.runs.evidence import read_hang
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
 from tests.support.lab import wait_until
@@ -60,7 +60,7 @@ def run_bare(cluster: SlurmCluster, folder: Path, *options: str, world: int) -> 
         "print(os.environ['RANK'], os.environ['SLURM_PROCID'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
     )
     launch = (
-        "import sys; from pathlib import Path; from plait.core.errors import PlaitError; from plait.launch import "
+        "import sys; from pathlib import Path; from plait.core.base.errors import PlaitError; from plait.launch import "
         "slurm_job\ntry: sys.exit(slurm_job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60, "
         "lock=None))\nexcept PlaitError as error: print(error, file=sys.stderr); sys.exit(error.exit_status)"
     )

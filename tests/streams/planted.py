@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
-from plait.core.segments import Action
+from plait.core.step.segments import Action
 from plait.train.comm import wire
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.flight import DeviceFlight

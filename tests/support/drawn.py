@@ -9,13 +9,13 @@ from itertools import product
 from math import gcd, lcm, prod
 from typing import Any, TypeVar, get_args
 
-from plait.core.cluster import Hosts
-from plait.core.errors import JobError, ScheduleError
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.schedules import GENERATORS
-from plait.core.segment_costs import SegmentCosts, segment_costs
-from plait.core.strategy import Recompute, ShardOverlap
+from plait.core.base.errors import JobError, ScheduleError
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.parallel.strategy import Recompute, ShardOverlap
+from plait.core.step.schedules import GENERATORS
+from plait.core.step.segment_costs import SegmentCosts, segment_costs
 from plait.plan.make import make_plan
 
 T = TypeVar("T")

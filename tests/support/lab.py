@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = """
 import sys
 from plait.cli.lab import app
-from plait.core.errors import PlaitError
+from plait.core.base.errors import PlaitError
 try:
     app()
 except PlaitError as error:
@@ -29,7 +29,7 @@ def why_no_lab() -> str | None:
     """Why this machine cannot run a lab; None if it can."""
     if not sys.platform.startswith("linux"):
         return "the lab needs Linux"
-    from plait.core.errors import LaunchError
+    from plait.core.base.errors import LaunchError
     from plait.lab import Lab, LabSpec
 
     try:

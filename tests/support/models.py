@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 SMALL: dict[str, Any] = {"hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
 

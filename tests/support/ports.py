@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from contextlib import ExitStack
 
-from plait.core.ports import reserved_port
+from plait.core.base.process import reserved_port
 
 _held = ExitStack()
 atexit.register(_held.close)

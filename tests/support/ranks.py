@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from plait.core.process import die_with_parent
+from plait.core.base.process import die_with_parent
 
 GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
 CONTEXT = mp.get_context("forkserver")

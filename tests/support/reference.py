@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.pieces import initialise, pieces
 

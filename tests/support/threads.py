@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 from plait.train.comm import lanes, objects, wire, world
 from plait.train.comm.wire import Handle
 

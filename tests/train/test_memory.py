@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.sharding import Sharding
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.stages import Stage
 from plait.plan.activations import activations
 from plait.plan.sharding import unit_sizes
 from plait.plan.states import states

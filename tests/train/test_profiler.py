@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.env import RankEnv
-from plait.core.errors import JobError, PlaitError
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError, PlaitError
 from plait.train import profiler
 from plait.train.machine.control import Control
 

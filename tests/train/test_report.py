@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.errors import RankFailure
-from plait.core.job import Job
-from plait.core.missing import Missing
-from plait.core.refine import Measurements, Timed, Times
-from plait.core.strategy import Strategy
+from plait.core.base.errors import RankFailure
+from plait.core.cluster.hardware import HERE
+from plait.core.job.refine import Measurements, Timed, Times
+from plait.core.job.spec import Job
+from plait.core.parallel.strategy import Strategy
+from plait.core.runs.missing import Missing
 from plait.plan.make import make_plan
 from plait.train.record.metrics import MetricsFile
 from plait.train.report import Reporter, Screen, describe

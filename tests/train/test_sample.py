@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plait.core.errors import JobError
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.base.errors import JobError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import ByteTokenizer
 from plait.train.engine.executor import Here, make_executor

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.env import RankEnv
+from plait.core.base.env import RankEnv
 from plait.train.comm import selfcheck
 from plait.train.comm.selfcheck import REPEATS, Link, check_links, rounds, slow_links
 from plait.train.machine.device import Device

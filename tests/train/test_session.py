@@ -17,15 +17,15 @@ from unittest import mock
 import pytest
 import torch
 
-from plait.core.channel import Stop
-from plait.core.cluster import HERE
-from plait.core.env import RankEnv
-from plait.core.errors import CheckpointError, JobError, NotFinite
-from plait.core.host_memory import memory_of
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.ring import read_ring
-from plait.core.ring_calls import ring_path
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import CheckpointError, JobError, NotFinite
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.record.ring import read_ring
+from plait.core.runs.channel import Stop
+from plait.core.runs.host_memory import memory_of
+from plait.core.runs.ring_calls import ring_path
 from plait.plan.make import make_plan
 from plait.train import session as module
 from plait.train.checkpoint.checkpoints import Checkpoints

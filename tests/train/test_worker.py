@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from plait.core.attempts import read_attempts
-from plait.core.cluster import HERE
-from plait.core.env import RankEnv, this_host
-from plait.core.errors import DO_NOT_RETRY, JobError, LaunchError, NotFinite, PlaitError, RankFailure, RunLost
-from plait.core.job import Job
-from plait.core.lock import RunLock
-from plait.core.parts import ask, asked
-from plait.core.plan import Plan
-from plait.core.rank_table import NAME, RankTable
+from plait.core.base.env import RankEnv, this_host
+from plait.core.base.errors import DO_NOT_RETRY, JobError, LaunchError, NotFinite, PlaitError, RankFailure, RunLost
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.runs.attempts import read_attempts
+from plait.core.runs.lock import RunLock
+from plait.core.runs.parts import ask, asked
+from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from plait.train import worker

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.evidence import Evidence, Verdict
-from plait.core.layout import Layout
+from plait.core.parallel.layout import Layout
+from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.dependencies import Key, around
 from plait.diagnose.heat import Heat, Segment, by_segment, excess_of, heat_of_segments, pooled
 from plait.diagnose.places import place_of

@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 
 from plait.cli.view import tools
-from plait.core.errors import DataError, JobError
-from plait.core.evidence import Evidence, Verdict, write_hang
+from plait.core.base.errors import DataError, JobError
+from plait.core.runs.evidence import Evidence, Verdict, write_hang
 from plait.view.app import LARGEST, UPDATE, make_app, make_server
 from plait.view.callbacks import status_of
 from plait.view.heat_callbacks import WANTED

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from plait.cli.view import tools
-from plait.core.columns import Coded
-from plait.core.rollup import COLUMNS, Source, rollup_file, write_rollup
+from plait.core.base.columns import Coded
+from plait.core.record.rollup import COLUMNS, Source, rollup_file, write_rollup
 from plait.diagnose.reading import read_run
 from plait.view.callbacks import first_paint, status_of
 from plait.view.store import Snapshot, Watched, heat_of

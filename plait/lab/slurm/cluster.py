@@ -20,12 +20,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.codec import read_table
-from plait.core.env import inherited
-from plait.core.errors import JobError, LaunchError
-from plait.core.ports import reserved_port
-from plait.core.process import command_of
-from plait.core.typed import checked
+from plait.core.base import programs
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.typed import checked
+from plait.core.base.env import inherited
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.process import command_of, reserved_port
 from plait.lab.environment import runtime_dir
 from plait.lab.registry import start_time
 from plait.lab.slurm.files import SlurmSpec, gres_conf, hosts_file, slurm_conf
@@ -104,7 +104,7 @@ def up(spec: SlurmSpec, name: str = "slurm") -> SlurmCluster:
 def _started(folder: Path, name: str, spec: SlurmSpec) -> SlurmCluster:
     """The cluster, once all its nodes are idle."""
     started = subprocess.run(
-        command_of("plait.lab.slurm.keeper", str(folder)),
+        command_of(programs.KEEPER, str(folder)),
         check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd="/",
         env=inherited() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip

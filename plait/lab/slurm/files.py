@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 
 LOOPBACK = "127.0.0.1"
 MOST_NODES = 250

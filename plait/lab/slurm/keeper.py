@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from plait.core.process import die_with_parent
+from plait.core.base.process import die_with_parent
 from plait.lab.slurm.programs import program
 
 # Process 1 of a node: while it lives the node is on. bash collects orphans, which dash would not.

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from plait.core.errors import LaunchError
+from plait.core.base.errors import LaunchError
 
 PACKAGES = {
     "munged": "munge",

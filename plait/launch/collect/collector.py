@@ -21,17 +21,17 @@ from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 
-from plait.core.collecting import Collected
-from plait.core.errors import DataError, PlaitError
-from plait.core.files import replacing
-from plait.core.host_memory import sweep_memory
-from plait.core.missing import Missing
-from plait.core.process import process_since
-from plait.core.records import Records
-from plait.core.ring import NOBODY, read_ring
-from plait.core.ring_calls import RINGS, ring_path
-from plait.core.ring_follower import RingFollower
-from plait.core.ring_hosts import read_headers
+from plait.core.base.errors import DataError, PlaitError
+from plait.core.base.files import replacing
+from plait.core.base.process import process_since
+from plait.core.job.collecting import Collected
+from plait.core.record.records import Records
+from plait.core.record.ring import NOBODY, read_ring
+from plait.core.record.ring_follower import RingFollower
+from plait.core.record.ring_hosts import read_headers
+from plait.core.runs.host_memory import sweep_memory
+from plait.core.runs.missing import Missing
+from plait.core.runs.ring_calls import RINGS, ring_path
 from plait.launch.collect.journal import MOST, Journal
 from plait.launch.collect.live import Live
 from plait.launch.collect.loggers import Loggers, Tail
@@ -193,7 +193,7 @@ class Collector:
 
     def _compare_clocks(self) -> None:
         """Of all hosts, if there are several: by the agent of rank 0's, from one ring of each."""
-        from plait.core.clocks import FILE, aligned
+        from plait.core.record.clocks import FILE, aligned
 
         headers, _ = read_headers(self.folder / RINGS)
         hosts = {header.boot or header.host: rank for rank, header in sorted(headers.items(), reverse=True)}
@@ -262,7 +262,7 @@ def _told(folder: Path, run: Collected, held: ExitStack, *, loggers: bool) -> tu
     cannot be."""
     if not run.metrics_port and not (run.loggers and loggers):
         return None, None
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
 
     plan = Plan.read(folder / "plan.json")
     live = Live(folder, plan) if run.metrics_port else None

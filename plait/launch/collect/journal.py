@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.columns import copy_rows
-from plait.core.records import Records
-from plait.core.ring import Header, Kind, Name, RingGroup
-from plait.core.timeline import write_spans
+from plait.core.base.columns import copy_rows
+from plait.core.record.records import Records
+from plait.core.record.ring import Header, Kind, Name, RingGroup
+from plait.core.record.timeline import write_spans
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.records import Records
-from plait.core.ring import Header, Kind
+from plait.core.record.records import Records
+from plait.core.record.ring import Header, Kind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 """Upper ends of a step's duration, seconds."""

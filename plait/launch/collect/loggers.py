@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from plait.core.codec import parse_json
-from plait.core.numbers import is_number
-from plait.core.toml import to_toml
+from plait.core.base.codec.json_text import parse_json
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.numbers import is_number
 
 if TYPE_CHECKING:
-    from plait.core.job import Job
-    from plait.core.plan import Plan
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
 
 
 class Tail:

@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from plait.core.records import Records
-from plait.core.ring import Header
-from plait.core.rollup import BLOCK, Source, joined, last_steps_of_rings, rollup_file, write_rollup
+from plait.core.record.records import Records
+from plait.core.record.ring import Header
+from plait.core.record.rollup import BLOCK, Source, joined, last_steps_of_rings, rollup_file, write_rollup
 
 STEPS = 100
 """Steps after which a file is written anew."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from plait.core.codec import uncollected
-from plait.core.errors import JobError, nearest
-from plait.core.passed_over import PassedOver
-from plait.core.topology import Topology
+from plait.core.base.codec.json_text import uncollected
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.switches import Topology
 from plait.place.readers import (
     config_map,
     kubernetes,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from plait.core.errors import JobError
-from plait.core.topology import Topology
-from plait.core.wiring import Wiring, build, usual_levels
+from plait.core.base.errors import JobError
+from plait.core.topology.switches import Topology
+from plait.core.topology.wiring import Wiring, build, usual_levels
 
 TOP = "fabric"
 """What connects everything where no switch is told of that does."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.yaml_text import load
+from plait.core.base.codec.yaml_text import load
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
 from plait.place.readers import slurm_topology, slurm_yaml
 from plait.place.readers.source import Asked, Found, Source
 

@@ -25,10 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.text import counted, printable
-from plait.core.topology import FREE, Hardware, State
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import counted, printable
+from plait.core.topology.switches import FREE, Hardware, State
 from plait.place.readers.chains import from_chains
 from plait.place.readers.kubernetes_gpus import KEPT_BACK, countable, hardware, kept_back
 from plait.place.readers.kubernetes_labels import chains_of

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from plait.core.passed_over import PassedOver
-from plait.core.text import printable
-from plait.core.topology import Hardware
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import printable
+from plait.core.topology.switches import Hardware
 
 WHOLE = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 """Resources of which one is a GPU, unless labels say that GPUs are cut or shared."""

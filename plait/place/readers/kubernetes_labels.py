@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from plait.core.errors import JobError, nearest
+from plait.core.base.errors import JobError, nearest
 from plait.place.readers.source import Asked
 
 HOST = "kubernetes.io/hostname"

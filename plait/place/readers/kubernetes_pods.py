@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.text import printable
-from plait.core.topology import State
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import printable
+from plait.core.topology.switches import State
 from plait.place.readers.kubernetes_gpus import is_gpu
 from plait.place.readers.states import worse
 

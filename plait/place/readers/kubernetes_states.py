@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.text import printable
-from plait.core.topology import DOWN, FREE, RESERVED_TAINT, State
+from plait.core.base.errors import JobError
+from plait.core.base.text import printable
+from plait.core.topology.switches import DOWN, FREE, RESERVED_TAINT, State
 from plait.place.readers.kubernetes_gpus import WHOLE
 from plait.place.readers.kubernetes_pods import at
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 
 SECONDS = 60.0
 """That a command may take."""

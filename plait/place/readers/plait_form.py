@@ -1,4 +1,4 @@
-"""Plait's own files, TOML or JSON (``plait.core.topology_form``).
+"""Plait's own files, TOML or JSON (``core.topology.form``).
 
 ===========  =========================================================================
 known        version, name, levels, hardware, states, switches, and their keys
@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.toml import parse_toml
-from plait.core.topology_form import from_dict
+from plait.core.base.codec.toml_text import parse_toml
+from plait.core.base.errors import JobError
+from plait.core.topology.form import from_dict
 from plait.place.readers.source import Asked, Found, Source
 
 _LOOKS = re.compile(r"^[ \t]*(\[switches\b|version\s*=|levels\s*=)", re.MULTILINE)

@@ -18,13 +18,13 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from plait.core.errors import JobError
-from plait.core.hostlist import MOST_HOSTS
-from plait.core.passed_over import PassedOver
-from plait.core.slurm_lines import resources
-from plait.core.text import printable
-from plait.core.topology import FREE, Hardware, State
-from plait.core.wiring import HostLists
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import printable
+from plait.core.topology.hostlist import MOST_HOSTS
+from plait.core.topology.slurm_lines import resources
+from plait.core.topology.switches import FREE, Hardware, State
+from plait.core.topology.wiring import HostLists
 from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
 

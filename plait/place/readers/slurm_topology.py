@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.core.errors import JobError, nearest
-from plait.core.passed_over import PassedOver
-from plait.core.slurm_lines import lines
-from plait.core.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.slurm_lines import lines
+from plait.core.topology.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
 from plait.place.readers import slurm_nodes
 from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source

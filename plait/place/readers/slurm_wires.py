@@ -6,10 +6,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.topology import Topology
-from plait.core.wiring import HostLists, Wiring, build, usual_levels
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.switches import Topology
+from plait.core.topology.wiring import HostLists, Wiring, build, usual_levels
 
 TOP = "fabric"
 EMPTY = "switches without nodes"

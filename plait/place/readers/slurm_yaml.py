@@ -18,11 +18,11 @@ import re
 from dataclasses import replace
 from typing import Any, cast
 
-from plait.core.errors import JobError, nearest
-from plait.core.passed_over import PassedOver
-from plait.core.topology import Topology
-from plait.core.wiring import HostLists, Wiring, build
-from plait.core.yaml_text import load
+from plait.core.base.codec.yaml_text import load
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.switches import Topology
+from plait.core.topology.wiring import HostLists, Wiring, build
 from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from json import JSONDecodeError
 from typing import Any
 
-from plait.core.codec import parse_json, unpacked
-from plait.core.errors import JobError
-from plait.core.files import contents_within, kind_of
-from plait.core.passed_over import PassedOver
-from plait.core.topology import Hardware, State, Topology
+from plait.core.base.codec.json_text import parse_json, unpacked
+from plait.core.base.errors import JobError
+from plait.core.base.files import contents_within, kind_of
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.switches import Hardware, State, Topology
 
 LARGEST = 256 << 20
 """Bytes of a file, unpacked. Ten thousand nodes with all that Kubernetes knows of them are 100 to 200 MB."""

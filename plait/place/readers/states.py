@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.text import counted
-from plait.core.topology import Hardware, State, Topology
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import counted
+from plait.core.topology.switches import Hardware, State, Topology
 from plait.place.readers.source import Found
 
 _RANK = {"free": 0, "busy": 1, "down": 2}

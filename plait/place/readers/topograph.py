@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from plait.core.errors import JobError
-from plait.core.hostlist import MOST_HOSTS
-from plait.core.passed_over import PassedOver
-from plait.core.text import printable
-from plait.core.topology import Hardware
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import printable
+from plait.core.topology.hostlist import MOST_HOSTS
+from plait.core.topology.switches import Hardware
 from plait.place.readers.chains import from_chains
 from plait.place.readers.source import Asked, Found, Source
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import JobError, nearest
+from plait.core.base.errors import JobError, nearest
 from plait.place.traces.table import Trace, build
 from plait.place.traces.times import ORDERS, UNITS, pandas, unit_of, without_unit
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.place.traces.table import Trace, build
 from plait.place.traces.times import pandas
 

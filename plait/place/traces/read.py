@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import Most, open_unpacked, parse_json, read_unpacked, uncollected
-from plait.core.errors import DataError, JobError
-from plait.core.files import reason_of
+from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked, uncollected
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.files import reason_of
 from plait.place.traces import acme, columns, helios, openb, pai, philly, spot
 from plait.place.traces.table import Trace
 from plait.place.traces.times import pandas

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.errors import DataError
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
 from plait.place.traces.times import Times, lengths, odd, pandas, seconds
 
 Floats = NDArray[np.float64]

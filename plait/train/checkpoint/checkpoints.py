@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
+from plait.core.base.errors import CheckpointError
 from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.checkpoint.manifest import Manifest
 from plait.train.checkpoint.peers import Peers

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.errors import DataError, JobError
-from plait.core.files import check_target
-from plait.core.plan import Plan
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.files import check_target
+from plait.core.job.plan import Plan
 from plait.train.checkpoint.folder import MANIFEST
 from plait.train.checkpoint.huggingface import save
 from plait.train.checkpoint.huggingface_config import huggingface_config

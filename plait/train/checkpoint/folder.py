@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.core.errors import CheckpointError
-from plait.core.files import contents_within
+from plait.core.base.errors import CheckpointError
+from plait.core.base.files import contents_within
 from plait.train.checkpoint.manifest import LARGEST, Manifest, OlderFormatError, Stored
 
 MANIFEST = "manifest.json"

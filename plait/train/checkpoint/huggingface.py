@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.huggingface_config import check_family, huggingface_config
 from plait.train.checkpoint.safetensors_folder import FolderWriter, code_of
 from plait.train.checkpoint.weight_files import check_config, stored_tensors

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
 
 
 def check_family(spec: ModelSpec) -> None:

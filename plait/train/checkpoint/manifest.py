@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from plait.core.codec import parse_table
-from plait.core.numbers import shown
-from plait.core.reshard import Box
+from plait.core.base.codec.json_text import parse_table
+from plait.core.base.numbers import shown
+from plait.core.reshard.layouts import Box
 
 FORMAT = 2
 LARGEST, MOST = 256 << 20, 16_000_000

@@ -1,7 +1,7 @@
 """Copies of the state in the memory of hosts: ranks that are started again go on from there, and lose fewer
 steps than with what is on disk.
 
-Each rank copies its tensors, as they are, to a file in its host's memory (``plait.core.host_memory``); a
+Each rank copies its tensors, as they are, to a file in its host's memory (``core.runs.host_memory``); a
 thread then sends it to a rank of the next host, which keeps it too, so that a host may be lost. Ranks that
 start compare what their hosts have: the newest step that all of them can have again counts, from the own host
 or by message. Only for the same plan on as many ranks; another one resumes from disk. A copy has a checksum
@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-from plait.core.codec import read_table
-from plait.core.files import replacing
-from plait.core.typed import checked
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.typed import checked
+from plait.core.base.files import replacing
 from plait.train.checkpoint.ranges import Tensors
 from plait.train.checkpoint.safetensors_folder import content, header
 from plait.train.comm.objects import gather

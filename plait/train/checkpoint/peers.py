@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from plait.core.errors import CheckpointError
+from plait.core.base.errors import CheckpointError
 from plait.train.comm.objects import broadcast, gather
 
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
-from plait.core.reshard import Box
+from plait.core.base.errors import CheckpointError
+from plait.core.reshard.layouts import Box
 from plait.train.checkpoint.manifest import Stored, file_of, name_in_file
 from plait.train.checkpoint.safetensors_folder import DTYPES, code_of, content, header
 from plait.train.model.units import Held

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.reshard import Box
+from plait.core.reshard.layouts import Box
 from plait.train.checkpoint.ranges import Range
 
 CHUNK = 64 << 20

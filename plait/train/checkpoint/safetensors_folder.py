@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
+from plait.core.base.errors import CheckpointError
 from plait.train.checkpoint.weight_files import INDEX, SINGLE
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.core.codec import read_table
+from plait.core.base.codec.json_text import read_table
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -3,7 +3,7 @@ the weights, and whether these are of the job's model.
 
 | what a folder has | what becomes of it |
 |---|---|
-| ``config.json`` (may be missing) | its keys as ``plait.core.huggingface`` says; shapes equal to the job's |
+| ``config.json`` (may be missing) | its keys as ``core.model.huggingface`` says; shapes equal to the job's |
 | ``model.safetensors``, else the index and its shards | headers checked, names and shapes compared |
 | an index beside ``model.safetensors``; constants of older files | passed over, counted |
 | a head beside tied embeddings | passed over if equal to the word embedding, else refused |
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.core.codec import read_table
-from plait.core.errors import CheckpointError, JobError, written
-from plait.core.files import check_path, kind_of, reason_of
-from plait.core.huggingface import read_config
-from plait.core.model import ModelSpec
-from plait.core.numbers import shown
-from plait.core.passed_over import PassedOver
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.errors import CheckpointError, JobError, written
+from plait.core.base.files import check_path, kind_of, reason_of
+from plait.core.base.numbers import shown
+from plait.core.base.passed_over import PassedOver
+from plait.core.model.huggingface import read_config
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_headers import Stored, read_header
 from plait.train.checkpoint.weight_names import EMBEDDING, HEAD, PREFIX, is_constant, shapes
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from plait.core.codec import parse_table
-from plait.core.errors import CheckpointError
-from plait.core.files import kind_of, reason_of
-from plait.core.numbers import shown
+from plait.core.base.codec.json_text import parse_table
+from plait.core.base.errors import CheckpointError
+from plait.core.base.files import kind_of, reason_of
+from plait.core.base.numbers import shown
 
 LONGEST = 32 << 20
 """Bytes of a header: a tensor takes about a hundred."""

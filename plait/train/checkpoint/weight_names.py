@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from plait.core.model import Family, ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import Family, ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.model.pieces import Piece, pieces
 
 HEAD, EMBEDDING = "lm_head.weight", {"gpt": "wte.weight", "llama": "embed_tokens.weight"}

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from plait.core.errors import CheckpointError, JobError
-from plait.core.numbers import LARGEST, shown
-from plait.core.plan import Plan
-from plait.core.strategy import Strategy
+from plait.core.base.errors import CheckpointError, JobError
+from plait.core.base.numbers import LARGEST, shown
+from plait.core.job.plan import Plan
+from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.model.transformer import Transformer
 

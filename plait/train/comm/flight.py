@@ -6,7 +6,7 @@ together. So that is done in one step of ``WATCHED``, and the first time. In the
 its ops: the end lies between two looks, and within these is taken to be after as long as it took when it was
 watched last. Where the rank waits for it, its end is seen at once.
 
-What is done for every collective is in ``plait.core._ring``: a group's ``Line``, and each one's ``Flight``.
+What is done for every collective is in ``core.record._ring``: a group's ``Line``, and each one's ``Flight``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.ring import Kind, call_of, signature_of
-from plait.core.ring_writer import Flight, Line, Pace
-from plait.core.segments import Collective
-from plait.core.timeline import NamedOp
+from plait.core.record.ring import Kind, call_of, signature_of
+from plait.core.record.ring_writer import Flight, Line, Pace
+from plait.core.record.timeline import NamedOp
+from plait.core.step.segments import Collective
 from plait.train.machine.device import AsyncWork, Mark
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ the other, in the order in which they start, which must be the same on every ran
 independent, so that the activations of a pipeline go down one lane while gradients come up the other. A lane
 serves any number of plans.
 
-The thread does what `plait.core.reshard_plan.script` says, which cannot deadlock. Whatever is not contiguous
+The thread does what `plait.core.reshard.plan.script` says, which cannot deadlock. Whatever is not contiguous
 in memory is packed chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk
 that is passed on is sent from where it arrived.
 
@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.errors import ReshardError
-from plait.core.reshard import Box, boxes_of_range, local_copies
-from plait.core.reshard_plan import Message, ReshardPlan, messages
-from plait.core.reshard_script import Act, script
+from plait.core.base.errors import ReshardError
+from plait.core.reshard.layouts import Box, boxes_of_range, local_copies
+from plait.core.reshard.plan import Message, ReshardPlan, messages
+from plait.core.reshard.script import Act, script
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.log import Messages
 from plait.train.comm.objects import odd_ones

@@ -1,4 +1,4 @@
-"""What a rank does, and above all whom it waits for, as it goes into its ring (``plait.core.ring``).
+"""What a rank does, and above all whom it waits for, as it goes into its ring (``core.record.ring``).
 
 On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed
 the work over; when that ran is marked by events, and filled in when the step is over, without stopping the
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
-from plait.core.ring_writer import Line, RingWriter
-from plait.core.timeline import NamedOp
+from plait.core.record.ring import NOBODY, Kind, Place, call_of, signature_of
+from plait.core.record.ring_writer import Line, RingWriter
+from plait.core.record.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
 from plait.train.machine.device import Device, Mark
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from plait.core.env import RankEnv, this_host
+from plait.core.base.env import RankEnv, this_host
 from plait.train.comm.objects import gather, meet
 from plait.train.machine.device import STAGED, Device
 

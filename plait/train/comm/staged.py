@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import GlooWire
 from plait.train.machine.device import STAGED, Device

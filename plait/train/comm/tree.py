@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 
 FAN = 8
 """Children of a rank, at most. A group of no more ranks than that and one is a star."""

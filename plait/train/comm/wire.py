@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.env import gloo_interface
-from plait.core.records import sent_bytes
-from plait.core.segments import Collective
+from plait.core.base.env import gloo_interface
+from plait.core.record.records import sent_bytes
+from plait.core.step.segments import Collective
 from plait.train.comm.world import group_name, new_group, patience
 from plait.train.machine.device import AsyncWork
 from plait.train.machine.threads import running, serve_first

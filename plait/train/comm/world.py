@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from plait.core.env import RankEnv, connect_when_needed, granted_gpus, stay_on_loopback
-from plait.core.errors import JobError, LaunchError, RankFailure
-from plait.core.settings import RunSection
+from plait.core.base.env import RankEnv, connect_when_needed, granted_gpus, stay_on_loopback
+from plait.core.base.errors import JobError, LaunchError, RankFailure
+from plait.core.job.settings import RunSection
 from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
 from plait.train.machine.device import STAGED, Device

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.train.data.corpus import Corpus, SplitName
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from plait.core.errors import DataError, JobError
-from plait.core.passed_over import PassedOver
-from plait.core.settings import DataSection, TrainSection
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
 from plait.train.data.documents import documents, source_fingerprint
 from plait.train.data.kinds import look_at

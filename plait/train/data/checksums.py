@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from plait.core.codec import read_table
-from plait.core.files import replacing
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.files import replacing
 from plait.train.data.corpus import LARGEST_INDEX, Corpus, Index
 
 VERIFIED_FILE = "verified.json"

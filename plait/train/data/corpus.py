@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from plait.core.codec import read_json
-from plait.core.errors import DataError
+from plait.core.base.codec.json_text import read_json
+from plait.core.base.errors import DataError
 
 SplitName = Literal["train", "eval"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)

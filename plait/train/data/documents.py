@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.train.data.corpus import SplitName
 from plait.train.data.sources import SourceFile
 

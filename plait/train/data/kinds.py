@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.core.errors import DataError
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
 from plait.train.data.sources import SourceFile
 
 MOST_UNDECODABLE = 0.01

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.core.errors import DataError, JobError
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.passed_over import PassedOver
 from plait.train.data.checksums import VERIFIED_FILE, is_large, remember, verify
 from plait.train.data.corpus import (
     DTYPES,

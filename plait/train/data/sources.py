@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from plait.core.errors import DataError
-from plait.core.files import DEEPEST, kind_of
-from plait.core.passed_over import PassedOver
+from plait.core.base.errors import DataError
+from plait.core.base.files import DEEPEST, kind_of
+from plait.core.base.passed_over import PassedOver
 
 STDLIB = "python-stdlib"
 STDLIB_BYTES = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.job import Job
+from plait.core.job.spec import Job
 from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import prepare

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from plait.core.codec import parse_table, read_table
-from plait.core.errors import DataError
-from plait.core.files import contents_within, kind_of, reason_of
-from plait.core.numbers import shown
+from plait.core.base.codec.json_text import parse_table, read_table
+from plait.core.base.errors import DataError
+from plait.core.base.files import contents_within, kind_of, reason_of
+from plait.core.base.numbers import shown
 from plait.train.data.tokenizer_limits import LARGEST, MOST_VALUES, check_limits
 
 STDERR = 2

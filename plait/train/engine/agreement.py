@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import plait
-from plait.core.errors import ScheduleError
+from plait.core.base.errors import ScheduleError
 from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 

@@ -10,10 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from plait.core.overlap import Load
-from plait.core.plan import Plan
-from plait.core.schedule import Schedule, forward_only
-from plait.core.segments import Phase
+from plait.core.job.plan import Plan
+from plait.core.step.overlap import Load
+from plait.core.step.schedule import Schedule, forward_only
+from plait.core.step.segments import Phase
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients

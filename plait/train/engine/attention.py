@@ -1,4 +1,4 @@
-"""Attention that is shared with other ranks, piece by piece: the ops of ``plait.core.attention_ops`` on one
+"""Attention that is shared with other ranks, piece by piece: the ops of ``core.step.attention_ops`` on one
 slice, and the buffers of what travels between them.
 
 No op here waits or sends: it leaves what goes out, and reads what has come because the list says so. A

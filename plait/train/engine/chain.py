@@ -10,8 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from plait.core.segments import Site
-from plait.core.strategy import slice_sizes
+from plait.core.parallel.strategy import slice_sizes
+from plait.core.step.segments import Site
 from plait.train.engine.ends import Down, Enter, Leave, Up
 from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
 from plait.train.engine.segment import Before, Segment, Shared

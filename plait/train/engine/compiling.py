@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from plait.core.strategy import slice_sizes
+from plait.core.parallel.strategy import slice_sizes
 from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 from plait.train.machine.device import torch_dtype

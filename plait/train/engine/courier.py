@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plait.core.plan import Plan, Reshards
-from plait.core.reshard_plan import ReshardPlan
-from plait.core.schedule import Schedule, Transfer
+from plait.core.job.plan import Plan, Reshards
+from plait.core.reshard.plan import ReshardPlan
+from plait.core.step.schedule import Schedule, Transfer
 from plait.train.comm.background import Handle
 from plait.train.comm.lanes import Lane
 from plait.train.comm.log import Log

@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from plait.core.overlap import Load, SegmentLists, segment_lists
-from plait.core.ring import Kind as Entry
-from plait.core.segment_lists import check
-from plait.core.segments import Action, Collective, Kind, Phase, SegmentOp
-from plait.core.sharding import UnitAction, UnitOp, with_units
-from plait.core.strategy import Strategy
+from plait.core.parallel.strategy import Strategy
+from plait.core.record.ring import Kind as Entry
+from plait.core.step.overlap import Load, SegmentLists, segment_lists
+from plait.core.step.segment_lists import check
+from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
+from plait.core.step.units import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
 from plait.train.engine.chain import KINDS, begin, pack

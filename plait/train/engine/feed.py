@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.core.job import Job
+from plait.core.job.spec import Job
 from plait.train.data.stream import Stream
 from plait.train.engine.inflight import MicroBatch
 from plait.train.model.loss import IGNORED

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plait.core.errors import NotFinite
-from plait.core.sharding import Unit
-from plait.core.strategy import Strategy
+from plait.core.base.errors import NotFinite
+from plait.core.parallel.sharding import Unit
+from plait.core.parallel.strategy import Strategy
 from plait.train.comm.wire import sum_over
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer

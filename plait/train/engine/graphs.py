@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.segments import Phase, SegmentOp
-from plait.core.sharding import UnitAction
+from plait.core.step.segments import Phase, SegmentOp
+from plait.core.step.units import UnitAction
 from plait.train.engine.chain import begin, exchanges, pack
 from plait.train.engine.executor import Acts, SegmentExecutor, Start, Turn, nothing
 from plait.train.engine.inflight import InFlight, MicroBatch

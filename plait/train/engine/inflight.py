@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from plait.core.segments import Site
+from plait.core.step.segments import Site
 from plait.train.engine.segment import Segment
 
 Key = tuple[Site, int, int]

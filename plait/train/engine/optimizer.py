@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from plait.core.settings import TrainSection
-from plait.core.sharding import Unit
+from plait.core.job.settings import TrainSection
+from plait.core.parallel.sharding import Unit
 from plait.train.engine.gradients import Gradients
 from plait.train.model.transformer import Share
 from plait.train.model.units import Held

@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from plait.core.ring import Kind
-from plait.core.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
-from plait.core.segments import Phase
+from plait.core.record.ring import Kind
+from plait.core.step.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
+from plait.core.step.segments import Phase
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.shards import Shards

@@ -1,7 +1,7 @@
 """What the kinds of segments have in common.
 
 One object is one segment of one slice of a micro-batch: its fields are what lives between its ops, its
-methods are the ops (``plait.core.segments`` lists the letters) and what their collectives work on. Fields
+methods are the ops (``core.step.segments`` lists the letters) and what their collectives work on. Fields
 without a value at first are set by an op and deleted by the last op that reads them, so that no tensor lives
 longer than it must; that they are there when an op reads them is what ``check`` has made sure of for the
 list.
@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from plait.core.segments import Kind, SegmentGraph
-from plait.core.strategy import slice_sizes
+from plait.core.parallel.strategy import slice_sizes
+from plait.core.step.segments import Kind, SegmentGraph
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.engine.gradients import Gradients
 from plait.train.model.basics import JoinGradient, Norm, SliceContext

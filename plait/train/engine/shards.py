@@ -1,7 +1,7 @@
 """The engine of sharded data parallelism: gathers units before they are read, reduces their gradients,
 publishes what optimizers changed.
 
-The segment lists say what happens when (``plait.core.sharding.with_units``). One background thread
+The segment lists say what happens when (``core.parallel.sharding.with_units``). One background thread
 communicates, in the order of those lists, which is the same on every rank. Gathered units and open gradients
 live in buffers that are allocated once, before any activation: two of each size, of which one is filled while
 the other is used.
@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plait.core.ring import Kind
-from plait.core.segments import Collective
-from plait.core.sharding import VECTORS, Level, Unit, UnitOp, UnitVerb
+from plait.core.parallel.sharding import VECTORS, Level, Unit
+from plait.core.record.ring import Kind
+from plait.core.step.segments import Collective
+from plait.core.step.units import UnitOp, UnitVerb
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients

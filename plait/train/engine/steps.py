@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from plait.core.ring import Kind
-from plait.core.settings import OnNan
+from plait.core.job.settings import OnNan
+from plait.core.record.ring import Kind
 from plait.train.engine.completion import complete, sum_loss, totals
 from plait.train.engine.finite import check_state, explain
 from plait.train.engine.groups import Groups

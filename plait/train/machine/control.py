@@ -20,8 +20,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
-from plait.core.channel import ENDINGS, Beat, Channel, Error, Stop
-from plait.core.errors import ERROR_MARK, PlaitError
+from plait.core.base.errors import ERROR_MARK, PlaitError
+from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop
 
 GRACE = 3.0
 """Seconds that the main thread has to end by itself."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile
 
-from plait.core.settings import Precision
+from plait.core.model.precision import Precision
 from plait.train.machine.memory import MemoryMeter
 
 

@@ -14,8 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from plait.core.env import expand_segments, granted_gpus, ready_for_accelerator
-from plait.core.errors import JobError
+from plait.core.base.env import expand_segments, granted_gpus, ready_for_accelerator
+from plait.core.base.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
 from plait.train.machine.memory import MemoryMeter, Taken
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plait.core.process import forget_peak, process_memory
+from plait.core.base.process import forget_peak, process_memory
 
 _PLAIN = (str, bytes, int, float, complex, ModuleType, type, type(None))
 """Holds no tensor that stays."""

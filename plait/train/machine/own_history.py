@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from plait.core.env import RankEnv, this_host
-from plait.core.history import History
-from plait.core.plan import CHANGED, Plan
-from plait.core.progress import Progress
+from plait.core.base.env import RankEnv, this_host
+from plait.core.job.plan import CHANGED, Plan
+from plait.core.runs.history import History
+from plait.core.runs.progress import Progress
 from plait.train.machine.control import Control
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
-from plait.core.process import open_standard_streams
+from plait.core.base.process import open_standard_streams
 
 
 def run_and_end(main: Callable[[], int | None]) -> NoReturn:

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from plait.core.evidence import STACKS, Thread
+from plait.core.runs.evidence import STACKS, Thread
 
 PACKAGE = str(Path(__file__).parents[2])
 _WAITS = re.compile(r"\.(wait|settle|synchronize|barrier|broadcast|all_gather\w*|all_reduce)\(")

@@ -1,5 +1,5 @@
 """A thread of each rank that notices when the rank has waited for others for too long, and says what it knows
-(``plait.core.parts``).
+(``core.runs.parts``).
 
 It looks at the rank's ring, not at the thread that trains, which waits, or may be anywhere. When one rank
 suspects something all are asked, since the cause is with one that waits for nobody. Then each tries to reach
@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from plait.core.errors import DataError
-from plait.core.parts import Part, answered, ask, asked, forget_parts, read_parts, write_part
-from plait.core.ring import Ring, read_ring
-from plait.core.ring_calls import calls_of, ring_path, waited_since
+from plait.core.base.errors import DataError
+from plait.core.record.ring import Ring, read_ring
+from plait.core.runs.parts import Part, answered, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import importing, main_stack
 

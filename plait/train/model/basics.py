@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
 from plait.train.model.kernels import EAGER, Kernels, Scale
 

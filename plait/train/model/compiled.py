@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.env import single_threaded_compiler
+from plait.core.base.env import single_threaded_compiler
 from plait.train.model import formulas
 from plait.train.model.dropout import Mask
 from plait.train.model.kernels import Scale, Scores, Statistics, Summands

@@ -26,7 +26,7 @@ def fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
 
 def _mix(x: Tensor | int) -> Tensor | int:
     """A bijection of 32-bit integers whose output bits each depend on all input bits. A tensor is consumed:
-    what works in place takes 16 bytes a number at most (``plait.core.dropout``)."""
+    what works in place takes 16 bytes a number at most (``core.model.dropout``)."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x &= _MASK

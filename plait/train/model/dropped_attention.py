@@ -1,5 +1,5 @@
 """Causal attention whose weights are dropped by counter (``plait.train.model.dropout``): fused kernels draw
-their own random numbers, so it is computed here, in blocks (``plait.core.dropout``).
+their own random numbers, so it is computed here, in blocks (``core.model.dropout``).
 
 A block's weights are forgotten. For the backward only attention's output and the log-sum-exp of its scores
 are kept, and weights and masks are made once more (arXiv 2205.14135). Key/value heads are shared by their
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.dropout import Block, Blocks
+from plait.core.model.dropout import Block, Blocks
 from plait.train.model.dropout import Mask
 from plait.train.model.kernels import Kernels, Scores, wide
 

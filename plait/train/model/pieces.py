@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.core.model import ModelSpec
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import Stage
 
 if TYPE_CHECKING:
     from torch import Tensor

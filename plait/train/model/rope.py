@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from plait.core.model import ModelSpec
+from plait.core.model.spec import ModelSpec
 
 
 class Rope:

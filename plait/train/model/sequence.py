@@ -1,9 +1,9 @@
 """Attention over a sequence that several ranks share: Ulysses all-to-all (SP-2), ring attention (SP-3), and
 one inside the other.
 
-The mathematics alone; what travels, and when, is the segment list's (``plait.core.attention_ops``,
+The mathematics alone; what travels, and when, is the segment list's (``core.step.attention_ops``,
 ``plait.train.engine.attention``). Every rank of a sequence-parallel group holds some tokens of every sample
-(``plait.core.layout.SequenceCut``) and computes everything but attention on them alone.
+(``core.parallel.layout.SequenceCut``) and computes everything but attention on them alone.
 
 Ulysses (arXiv 2309.14509): tokens of this rank's part, all heads -> tokens of all parts, some heads;
 attention; and back. Where key/value heads are fewer than ranks, a head goes to all the ranks whose query

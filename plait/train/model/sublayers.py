@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend

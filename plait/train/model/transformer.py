@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from plait.core.model import ModelSpec
-from plait.core.segments import Site
-from plait.core.sharding import Sharding, Unit
-from plait.core.stages import Stage
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding, Unit
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.segments import Site
+from plait.core.step.stages import Stage
 from plait.train.model.basics import Norm, Weight
 from plait.train.model.embedding import Embedding
 from plait.train.model.pieces import Piece, initialise, pieces

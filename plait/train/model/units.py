@@ -1,10 +1,10 @@
 """Where a rank's parameters live: one flat tensor for each unit, sharded over the ranks that would replicate
 it.
 
-A unit (``plait.core.sharding``) is the matrices of one segment. A rank's shard of it is allocated once. The
-parameters that the model computes with are views: of the shard if the unit is not sharded, else of a buffer
-into which it is gathered. Initial values, imports and checkpoints see ranges of logical tensors instead
-(``Held``).
+A unit (``core.parallel.sharding``) is the matrices of one segment. A rank's shard of it is allocated once.
+The parameters that the model computes with are views: of the shard if the unit is not sharded, else of a
+buffer into which it is gathered. Initial values, imports and checkpoints see ranges of logical tensors
+instead (``Held``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from plait.core.reshard import Box, boxes_of_range
-from plait.core.sharding import WHOLE, Level, Sharding, Unit, unit_of
+from plait.core.parallel.sharding import WHOLE, Level, Sharding, Unit, unit_of
+from plait.core.reshard.layouts import Box, boxes_of_range
 from plait.train.model.pieces import Piece
 
 

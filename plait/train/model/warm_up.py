@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.dropout import Blocks
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.dropout import Blocks
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.model.compiled import Compiled
 
 Example = tuple[str, tuple[Any, ...]]

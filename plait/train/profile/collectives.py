@@ -14,10 +14,10 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 
-from plait.core.profile import CollectiveKind, Curve, Group, Point
-from plait.core.reshard import TensorLayout, unit_tasks
-from plait.core.reshard_plan import Chain, ReshardPlan, Step
-from plait.core.segments import Collective
+from plait.core.cluster.profile import CollectiveKind, Curve, Group, Point
+from plait.core.reshard.layouts import TensorLayout, unit_tasks
+from plait.core.reshard.plan import Chain, ReshardPlan, Step
+from plait.core.step.segments import Collective
 from plait.train.comm.lanes import Lane
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.machine.device import AsyncWork, Device

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.core.model import ModelSpec
-from plait.core.profile import AttentionCore, MemoryPass, Product
-from plait.core.settings import Precision
+from plait.core.cluster.profile import AttentionCore, MemoryPass, Product
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.profile.clock import Clock
 

@@ -12,12 +12,12 @@ from importlib.metadata import version
 import torch
 
 from plait import __version__
-from plait.core.env import RankEnv
-from plait.core.errors import JobError
-from plait.core.model import ModelSpec
-from plait.core.profile import Curve, Machine, ModuleTime, Overlap, Profile
-from plait.core.settings import Precision
-from plait.core.strategy import Strategy
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError
+from plait.core.cluster.profile import Curve, Machine, ModuleTime, Overlap, Profile
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.profile import ModuleTime, by_module
-from plait.core.segment_costs import SegmentCosts
-from plait.core.settings import Precision
-from plait.core.strategy import Strategy
+from plait.core.cluster.profile import ModuleTime, by_module
+from plait.core.model.precision import Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
+from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.feed import micro_batches
@@ -77,7 +77,7 @@ def measure_modules(
     }
     return [
         ModuleTime.model_validate({"site": site, "phase": phase, "seconds": share_of * seconds, **shape})
-        for (site, phase), seconds in by_module(costs).items()
+        for (site, phase), seconds in by_module(costs.compute).items()
     ]
 
 

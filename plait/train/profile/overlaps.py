@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from plait.core.profile import CollectiveKind, Overlap, Product
-from plait.core.settings import Precision
+from plait.core.cluster.profile import CollectiveKind, Overlap, Product
+from plait.core.model.precision import Precision
 from plait.train.comm.wire import NullWire
 from plait.train.machine.device import Device, Mark, torch_dtype
 from plait.train.profile.clock import Clock, slowest

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from plait import __version__
-from plait.core.env import RankEnv
-from plait.core.errors import JobError
-from plait.core.placement_profile import Interference, PlacementProfile
-from plait.core.profile import CollectiveKind, Group
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError
+from plait.core.cluster.placement_profile import Interference, PlacementProfile
+from plait.core.cluster.profile import CollectiveKind, Group
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.profile.clock import Clock
 from plait.train.profile.collectives import Layout, Lines, Operation, measure_collectives

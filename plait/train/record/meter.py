@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.core.plan import Plan
-from plait.core.records import Records
+from plait.core.job.plan import Plan
+from plait.core.record.records import Records
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.core.codec import parse_table
-from plait.core.errors import RankFailure
-from plait.core.files import replacing
-from plait.core.missing import Missing
+from plait.core.base.codec.json_text import parse_table
+from plait.core.base.errors import RankFailure
+from plait.core.base.files import replacing
+from plait.core.runs.missing import Missing
 
 LONGEST = 1 << 20
 """Bytes of a line; what is longer is none of ours."""

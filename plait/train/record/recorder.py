@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.env import RankEnv
-from plait.core.missing import Missing
-from plait.core.records import SPANS, Records
-from plait.core.ring import NOBODY, Kind
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
-from plait.core.timeline import OpSpan
+from plait.core.base.env import RankEnv
+from plait.core.record.records import SPANS, Records
+from plait.core.record.ring import NOBODY, Kind
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record.timeline import OpSpan
+from plait.core.runs.missing import Missing
+from plait.core.runs.ring_calls import ring_path
 from plait.train.comm.log import Log
 from plait.train.machine.device import Device
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from plait.core.plan import Plan
-from plait.core.refine import Measurements, Timed, Times, refine, with_overlap
-from plait.core.schedule import Transfer, whole_steps
-from plait.core.segments import SegmentOp
-from plait.core.sharding import UnitOp
-from plait.core.strategy import ShardOverlap, Strategy
-from plait.core.timeline import OpSpan
-from plait.core.worth_timing import ROUNDS, Timing, affordable, worth_compiling
+from plait.core.job.plan import Plan
+from plait.core.job.refine import Measurements, Timed, Times, refine, with_overlap
+from plait.core.job.worth_timing import ROUNDS, Timing, affordable, worth_compiling
+from plait.core.parallel.strategy import ShardOverlap, Strategy
+from plait.core.record.timeline import OpSpan
+from plait.core.step.schedule import Transfer, whole_steps
+from plait.core.step.segments import SegmentOp
+from plait.core.step.units import UnitOp
 from plait.train.comm.objects import gather, meet
 from plait.train.engine.assembly import Part
 from plait.train.engine.compiling import compile_ahead

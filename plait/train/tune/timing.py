@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import SegmentOp
-from plait.core.timeline import OpSpan
+from plait.core.record.timeline import OpSpan
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.segments import SegmentOp
 from plait.train.comm.objects import gather, largest, meet
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder

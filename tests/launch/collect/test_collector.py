@@ -14,14 +14,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.collecting import AGAIN, Agent, Collected, collecting
-from plait.core.job import Job
-from plait.core.process import process_state
-from plait.core.ring import Kind, Place
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
-from plait.core.settings import RunSection
+from plait.core.base.process import process_state
+from plait.core.cluster.hardware import HERE
+from plait.core.job.collecting import AGAIN, Agent, Collected, collecting
+from plait.core.job.settings import RunSection
+from plait.core.job.spec import Job
+from plait.core.record.ring import Kind, Place
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.ring_calls import ring_path
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.collector import Collector
 from plait.launch.run_folder import write_run
@@ -49,7 +49,7 @@ for number in range(10**9):
 @pytest.mark.system
 def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from plait.core.collecting import Collected; "
+        "import sys; from pathlib import Path; from plait.core.job.collecting import Collected; "
         "from plait.launch.collect.collector import Collector\n"
         "run = Collected(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
         "one = Collector(Path(sys.argv[1]), 0, 1, run); one.look(); one.finish()\n"
@@ -305,7 +305,7 @@ def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
     write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
     ring = open_ring(tmp_path)
     code = (
-        "import sys, time; from pathlib import Path; from plait.core.collecting import collecting\n"
+        "import sys, time; from pathlib import Path; from plait.core.job.collecting import collecting\n"
         "with collecting(Path(sys.argv[1]), 0, 1):\n    print('ready', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:

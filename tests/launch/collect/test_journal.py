@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 import torch
 
-from plait.core.ring import Kind
-from plait.core.ring_writer import RingWriter, this_process
-from plait.core.segments import SegmentOp
-from plait.core.timeline import Span, Timeline, hidden, spans_of
+from plait.core.record.ring import Kind
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record.timeline import Span, Timeline, hidden, spans_of
+from plait.core.step.segments import SegmentOp
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
 from plait.launch.collect.sums import Sums

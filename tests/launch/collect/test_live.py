@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from plait.core.cluster import HERE
-from plait.core.env import specs_folder
-from plait.core.job import Job
-from plait.core.records import Records
-from plait.core.ring import Kind, Place, Ring
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.base.env import specs_folder
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
+from plait.core.record.records import Records
+from plait.core.record.ring import Kind, Place, Ring
+from plait.core.record.ring_writer import RingWriter, this_process
 from plait.launch.collect.live import MEASURED, Live
 from plait.plan.make import make_plan
 from tests.support.ports import own_port

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.collecting import check_loggers, collecting
-from plait.core.errors import JobError
-from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.collecting import check_loggers, collecting
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
 from plait.launch.collect.loggers import Loggers, Tail
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
@@ -209,7 +209,7 @@ def test_a_file_that_is_gone_or_cannot_be_read_has_no_lines(tmp_path: Path) -> N
 def test_a_tool_that_is_not_installed_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.core.collecting.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.core.job.collecting.find_spec", lambda name: None)
     check_loggers(())
     with pytest.raises(JobError, match=r"'wandb' needs the package wandb.*pip install wandb"):
         check_loggers(("wandb",))

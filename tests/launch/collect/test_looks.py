@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.cluster import HERE
-from plait.core.collecting import Collected
-from plait.core.errors import LaunchError
-from plait.core.job import Job
-from plait.core.ring import Header
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
-from plait.core.settings import RunSection
+from plait.core.base.errors import LaunchError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.collecting import Collected
+from plait.core.job.settings import RunSection
+from plait.core.job.spec import Job
+from plait.core.record.ring import Header
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.runs.ring_calls import ring_path
 from plait.launch.collect import collector as module
 from plait.launch.collect.collector import FLUSH, GRACE, LOOK, QUICK, SHARE, SOON, Collector, main
 from plait.launch.collect.live import Live
@@ -335,12 +335,12 @@ def test_clocks_of_several_hosts_are_compared_by_the_first_agent(
         compared.append([ring.rank for ring in rings])
         return SimpleNamespace(to_dict=lambda: {"it": 1})
 
-    monkeypatch.setattr("plait.core.clocks.aligned", aligned)
+    monkeypatch.setattr("plait.core.record.clocks.aligned", aligned)
     told = Told()
     one = made(tmp_path, first, 1, run, live=told.live)
     one.finish()
     assert compared == ([[0, 1]] if kept else [])
-    from plait.core.clocks import FILE
+    from plait.core.record.clocks import FILE
 
     path = tmp_path / "timeline" / FILE
     assert path.exists() == kept
@@ -359,7 +359,7 @@ def test_of_many_rings_the_first_of_each_host_is_compared(
         compared.append(sorted(ring.rank for ring in rings))
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("plait.core.clocks.aligned", aligned)
+    monkeypatch.setattr("plait.core.record.clocks.aligned", aligned)
     made(tmp_path).finish()
     assert compared == [[0, 2]]
     assert capsys.readouterr().err == "plait: warning: the disk is full\n"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.columns import Coded
-from plait.core.records import Records
-from plait.core.ring import Header, Kind, Name, Place, numbered, row_type
-from plait.core.ring_writer import this_process
-from plait.core.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
+from plait.core.base.columns import Coded
+from plait.core.record.records import Records
+from plait.core.record.ring import Header, Kind, Name, Place, numbered, row_type
+from plait.core.record.ring_writer import this_process
+from plait.core.record.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
 from plait.diagnose.heat import by_segment, heat_of_segments
 from plait.diagnose.notes import Notes
 from plait.diagnose.reading import glance, read_run, read_timeline

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.topology import State, Topology
+from plait.core.base.errors import JobError
+from plait.core.topology.switches import State, Topology
 from plait.place.readers import FORMATS, read_topology, source
 from tests.place.readers import texts
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError
-from plait.core.topology_form import from_dict, to_dict
+from plait.core.base.errors import JobError
+from plait.core.topology.form import from_dict, to_dict
 from plait.place.readers import FORMATS
 from plait.place.readers.source import Asked, Source
 from tests.place.readers.test_formats import ROWS, STATES

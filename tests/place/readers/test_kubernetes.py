@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.topology import RESERVED_TAINT, State
+from plait.core.base.errors import JobError
+from plait.core.topology.switches import RESERVED_TAINT, State
 from plait.place.readers import read_topology
 from plait.place.readers.kubernetes_gpus import kept_back
 from tests.place.readers import texts

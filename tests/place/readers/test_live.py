@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.place.readers import live, read_topology
 from tests.place.readers import texts
 

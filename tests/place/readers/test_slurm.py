@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.place.readers import read_topology
 from plait.place.readers.slurm_nodes import read
 from plait.place.readers.source import Asked, Source

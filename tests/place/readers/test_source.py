@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.core.base.errors import JobError
 from plait.place.readers import plait_form, read_topology, source
 from plait.place.readers.chains import from_chains
 from plait.place.readers.source import Asked, Source

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.errors import JobError
-from plait.core.passed_over import PassedOver
-from plait.core.topology import Hardware, State, Topology
-from plait.core.wiring import Wiring, build
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.topology.switches import Hardware, State, Topology
+from plait.core.topology.wiring import Wiring, build
 from plait.place.readers.source import Found
 from plait.place.readers.states import applied, without_gpus, worse
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.kubernetes_settings import KubernetesSection
-from plait.core.rank_table import RankTable
+from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_api import Cluster, Conflict, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, INDEX, RUN, PodRun, asked
 from tests.support.kubernetes.objects import Object, Refusal, Store

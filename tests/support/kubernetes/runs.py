@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.kubernetes_settings import KubernetesSection
-from plait.core.rank_table import RankTable
+from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_manifests import PodRun, asked
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.ports import own_port

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.cluster import Hosts
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
-from plait.core.schedules import Shape, generate
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Plan, Workload
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedules import Shape, generate
 from plait.diagnose.recording import ROLLUP, SPANS, Recording, grid_of, meetings_of, rollup_of
 from plait.plan.make import Design, assemble_plan
 
@@ -182,7 +182,7 @@ def spans_of_job(job: Job) -> pl.DataFrame:
 
 def write_run(folder: Path, job: Job, *, hosts: int = 0) -> Path:
     """A run's folder: plan, spans in a file for each rank, metrics. hosts: in the rank table; 0: none."""
-    from plait.core.rank_table import RankTable
+    from plait.core.topology.rank_table import RankTable
 
     plan = plan_of(job)
     plan.write(folder / "plan.json")

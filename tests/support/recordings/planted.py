@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.core.evidence import Evidence
+from plait.core.runs.evidence import Evidence
 from tests.support.recordings.standstill import DEADLINE, SECOND, Job, Op, Standstill, draw_job, insert, without
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from plait.core.cluster import Cluster, Hosts
-from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.cluster.hardware import Cluster, Hosts
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
 from plait.diagnose.predicted import table_of
 from plait.diagnose.recording import grid_of, with_axes
 from plait.diagnose.tables import SPAN_COLUMNS

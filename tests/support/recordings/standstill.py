@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from plait.core.evidence import Call, Channel, Evidence
-from plait.core.ring import RingGroup, signature_of
+from plait.core.record.ring import RingGroup, signature_of
+from plait.core.runs.evidence import Call, Channel, Evidence
 
 DEADLINE = 10.0
 SECOND = 10**9

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.segments import Collective
+from plait.core.step.segments import Collective
 from plait.train.comm.staged import PythonGroup
 from plait.train.comm.wire import GlooWire
 from tests.support.streams.order import Clock, Order

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint import readers
 from plait.train.checkpoint.checkpoints import Checkpoints

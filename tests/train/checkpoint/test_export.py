@@ -13,7 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import CheckpointError, JobError, LaunchError
+from plait.core.base.errors import CheckpointError, JobError, LaunchError
 from plait.train.checkpoint.export import export_run
 from plait.train.checkpoint.manifest import file_of
 from plait.train.checkpoint.tokenizer_files import tokenizer_files

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.sharding import Level, Sharding
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Level, Sharding
+from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder
 from plait.train.model.pieces import pieces

@@ -15,12 +15,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
-from plait.core.overlap import SegmentLists
-from plait.core.segment_lists import sync_order
-from plait.core.segments import Action, SegmentGraph, SegmentOp
-from plait.core.strategy import Strategy
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import SegmentLists
+from plait.core.step.segment_lists import sync_order
+from plait.core.step.segments import Action, SegmentGraph, SegmentOp
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.checkpoint.weight_names import place
 from plait.train.comm.wire import NullWire, Wire, open_wire

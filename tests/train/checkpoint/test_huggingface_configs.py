@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint import huggingface
 from plait.train.model.transformer import Transformer
 from plait.train.sample import next_logits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.reshard import Box
+from plait.core.reshard.layouts import Box
 from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored, file_of, name_in_file
 
 ONE, OTHER = file_of(0), file_of(123456)

@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from plait.core.errors import CheckpointError, DataError, JobError
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.timeline import Span, Timeline
+from plait.core.base.errors import CheckpointError, DataError, JobError
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.record.timeline import Span, Timeline
 from plait.train.checkpoint.export import export_run
 from plait.train.checkpoint.folder import measure
 from plait.train.checkpoint.manifest import file_of

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plait.core.errors import CheckpointError
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.stages import split_layers
-from plait.core.strategy import Strategy
+from plait.core.base.errors import CheckpointError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import split_layers
 from plait.train.checkpoint.manifest import Manifest, Stored, file_of
 from plait.train.checkpoint.ranges import Range, assign, described, ranges_of, read_ranges, write_ranges
 from plait.train.model.transformer import Transformer

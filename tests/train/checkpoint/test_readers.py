@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.reshard import Box
+from plait.core.reshard.layouts import Box
 from plait.train.checkpoint import readers
 from plait.train.checkpoint.ranges import Range
 from plait.train.checkpoint.readers import Part, Share, pass_on, shares, told

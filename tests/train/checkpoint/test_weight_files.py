@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import CheckpointError, JobError, PlaitError
-from plait.core.model import ModelSpec
+from plait.core.base.errors import CheckpointError, JobError, PlaitError
+from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_files import check_weights
 from plait.train.checkpoint.weight_headers import Stored, read_header
 from plait.train.checkpoint.weight_names import PREFIX, shapes

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
+from plait.core.parallel.strategy import Strategy
 from plait.plan.make import make_plan
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.whole import master_dtype

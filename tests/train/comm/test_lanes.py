@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.core.reshard import TensorLayout
-from plait.core.reshard_plan import WAYS
+from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.plan import WAYS
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.train.comm import lanes as lanes_module
 from plait.train.comm.lanes import Lane

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.records import Records
-from plait.core.ring import Kind, Record, Ring, signature_of
-from plait.core.segments import Collective, SegmentOp
+from plait.core.record.records import Records
+from plait.core.record.ring import Kind, Record, Ring, signature_of
+from plait.core.step.segments import Collective, SegmentOp
 from plait.train.comm.flight import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Device, Mark
 from plait.train.record.recorder import Recorder

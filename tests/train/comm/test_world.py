@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
-from plait.core.env import RankEnv
-from plait.core.errors import JobError, LaunchError, RankFailure
-from plait.core.settings import RunSection
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError, LaunchError, RankFailure
+from plait.core.job.settings import RunSection
 from plait.train.comm import world
 from plait.train.machine.control import Control
 from tests.support.lab import wait_until

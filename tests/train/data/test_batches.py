@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.cluster import HERE
-from plait.core.errors import DataError
-from plait.core.job import Job
+from plait.core.base.errors import DataError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.data.batches import Batches, _permute
 from plait.train.data.corpus import Corpus

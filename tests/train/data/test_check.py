@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import JobError, PlaitError
-from plait.core.passed_over import PassedOver
-from plait.core.settings import DataSection, TrainSection
+from plait.core.base.errors import JobError, PlaitError
+from plait.core.base.passed_over import PassedOver
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import check
 from plait.train.data.batches import Batches
 from plait.train.data.check import check_data

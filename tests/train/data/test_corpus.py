@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.train.data import checksums
 from plait.train.data.corpus import Corpus, Index
 from tests.train.data.conftest import make

@@ -23,8 +23,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError, JobError
-from plait.core.settings import DataSection, TrainSection
+from plait.core.base.errors import DataError, JobError
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import kinds
 from plait.train.data.check import check_data
 from plait.train.data.kinds import UNDECODABLE, kind_of_text, look_at

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError, JobError
+from plait.core.base.errors import DataError, JobError
 from plait.train.data import documents as cutting
 from plait.train.data.documents import PIECE, WHOLE, Document
 from plait.train.data.prepare import prepare

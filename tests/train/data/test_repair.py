@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.train.data import documents as cutting
 from plait.train.data import prepare as module
 from plait.train.data.corpus import Corpus, Index

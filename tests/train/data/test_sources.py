@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import DataError
-from plait.core.files import DEEPEST
+from plait.core.base.errors import DataError
+from plait.core.base.files import DEEPEST
 from plait.train.data import sources
 from plait.train.data.prepare import prepare
 from plait.train.data.sources import find_files

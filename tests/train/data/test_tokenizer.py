@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from plait.core.errors import DataError, JobError
-from plait.core.settings import DataSection, TrainSection
+from plait.core.base.errors import DataError, JobError
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data.check import check_data
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import DataError
+from plait.core.base.errors import DataError
 from plait.train.data.tokenizer import FileTokenizer, load_tokenizer
 from plait.train.data.tokenizer_limits import LONGEST, MOST_GROWTH, MOST_STEPS, MOST_TOKENS, check_limits
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
-from plait.core.refine import refine
+from plait.core.cluster.hardware import HERE
+from plait.core.job.refine import refine
+from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.compiling import compile_ahead

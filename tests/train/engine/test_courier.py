@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from plait.core.cluster import HERE
-from plait.core.job import Job
-from plait.core.plan import Plan
-from plait.core.schedule import Transfer
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.step.schedule import Transfer
 from plait.plan.make import make_plan
 from plait.train.engine import courier
 from plait.train.engine.courier import LaneCourier, Lanes, Parcel

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.core.job import Job
-from plait.core.strategy import slice_sizes
+from plait.core.job.spec import Job
+from plait.core.parallel.strategy import slice_sizes
 from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import prepare

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.core.strategy import Strategy
+from plait.core.parallel.strategy import Strategy
 from plait.train.engine.gradients import Gradients
 from plait.train.model.transformer import Transformer
 from tests.support.models import llama

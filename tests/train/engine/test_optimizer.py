@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.model.transformer import Transformer

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.layout import SequenceCut
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.sharding import Sharding
 from tests.dist import pipelining
 from tests.support.models import gpt, llama, utransformer
 from tests.support.threads import threads

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.core.model import ModelSpec
-from plait.core.overlap import Load
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients

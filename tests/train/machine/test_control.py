@@ -11,8 +11,8 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 
-from plait.core.channel import Beat, Channel, Error, Stop
-from plait.core.errors import NotFinite
+from plait.core.base.errors import NotFinite
+from plait.core.runs.channel import Beat, Channel, Error, Stop
 from plait.train.machine import control as module
 from plait.train.machine.control import Control
 from tests.support.lab import wait_until

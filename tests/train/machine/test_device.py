@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.env import expand_segments, ready_for_accelerator
-from plait.core.errors import JobError, LaunchError
+from plait.core.base.env import expand_segments, ready_for_accelerator
+from plait.core.base.errors import JobError, LaunchError
 from plait.train.comm.background import Background
 from plait.train.machine import gpu as devices
 from plait.train.machine.device import Device

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import Attempt, read_attempts
-from plait.core.cluster import HERE
-from plait.core.env import RankEnv, this_host
-from plait.core.errors import NotFinite
-from plait.core.job import Job
-from plait.core.plan import CHANGED, Plan
+from plait.core.base.env import RankEnv, this_host
+from plait.core.base.errors import NotFinite
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import CHANGED, Plan
+from plait.core.job.spec import Job
+from plait.core.runs.attempts import Attempt, read_attempts
 from plait.plan.make import make_plan
 from plait.train.machine.control import Control
 from plait.train.machine.own_history import kept

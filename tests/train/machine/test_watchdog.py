@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
-from plait.core.ring import Kind
-from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import Line, Pace, RingWriter, this_process
+from plait.core.record.ring import Kind
+from plait.core.record.ring_writer import Line, Pace, RingWriter, this_process
+from plait.core.runs.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.ring_calls import ring_path
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import importing, main_stack
 from plait.train.machine.watchdog import RENEW, Watchdog, address_towards

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from plait.core import dropout
-from plait.core.dropout import Blocks
+from plait.core.model import dropout
+from plait.core.model.dropout import Blocks
 from plait.train.model import sequence
 from plait.train.model.dropout import DropoutKey, Mask
 from plait.train.model.dropped_attention import attend

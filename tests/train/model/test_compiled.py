@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.core import dropout
+from plait.core.model import dropout
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled
 from plait.train.model.dropout import DropoutKey, Mask

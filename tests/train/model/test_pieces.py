@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.stages import split_layers
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import split_layers
 from plait.train.model.pieces import Piece, initialise, pieces
 from tests.support.models import gpt, llama, utransformer
 

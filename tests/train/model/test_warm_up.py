@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.train.model.warm_up import Slice, WarmUp
 
 GPT = ModelSpec(family="gpt", num_layers=4, hidden=16, num_heads=4, vocab=37, max_sequence=8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.core.profile import Group
+from plait.core.cluster.profile import Group
 from plait.train.comm.wire import NullWire
 from plait.train.profile import collectives as module
 from plait.train.profile.clock import FEWEST, Timed

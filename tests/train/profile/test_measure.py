@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from plait.core.env import RankEnv
-from plait.core.profile import Profile
+from plait.core.base.env import RankEnv
+from plait.core.cluster.profile import Profile
 from plait.train.profile import collectives, compute
 from plait.train.profile.measure import Order, machine_of, measure_profile
 from tests.dist.equality import DEVICE

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
-from plait.core.reshard_plan import messages
+from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
+from plait.core.reshard.plan import messages
 from plait.plan import rates
 from plait.train.machine.device import Device
 from plait.train.profile.clock import Clock

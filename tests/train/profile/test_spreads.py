@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.env import RankEnv
-from plait.core.errors import JobError
-from plait.core.placement_profile import PlacementProfile
-from plait.core.profile import Group
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError
+from plait.core.cluster.placement_profile import PlacementProfile
+from plait.core.cluster.profile import Group
 from plait.train.profile import collectives, spreads
 from plait.train.profile.clock import Timed
 from plait.train.profile.collectives import Layout

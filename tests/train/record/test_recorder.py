@@ -11,11 +11,11 @@ from unittest import mock
 
 import torch
 
-from plait.core.env import RankEnv
-from plait.core.missing import Missing
-from plait.core.ring import NOBODY, Kind, read_ring
-from plait.core.rollup import PROCESSOR
-from plait.core.sharding import UnitOp
+from plait.core.base.env import RankEnv
+from plait.core.record.ring import NOBODY, Kind, read_ring
+from plait.core.record.rollup import PROCESSOR
+from plait.core.runs.missing import Missing
+from plait.core.step.units import UnitOp
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder, open_recorder
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from plait.core.cluster import Hosts
-from plait.core.layout import Layout
-from plait.core.model import ModelSpec
-from plait.core.plan import Choices, Workload
-from plait.core.refine import Measurements, refine
-from plait.core.schedule import whole_steps
-from plait.core.schedules import Shape, generate
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.cluster.hardware import Hosts
+from plait.core.job.plan import Choices, Workload
+from plait.core.job.refine import Measurements, refine
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedule import whole_steps
+from plait.core.step.schedules import Shape, generate
 from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.record.recorder import Recorder

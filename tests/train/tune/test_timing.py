@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from plait.core.ring import Kind
-from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import SegmentOp
-from plait.core.sharding import UnitOp
-from plait.core.timeline import OpSpan
+from plait.core.record.ring import Kind
+from plait.core.record.timeline import OpSpan
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.segments import SegmentOp
+from plait.core.step.units import UnitOp
 from plait.train.machine.device import Device, Fork, Mark
 from plait.train.machine.gpu import open_device
 from plait.train.record.recorder import Recorder

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from plait.core.plan import Choices
-from plait.core.refine import Measurements, Times
-from plait.core.schedule import Transfer
-from plait.core.segments import SegmentOp
-from plait.core.sharding import UnitOp
-from plait.core.strategy import Strategy
-from plait.core.timeline import OpSpan
-from plait.core.worth_timing import Timing
+from plait.core.job.plan import Choices
+from plait.core.job.refine import Measurements, Times
+from plait.core.job.worth_timing import Timing
+from plait.core.parallel.strategy import Strategy
+from plait.core.record.timeline import OpSpan
+from plait.core.step.schedule import Transfer
+from plait.core.step.segments import SegmentOp
+from plait.core.step.units import UnitOp
 from plait.train.engine.compiling import Compilation
 from plait.train.engine.pipeline import Pipeline
 from plait.train.engine.shards import Shards

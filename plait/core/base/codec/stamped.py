@@ -1,0 +1,69 @@
+"""Files that carry their version and a hash of their content: plans and profiles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from plait.core.base.codec.json_text import DOCUMENT, MOST_VALUES, parse_table
+from plait.core.base.errors import JobError
+from plait.core.base.files import contents_within, reason_of
+from plait.core.base.numbers import shown
+
+Content = TypeVar("Content")
+
+
+def digest(values: Any) -> str:
+    """sha256 over plain values, 64 hex digits, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """One kind of file. noun: what users call it. broken: what is wrong with one that is no JSON. fix: what
+    to do with one that cannot be used; edited: with one that does not match its hash. most: values in one."""
+
+    noun: str
+    version: int
+    broken: str
+    fix: str | None = None
+    edited: str
+    most: int = MOST_VALUES
+
+    def on(self, found: str) -> dict[str, Any]:
+        """What stands before content whose hash was found."""
+        return {"version": self.version, "hash": found}
+
+    def text(self, path: Path) -> str:
+        """A file's. Raises JobError where it cannot be read."""
+        try:
+            return contents_within(path, DOCUMENT).decode()
+        except (OSError, ValueError) as error:
+            raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path)) from None
+
+    def opened(
+        self, text: str, file: str, make: Callable[[dict[str, Any]], Content], hash_of: Callable[[Content], str]
+    ) -> Content:
+        """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
+        none, of another version, or edited by hand, and where ``make`` does."""
+        try:
+            values = parse_table(text, most=self.most, unique=True)
+        except ValueError as error:
+            raise JobError(f"{self.broken}: {error}", file=file, fix=self.fix) from None
+        version, stamped = values.pop("version", None), values.pop("hash", None)
+        if version != self.version:
+            problem = f"{shown(version)} is not a {self.noun} version this Plait reads"
+            fix = ". ".join(part for part in (f"It reads version {self.version}", self.fix) if part)
+            raise JobError(problem, file=file, key="version", fix=fix)
+        try:
+            content = make(values)
+        except JobError as error:
+            raise error.in_file(file) from None
+        if stamped != hash_of(content):
+            problem = f"does not match the content: the {self.noun} was edited or damaged"
+            raise JobError(problem, file=file, key="hash", fix=self.edited)
+        return content

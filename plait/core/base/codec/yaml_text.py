@@ -1,0 +1,107 @@
+"""YAML of other programs, read within limits and as JSON has values: what kubectl and Slurm make of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, ClassVar
+
+from plait.core.base.errors import JobError
+
+LARGEST = 4 << 20
+"""Bytes: host lists make ten thousand nodes a file of a hundredth of that, and YAML is slow to read."""
+MOST_EVENTS = 300_000
+"""Values, and beginnings and ends of lists and mappings."""
+DEEPEST = 20
+"""Lists and mappings in each other; a topology has six, a pod ten."""
+KNOWN = ("null", "bool", "int", "float", "str", "seq", "map")
+"""Types of values, by the ends of their tags."""
+INT = r"[-+]?(0b[01]+|0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9_]*)"
+FLOAT = r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+"""Numbers; 12:30:00, which YAML 1.1 has to base 60, is a text."""
+
+
+def load(text: str) -> Any:
+    """Its value.
+
+    Known: null, true and false, whole and broken numbers, texts (a date is one), lists, mappings. Passed
+    over: comments. Refused, as JobError that names the line: aliases, a key that stands twice, other types,
+    numbers of more than 64 bits, what is nested too deeply or too long, more than one document.
+
+    >>> load("{when: 2026-13-45, of: [1, 0x10, 12:30]}")
+    {'when': '2026-13-45', 'of': [1, 16, '12:30']}
+    """
+    import yaml
+
+    if len(text) > LARGEST:
+        raise JobError(f"more than {LARGEST >> 20} MiB of YAML")
+    try:
+        library: Any = yaml  # its types are not told
+        _check_events(library.parse(text, Loader=_loader()))
+        return library.load(text, Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        problem = f"not valid YAML: {error.problem or error.context or 'it cannot be read'}"
+        raise JobError(problem, key=f"line {mark.line + 1}" if mark else None) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        deep = isinstance(error, RecursionError)
+        raise JobError("nested too deeply" if deep else f"not valid YAML: {str(error)[:200]}") from None
+
+
+@cache
+def _loader() -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    tags = {None, *(f"tag:yaml.org,2002:{name}" for name in KNOWN)}  # None: what is of no other type, refused
+
+    class Loader(base):  # pyright: ignore[reportUntypedBaseClass]
+        """Values of JSON."""
+
+        yaml_constructors: ClassVar[Any] = {tag: made for tag, made in base.yaml_constructors.items() if tag in tags}
+        yaml_implicit_resolvers: ClassVar[Any] = {}
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            """Refused where a key stands twice: one of them would be lost."""
+            found: Any = base.construct_mapping(self, node, deep)
+            if len(found) != len(node.value):
+                raise yaml.constructor.ConstructorError(None, None, "a key stands twice", node.start_mark)
+            return found
+
+    def number(make: Any) -> Any:
+        def construct(loader: Any, node: Any) -> Any:
+            value = make(loader, node)
+            if not math.isfinite(value) or abs(value) >= 1 << 63:
+                raise yaml.constructor.ConstructorError(None, None, "a number is too large", node.start_mark)
+            return value
+
+        return construct
+
+    for name in ("int", "float"):
+        tag = f"tag:yaml.org,2002:{name}"
+        Loader.add_constructor(tag, number(base.yaml_constructors[tag]))
+    for name, form, first in (("int", INT, "-+0123456789"), ("float", FLOAT, "-+0123456789.")):
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^({form})$"), list(first))
+    for first, known in base.yaml_implicit_resolvers.items():
+        for tag, form in known:
+            if tag.rpartition(":")[2] in ("bool", "null"):
+                Loader.add_implicit_resolver(tag, form, [first])
+    return Loader
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """What is nested ever deeper ends the process in the loader, which is written in C; what an alias repeats
+    is shared when loaded, and a billion names once it is written out."""
+    import yaml
+
+    depth = 0
+    for number, event in enumerate(events):
+        if isinstance(event, yaml.AliasEvent):
+            raise JobError("aliases (*name) are not read", fix="Write out what they stand for")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise JobError("nested too deeply", key=f"line {event.start_mark.line + 1}")
+        if number > MOST_EVENTS:
+            raise JobError(f"more than {MOST_EVENTS} values of YAML")

@@ -1,0 +1,383 @@
+"""Everything Plait takes from environment variables, and where its data files lie. The only file that reads
+them.
+
+    variable            meaning                                         when it is not set
+    ------------------  ----------------------------------------------  -------------------------------------
+    RANK                this process's number in the run                a run of one process
+    WORLD_SIZE          how many processes the run has                  1; needed as soon as RANK is set
+    LOCAL_WORLD_SIZE    how many of them are on this machine            all, if rank 0 is on it
+    LOCAL_RANK          this process's number on this machine           RANK modulo LOCAL_WORLD_SIZE
+    GROUP_RANK          this machine's number (torchrun; or NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
+    MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
+    MASTER_PORT         its port                                        29500
+    GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
+    TORCH_GLOO_LAZY_INIT  0: gloo connects any two ranks of a group     1: those that speak with each other
+    PLAIT_SPECS         folder to read presets from                     the one that came with Plait
+    PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
+    PLAIT_AGENT         where a node's agent finds the launcher         no agent
+    PLAIT_RUN           name of the run that this pod belongs to        not in a pod
+    PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
+    OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
+    COLUMNS             width of the terminal, in place of its own      the terminal's own
+    NO_COLOR            if not empty: no colours, whatever is printed   colours on a terminal
+    TERM                if dumb: no colours, no line that changes       a terminal that can do both
+    PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
+    CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
+    CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER: at the start
+    CXX                 C++ compiler for strategy.compile on a CPU      g++
+
+The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
+scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
+whether ranks meet at the agent's store, and how often they were started before. Of Slurm: SLURM_JOB_ID,
+SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its nodes),
+SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a pod:
+JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED
+and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from plait.core.base import lab_hosts
+from plait.core.base.errors import JobError, LaunchError
+
+MASTER_PORT = 29500
+
+# What every rank gets unless the user's environment says otherwise.
+_RANK_DEFAULTS = {
+    "OMP_NUM_THREADS": "1",  # ranks share the cores, and the thread that moves data needs its share too
+    # glibc gives freed memory back to the kernel and faults it in again, page by page, for every activation;
+    # kept, it is reused.
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # warnings about nameless hosts; a real failure comes as an exception
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnv:
+    """Who this process is. Without arguments: the only one.
+
+    >>> env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0"}
+    >>> RankEnv.read(env).local_rank
+    1
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = MASTER_PORT
+    lab: str | None = None
+    agent_store: bool = False
+    attempt: int = 0
+
+    @staticmethod
+    def read(environ: Mapping[str, str] | None = None) -> RankEnv:
+        """What the environment says. Raises LaunchError naming the variable, its value and what is
+        allowed."""
+        env = os.environ if environ is None else environ
+        if "RANK" in env and "WORLD_SIZE" not in env:
+            raise LaunchError(
+                "RANK is set but WORLD_SIZE is not. Start ranks with plait train or torchrun, or set both."
+            )
+        if "WORLD_SIZE" in env and "RANK" not in env and env["WORLD_SIZE"] != "1":
+            raise LaunchError(
+                f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. "
+                "Start ranks with plait train or torchrun, or set both."
+            )
+        world_size = _number(env, "WORLD_SIZE", 1, least=1)
+        rank = _number(env, "RANK", 0, most=world_size - 1)
+        local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
+        where = env.get("MASTER_ADDR", "127.0.0.1")
+        if world_size > 1 and "LOCAL_WORLD_SIZE" not in env and where != "localhost" and not where.startswith("127."):
+            raise LaunchError(
+                f"LOCAL_WORLD_SIZE is not set, and rank 0 listens at {where}: ranks may run on several machines. "
+                "Set it to how many run on this one, as plait train and torchrun do."
+            )
+        if local_world_size < world_size and "MASTER_ADDR" not in env:
+            raise LaunchError(
+                "MASTER_ADDR is not set though ranks run on several machines. "
+                "Set it to the address of rank 0's machine."
+            )
+        node = "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK"
+        return RankEnv(
+            rank=rank,
+            world_size=world_size,
+            local_rank=_number(env, "LOCAL_RANK", rank % local_world_size, most=local_world_size - 1),
+            local_world_size=local_world_size,
+            node_rank=_number(env, node, rank // local_world_size),
+            master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=_number(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
+            lab=env.get("PLAIT_LAB") or None,
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+        )
+
+    @property
+    def place_among_cores(self) -> tuple[int, int]:
+        """(this process's place, processes) among those that share the machine's cores: in a lab all hosts
+        are one machine."""
+        return (self.rank, self.world_size) if self.lab else (self.local_rank, self.local_world_size)
+
+    def variables(self) -> dict[str, str]:
+        """The variables that ``read`` turns into this."""
+        values: dict[str, str | int] = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node_rank,
+            "NODE_RANK": self.node_rank,
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": self.master_port,
+        }
+        return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
+
+
+def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_size: int, master_addr: str,
+                   master_port: int, lab: str | None = None) -> dict[str, str]:  # fmt: skip
+    """The whole environment to start a rank with: this process's own, and who the rank is."""
+    me = RankEnv(
+        rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size,
+        node_rank=rank // local_world_size, master_addr=master_addr, master_port=master_port, lab=lab,
+    )  # fmt: skip
+    return rank_base() | me.variables()
+
+
+def rank_base() -> dict[str, str]:
+    """This process's environment with the settings that are good for every rank; the user's own values
+    win."""
+    return _RANK_DEFAULTS | inherited()
+
+
+def launcher_variable(descriptor: int) -> dict[str, str]:
+    """The variable that tells a rank where its line to the launcher is."""
+    return {"PLAIT_LAUNCHER": str(descriptor)}
+
+
+def take_on(variables: Mapping[str, str], line: int) -> None:
+    """Become what the variables say; line: the descriptor of the line to the launcher here."""
+    os.environ.update({**variables, **launcher_variable(line)})
+
+
+def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
+    """The descriptor of the line to the launcher, for this process only; None if there is no launcher."""
+    descriptor = _number(environ, "PLAIT_LAUNCHER", -1)
+    environ.pop("PLAIT_LAUNCHER", None)
+    return descriptor if descriptor >= 0 else None
+
+
+def agent_variable(where: str) -> dict[str, str]:
+    """The variable that tells a node's agent where the launcher is, and by what word it knows its agents."""
+    return {"PLAIT_AGENT": where}
+
+
+def granted(gpus: int) -> dict[str, str]:
+    """The variable that tells a node's ranks of how many GPUs a cluster manager was asked for them."""
+    return {"PLAIT_GPUS": str(gpus)} if gpus else {}
+
+
+def granted_gpus(environ: Mapping[str, str] = os.environ) -> int:
+    """For how many GPUs of this node a cluster manager was asked; 0 if for none, or if there is none."""
+    return _number(environ, "PLAIT_GPUS", 0)
+
+
+def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
+    """Where the launcher is, for this process only."""
+    if "PLAIT_AGENT" not in environ:
+        raise LaunchError("PLAIT_AGENT is not set: agents are started by a launcher, such as plait train --on slurm.")
+    return environ.pop("PLAIT_AGENT")
+
+
+def this_host(environ: Mapping[str, str] = os.environ) -> str:
+    """What this machine is called: by a lab, where we are on one of its hosts, by the cluster manager, where
+    one runs us, else by itself."""
+    if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
+        return host
+    if environ.get("PLAIT_RUN"):
+        unbound = f"{environ['PLAIT_RUN']}-{task_number(environ)}"
+        return environ.get("PLAIT_NODE", unbound) if environ.get("PLAIT_HOSTS") else unbound
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The cluster manager's job that we are in, and how often it was started before; empty outside of one."""
+    if run := environ.get("PLAIT_RUN"):
+        return f"kubernetes/{run}", _number(environ, "PLAIT_ATTEMPT", 0)
+    if not (job := environ.get("SLURM_JOB_ID")):
+        return "", 0
+    return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}/{job}", _number(environ, "SLURM_RESTART_COUNT", 0)
+
+
+def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Slurm's number of the job that we are in, and its nodes; empty outside of one."""
+    return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+
+
+def task_number(environ: Mapping[str, str] = os.environ) -> int:
+    """The cluster manager's number of this agent: Slurm's of a task, Kubernetes' of a pod; -1 outside of
+    both."""
+    return _number(environ, "SLURM_PROCID", _number(environ, "JOB_COMPLETION_INDEX", -1))
+
+
+@dataclass(frozen=True)
+class PodEnv:
+    """A pod of a run. run: its name. hosts: the run's nodes as a host list; empty where the cluster has
+    chosen them. address: this pod's. files: folder of what the launcher has sent. ended: where to say how the
+    run has ended."""
+
+    run: str
+    hosts: str
+    address: str
+    files: Path
+    ended: Path
+
+    @staticmethod
+    def read(environ: MutableMapping[str, str] = os.environ) -> PodEnv:
+        """From this process's environment, which from now on says which start of the run this is. Raises
+        LaunchError outside of a pod."""
+        names = ("PLAIT_RUN", "PLAIT_POD_ADDRESS", "PLAIT_FILES", "PLAIT_ENDED")
+        if missing := [name for name in names if not environ.get(name)]:
+            raise LaunchError(f"{', '.join(missing)} not set: pods are made by plait train --on kubernetes.")
+        environ["PLAIT_ATTEMPT"] = str(int(time.time()))  # a pod begins only after the one before it has ended
+        run, address, files, ended = (environ[name] for name in names)
+        return PodEnv(run, environ.get("PLAIT_HOSTS", ""), address, Path(files), Path(ended))
+
+
+def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def connect_when_needed(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let gloo connect two ranks when they first speak, unless the user wants otherwise. Else every group
+    asks the store for every rank in it and connects any two, also those that never speak."""
+    environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+
+
+def gloo_interface() -> str:
+    """The network interface that gloo is to use; empty for the one that this machine's name leads to."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+
+
+def chosen_port() -> int | None:
+    """The port at which the caller wants ranks to meet, if it said so."""
+    return _number(os.environ, "MASTER_PORT", 0, most=65535) or None
+
+
+def inherited() -> dict[str, str]:
+    """A copy of this process's whole environment, to start another one with."""
+    return dict(os.environ)
+
+
+def dumb_terminal() -> bool:
+    """Whether a terminal is one that only takes line after line."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that ``stream`` is; None for a file or a pipe."""
+    if not stream.isatty():
+        return None
+    own = os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal that does not know
+    return shutil.get_terminal_size((own, 24)).columns  # COLUMNS, standard output's, or else this one's
+
+
+def no_colour() -> bool:
+    """Whether the user, or the terminal, wants plain text (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR")) or dumb_terminal()
+
+
+def specs_folder() -> Path:
+    """The folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the checkout's, else the
+    installed one."""
+    chosen = os.environ.get("PLAIT_SPECS")
+    if chosen:
+        if not Path(chosen, "models").is_dir():
+            raise JobError(
+                f"PLAIT_SPECS names '{chosen}', which has no folder 'models'", fix="Correct the variable or unset it"
+            )
+        return Path(chosen)
+    package = Path(__file__).parents[2]
+    checkout = package.parent / "specs"
+    # A wheel lands in site-packages, where a neighbour called specs could be anybody's; pyproject.toml tells
+    # ours apart.
+    return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
+
+
+def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where what a user has measured is kept from one job to the next: ``plait`` in XDG_DATA_HOME."""
+    chosen = environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".local" / "share"
+    return base / "plait"
+
+
+def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    allowed = f"{least} to {most}" if most is not None else f"at least {least}"
+    try:
+        value = int(text)
+    except ValueError:
+        raise LaunchError(
+            f"The environment variable {name} is {text!r}, not a whole number. Allowed: {allowed}."
+        ) from None
+    if value < least or (most is not None and value > most):
+        raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
+    return value
+
+
+def cpp_compiler(environ: Mapping[str, str] = os.environ) -> str:
+    """The C++ compiler that torch.compile calls."""
+    return environ.get("CXX") or "g++"
+
+
+LEAST_QUEUES, QUEUES = 8, 32
+"""Hardware queues of a GPU: fewer are refused, and what is asked for otherwise."""
+
+
+def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ) -> None:
+    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
+    LaunchError where these would let ranks wait for each other for ever.
+
+    A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
+    as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a
+    message that is posted and whose sender waits for this rank.
+    """
+    queues = _number(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
+    if queues < LEAST_QUEUES:
+        raise LaunchError(
+            f"The environment variable CUDA_DEVICE_MAX_CONNECTIONS is {queues}. Plait keeps communication of several "
+            f"groups under way at once, which so few queues can bring to a standstill. Allowed: {LEAST_QUEUES} to "
+            f"{QUEUES}; unset it for {QUEUES}."
+        )
+    environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
+    environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def single_threaded_compiler(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch's compiler, before it is imported, work in the process that asks, in whichever thread."""
+    environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let a GPU's allocator grow its segments in place, so that tensors of changing sizes leave no holes,
+    unless the user has set it up.
+
+    Takes effect before the first allocation.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(environ):
+        environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -1,0 +1,126 @@
+"""Pictures: bars and curves over time, drawn as text; formats of files, and a figure written whole.
+
+Schedules, transfers and timelines are handed to whoever draws them as ``Bar`` and ``Curve``:
+``plait.diagnose.plots`` makes SVG and PNG of the same bars. Figures are a plotting library's; this file
+loads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_letters
+from typing import Any, NamedTuple, Protocol
+
+from plait.core.base.errors import DataError
+from plait.core.base.files import replacing
+
+FORMATS = ("svg", "png", "pdf")
+SAME: Mapping[Any, Any] = {"svg.hashsalt": "plait", "svg.fonttype": "none"}
+"""matplotlib's settings, to be in force while a figure is saved: the same picture is the same file."""
+GREY = "#808890"
+"""Of lines and words: it can be read on white and on black."""
+
+
+class Figure(Protocol):
+    """What can be saved."""
+
+    def savefig(self, fname: Any, /, **options: Any) -> Any:
+        """Write it."""
+        ...
+
+
+def kind_of(path: Path) -> str:
+    """A picture's format, by its name."""
+    return path.suffix.lstrip(".").lower()
+
+
+def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:
+    """Raise DataError for a picture that cannot be drawn as its name says."""
+    if kind_of(path) not in known:
+        raise DataError(f"{path}: a picture's name ends in .{', .'.join(known)}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Whole or not at all; an SVG without background, for light pages and dark ones, and without the date.
+    Under the settings ``SAME``."""
+    kind = kind_of(path)
+    svg = kind == "svg"
+    with replacing(path) as partial:
+        figure.savefig(partial, format=kind, dpi=120, transparent=svg, metadata={"Date": None} if svg else None)
+
+
+# ---- bars and curves ----
+
+
+class Bar(NamedTuple):
+    """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides
+    its colour."""
+
+    row: str
+    start: float
+    end: float
+    label: str
+    kind: str
+
+
+class Curve(NamedTuple):
+    """A quantity over time: (seconds, value), in order."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+class Piece(NamedTuple):
+    """A run of characters of one kind in a drawn row; the kind of empty space is ``""``."""
+
+    text: str
+    kind: str
+
+
+def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Piece]]]:
+    """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that
+    the bars span.
+
+    A label that does not fit is cut to its number. A bar shorter than a character shares one with its
+    neighbours: the last of them is seen.
+    """
+    first, last = min((bar.start for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)
+    scale = width / (last - first) if last > first else 0.0
+    rows: dict[str, list[Bar]] = {}
+    for bar in bars:
+        rows.setdefault(bar.row, []).append(bar)
+    drawn: list[tuple[str, list[Piece]]] = []
+    for name, own in rows.items():
+        cells, kinds = [" "] * width, [""] * width
+        for bar in own:
+            begin = min(width - 1, round((bar.start - first) * scale))
+            end = min(width, max(begin + 1, round((bar.end - first) * scale)))
+            text = next((text for text in (bar.label, bar.label.lstrip(ascii_letters)) if len(text) <= end - begin), "")
+            cells[begin:end] = text.ljust(end - begin, "─" if text else "▪")
+            kinds[begin:end] = [bar.kind] * (end - begin)
+        drawn.append((name, _runs(cells, kinds)))
+    return drawn
+
+
+def text_gantt(bars: Sequence[Bar], width: int = 100) -> list[str]:
+    """One line a row, names aligned.
+
+    >>> bars = [Bar("stage 0", 0, 2, "F0", "F"), Bar("stage 1", 2, 5, "F0", "F")]
+    >>> print(*text_gantt(bars, width=10), sep="\\n")
+    stage 0 |F0──      |
+    stage 1 |    F0────|
+    """
+    rows = drawn_rows(bars, width)
+    longest = max((len(name) for name, _ in rows), default=0)
+    return [f"{name:<{longest}} |{''.join(piece.text for piece in pieces)}|" for name, pieces in rows]
+
+
+def _runs(cells: list[str], kinds: list[str]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for cell, kind in zip(cells, kinds, strict=True):
+        if pieces and pieces[-1].kind == kind:
+            pieces[-1] = Piece(pieces[-1].text + cell, kind)
+        else:
+            pieces.append(Piece(cell, kind))
+    return pieces

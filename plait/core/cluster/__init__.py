@@ -1,0 +1,5 @@
+"""Hardware: what a cluster has, and what was measured of it."""
+
+# pyright: reportUnsupportedDunderAll=false
+
+__all__ = ["efficiency", "hardware", "overhead", "placement_profile", "profile"]

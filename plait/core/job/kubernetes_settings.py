@@ -1,0 +1,104 @@
+"""The section of a job file that says what to ask Kubernetes for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, field_validator
+
+from plait.core.base.codec.section import Count, Natural, Section
+from plait.core.base.errors import JobError
+from plait.core.job.settings import one_line
+
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+TAINT = re.compile(r"(?P<key>[\w./-]*)(=(?P<value>[\w.-]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
+VOLUME = re.compile(rf"(?P<claim>{NAME})?(?P<path>/[^:]*)?:(?P<mount>/[^:]+)")
+PAIR = re.compile(r"(?P<key>[\w./-]+)=(?P<value>[^\0]*)")
+TOPOLOGY = re.compile(r"(required|preferred):[\w./-]+|unconstrained|")
+FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "tolerations": (TAINT, "key=value:NoSchedule"),
+    "volumes": (VOLUME, "CLAIM:/path in the pod, or /path on the node:/path in the pod"),
+    "env": (PAIR, "NAME=value"),
+    "resources": (PAIR, "cpu=32, memory=200Gi"),
+    "node_labels": (PAIR, "label=value"),
+    "topology": (TOPOLOGY, "required:LABEL, preferred:LABEL, unconstrained"),
+}
+
+
+class KubernetesSection(Section):
+    """What to ask Kubernetes for, with ``plait train --on kubernetes``."""
+
+    image: str = ""
+    """The container image, with Plait installed in it."""
+    namespace: str = ""
+    """Where to run; ``--on kubernetes:NAMESPACE`` does too. That of the kubeconfig's context if empty."""
+    context: str = ""
+    """The context of the kubeconfig. The current one if empty."""
+    workload: Literal["auto", "job", "jobset"] = "auto"
+    """A JobSet, or an Indexed Job with a headless Service. ``auto``: a JobSet if the cluster knows them."""
+    nodes: Natural = 0
+    """How many pods, one to a node. 0: as many as the job's ranks need, ``gpus`` ranks in each, or one."""
+    gpus: Natural = 0
+    """GPUs of each pod."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """What GPUs are called, such as ``amd.com/gpu``."""
+    resources: Texts = ()
+    """Further limits of each pod, such as ``"cpu=32"``, ``"memory=200Gi"``, ``"rdma/hca=8"``."""
+    volumes: Texts = ()
+    """``"CLAIM:/data"`` mounts a PersistentVolumeClaim, ``"/mnt/shared:/data"`` a folder of the nodes."""
+    env: Texts = ()
+    """Variables of every rank, such as ``"NCCL_DEBUG=INFO"``."""
+    python: str = "python"
+    """Python in the image."""
+    service_account: str = ""
+    """The pods' service account. The namespace's default if empty."""
+    tolerations: Texts = ()
+    """Taints that pods tolerate, such as ``"nvidia.com/gpu:NoSchedule"``."""
+    node_labels: Texts = ()
+    """Labels that nodes must have, such as ``"node.kubernetes.io/instance-type=p5.48xlarge"``."""
+    reservation: str = ""
+    """A reservation to run in: nodes with the taint ``plait.dev/reserved=RESERVATION:NoSchedule``."""
+    spares: Texts = ()
+    """With a rank table: nodes that take the place of lost ones, in this order; any that fits if empty."""
+    priority: str = ""
+    """The pods' priority class."""
+    pod: str | None = None
+    """A YAML file with a pod's spec that is merged into ours: all that has no key here."""
+    queue: str = ""
+    """Kueue's queue."""
+    topology: str = ""
+    """Have Kueue place the pods: ``"required:LABEL"``, ``"preferred:LABEL"`` or ``"unconstrained"``."""
+    stage_topology: str = ""
+    """With ``topology``: a label of nodes that those of one pipeline stage are to share."""
+    exclusive: bool = True
+    """Share nodes with no other run of Plait's."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 29400
+    """Where the first pod listens for the others."""
+    grace: Count = 120
+    """Seconds that ranks have to save when they are asked to end."""
+    wait: Count = 900
+    """Seconds that pods may take to start once the cluster has let them in: pulling the image counts."""
+    restarts: Natural = 10
+    """How often the run is started again, on other nodes, after a node or a rank has failed."""
+    keep: Natural = 3600
+    """Seconds that an ended job stays in the cluster, to be looked at."""
+
+    @field_validator("*")
+    @classmethod
+    def _lines(cls, value: Any, info: Any) -> Any:
+        for one in cast("tuple[Any, ...]", value) if type(value) is tuple else (value,):
+            if isinstance(one, str):
+                one_line(one.replace("\t", " "), f"kubernetes.{info.field_name}")
+        return value  # pyright: ignore[reportUnknownVariableType]
+
+    @field_validator(*FORMS)
+    @classmethod
+    def _formed(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
+        form, example = FORMS[info.field_name]
+        for one in (value,) if isinstance(value, str) else value:
+            if not form.fullmatch(one):
+                raise JobError(f"has '{one}'", key=f"kubernetes.{info.field_name}", fix=f"Write {example}")
+        return value

@@ -1,0 +1,342 @@
+"""Plan: everything a run obeys, complete, in one versioned JSON file with a content hash.
+
+``plait.plan.make`` makes it from a job and a cluster, before any rank starts. What it leaves open, because
+only timed steps can tell, stands in ``choices``; ``refine`` (``core.job.refine``) closes it once. The hash
+stands in the file; ``key``, of what ranks do in a step, is stamped on checkpoints and timelines. The runtime
+never amends a plan: where it cannot do what the plan says, it stops.
+
+The lists of segment ops that ranks run are not in the file. They are a function of what is (``segment_lists``
+of model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from plait.core.base.codec.section import Section
+from plait.core.base.codec.stamped import Stamp, digest
+from plait.core.base.errors import JobError, PlaitError
+from plait.core.base.files import replacing
+from plait.core.job.plan_file import Boundaries, Degrees, check_tables, list_of, table, table_of
+from plait.core.job.settings import Seed
+from plait.core.job.spec import Job
+from plait.core.model.precision import ITEMSIZE, Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.reshard.plan import ReshardPlan
+from plait.core.step.schedule import Edge, Schedule
+from plait.core.step.schedule_text import parse_schedule
+from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.stages import Stage, crossings
+from plait.core.step.tied import Tie, tie_of
+
+STAMP = Stamp(
+    noun="plan",
+    version=4,
+    broken="cannot be read as a plan",
+    edited="Change the job file instead and plan again",
+)
+Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
+"""By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
+    sequence: tokens of each."""
+
+    micro_batch: int
+    num_micro_batches: int
+    sequence: int
+    precision: Precision = "fp32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a parameter or activation."""
+        return ITEMSIZE[self.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What timed steps are to choose. strategies: candidates that differ in slices and sequence parallelism.
+    shard_overlap: which of sharding's communication overlaps computation. slack: slack-1f1b's, of every
+    boundary. compile, cuda_graphs: whether to."""
+
+    strategies: tuple[Strategy, ...] = ()
+    shard_overlap: bool = False
+    slack: bool = False
+    compile: bool = False
+    cuda_graphs: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is to be chosen."""
+        return bool(self.strategies) or self.shard_overlap or self.slack or self.compile or self.cuda_graphs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every rank does. job: None for a plan that was made without a job file.
+
+    strategy: of every place of the pipeline; its ``tp`` is the first place's, ``strategy_of`` has each
+    place's. shardings: of every place, over its dp x cp ranks. schedule: with transfers. reshards: how
+    tensors [S, B, H] of a micro-batch go from stage to stage, by whether the residual stream is
+    sequence-parallel; empty on one place. costs: what orders of segment ops are made from; None: from shapes.
+    origin: ``intent`` of the plan that this one was refined from.
+    """
+
+    job: Job | None = None
+    model: ModelSpec
+    workload: Workload
+    strategy: Strategy
+    layout: Layout
+    shardings: tuple[Sharding, ...]
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    reshards: Mapping[bool, Reshards] = field(default_factory=dict[bool, Reshards])
+    costs: SegmentCosts | None = None
+    seed: int = 0
+    """Of initial weights and dropout."""
+    choices: Choices = field(default_factory=Choices)
+    origin: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For people: how slices were chosen, on what device; not part of the hash."""
+
+    def __post_init__(self) -> None:
+        places, shape = (
+            len(self.layout.degrees),
+            f"{len(self.schedule.ranks)} places, {self.schedule.num_stages} stages",
+        )
+        if len(self.shardings) != places:
+            raise JobError(f"{len(self.shardings)} for {places} meshes", key="shardings", fix="Give one to each")
+        if places != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
+            raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
+        for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):
+            sharding.check(mesh.replicas)
+
+    # ---- what follows from it ----
+
+    @property
+    def sequence_cut(self) -> SequenceCut:
+        """How context-parallel ranks share sequences."""
+        return SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring)
+
+    def tie(self, rank: int) -> Tie:
+        """With whom a rank sums the gradient of tied embeddings, and what of it."""
+        return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
+
+    @cached_property
+    def names(self) -> Mapping[Edge, tuple[str, ...]]:
+        """What crosses each edge of the schedule: the residual stream ``h``, skip connections."""
+        return {edge: tuple(one.name for one in found) for edge, found in crossings(self.model, self.stages).items()}
+
+    def strategy_of(self, place: int) -> Strategy:
+        """The strategy with a place's own tensor-parallel degree."""
+        return replace(self.strategy, tp=self.layout.degrees[place][1])
+
+    def largest_share(self, place: int) -> int:
+        """Sequences of a micro-batch that a replica of a place computes, at most: what orders are made for,
+        so that replicas with fewer run the same lists."""
+        return slice_sizes(self.workload.micro_batch, self.layout.degrees[place][0])[0]
+
+    def rows_of(self, rank: int, batch: int) -> slice:
+        """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
+        mesh = self.layout.mesh_of(rank)
+        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
+        return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    # ---- identity ----
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over the content, 64 hex digits: stands in the plan's file."""
+        return digest(self.to_dict())
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over what ranks do in a step, and where. Records and checkpoints are stamped with it: jobs
+        that differ in how long they run, what they log or how fast they learn have the same."""
+        return digest({key: value for key, value in self.to_dict().items() if key not in ("job", "origin")})
+
+    @cached_property
+    def intent(self) -> str:
+        """sha256 over what decides how steps are computed, before anything was measured: equal plans of a job
+        that differs only in how long it runs, or in names."""
+        values = self.to_dict() | {"job": self.job.fingerprint if self.job else None}
+        return self.origin or digest({key: value for key, value in values.items() if key != "origin"})
+
+    def continued(self, file: Path) -> Plan:
+        """The plan with which a run goes on whose folder has ``file``: the one that an earlier start has
+        refined, if it was made with the same intent; else this one, and the run goes on in another shape.
+        Raises JobError for a plan that cannot be read or belongs to another job."""
+        old = self.of_the_same_job(file)
+        return replace(old, job=self.job) if old and old.intent == self.intent else self
+
+    def of_the_same_job(self, file: Path) -> Plan | None:
+        """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
+        if not file.is_file():
+            return None
+        try:
+            old = Plan.read(file)
+        except JobError as error:
+            fix = "Remove this file to have the run planned anew; its checkpoints stay"
+            raise JobError(error.problem, file=error.file, key=error.key, fix=fix) from None
+        if problem := _another(old.job, self.job):
+            fix = "Give this run another name with run.name=NAME, or remove the folder"
+            raise JobError(f"holds a run of another job: {problem}", file=str(file.parent), fix=fix)
+        return old
+
+    # ---- the file ----
+
+    def write(self, path: Path) -> None:
+        """Write atomically: a reader sees the old plan or the new one."""
+        with replacing(path) as partial:
+            partial.write_text(self.to_json())
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({**STAMP.on(self.hash), **self.to_dict(), "notes": dict(self.notes)}) + "\n"
+
+    @staticmethod
+    def read(path: Path) -> Plan:
+        """Raises JobError for a file that is no plan, of another version, or edited by hand."""
+        return Plan.from_json(STAMP.text(path), str(path))
+
+    @staticmethod
+    def from_json(text: str, file: str) -> Plan:
+        """A plan from the text of ``file``, with the errors of ``read``."""
+        return STAMP.opened(text, file, _complete, lambda plan: plan.hash)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content as plain values, for JSON; ``from_dict`` reads them back."""
+        return {
+            "job": self.job.to_dict() if self.job else None,
+            "model": self.model.to_dict(),
+            "workload": asdict(self.workload),
+            "strategy": self.strategy.to_dict(),
+            "layout": asdict(self.layout),
+            "shardings": [asdict(sharding) for sharding in self.shardings],
+            "stage_layers": [stage.num_layers for stage in self.stages],
+            "schedule": str(self.schedule),
+            "reshards": {str(parallel).lower(): _pack(plans) for parallel, plans in sorted(self.reshards.items())},
+            "costs": asdict(self.costs) if self.costs else None,
+            "seed": self.seed,
+            "choices": asdict(self.choices),
+            "origin": self.origin,
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Plan:
+        """A plan from plain values, as ``to_dict`` makes them. Raises what any part of it raises."""
+        layers = [int(number) for number in values["stage_layers"]]
+        choices = values["choices"]
+        strategies = tuple(Strategy.from_dict(one) for one in choices["strategies"])
+        layout = values["layout"]
+        return Plan(
+            job=_job(values["job"]) if values["job"] else None,
+            model=ModelSpec.from_dict(values["model"]),
+            workload=Workload(**values["workload"]),
+            strategy=Strategy.from_dict(values["strategy"]),
+            layout=Layout(tuple((int(dp), int(tp)) for dp, tp in layout["degrees"]), int(layout["cp"])),
+            shardings=tuple(Sharding(**one) for one in values["shardings"]),
+            stages=tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers)),
+            schedule=parse_schedule(values["schedule"]),
+            reshards={key == "true": _unpack(plans) for key, plans in values["reshards"].items()},
+            costs=SegmentCosts(**values["costs"]) if values["costs"] else None,
+            seed=int(values["seed"]),
+            choices=Choices(**(choices | {"strategies": strategies})),
+            origin=str(values["origin"]),
+            notes=dict(values["notes"]),
+        )
+
+
+@cache
+def _file() -> type[Section]:
+    """What stands in the file, beside version and hash."""
+    strategy = table_of(Strategy)
+    return table(
+        "PlanFile",
+        {
+            "job": dict[str, Any] | None,
+            "model": dict[str, Any],
+            "workload": table_of(Workload),
+            "strategy": strategy,
+            "layout": Degrees,
+            "shardings": list_of(table_of(Sharding)),
+            "stage_layers": list_of(int),
+            "schedule": str,
+            "reshards": dict[Literal["false", "true"], Boundaries],
+            "costs": table_of(SegmentCosts) | None,
+            "seed": Seed,
+            "choices": table_of(Choices, strategies=list_of(strategy)),
+            "origin": str,
+            "notes": dict[str, str],
+        },
+    )
+
+
+def _complete(values: dict[str, Any]) -> Plan:
+    """``Plan.from_dict``, for values that anybody may have written."""
+    check_tables(values, _file())
+    try:
+        plan = Plan.from_dict(values)
+    except JobError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
+        raise JobError(f"is not a complete plan: {error}") from None
+    if (layers := sum(stage.num_layers for stage in plan.stages)) != plan.model.num_layers:
+        raise JobError(f"{layers} layers, and the model has {plan.model.num_layers}", key="stage_layers")
+    return plan
+
+
+CHANGED = "changed"
+"""The note that says which settings a run goes on with are others than at the start before."""
+NAMED = 3
+"""Settings that are named when a folder holds a run of another job."""
+
+
+def _another(old: Job | None, new: Job | None) -> str:
+    """In what two jobs differ that a run cannot change on its way; empty if in nothing."""
+    if old is None or new is None:
+        return "" if old is new else "one of the two was planned without a job file"
+    wrong = [str(one) for one in new.changes(old) if not one.allowed]
+    more = [f"{len(wrong) - NAMED} more settings differ"] if len(wrong) > NAMED else []
+    return "; ".join([*wrong[:NAMED], *more])
+
+
+def _job(values: dict[str, Any]) -> Job:
+    try:
+        return Job.from_dict(values)
+    except JobError as error:
+        key = f"job.{error.key}" if error.key else "job"
+        raise JobError(error.problem, file=error.file, key=key, fix=error.fix) from None
+
+
+def _pack(reshards: Reshards) -> dict[str, Any]:
+    """Boundaries between equal meshes share their plans, so each plan is written once: by number."""
+    numbers: dict[str, int] = {}
+    plans: list[dict[str, Any]] = []
+    edges: dict[str, dict[str, int]] = {}
+    for (a, b), named in sorted(reshards.items()):
+        for name, plan in named.items():
+            if plan.key not in numbers:
+                numbers[plan.key] = len(plans)
+                plans.append(plan.to_dict())
+            edges.setdefault(f"{a}>{b}", {})[name] = numbers[plan.key]
+    return {"plans": plans, "edges": edges}
+
+
+def _unpack(packed: Mapping[str, Any]) -> dict[Edge, dict[str, ReshardPlan]]:
+    plans = [ReshardPlan.from_dict(values) for values in packed["plans"]]
+    found: dict[Edge, dict[str, ReshardPlan]] = {}
+    for key, named in packed["edges"].items():
+        a, _, b = key.partition(">")
+        found[int(a), int(b)] = {name: plans[number] for name, number in named.items()}
+    return found

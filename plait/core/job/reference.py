@@ -1,0 +1,188 @@
+"""The settings of a job file, as they can be looked up: made from the types, defaults and docstrings of the
+sections, so that it cannot differ from what ``Job`` takes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
+from types import NoneType
+from typing import Any, TypeGuard, get_args, get_type_hints
+
+from pydantic import BaseModel
+
+from plait.core.base.codec.explain import allowed
+from plait.core.base.codec.toml_text import show
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError, nearest
+from plait.core.job.settings import RENAMED
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+
+COMMAND = "plait job --reference --markdown > docs/job.md"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting. default: as TOML; empty if it must be given, ``-`` if it may be left out and has none."""
+
+    name: str
+    allowed: str
+    default: str
+    meaning: str
+
+    def lines(self) -> str:
+        """For a terminal: what may be written, and what it does."""
+        default = {"": "needed", "-": "not set by default"}.get(self.default, f"default {self.default}")
+        return f"{self.name}: {self.allowed} ({default}). {self.meaning}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A section of the file."""
+
+    name: str
+    meaning: str
+    keys: tuple[Key, ...]
+
+
+def reference() -> tuple[Table, ...]:
+    """Every section with its keys, in the order of the file."""
+    found = [Table("model", _words(_MODEL), (*_MODEL_KEYS, *_shapes()))]
+    for name, field in Job.model_fields.items():
+        if _is_section(section := field.annotation):
+            found.append(Table(name, _words(section.__doc__ or ""), tuple(_keys(name, section))))
+    return tuple(found)
+
+
+def look_up(asked: str) -> Table | tuple[Key, ...]:
+    """A section, or the keys that ``asked`` may mean: the whole name or parts of it in order, such as
+    ``steps``, ``strategy.p1``.
+
+    Raises JobError with the nearest known name.
+    """
+    tables = reference()
+    for table in tables:
+        if asked in (table.name, f"[{table.name}]"):
+            return table
+    keys = [key for table in tables for key in table.keys]
+    parts = asked.split(".")
+    if asked in RENAMED:
+        raise JobError(f"is called {RENAMED[asked]} now", key=asked, fix=f"Ask for {RENAMED[asked]}")
+    exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
+    # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
+    like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))
+    found = exact or tuple(key for key in like if key.name.split(".")[-1] == parts[-1])
+    if not found:
+        known = [*(table.name for table in tables), *(key.name for key in keys)]
+        last = {name.split(".")[-1]: name for name in known}
+        close = nearest(asked, known) or nearest(parts[-1], last)
+        raise JobError(f"no setting has this name{close}", key=asked, fix="plait job --reference shows all of them")
+    return found
+
+
+def markdown() -> str:
+    """``docs/job.md``."""
+    lines = [_HEAD.format(command=COMMAND, example=(specs_folder() / "jobs" / "quickstart.toml").read_text().strip())]
+    for table in reference():
+        lines += ["", f"## [{table.name}]", "", _ticks(table.meaning), ""]
+        lines += ["| key | what it takes | default | meaning |", "|---|---|---|---|"]
+        for key in table.keys:
+            default = {"": "needed", "-": ""}.get(key.default, f"`{key.default}`")
+            cells = (f"`{key.name}`", key.allowed, default, _ticks(key.meaning))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _keys(prefix: str, section: type[BaseModel]) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        default = field.default
+        inner = [part for part in (field.annotation, *get_args(field.annotation)) if _is_section(part)]
+        yield Key(
+            f"{prefix}.{name}",
+            _alternatives(field.annotation, list(field.metadata), f"{prefix}.{name}"),
+            "" if field.is_required() else "-" if default is None else _toml(default),
+            _words(field.description or ""),
+        )
+        for part in inner:
+            yield from _keys(f"{prefix}.{name}", part)
+
+
+def _alternatives(annotation: Any, limits: list[Any], name: str) -> str:
+    """As ``allowed``, with a table's keys left to their own lines."""
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    if not any(_is_section(part) for part in parts):
+        return allowed(annotation, limits)
+    return " or ".join(f"a table [{name}]" if _is_section(part) else allowed(part) for part in parts)
+
+
+def _shapes() -> Iterator[Key]:
+    """The keys that are a ``ModelSpec``'s fields."""
+    types, meanings = get_type_hints(ModelSpec), _docstrings(ModelSpec)
+    for field in fields(ModelSpec):
+        default = "" if field.default is MISSING else "-" if field.default is None else _toml(field.default)
+        yield Key(f"model.{field.name}", allowed(types[field.name]), default, _words(meanings.get(field.name, "")))
+
+
+def _docstrings(owner: type) -> dict[str, str]:
+    """The texts below a class's attributes."""
+    (body,) = (
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        if isinstance(node, ast.ClassDef)
+    )
+    return {
+        first.target.id: second.value.value
+        for first, second in pairwise(body)
+        if isinstance(first, ast.AnnAssign)
+        and isinstance(first.target, ast.Name)
+        and isinstance(second, ast.Expr)
+        and isinstance(second.value, ast.Constant)
+        and isinstance(second.value.value, str)
+    }
+
+
+def _is_section(part: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(part, type) and issubclass(part, BaseModel)
+
+
+def _toml(value: Any) -> str:
+    return show(value.model_dump(mode="json") if isinstance(value, BaseModel) else value)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _ticks(text: str) -> str:
+    return text.replace("``", "`")
+
+
+_MODEL = """The model: a preset, a Hugging Face config, or all shapes. Keys beside a preset or a config replace
+what it says."""
+_MODEL_KEYS = (
+    Key(
+        "model.preset",
+        "a text",
+        "-",
+        "A file of ``specs/models``, such as ``gpt3-125m``. The vocabulary is the tokenizer's.",
+    ),
+    Key("model.huggingface", "a text", "-", "A Hugging Face folder or its ``config.json`` (``gpt2``, ``llama``)."),
+)
+_HEAD = """<!-- Made from the types in plait/core/job/settings.py and plait/core/model/spec.py: do not edit, run
+     {command} -->
+# Settings of a job
+
+A job is a TOML file. `plait train JOB section.key=value ...` replaces its settings for one run, such as
+`train.steps=100`; `plait job --reference KEY` looks a setting up. What is not written has the default below.
+Values are taken as they are: no text for a number, no number for a truth value.
+
+A relative path in a file is meant from that file's folder, one on the command line from the current folder;
+`run.folder`, where results go, always from the current folder.
+
+```toml
+{example}
+```"""

@@ -1,0 +1,377 @@
+"""The sections of a job file, each key with its type, default and meaning.
+
+``docs/job.md`` is made from these. Values are taken as they are: no text for a number, no number for a truth
+value, nothing that is not finite. Rules about several values at once stand in ``Job.check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+from unicodedata import category
+
+from pydantic import Field, field_validator, model_validator
+
+from plait.core.base.codec.section import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.errors import JobError
+from plait.core.base.files import check_path
+from plait.core.base.numbers import MOST_SECONDS, MOST_SEED
+from plait.core.model.precision import Precision
+from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap
+from plait.core.runs.evidence import FIRST, LAST
+
+Seed = Annotated[int, Field(ge=-MOST_SEED - 1, le=MOST_SEED)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+OnNan = Literal["stop", "skip"]
+
+STDLIB, BYTES = "python-stdlib", "bytes"
+RENAMED = {
+    "data.sequence": "data.sequence_length",
+    "train.batch": "train.global_batch_size",
+    "train.micro_batch": "train.micro_batch_size",
+    "train.dtype": "train.precision",
+    "strategy.sp": "strategy.cp",
+    "strategy.sp_kind": "strategy.cp_kind",
+    "strategy.interleave": "strategy.virtual_stages",
+}
+"""Keys of earlier versions, and what they are called now."""
+HINTS = {
+    "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
+    "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
+}
+
+
+class DataSection(Section):
+    """What to train on."""
+
+    text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
+    """Files and folders of plain text in UTF-8, or ``python-stdlib``, the source of Python's standard
+    library, which is always there."""
+    pattern: str = "*"
+    """Which files of a folder."""
+    tokenizer: str = BYTES
+    """``bytes``, or a Hugging Face ``tokenizer.json``."""
+    sequence_length: Count = 128
+    """Tokens of a training sequence."""
+    eval_fraction: Fraction = 0.02
+    """Share of the documents that is kept for evaluation."""
+    seed: Seed = 0
+    """Seed of the order of sequences."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """``text`` as a list."""
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+
+class TrainSection(Section):
+    """Batches, the learning rate, AdamW, evaluation, checkpoints."""
+
+    steps: Count = 300
+    """Optimizer steps of the whole run."""
+    global_batch_size: Count = 8
+    """Sequences of one optimizer step, over all ranks."""
+    micro_batch_size: Natural = 0
+    """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of
+    the global batch is gradient accumulation. 0: the whole global batch at once."""
+    learning_rate: Positive = 3e-4
+    """The learning rate at its peak."""
+    min_learning_rate: NotNegative = 0.0
+    """The learning rate at its end."""
+    warmup_steps: Natural = 0
+    """Steps in which the rate rises from nothing to its peak."""
+    lr_decay_style: Literal["cosine", "wsd"] = "cosine"
+    """``cosine``: falls from the end of the warm-up on. ``wsd`` (warm-up, stable, decay): stays at its peak,
+    then falls linearly over the last ``lr_wsd_decay_steps``."""
+    lr_decay_steps: Natural = 0
+    """Steps after which the rate is at its end, so that more ``steps`` need not change the rates before.
+    0: ``steps``."""
+    lr_wsd_decay_steps: Natural = 0
+    """Length of the decay of ``wsd``. 0: a tenth of ``lr_decay_steps``."""
+    weight_decay: NotNegative = 0.1
+    """AdamW's weight decay, of matrices; norms and biases do not decay."""
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's two decay rates of its moments."""
+    eps: Positive = 1e-8
+    """AdamW's epsilon."""
+    clip_norm: NotNegative = 1.0
+    """Gradients are scaled down to this norm. 0: never."""
+    precision: Precision = "fp32"
+    """Type of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
+    on_nan: OnNan = "stop"
+    """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
+    ``skip`` leaves this update out and goes on, up to twenty times in a row; meanwhile nothing is saved."""
+    seed: Seed = 0
+    """Seed of initial weights and dropout."""
+    eval_every: Natural = 100
+    """Steps between evaluations. 0: none."""
+    eval_batches: Count = 8
+    """Micro-batches of an evaluation."""
+    checkpoint_every: Natural = 100
+    """Steps between checkpoints. 0: at the end only."""
+    keep_checkpoints: Count = 2
+    """How many checkpoints stay on disk. 1: the one before stays as well, until the next is begun."""
+    log_every: Count = 10
+    """Steps between printed lines; ``metrics.jsonl`` has every step."""
+    init_from: str | None = None
+    """A Hugging Face folder to take the initial weights from."""
+
+
+class Slices(Section):
+    """Domino's slices."""
+
+    p1: Count = 1
+    """Slices of the batch."""
+    p2: Count = 1
+    """Column slices of every second weight."""
+
+
+class Shard(Section):
+    """How many of the dp x cp ranks that hold the same weights share out what."""
+
+    params: Count = 1
+    """Ranks that share out the parameters."""
+    grads: Count = 1
+    """Ranks that share out the gradients."""
+    optim: Count = 1
+    """Ranks that share out the optimizer states."""
+    secondary: Natural = 0
+    """Neighbours that keep a second copy of the parameters for backward gathers. 0: none."""
+
+
+class ContextKind(Section):
+    """Both at once: rings, each of Ulysses groups; cp is their product."""
+
+    ulysses: Count
+    """Ranks that exchange heads."""
+    ring: Count
+    """Ranks that pass keys and values on."""
+
+
+class RecomputeLayers(Section):
+    """Recomputation of some layers."""
+
+    kind: Recompute
+    """What is computed again, as ``recompute``."""
+    layers: Natural
+    """So many first layers of every stage."""
+
+
+class OverlapKinds(Section):
+    """Tensor parallelism and sharding apart."""
+
+    tp: Overlap = "domino"
+    """Tensor parallelism's, as ``overlap``."""
+    shard: ShardOverlap | Literal["auto"] = "both"
+    """Which of sharding's communication overlaps computation: of the forward, the backward, both or none;
+    ``auto``: the fastest of timed steps."""
+
+
+Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+
+
+class StrategySection(Section):
+    """How the model is split, and how its communication is hidden. Any key may be ``auto``: the planner
+    chooses it. A job without this table is planned whole. Where the keys without which no rank can start are
+    given, ``slices`` and ``sequence_parallel`` are not predicted but timed before training, as many
+    candidates as can pay in the steps of the run."""
+
+    tp: Degrees = 1
+    """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
+    dp: Degrees = 1
+    """Data-parallel degree; a list likewise."""
+    pp: Count = 1
+    """Pipeline-parallel degree."""
+    schedule: str = "eager-1f1b"
+    """A name that ``plait schedule show`` knows, or a file with a schedule."""
+    virtual_stages: Count = 1
+    """Stages that every pipeline rank holds."""
+    slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    """Slack of slack-1f1b at every boundary between stages; measured before training if empty."""
+    stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    """Layers of every stage; as equal as can be if empty."""
+    shard: str | Shard = "ddp"
+    """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or
+    factors."""
+    cp: Count = 1
+    """Context-parallel degree: ranks that share every sequence."""
+    ep: Count = 1
+    """Expert-parallel degree: neighbours of dp x cp that share out the experts of every layer. Of models with
+    experts, which can be planned for and not trained yet."""
+    cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"
+    """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
+    overlap: Overlap | OverlapKinds = "domino"
+    """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``sync``: none;
+    ``none``: no tensor-parallel communication at all, to measure with. A word alone is tensor parallelism's;
+    sharding's communication then overlaps computation unless it is ``sync``."""
+    slices: Literal["auto"] | Slices = "auto"
+    """Domino's slices; ``strategy.p1`` and ``strategy.p2`` alone do too."""
+    sequence_parallel: bool | Literal["auto"] = False
+    """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
+    recompute: Recompute | RecomputeLayers = "none"
+    """What the backward computes again instead of keeping it."""
+    compile: bool | Literal["auto"] = False
+    """Compile what lies between matrix products (norms, dropout, activations, positions, loss) with
+    torch.compile. ``auto``: if timed steps are faster so, and the run is long enough for it to pay."""
+    cuda_graphs: bool | Literal["auto"] = False
+    """On a GPU, capture the computation between collectives once and replay it: small kernels then do not
+    wait for the host. Takes more memory. ``auto``: if timed steps are faster so."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lone_slices(cls, values: Any) -> Any:
+        """Accept ``p1`` and ``p2`` beside the other keys, which is what the command line finds easiest."""
+        if not isinstance(values, dict):
+            return values
+        table = dict(cast("dict[str, Any]", values))
+        lone = {key: table.pop(key) for key in ("p1", "p2") if key in table}
+        if lone and table.get("slices", "auto") != "auto":
+            key = f"strategy.{next(iter(lone))}"
+            raise JobError("stands beside strategy.slices", key=key, fix="Keep one of the two")
+        return {**table, "slices": lone} if lone else table
+
+
+PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile", "cuda_graphs"))
+"""Keys of ``[strategy]`` that do not have to be timed."""
+
+
+class ClusterSection(Section):
+    """What to plan for."""
+
+    preset: str = "here"
+    """``here``: this machine; or a cluster that ``plait plan --clusters`` lists."""
+    file: str | None = None
+    """A file that describes a cluster, in place of a preset."""
+    profile: str | None = None
+    """What ``plait profile`` measured there: its figures take the place of the cluster's."""
+    ranks: Natural = 0
+    """How many ranks to plan for. 0: as many as the strategy says; where it leaves that open, all that the
+    cluster has."""
+
+
+class PlanSection(Section):
+    """What the planner may choose."""
+
+    constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or
+    ``"memory <= 70 GiB"``."""
+    top: Count = 10
+    """How many strategies are shown."""
+    points: Count = 250_000
+    """How many strategies are compared, at most: of a larger space a coarser one is searched, then its best
+    arrangements of ranks in full."""
+
+
+class RunSection(Section):
+    """Where and on what."""
+
+    name: str = ""
+    """Name of the run's folder; the job file's if empty."""
+    folder: str = "runs"
+    """Where runs go, from the current folder."""
+    device: Literal["auto", "cpu", "cuda", "shared"] = "auto"
+    """``auto``: a GPU where there is one for every rank. ``shared``: ranks of a host share its GPUs, and
+    speak through its memory: to try a job where there are fewer GPUs than ranks, not for its speed."""
+    threads: Count = 1
+    """Threads of a rank's computation, on a CPU."""
+    peak_flops: Positive | None = None
+    """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
+    timeline_steps: Natural = 200
+    """Last steps whose timeline is kept. 0: none."""
+    timeline_sample: Natural = 100
+    """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
+    unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port on every host where Prometheus finds live metrics of the host's ranks. 0: none."""
+    metrics_address: str = "127.0.0.1"
+    """Address of the host at which it listens; its own alone unless told otherwise."""
+    loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
+    """Where metrics go beside ``metrics.jsonl``: ``tensorboard`` (into the run's folder; needs the package
+    tensorboardX), ``wandb`` (Weights & Biases, offline where it has no login; needs the package wandb)."""
+    timeout: Annotated[float, Field(gt=0, le=MOST_SECONDS)] = 600.0
+    """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+    restarts: Natural = 3
+    """Restarts in a row that may save no new checkpoint before a run that fails is given up; of ranks on this
+    machine or in a lab. 0: it is never restarted. A mistake in the job, or numbers that are not finite, are
+    no reason to restart in any case."""
+    spares: Natural = 0
+    """Hosts of a lab that are kept free, to take the place of others that fail, where the planner chooses how
+    many ranks there are. A job that says so itself keeps all hosts that it does not need."""
+    shrink: bool = True
+    """When hosts fail and no spare is left, go on with fewer data-parallel ranks, planned anew; if not, the
+    run waits for hosts to come back, as long as ``restarts`` allows."""
+    memory_every: Natural = 0
+    """Steps between copies of the state in the memory of hosts, from which a restarted run goes on if they
+    are newer than the checkpoints on disk. They live as long as the launcher. 0: none."""
+    memory_neighbour: bool = True
+    """Each host keeps the copies of another one too, so that they outlive its loss."""
+    on_save_failure: Literal["continue", "stop"] = "continue"
+    """When a checkpoint could not be written (a full disk): ``continue`` says so, trains on and tries again
+    after the next interval; ``stop`` ends the run."""
+    selfcheck: Literal["off", "warn", "stop"] = "warn"
+    """Before the first step of a run on several machines the links between neighbours, and across, are tried:
+    what to do about one that has less than a third of the median rate."""
+    hang_deadline: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
+    """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
+    the others wait for, name it and end the run. What a rank does for the first time (a step, an evaluation)
+    may take four times as long. 0: half of ``run.timeout``."""
+
+    @property
+    def call_deadline(self) -> float:
+        """Seconds that a collective or a transfer may take."""
+        return self.hang_deadline or self.timeout / 2
+
+    @property
+    def first_deadline(self) -> float:
+        """Seconds that a rank may take for one piece of what it does for the first time: before the others
+        give up waiting for it."""
+        return max(self.call_deadline, min(FIRST * self.call_deadline, LAST * self.timeout))
+
+    @property
+    def path(self) -> Path:
+        """The run's own folder."""
+        return Path(self.folder) / self.name
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in (".", "..") or "/" in name or (name and not name.strip()):
+            fix = "Leave out slashes; run.folder says where it goes"
+            raise JobError(f"'{name}' is no name for a folder", key="run.name", fix=fix)
+        one_line(name, "run.name")
+        if name:
+            check_path(name, "run.name")
+        return name
+
+    @field_validator("folder")
+    @classmethod
+    def _a_folder(cls, folder: str) -> str:
+        check_path(folder, "run.folder")
+        return folder
+
+    def named(self, name: str) -> RunSection:
+        """The same, called ``name`` unless it says so itself. Raises JobError for a name that no folder can
+        have."""
+        return self if self.name else self.model_copy(update={"name": self._one_folder(name)})
+
+
+def one_line(text: str, key: str) -> None:
+    """Raise JobError, naming the key, for a text that a terminal, or a shell, would not take as one line.
+
+    >>> one_line("a\\nb", "run.name")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    plait.core.base.errors.JobError: run.name: 'a\\nb' holds a line break, or another ...
+    """
+    if any(category(letter) in ("Cc", "Zl", "Zp") for letter in text):
+        problem = f"{text[:80]!r} holds a line break, or another character that controls a terminal"
+        raise JobError(problem, key=key, fix="Leave it out")
+
+
+def refuse_old_names(values: Mapping[str, Any]) -> None:
+    """Raise JobError for a key that an earlier version knew, with the name it has now."""
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        table = values.get(section)
+        if isinstance(table, dict) and key in table:
+            raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))

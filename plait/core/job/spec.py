@@ -1,0 +1,394 @@
+"""Job: what the user writes, in TOML. Every mistake is one paragraph: file, key, value, what is allowed, what
+to change.
+
+The sections and their keys stand in ``core.job.settings``; here is what they mean together.
+
+A relative path in a file is meant from that file's folder, one on the command line from the current folder;
+``run.folder``, where results go, always from the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import Field, ValidationError, model_validator
+
+from plait.core.base.codec.explain import explain
+from plait.core.base.codec.section import Section
+from plait.core.base.codec.stamped import digest
+from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, to_toml
+from plait.core.base.env import specs_folder
+from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError, nearest
+from plait.core.base.numbers import shown
+from plait.core.job.advice import same_place, tried
+from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.job.paths import located
+from plait.core.job.rules import check_job
+from plait.core.job.settings import (
+    PLANNABLE,
+    ClusterSection,
+    DataSection,
+    OverlapKinds,
+    PlanSection,
+    RunSection,
+    Slices,
+    StrategySection,
+    TrainSection,
+    refuse_old_names,
+)
+from plait.core.job.slurm_settings import SlurmSection
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy
+
+MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
+TIMED = ("strategy.slices", "strategy.sequence_parallel")
+"""Settings whose ``auto`` is timed, not predicted, unless others are open too."""
+PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
+"""Settings that the planner can choose."""
+_NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
+"""Of training, what changes nothing of what a step computes."""
+TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
+         "weight_decay", "betas", "eps", "clip_norm")  # fmt: skip
+"""Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
+and in the same time."""
+_TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is another than before. allowed: it may be, when a run goes on.
+
+    >>> str(Change("train.clip_norm", 1.0, 0.5, True))
+    'train.clip_norm was 1.0 and is 0.5'
+    """
+
+    key: str
+    before: Any
+    now: Any
+    allowed: bool
+
+    def __str__(self) -> str:
+        before, now = ("not set" if value is None else shown(value) for value in (self.before, self.now))
+        return f"{self.key} was {before} and is {now}"
+
+
+class Job(Section):
+    """A whole job file, checked.
+
+    >>> Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"tp": 4}}).base_strategy.tp
+    4
+    """
+
+    model: dict[str, Any]
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    strategy: StrategySection = StrategySection()
+    cluster: ClusterSection = ClusterSection()
+    plan: PlanSection = PlanSection()
+    run: RunSection = RunSection()
+    slurm: SlurmSection = SlurmSection()
+    kubernetes: KubernetesSection = KubernetesSection()
+    open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
+    """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
+
+    @staticmethod
+    def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+        """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
+        and key."""
+        with naming(path, overrides):
+            values, _ = override(located(read_toml(path), Path(path).parent), overrides, _is_text)
+            try:
+                return Job.from_dict(values)
+            except JobError as error:
+                raise tried(error, values, _refusal) from None
+
+    @staticmethod
+    def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
+        """A checked job from plain values; relative paths are looked up from ``base``."""
+        try:
+            job = Job.model_validate(located(values, Path(base)))
+        except ValidationError as error:
+            raise explain(error, Job) from None
+        job.check()
+        return job
+
+    def changed(self, overrides: Sequence[str]) -> Job:
+        """The same job with ``section.key=value`` overrides applied."""
+        values, _ = override(self.to_dict(), overrides, _is_text)
+        try:
+            return Job.from_dict(values)
+        except JobError as error:
+            raise error if error.file else tried(error.in_file(COMMAND_LINE), values, _refusal) from None
+
+    def closed_like(self, other: Job) -> Job:
+        """The same job, with what it leaves to the planner as ``other`` has it. Raises JobError where a rule
+        forbids the two together."""
+        values, chosen = self.to_dict(), other.to_dict()
+        for key in self.open:
+            section, _, name = key.partition(".")
+            values[section][name] = chosen[section][name]
+        return Job.from_dict(values)
+
+    def named(self, name: str) -> Job:
+        """The same job, its run called ``name`` unless it says so itself."""
+        return self.model_copy(update={"run": self.run.named(name)})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_model(cls, values: Any) -> Any:
+        if "model" not in values:
+            raise JobError(
+                "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
+            )
+        refuse_old_names(values)
+        values = _opened(values)
+        model = values["model"]
+        for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():
+            if key not in MODEL_KEYS:
+                raise JobError(
+                    f"unknown key{nearest(key, MODEL_KEYS)}",
+                    key=f"model.{key}",
+                    fix=f"Known here: {', '.join(sorted(MODEL_KEYS))}",
+                )
+        return values
+
+    def check(self) -> None:
+        """Raise JobError for values that are fine alone and wrong together."""
+        check_job(self)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one optimizer step: gradient accumulation, or what fills a pipeline."""
+        each = self.train.micro_batch_size * self.degrees[0][0]
+        return -(-self.train.global_batch_size // each) if each else 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one micro-batch, over all data-parallel replicas."""
+        return self.train.global_batch_size // self.num_micro_batches
+
+    @property
+    def degrees(self) -> tuple[tuple[int, int], ...]:
+        """(dp, tp) of every place of the pipeline. Raises JobError for a list that is not as long as the
+        pipeline."""
+        section, found = self.strategy, list[tuple[int, ...]]()
+        for key, given in (("dp", section.dp), ("tp", section.tp)):
+            each = (given,) * section.pp if isinstance(given, int) else given
+            if len(each) != section.pp:
+                raise JobError(
+                    f"{list(each)} has {len(each)} numbers for pp = {section.pp} places",
+                    key=f"strategy.{key}",
+                    changes=[
+                        *({f"strategy.{key}": one} for one in dict.fromkeys((each[0], 1))),
+                        {"strategy.pp": len(each)},
+                    ],
+                )
+            found.append(each)
+        return tuple(zip(*found, strict=True))
+
+    @property
+    def sequence_cut(self) -> SequenceCut:
+        """How cp ranks share sequences. Raises JobError for a product that is not cp."""
+        cp, kind = self.strategy.cp, self.strategy.cp_kind
+        if isinstance(kind, str):
+            return SequenceCut(cp=cp, ring=cp if kind == "ring" else 1)
+        if kind.ulysses * kind.ring != cp:
+            problem = f"{kind.ulysses} x {kind.ring} is not cp = {cp}"
+            changes: list[dict[str, Any]] = [{"strategy.cp": kind.ulysses * kind.ring}, {"strategy.cp_kind": "ulysses"}]
+            raise JobError(problem, key="strategy.cp_kind", changes=changes)
+        return SequenceCut(cp=cp, ring=kind.ring)
+
+    def sharding(self, ranks: int) -> Sharding:
+        """How ``ranks`` that hold the same weights share them out."""
+        given = self.strategy.shard
+        return Sharding.named(given, ranks) if isinstance(given, str) else Sharding(**given.model_dump())
+
+    @property
+    def layout(self) -> Layout:
+        """Rank order."""
+        return Layout(self.degrees, self.strategy.cp)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job needs."""
+        return sum(dp * tp for dp, tp in self.degrees) * self.strategy.cp
+
+    @property
+    def leaves_ranks_open(self) -> bool:
+        """Whether the planner is to choose how many ranks there are: how many the job needs, nobody knows
+        yet."""
+        return bool({f"strategy.{key}" for key in ("tp", "dp", "pp", "cp")}.intersection(self.open))
+
+    @property
+    def measures_slack(self) -> bool:
+        """Whether slack-1f1b is asked for and its slack is to follow from measured times."""
+        return self.strategy.schedule == "slack-1f1b" and not self.strategy.slack
+
+    @property
+    def tunes_sharding(self) -> bool:
+        """Whether timed steps are to say what of sharding's communication is hidden."""
+        return isinstance(self.strategy.overlap, OverlapKinds) and self.strategy.overlap.shard == "auto"
+
+    @property
+    def base_strategy(self) -> Strategy:
+        """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
+        section = self.strategy
+        slices = Slices() if section.slices == "auto" else section.slices
+        given = section.overlap
+        overlap, hidden = (
+            (given, "none" if given == "sync" else "both") if isinstance(given, str) else (given.tp, given.shard)
+        )
+        hidden = "both" if hidden == "auto" else hidden
+        again = section.recompute
+        kind, layers = (again, None) if isinstance(again, str) else (again.kind, again.layers)
+        return Strategy(
+            tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.p1, p2=slices.p2,
+            sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
+            recompute=kind, recompute_layers=layers, compile=section.compile is True,
+            cuda_graphs=section.cuda_graphs is True,
+        )  # fmt: skip
+
+    def model_spec(self, vocab: int) -> ModelSpec:
+        """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count
+        as saying)."""
+        given = dict(self.model)
+        preset, config = given.pop("preset", None), given.pop("huggingface", None)
+        if preset is not None and config is not None:
+            raise JobError("stands beside model.preset", key="model.huggingface",
+                           changes=[{"model.huggingface": None}, {"model.preset": None}])  # fmt: skip
+        for key, value in (("preset", preset), ("huggingface", config)):
+            if value is not None and not isinstance(value, str):
+                raise JobError(f"{shown(value)} is not a text", key=f"model.{key}", fix="Write it in quotes")
+        base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": vocab}
+        if config is not None:
+            base = ModelSpec.from_huggingface(config).to_dict()
+        elif preset is not None:
+            base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": vocab}
+        spec = ModelSpec.from_dict(base | given)
+        if spec.vocab < vocab:
+            fix = f"Use at least {vocab}, or leave it out"
+            if config is not None or self.train.init_from:  # whose weights have as many rows
+                fix = "Name the tokenizer of this model with data.tokenizer"
+            raise JobError(f"{spec.vocab} is less than the tokenizer's {vocab} tokens", key="model.vocab", fix=fix)
+        return spec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        for key in self.open:
+            section, _, name = key.partition(".")
+            values[section][name] = "auto"
+        return values
+
+    def to_toml(self) -> str:
+        """The job with every default spelled out, as a file that ``read`` turns into an equal job."""
+        return to_toml(self.to_dict())
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their
+        files."""
+        return digest(self.to_dict())
+
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        """By key, what stays the same as long as a run does: model, data, and how its state is shaped."""
+        return {key: value for key, value in self._numbers.items() if key not in _TUNED_KEYS}
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        """By key, everything that decides the numbers a run computes."""
+        values = self.to_dict()
+        named = {f"{section}.{key}": value for section in ("model", "data", "train")
+                 for key, value in values[section].items()}  # fmt: skip
+        return {key: value for key, value in named.items() if key.removeprefix("train.") not in _NO_NUMBERS}
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what stays the same as long as a run does; not of names, logging, how long it runs, or
+        learning rates."""
+        return digest(self._fixed)
+
+    def changes(self, old: Job) -> tuple[Change, ...]:
+        """What decides numbers, and is another than in ``old``; what may not be comes first."""
+        now, before = self._numbers, old._numbers
+        found = [
+            Change(key, before.get(key), now.get(key), key in _TUNED_KEYS)
+            for key in {**now, **before}
+            if before.get(key) != now.get(key)
+        ]
+        return tuple(sorted(found, key=lambda one: one.allowed))
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
+
+_ABOUT: dict[type[PlaitError], str] = {
+    ScheduleError: "strategy.schedule",
+    CheckpointError: "train.init_from",
+    DataError: "data.tokenizer",
+}
+"""Which key an error is about that a job has before it runs."""
+
+
+@contextmanager
+def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
+    """Say in errors about settings where they are set: in the job file, or on the command line."""
+    try:
+        try:
+            yield
+        except tuple(_ABOUT) as error:  # what a file says that the job names
+            raise JobError(str(error), key=_ABOUT[type(error)]) from None
+    except JobError as error:
+        if error.file or (error.key or "").startswith("-"):  # of another file, or an option
+            raise
+        typed = any(same_place(setting.partition("=")[0].strip(), error.key) for setting in overrides)
+        raise error.in_file(COMMAND_LINE if typed else str(path)) from None
+
+
+def _refusal(values: dict[str, Any]) -> JobError | None:
+    """What is wrong with plain values of a job."""
+    try:
+        Job.from_dict(values)
+    except JobError as error:
+        return error
+    return None
+
+
+def _opened(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with every ``auto`` that is the planner's taken out of its table and listed under
+    ``open``."""
+    if "open" in values:
+        raise JobError("unknown key", key="open", fix="Write auto for what the planner is to choose")
+    tables = {"strategy": values.get("strategy", {}), "train": values.get("train", {})}
+    if not all(isinstance(table, dict) for table in tables.values()):
+        return values
+    found = list[str]()
+    for key in PLANNED:
+        section, _, name = key.partition(".")
+        table = tables[section]
+        unsaid = "strategy" not in values and name not in table
+        if name == "slices" and ("p1" in table or "p2" in table):
+            continue
+        if unsaid or table.get(name, "auto" if name == "slices" else None) == "auto":
+            found.append(key)
+    if set(found) <= set(TIMED):
+        return values
+    for key in set(found) - set(TIMED):
+        section, _, name = key.partition(".")
+        tables[section] = {other: value for other, value in tables[section].items() if other != name}
+    return {**values, **tables, "open": found}
+
+
+def _is_text(key: str) -> bool:
+    """Whether ``section.name`` takes text only, so that ``run.name=7`` needs no quotes."""
+    section, _, name = key.partition(".")
+    field = Job.model_fields.get(section)
+    names = getattr(field.annotation, "model_fields", {}) if field else {}
+    return name in names and names[name].annotation in (str, str | None)

@@ -1,0 +1,5 @@
+"""Models as data: their sizes, their precision, and what Hugging Face calls them."""
+
+# pyright: reportUnsupportedDunderAll=false
+
+__all__ = ["dropout", "experts", "huggingface", "precision", "spec"]

@@ -1,0 +1,10 @@
+"""Precisions in which a model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Precision = Literal["fp32", "bf16-mixed", "fp64"]
+ITEMSIZE: Mapping[Precision, int] = {"fp32": 4, "bf16-mixed": 2, "fp64": 8}
+"""Bytes of a parameter or an activation."""

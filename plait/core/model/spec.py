@@ -1,0 +1,417 @@
+"""ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
+
+Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown
+2020, arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron
+2023, arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U
+(Ronneberger 2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path
+that halves the sequence ``levels`` times, a bottleneck, an up path that doubles it again, each of its levels
+adding what the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads, D head size,
+F feed-forward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.numbers import LARGEST as LARGEST
+from plait.core.base.numbers import check_number, divisors, multiples
+from plait.core.base.numbers import shown as shown
+from plait.core.model.experts import Experts
+
+Family = Literal["gpt", "llama", "utransformer"]
+ROPE_THETA = 10000.0
+MOST_PARAMETERS = 10**15
+"""A thousand times the largest models; all that is computed from it fits into 64 bits."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1 frequency scaling (arXiv 2407.21783; the ``llama3`` rope type of Hugging Face configs)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, key = getattr(self, field.name), f"model.rope_scaling.{field.name}"
+            check_number(value, key, whole=field.name == "original_max_positions")
+            if value <= 0:
+                raise JobError(f"{value!r} is not positive", key=key, fix="Give a number above 0")
+        if self.low_freq_factor >= self.high_freq_factor:
+            problem = f"{self.low_freq_factor} is not below high_freq_factor = {self.high_freq_factor}"
+            raise JobError(problem, key="model.rope_scaling.low_freq_factor", fix="Llama 3 has 1 and 4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Shapes of one model. Raises JobError naming the field when they contradict each other.
+
+    >>> ModelSpec(family="gpt", num_layers=2, hidden=8, num_heads=2, vocab=16, max_sequence=4).num_parameters
+    1920
+    """
+
+    family: Family
+    """``gpt``: learned positions, LayerNorm, GELU, biases. ``llama``: rotary positions, RMSNorm, SwiGLU.
+    ``utransformer``: gpt's layers in the shape of a U."""
+    num_layers: int
+    """Transformer blocks."""
+    hidden: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Attention heads."""
+    vocab: int
+    """Tokens of the vocabulary. A job may leave it out: the tokenizer's."""
+    max_sequence: int
+    """Positions of a learned embedding. A job may leave it out: ``data.sequence_length``."""
+    num_kv_heads: int = 0
+    """Key/value heads, for grouped-query attention (llama). 0: as many as ``num_heads``."""
+    ffn_hidden: int = 0
+    """Width of the MLP. 0: 4 x ``hidden``; llama needs it."""
+    head_size: int = 0
+    """0: ``hidden`` / ``num_heads``."""
+    tied_embeddings: bool | None = None
+    """Whether the head shares the word embedding's weights. Left out: gpt does, llama does not."""
+    norm_eps: float = 1e-5
+    """Epsilon of the norms."""
+    rope_theta: float = ROPE_THETA
+    """Base of the rotary positions' frequencies."""
+    rope_scaling: RopeScaling | None = None
+    """Llama 3.1's frequency scaling."""
+    dropout: float = 0.0
+    """After the embedding and on every sublayer's output."""
+    attention_dropout: float = 0.0
+    """On the attention weights; forgoes the fused attention kernels."""
+    levels: int = 0
+    """Of a utransformer: how often the down path halves the sequence."""
+    parallel_block: bool = False
+    """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
+    experts: Experts | None = None
+    """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name))
+        for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
+            if getattr(self, name) < 1:
+                raise JobError(
+                    f"{getattr(self, name)} is not a positive number", key=f"model.{name}", fix="Use at least 1"
+                )
+        for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels"):
+            if getattr(self, name) < 0:
+                raise JobError(
+                    f"{getattr(self, name)} is negative", key=f"model.{name}", changes=[{f"model.{name}": None}]
+                )
+        if self.family not in get_args(Family):
+            raise JobError(
+                f"'{self.family}' is no model family; there are {', '.join(get_args(Family))}",
+                key="model.family",
+                changes=self._families(),
+            )
+        set_ = object.__setattr__
+        if not self.head_size and self.hidden % self.num_heads:
+            problem = f"{self.num_heads} heads do not divide hidden = {self.hidden}"
+            changes = [{"model.num_heads": one} for one in divisors(self.hidden, self.num_heads)]
+            raise JobError(problem, key="model.num_heads", changes=changes)
+        set_(self, "head_size", self.head_size or self.hidden // self.num_heads)
+        set_(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise JobError(
+                f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}",
+                key="model.num_kv_heads",
+                changes=[{"model.num_kv_heads": one} for one in divisors(self.num_heads, self.num_kv_heads)],
+            )
+        if not self.ffn_hidden and self.family == "llama":
+            raise JobError(
+                "a llama model needs its feed-forward size",
+                key="model.ffn_hidden",
+                changes=[{"model.ffn_hidden": _usual_ffn(self.hidden, self.num_heads)}],
+            )
+        set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
+        if self.tied_embeddings is None:
+            set_(self, "tied_embeddings", self.has_bias)
+        if self.has_bias and self.num_kv_heads != self.num_heads:
+            raise JobError(
+                f"the {self.family} family has no grouped-query heads",
+                key="model.num_kv_heads",
+                changes=[{"model.num_kv_heads": None}, {"model.family": "llama"}],
+            )
+        if (self.family == "utransformer") != (self.levels > 0):
+            raise JobError(f"{self.levels} levels in the {self.family} family", key="model.levels",
+                           changes=[{"model.levels": 1 if self.family == "utransformer" else None}])  # fmt: skip
+        if self.num_layers % (2 * self.levels + 1):
+            parts = 2 * self.levels + 1
+            problem = f"{self.num_layers} layers over {parts} parts of a U"
+            changes = [{"model.num_layers": one} for one in multiples(parts, self.num_layers)]
+            raise JobError(problem, key="model.num_layers", changes=changes)
+        if self.family == "llama" and self.head_size % 2:
+            raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size",
+                           changes=[{"model.head_size": one} for one in multiples(2, self.head_size)])  # fmt: skip
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}",
+                               changes=[{f"model.{name}": 0.0}])  # fmt: skip
+        if not 0.0 < self.norm_eps < 1.0:
+            raise JobError(
+                f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", changes=[{"model.norm_eps": 1e-5}]
+            )
+        if not self.rope_theta > 0.0:
+            raise JobError(
+                f"{self.rope_theta} is not positive", key="model.rope_theta", changes=[{"model.rope_theta": 1e4}]
+            )
+        if self.learned_positions and (self.rope_scaling or self.rope_theta != ROPE_THETA):
+            key = "rope_scaling" if self.rope_scaling else "rope_theta"
+            raise JobError(f"the {self.family} family has no rotary positions", key=f"model.{key}",
+                           changes=[{f"model.{key}": None}])  # fmt: skip
+        if self.experts:
+            self._check_experts(self.experts)
+            set_(self, "experts", self.experts.filled(self.ffn_hidden))
+        if self.num_parameters > MOST_PARAMETERS:
+            problem = f"the model would have {self.num_parameters:.3g} parameters"
+            raise JobError(problem, key="model.hidden", fix=f"Allowed: at most {MOST_PARAMETERS:.0g}")
+
+    def _check_experts(self, experts: Experts) -> None:
+        if self.levels:
+            raise JobError("a utransformer has none", key="model.experts", changes=[{"model.experts": None}])
+        if not any(map(experts.at, range(self.num_layers))):
+            problem = f"none of {self.num_layers} layers has experts after {experts.first_dense} without"
+            raise JobError(problem, key="model.experts.first_dense",
+                           changes=[{"model.experts.first_dense": 0}])  # fmt: skip
+
+    # ---- what the family decides ----
+
+    def _families(self) -> list[dict[str, Any]]:
+        """Each family as a change, those first whose names are like the one given. A llama model needs its
+        feed-forward size beside it."""
+        like = difflib.get_close_matches(str(self.family), get_args(Family))
+        changes: list[dict[str, Any]] = [{"model.family": one} for one in dict.fromkeys((*like, *get_args(Family)))]
+        size = {} if self.ffn_hidden else {"model.ffn_hidden": _usual_ffn(self.hidden, self.num_heads)}
+        return [change | size if change["model.family"] == "llama" else change for change in changes]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether linear layers and norms have biases, and norms are LayerNorms."""
+        return self.family != "llama"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection (SwiGLU)."""
+        return self.family == "llama"
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether positions are a trained embedding (rotary otherwise)."""
+        return self.family != "llama"
+
+    @property
+    def resampling(self) -> tuple[tuple[int, Literal["down", "up"], int], ...]:
+        """(layer, direction, level) of every change of the sequence's length, just before that layer; level:
+        the finer one.
+
+        >>> shape = dict(num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8)
+        >>> ModelSpec(family="utransformer", levels=2, **shape).resampling
+        ((1, 'down', 0), (2, 'down', 1), (3, 'up', 1), (4, 'up', 0))
+        """
+        each, levels = self.num_layers // (2 * self.levels + 1), self.levels
+        down = tuple((each * (level + 1), "down", level) for level in range(levels))
+        up = tuple((each * (2 * levels - level), "up", level) for level in reversed(range(levels)))
+        return cast("tuple[tuple[int, Literal['down', 'up'], int], ...]", (*down, *up))
+
+    def level(self, layer: int) -> int:
+        """How often the sequence has been halved where ``layer`` works."""
+        part = layer // (self.num_layers // (2 * self.levels + 1))
+        return min(part, 2 * self.levels - part)
+
+    # ---- counts ----
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one attention sublayer, its norm included. In a parallel block its output has no bias
+        of its own."""
+        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        weights = self.hidden * (query + 2 * kv) + query * self.hidden
+        biases = (query + 2 * kv) + (0 if self.parallel_block else self.hidden) if self.has_bias else 0
+        return weights + biases + self._norm_parameters
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of one MLP sublayer, its norm included unless it is attention's."""
+        weights = self.hidden * self.ffn_hidden * (3 if self.gated else 2)
+        biases = self.ffn_hidden + self.hidden if self.has_bias else 0
+        return weights + biases + (0 if self.parallel_block else self._norm_parameters)
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts in place of one MLP."""
+        return sum(map(self.experts.at, range(self.num_layers))) if self.experts else 0
+
+    def expert_parameters(self, ffn_hidden: int) -> int:
+        """Parameters of one expert of this width: an MLP without a norm."""
+        weights = self.hidden * ffn_hidden * (3 if self.gated else 2)
+        return weights + (ffn_hidden + self.hidden if self.has_bias else 0)
+
+    def expert_mlp_parameters(self, routed: int) -> int:
+        """Parameters of one sublayer of experts: ``routed`` of these, the shared ones, router and norm."""
+        if self.experts is None:
+            return 0
+        experts = self.experts
+        shared = experts.shared * self.expert_parameters(experts.shared_ffn_hidden)
+        norm = 0 if self.parallel_block else self._norm_parameters
+        return routed * self.expert_parameters(experts.ffn_hidden) + shared + experts.count * self.hidden + norm
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Word and position embeddings, and the head where it is not tied."""
+        words = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return words + (self.max_sequence * self.hidden if self.learned_positions else 0)
+
+    @property
+    def num_parameters(self) -> int:
+        """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
+        return self._parameters(self.experts.count if self.experts else 0)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: of routed experts, ``per_token``."""
+        return self._parameters(self.experts.per_token if self.experts else 0)
+
+    def _parameters(self, routed: int) -> int:
+        resampling = self.levels * (3 * self.hidden * self.hidden + 2 * self.hidden)
+        layers = self.num_layers * self.attention_parameters
+        layers += (self.num_layers - self.num_expert_layers) * self.mlp_parameters
+        layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
+        return layers + resampling + self.embedding_parameters + self._norm_parameters
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (2 if self.has_bias else 1)
+
+    def attention_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not
+        deducted.
+
+        The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
+        counted.
+        """
+        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        linears = 2 * sequence * self.hidden * (2 * query + 2 * kv)
+        return linears + 4 * sequence * sequence * query
+
+    def mlp_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one MLP sublayer for one sequence."""
+        return 2 * sequence * self.hidden * self.ffn_hidden * (3 if self.gated else 2)
+
+    def expert_mlp_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one sublayer of experts for one sequence: of the experts that tokens go to, and of
+        the router."""
+        experts = self.experts
+        width = experts.active_width * (3 if self.gated else 2) + experts.count if experts else 0
+        return 2 * sequence * self.hidden * width
+
+    def head_flops(self, sequence: int) -> int:
+        """Forward FLOPs of the language-model head for one sequence."""
+        return 2 * sequence * self.hidden * self.vocab
+
+    def step_flops(self, sequence: int, batch: int) -> int:
+        """Forward and backward FLOPs of one step: the backward costs twice the forward."""
+        lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
+        forward = sum(map(self.attention_flops, lengths)) + self.head_flops(sequence)
+        routed = self.num_expert_layers  # of a model whose layers are all as long
+        forward += sum(map(self.mlp_flops, lengths[routed:])) + routed * self.expert_mlp_flops(sequence)
+        forward += sum(6 * (sequence >> level + 1) * self.hidden * self.hidden for level in range(self.levels))
+        return 3 * forward * batch
+
+    # ---- reading ----
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> ModelSpec:
+        """A spec from plain values (a job file's [model] table, a plan). Refuses unknown keys."""
+        known = {f.name for f in fields(ModelSpec)}
+        for key in values:
+            if key not in known:
+                raise JobError(
+                    f"unknown key{nearest(key, known)}",
+                    key=f"model.{key}",
+                    fix=f"Known keys: {', '.join(sorted(known))}",
+                )
+        required = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
+        for key in required:
+            if key not in values:
+                raise JobError("is missing", key=f"model.{key}", fix="Name a preset (model.preset) or give every shape")
+        for key, value in values.items():
+            _check_type(key, value)
+        scaling = values.get("rope_scaling")
+        if isinstance(scaling, dict):
+            values = {**values, "rope_scaling": _rope_scaling(cast("dict[str, Any]", scaling))}
+        experts = values.get("experts")
+        if isinstance(experts, dict):
+            values = {**values, "experts": Experts.from_dict(cast("dict[str, Any]", experts))}
+        return ModelSpec(**values)
+
+    @staticmethod
+    def from_huggingface(path: str | Path) -> ModelSpec:
+        """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what
+        we cannot run."""
+        from plait.core.model.huggingface import read_config  # which makes a ModelSpec
+
+        return read_config(Path(path))
+
+    @staticmethod
+    def preset(name: str, folder: Path) -> ModelSpec:
+        """The spec in ``folder/NAME.toml``."""
+        return ModelSpec.from_dict(ModelSpec.preset_values(name, folder))
+
+    @staticmethod
+    def preset_values(name: str, folder: Path) -> dict[str, Any]:
+        """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change
+        a shape."""
+        known = sorted(file.stem for file in folder.glob("*.toml"))
+        if name not in known:
+            raise JobError(
+                f"no model preset '{name}'{nearest(name, known)}",
+                key="model.preset",
+                fix=f"Known presets: {', '.join(known)}",
+            )
+        return tomllib.loads((folder / f"{name}.toml").read_text())
+
+
+_NUMBERS = ("norm_eps", "rope_theta", "dropout", "attention_dropout")
+_OTHERS: dict[str, tuple[tuple[type, ...], str]] = {
+    "family": ((str,), "a text"),
+    "tied_embeddings": ((bool, type(None)), "true or false"),
+    "parallel_block": ((bool,), "true or false"),
+    "rope_scaling": ((dict, RopeScaling, type(None)), "a table"),
+    "experts": ((dict, Experts, type(None)), "a table"),
+}
+
+
+def _usual_ffn(hidden: int, heads: int) -> int:
+    """The feed-forward size that llama models have: 8/3 of hidden, a multiple of the heads."""
+    return max(heads, 8 * hidden // 3 // heads * heads)
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Refuse a value that is not of its field's type: a file may have anything anywhere."""
+    if name not in _OTHERS:
+        check_number(value, f"model.{name}", whole=name not in _NUMBERS)
+    elif not isinstance(value, _OTHERS[name][0]):
+        raise JobError(f"{shown(value)} is not {_OTHERS[name][1]}", key=f"model.{name}",
+                       fix=f"Give {_OTHERS[name][1]}")  # fmt: skip
+
+
+def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
+    known = {f.name for f in fields(RopeScaling)}
+    if set(values) != known:
+        raise JobError(f"has the keys {', '.join(sorted(values)) or 'none'}", key="model.rope_scaling",
+                       fix=f"Give exactly {', '.join(sorted(known))}")  # fmt: skip
+    return RopeScaling(**values)

@@ -1,0 +1,5 @@
+"""How a model is divided: strategies, the layout of ranks, sharding."""
+
+# pyright: reportUnsupportedDunderAll=false
+
+__all__ = ["layout", "sharding", "strategy"]

@@ -1,0 +1,228 @@
+"""Strategy: how one job is split and which communication overlaps computation, with the rules of validity.
+
+The planner and the runtime check a strategy by the same function, before any process starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.numbers import divisors, multiples
+from plait.core.model.spec import ModelSpec
+
+Overlap = Literal["sync", "async", "domino", "none"]
+Recompute = Literal["none", "selective", "full"]
+ShardOverlap = Literal["none", "forward", "backward", "both"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """Degrees, slices, and which communication overlaps computation.
+
+    tp: tensor-parallel degree. overlap: of its collectives. ``sync``: none (plain tensor parallelism).
+    ``async``: a backward collective overlaps the weight gradients of its own sublayer (Megatron-LM).
+    ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241).
+    ``none``: the collectives are left out, and numbers are wrong, at the speed that full overlap would reach:
+    for measurements only.
+
+    p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
+
+    cp: context-parallel degree. Each sequence is split over cp ranks. Weights are replicated over them, as
+    they are over dp. ring: keys and values travel along rings of so many of these ranks; groups of cp / ring
+    ranks exchange heads (Ulysses).
+
+    sequence_parallel: the residual stream is sharded over tp along the sequence, with all-gathers and
+    reduce-scatters instead of all-reduces (Korthikanti 2022, arXiv 2205.05198).
+
+    recompute: what is computed again in the backward. ``selective``: normalised inputs and activations, which
+    cost neither a matrix product nor a collective. ``full``: everything but the residual stream before every
+    attention and MLP; no tensor-parallel reduction runs again. recompute_layers: in the first so many layers
+    of every stage (None: in all).
+
+    shard_overlap: which communication of sharded data parallelism overlaps computation. ``forward``: the
+    gather of the next layer, and of the parameters that optimizers changed. ``backward``: the gather of the
+    next module, and the reduction of gradients. ``both``; ``none``.
+
+    compile: what lies between matrix products is compiled (torch.compile) instead of run op by op.
+
+    cuda_graphs: stretches of computation are captured once and replayed, where the device can.
+    """
+
+    tp: int = 1
+    overlap: Overlap = "domino"
+    p1: int = 1
+    p2: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    ring: int = 1
+    recompute: Recompute = "none"
+    recompute_layers: int | None = None
+    shard_overlap: ShardOverlap = "both"
+    compile: bool = False
+    cuda_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.overlap not in get_args(Overlap):
+            raise JobError(
+                f"'{self.overlap}' is no overlap mode",
+                key="strategy.overlap",
+                fix=f"Use one of {', '.join(get_args(Overlap))}",
+            )
+        if self.recompute not in get_args(Recompute):
+            known = ", ".join(get_args(Recompute))
+            raise JobError(
+                f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}"
+            )
+        if self.shard_overlap not in get_args(ShardOverlap):
+            known = ", ".join(get_args(ShardOverlap))
+            raise JobError(
+                f"'{self.shard_overlap}' is no overlap of sharding",
+                key="strategy.overlap.shard",
+                fix=f"Use one of {known}",
+            )
+        if self.recompute_layers is not None and self.recompute_layers < 0:
+            raise JobError(
+                f"{self.recompute_layers} is negative", key="strategy.recompute.layers", fix="Use at least 0"
+            )
+        for name in ("tp", "p1", "p2", "cp", "ring"):
+            if getattr(self, name) < 1:
+                raise JobError(
+                    f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}", fix="Use at least 1"
+                )
+
+    def check(self, model: ModelSpec, *, batch: int, sequence: int) -> None:
+        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch``
+        x ``sequence``."""
+        tp = self.tp
+        others = [{"strategy.tp": one} for one in divisors(model.num_heads, tp)]
+        if model.num_heads % tp:
+            raise JobError(
+                f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp", changes=others
+            )
+        if model.num_kv_heads % tp and tp % model.num_kv_heads:
+            raise JobError(
+                f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other",
+                key="strategy.tp",
+                changes=others,
+            )
+        if model.ffn_hidden % tp:
+            raise JobError(
+                f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp", changes=others
+            )
+        if self.p1 > batch:
+            problem = f"p1 = {self.p1} slices of a micro-batch of {batch} sequences, the smallest share of a replica"
+            raise JobError(problem, key="strategy.p1", changes=[{"strategy.slices": {"p1": batch, "p2": self.p2}}])
+        if model.hidden % self.p2:
+            sliced = [{"strategy.slices": {"p1": self.p1, "p2": one}} for one in divisors(model.hidden, self.p2)]
+            problem = f"p2 = {self.p2} does not divide hidden = {model.hidden}"
+            raise JobError(problem, key="strategy.p2", changes=sliced)
+        self._check_sequence(model, sequence)
+        if self.sequence_parallel and sequence // self.cp % tp:
+            raise JobError(
+                f"tp = {tp} does not divide a rank's {sequence // self.cp} tokens",
+                key="strategy.sequence_parallel",
+                changes=[{"strategy.sequence_parallel": False}, *_lengths(tp * self.cp, sequence, model)],
+            )
+        if model.levels >= sequence.bit_length() or sequence % (1 << model.levels):
+            raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence_length",
+                           changes=_lengths(1 << model.levels, sequence, model))  # fmt: skip
+        if self.sequence_parallel and model.levels:
+            raise JobError(
+                "a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
+                key="strategy.sequence_parallel",
+                changes=[{"strategy.sequence_parallel": False}],
+            )
+        if sequence > model.max_sequence:
+            raise JobError(
+                f"{sequence} exceeds the model's max_sequence = {model.max_sequence}",
+                key="data.sequence_length",
+                changes=[{"data.sequence_length": model.max_sequence}],
+            )
+
+    def _check_sequence(self, model: ModelSpec, sequence: int) -> None:
+        if self.cp % self.ring:
+            raise JobError(f"{self.ring} ranks a ring do not divide cp = {self.cp}", key="strategy.cp_kind",
+                           changes=[{"strategy.cp_kind": "ulysses"}, {"strategy.cp_kind": "ring"}])  # fmt: skip
+        if self.cp == 1:
+            return
+        if model.levels:
+            raise JobError(
+                "a utransformer merges neighbouring tokens, which cp would put on different ranks",
+                key="strategy.cp",
+                changes=[{"strategy.cp": 1}],
+            )
+        heads, kv_heads, ulysses = (
+            model.num_heads // self.tp,
+            max(1, model.num_kv_heads // self.tp),
+            self.cp // self.ring,
+        )
+        if heads % ulysses or (kv_heads % ulysses and ulysses % kv_heads):
+            raise JobError(
+                f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) "
+                "of a tensor-parallel rank",
+                key="strategy.cp",
+                changes=[*({"strategy.cp": one} for one in divisors(heads, self.cp)), {"strategy.cp_kind": "ring"}],
+            )
+        parts = math.lcm(self.cp, 2 * self.ring if self.ring > 1 else 1)
+        if sequence % parts:
+            raise JobError(
+                f"cp = {self.cp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
+                key="strategy.cp",
+                changes=_lengths(parts, sequence, model),
+            )
+        if self.ring > 1 and model.attention_dropout:
+            raise JobError(
+                "ring attention cannot drop attention weights",
+                key="model.attention_dropout",
+                changes=[{"model.attention_dropout": 0.0}, {"strategy.cp_kind": "ulysses"}],
+            )
+
+    def hides_shards(self, *, forward: bool) -> bool:
+        """Whether the communication of sharded data parallelism overlaps computation, in the forward or in
+        the backward."""
+        return self.shard_overlap in ("both", "forward" if forward else "backward")
+
+    def kv_replicas(self, model: ModelSpec) -> int:
+        """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their
+        number)."""
+        return max(1, self.tp // model.num_kv_heads)
+
+    def padded_vocab(self, model: ModelSpec) -> int:
+        """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or
+        gradient."""
+        return -(-model.vocab // self.tp) * self.tp
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Strategy:
+        """A strategy from plain values. Refuses unknown keys."""
+        known = {f.name for f in fields(Strategy)}
+        for key in values:
+            if key not in known:
+                raise JobError(
+                    f"unknown key{nearest(key, known)}",
+                    key=f"strategy.{key}",
+                    fix=f"Known keys: {', '.join(sorted(known))}",
+                )
+        return Strategy(**values)
+
+
+def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Sizes of ``parts`` contiguous slices of ``total``, as equal as can be, larger ones first.
+
+    >>> slice_sizes(8, 3)
+    (3, 3, 2)
+    """
+    base, extra = divmod(total, parts)
+    return tuple(base + (i < extra) for i in range(parts))
+
+
+def _lengths(of: int, sequence: int, model: ModelSpec) -> list[dict[str, int]]:
+    """Lengths of sequences around ``sequence`` that are multiples of ``of``, as changes."""
+    return [{"data.sequence_length": one} for one in multiples(of, sequence, model.max_sequence)]

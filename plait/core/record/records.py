@@ -1,0 +1,272 @@
+"""Records of a ring as columns: spans of a timeline, communication that was hidden, sums per kind of op.
+
+Pure functions over NumPy arrays, which serve the running rank, step by step, as well as whoever reads a ring
+afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plait.core.base.columns import Coded
+from plait.core.record.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
+from plait.core.record.rollup import PROCESSOR, joined
+from plait.core.record.timeline import Hidden, SpanKind, hidden_between
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Bytes = TypeVar("Bytes", int, "np.ndarray")
+SPANS: Mapping[Kind, SpanKind] = {
+    Kind.COMPUTE: "compute", Kind.WAIT: "wait", Kind.IDLE: "idle", Kind.COLLECTIVE: "comm", Kind.JOB: "comm",
+    Kind.TRANSFER: "transfer",
+}  # fmt: skip
+"""What records are in a timeline, if their names have places."""
+AROUND: Mapping[Kind, SpanKind] = {
+    Kind.DATA: "data", Kind.OPTIMIZER: "optimizer", Kind.CHECKPOINT: "checkpoint", Kind.EVALUATION: "evaluation",
+}  # fmt: skip
+"""And without: what a rank does beside its plan's ops."""
+
+
+EXCHANGED = "FAKXDGETSH"
+"""Kinds of ops of attention after which something goes to ranks that share a sequence, or may go."""
+AWAITED: Mapping[str, tuple[str, ...]] = {"need": ("gather", "publish"), "settle": ("reduce",)}
+"""How the names of sharding's waits begin, and of the collectives that each waits for: of the same unit where
+it is needed, of any unit where reductions are settled. Other waits have the name of their collective."""
+UNITS = frozenset((*AWAITED, *chain(*AWAITED.values())))
+"""How the names of sharding's collectives and waits begin."""
+
+
+def sent_bytes(verb: str, whole: Bytes, size: int) -> Bytes:
+    """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its
+    larger tensor, or of those of several."""
+    if verb == "rotate":
+        return whole
+    return whole * (size - 1) // size * (2 if verb == "all_reduce" else 1)
+
+
+def axis_of(kind: str, name: str) -> str:
+    """Along which axis a span communicates, or waits for what does; empty for what does neither.
+
+    >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.R0"), axis_of("idle", "0RECV_F0")
+    ('dp', 'tp', 'pp')
+    >>> axis_of("wait", "attn0.K0"), axis_of("wait", "head.F0"), axis_of("wait", "settle vectors0")
+    ('cp', 'tp', 'dp')
+    """
+    if kind in ("idle", "transfer"):
+        return "pp"
+    if kind in ("comm", "wait"):
+        if name.split(" ")[0] in UNITS:
+            return "dp"
+        site, _, kind = name.partition(".")
+        return "cp" if kind[:1] and kind[0] in EXCHANGED and site.startswith(("attn", "block")) else "tp"
+    return ""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of one rank, as in ``Ring.table``, and what their numbers stand for."""
+
+    table: np.ndarray
+    names: Mapping[int, Name]
+    groups: Mapping[int, RingGroup]
+
+    @staticmethod
+    def of(ring: Ring) -> Records:
+        """Those of a ring."""
+        return Records(ring.table, ring.names, ring.groups)
+
+    def spans(self, rank: int) -> dict[str, Any]:
+        """The columns of ``core.record.timeline.Span``, times in ns (``start_ns``, ``end_ns``), texts as
+        ``Coded``, in order of steps and starts; of what is ``timed``."""
+        import numpy as np
+
+        table = self._of_a_timeline
+        table = table[np.lexsort((table["started"], table["step"]))]
+        numbers, which = np.unique(table["name"], return_inverse=True)
+        names = [self.names.get(int(number), Name("")) for number in numbers]
+        places = [name.place for name in names]
+        kinds = _kind_numbers()[table["kind"]]
+
+        def texts(values: Iterable[str]) -> Coded:
+            every = list(values)
+            known = {text: code for code, text in enumerate(dict.fromkeys(every))}
+            return Coded(list(known), np.array([known[text] for text in every], np.int32)[which])
+
+        def whole(values: Iterable[int]) -> np.ndarray:
+            return np.array(list(values), np.int64)[which]
+
+        name = texts(one.text for one in names)
+        return {
+            "step": table["step"].astype(np.int64),
+            "rank": np.full(len(table), rank, dtype=np.int64),
+            "kind": Coded(_WORDS, kinds.astype(np.int32)),
+            "name": name,
+            "seq": _occurrence(table["step"], name.codes.astype(np.int64) * len(_WORDS) + kinds),
+            "site": texts(place.site if place else one.text for place, one in zip(places, names, strict=True)),
+            "layer": whole(place.layer if place else -1 for place in places),
+            "slice": whole(place.slice if place else -1 for place in places),
+            "direction": texts(_direction(one) for one in names),
+            "start_ns": table["started"],
+            "end_ns": table["ended"],
+            "bytes": self.sent(table),
+        }
+
+    def hidden(self) -> Hidden:
+        """Communication of the ops of a plan, as ``hidden`` of ``core.record.timeline`` has it."""
+        import numpy as np
+
+        table = self._of_a_timeline
+        kinds = _kind_numbers()[table["kind"]]
+        which = [np.flatnonzero(kinds == _WORDS.index(kind)) for kind in ("comm", "wait")]
+        found = hidden_between(*(np.stack([table["started"][own], table["ended"][own]], 1) for own in which))
+        return Hidden(*(ns / 1e9 for ns in found))
+
+    def seconds(self) -> dict[tuple[str, str], float]:
+        """Of the timeline's spans, by kind and axis."""
+        import numpy as np
+
+        table = self._of_a_timeline
+        numbers, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
+        sums = np.bincount(which, table["ended"] - table["started"], len(numbers)) / 1e9
+        found: dict[tuple[str, str], float] = {}
+        for code, seconds in zip(numbers.tolist(), sums.tolist(), strict=True):
+            kind = _WORDS[_kind_numbers()[code & 255]]
+            key = kind, axis_of(kind, self.names.get(code >> 8, Name("")).text)
+            found[key] = found.get(key, 0.0) + seconds
+        return found
+
+    def idle(self) -> float | None:
+        """Seconds in which a stage waited for others; None where none ever waits."""
+        waited = self._of_a_timeline
+        waited = waited[waited["kind"] == Kind.IDLE]
+        return self._seconds(waited) if len(waited) else None
+
+    def rolled_up(self, rank: int) -> dict[str, Any]:
+        """Per step, kind, site and direction (texts are ``Coded``): how many (n), and the sum, least and most
+        ns (sum_ns, min_ns, max_ns). Beside what is in the timeline, collectives and messages by the label of
+        their group, and ``processor``: what of a processor the step had."""
+        import numpy as np
+
+        table = self.timed
+        codes = (table["name"].astype(np.int64) << 20) | (table["kind"].astype(np.int64) << 16) | table["group"]
+        found, which = np.unique(codes, return_inverse=True)
+        labels = [self._label(code >> 16 & 15, code >> 20, code & 0xFFFF) for code in found.tolist()]
+        texts = sorted(set(labels))
+        label = np.array([texts.index(one) for one in labels], dtype=np.int64)
+        first = int(table["step"].min()) if len(table) else 0
+        of_row = (table["step"].astype(np.int64) - first) * len(texts) + label[which]
+        order = np.argsort(of_row, kind="stable")
+        begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+        taken, many = (table["ended"] - table["started"])[order], len(begins)
+        steps, at = np.divmod(of_row[order[begins]], max(1, len(texts)))
+
+        def words(place: int) -> Coded:
+            known = sorted({text[place] for text in texts})
+            return Coded(known, np.array([known.index(text[place]) for text in texts], np.int32)[at])
+
+        found = {
+            "step": first + steps, "rank": np.full(many, rank, np.int64),
+            "kind": words(0), "site": words(1), "direction": words(2), "n": np.diff(begins, append=len(order)),
+            "sum_ns": np.add.reduceat(taken, begins), "min_ns": np.minimum.reduceat(taken, begins),
+            "max_ns": np.maximum.reduceat(taken, begins),
+        }  # fmt: skip
+        return joined([found, _processor(table[(table["kind"] == Kind.STEP) & (table["bytes"] > 0)], rank)])
+
+    @cached_property
+    def timed(self) -> np.ndarray:
+        """The records of a step that have a length. What has not ended, has failed, or whose start is unknown
+        (0, as earlier versions left it of collectives that ended out of their order) has none."""
+        return self.table[(self.table["ended"] > 0) & (self.table["started"] > 0) & (self.table["step"] >= 0)]
+
+    @cached_property
+    def _of_a_timeline(self) -> np.ndarray:
+        """The records that are spans."""
+        import numpy as np
+
+        table = self.timed
+        kinds = table["kind"]
+        known = [number for number, name in list(self.names.items()) if name.place]
+        placed = np.zeros(max(self.names, default=0) + 2, dtype=bool)
+        placed[known] = True
+        of_it = placed.take(table["name"], mode="clip") & (_kind_numbers() > 0)[kinds] | _is_around()[kinds]
+        return table[of_it]
+
+    def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
+        """Kind, site and direction in words."""
+        found = self.names.get(name, Name(""))
+        if found.place and (word := SPANS.get(Kind(kind))):
+            return word, found.place.site, _direction(found)
+        where = self.groups[group].label if group in self.groups else ""
+        return Kind(kind).name.lower(), where, ""
+
+    def sent(self, table: np.ndarray) -> np.ndarray:
+        """Bytes that this rank sent."""
+        import numpy as np
+
+        sent = table["bytes"].copy()
+        collective = table["kind"] == Kind.COLLECTIVE
+        calls = (table["call"] & 15).astype(np.int64) << 16 | table["group"]
+        for call in np.unique(calls[collective]).tolist():
+            rows = collective & (calls == call)
+            verb, group = call >> 16, call & 0xFFFF
+            size = len(self.groups[group].ranks) if group in self.groups else 1
+            sent[rows] = sent_bytes(verb_and_dtype(verb)[0], sent[rows], size)
+        return sent
+
+    @staticmethod
+    def _seconds(table: np.ndarray) -> float:
+        return float((table["ended"] - table["started"]).sum()) / 1e9
+
+
+def _processor(steps: np.ndarray, rank: int) -> dict[str, Any]:
+    """A row for each: what of a processor it had."""
+    import numpy as np
+
+    none, one, had = np.zeros(len(steps), np.int32), np.ones(len(steps), np.int64), steps["bytes"]
+    texts = {name: Coded([text], none) for name, text in (("kind", PROCESSOR), ("site", ""), ("direction", ""))}
+    return {
+        "step": steps["step"].astype(np.int64), "rank": rank * one, **texts, "n": one,
+        "sum_ns": had, "min_ns": had, "max_ns": had,
+    }  # fmt: skip
+
+
+def _direction(name: Name) -> str:
+    return ("forward" if name.place.forward else "backward") if name.place else ""
+
+
+_WORDS = ("", *dict.fromkeys((*SPANS.values(), *AROUND.values())))
+
+
+@cache
+def _kind_numbers() -> np.ndarray:
+    """By a record's kind, which of ``_WORDS`` it is in a timeline; 0: none."""
+    import numpy as np
+
+    words = [SPANS.get(Kind(kind)) or AROUND.get(Kind(kind)) or "" if kind else "" for kind in range(max(Kind) + 1)]
+    return np.array([_WORDS.index(word) for word in words])
+
+
+@cache
+def _is_around() -> np.ndarray:
+    """By a record's kind, whether it is one of ``AROUND``."""
+    import numpy as np
+
+    return np.isin(np.arange(max(Kind) + 1), list(AROUND))
+
+
+def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """How often each row's step and number came before."""
+    import numpy as np
+
+    order = np.lexsort((np.arange(len(steps)), same, steps))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (steps[order][1:] != steps[order][:-1]) | (same[order][1:] != same[order][:-1])
+    at = np.arange(len(order))
+    seq = np.empty(len(order), dtype=np.int64)
+    seq[order] = at - np.maximum.accumulate(np.where(first, at, 0))
+    return seq

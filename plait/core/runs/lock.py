@@ -1,0 +1,288 @@
+"""One run in a folder at a time, also where the folder is shared by several machines.
+
+The lock is a file that appears whole under its name (a hard link, which NFS makes atomically as well) and
+says who holds it. A holder whose process number means something here is looked up by it and by its start
+time; any other is believed dead once it has not touched its file for ``EXPIRES`` seconds. ``flock`` would be
+simpler, but shared file systems often do without it.
+
+A dead holder's lock is replaced, never removed and made again: whoever holds the lock *of that lock* renames
+it over the dead one. So of many starters exactly one wins, also when one of them is killed on the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pwd
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from plait.core.base.codec.json_text import parse_table
+from plait.core.base.codec.typed import checked
+from plait.core.base.env import cluster_job
+from plait.core.base.errors import LaunchError, RunLost
+from plait.core.base.files import explained
+from plait.core.base.process import process_since, process_state, where_pids_mean_the_same
+
+NAME = "lock.json"
+BEAT = 5.0
+"""Seconds between two touches of the file."""
+EXPIRES = 60.0
+"""Seconds without a touch after which a holder on another machine is believed dead."""
+LONGEST = 1 << 16
+"""Bytes that are read of a lock file."""
+CLAIM = 10.0
+"""Seconds to wait for another starter that is about to replace a dead holder's lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lock; ``place`` and ``started`` tell a process from another one with its number. job,
+    attempt: of a cluster manager, which ends one start of a job before the next."""
+
+    host: str
+    pid: int
+    started: int
+    place: str
+    user: str
+    since: str
+    token: str
+    job: str = ""
+    attempt: int = 0
+
+    @staticmethod
+    def me() -> Holder:
+        """This process, with a token that nobody else has."""
+        state, (job, attempt) = process_state(os.getpid()), cluster_job()
+        return Holder(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=state.started if state else 0,
+            place=where_pids_mean_the_same(),
+            user=_user(),
+            since=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+            token=secrets.token_hex(8),
+            job=job,
+            attempt=attempt,
+        )
+
+    def __str__(self) -> str:
+        user = f" of {self.user}" if self.user else ""
+        return f"process {self.pid}{user} on {self.host}, since {self.since.replace('T', ' ')}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A lock file as it is. holder: None if it cannot be read. touched: by the file system's clock."""
+
+    folder: Path
+    holder: Holder | None
+    token: str
+    touched: float
+
+    @cached_property
+    def silent(self) -> float:
+        """Seconds since it was touched."""
+        return max(0.0, _clock_of(self.folder) - self.touched)
+
+    @property
+    def here(self) -> bool:
+        """Whether the holder's process number means something to us."""
+        return self.holder is not None and self.holder.place == where_pids_mean_the_same()
+
+    @property
+    def dead(self) -> bool:
+        job, attempt = cluster_job()
+        if self.holder and job and (self.holder.job, self.holder.attempt < attempt) == (job, True):
+            return True
+        if self.holder is None or not self.here:
+            return self.silent > EXPIRES
+        return process_since(self.holder.pid, self.holder.started) is None
+
+
+class RunLock:
+    """Held inside the ``with`` block, by this process alone; the folder is made if it is not there.
+
+    Raises LaunchError that names the holder if there is one, and RunLost from ``check``, or at the end of the
+    block, if the lock was lost meanwhile: its file removed, or taken over by somebody who believed us dead.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / NAME
+        self._me = Holder.me()
+        self._lost = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+
+    def __enter__(self) -> Self:
+        with explained(f"the run folder {self.folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _take(self.path, self._me)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+        with suppress(OSError):  # a disk in trouble: nobody can tell, and it must not hide how the run ended
+            self._lost = self._lost or not self._ours()
+            if not self._lost:
+                self.path.unlink(missing_ok=True)
+        if kind is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise RunLost if somebody has removed the lock, or holds it now."""
+        if not self._lost:
+            return
+        found, there = None, True
+        with suppress(OSError):
+            there = self.folder.is_dir()
+            found = _find(self.path) if there else None
+        if found is not None and found.token != self._me.token:
+            raise RunLost(f"the run in {self.folder} was taken over by {found.holder or 'an unreadable lock file'}")
+        gone = f"its lock {NAME}" if there else "the folder"
+        raise RunLost(
+            f"{self.folder}: {gone} was removed or renamed while the run was going on, so that nothing more can safely "
+            "be saved there"
+        )
+
+    def _beat(self) -> None:
+        while not self._lost and not self._ending.wait(BEAT):
+            with suppress(OSError):  # a server that is away: others see how long it lasts
+                self._lost = not self._ours()
+                os.utime(self.path)
+
+    def _ours(self) -> bool:
+        found = _find(self.path)
+        return found is not None and found.token == self._me.token
+
+
+def _take(path: Path, me: Holder) -> None:
+    """Make the file ``path`` say that it is ours, or raise LaunchError naming whose it is."""
+    patience = time.monotonic() + CLAIM
+    while not _link(path, me):
+        found = _find(path)
+        if found is None:  # released a moment ago
+            continue
+        if not found.dead:
+            raise LaunchError(_refusal(path, found))
+        claim = path.with_name(f".{path.name}.{found.token}")
+        try:
+            _take(claim, me)  # the right to replace this dead lock
+        except LaunchError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.02)  # somebody has it, who replaces the lock now or finds that another did
+            continue
+        now = _find(path)
+        if now is not None and now.token == found.token:
+            os.replace(claim, path)
+            return
+        claim.unlink(missing_ok=True)  # somebody was faster
+
+
+def _link(path: Path, me: Holder) -> bool:
+    """Create ``path`` with our name in it, whole; False if it is there."""
+    draft = path.with_name(f".{path.name}.{me.token}.{secrets.token_hex(4)}")
+    with draft.open("w") as file:
+        file.write(json.dumps(asdict(me), indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # or a crash leaves a lock without a holder
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return draft.stat().st_nlink > 1  # over NFS the answer to a link that was made may have been lost
+    except OSError:  # a file system without hard links
+        return _create(path, draft.read_bytes())
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
+def _create(path: Path, content: bytes) -> bool:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    return True
+
+
+def _find(path: Path) -> _Found | None:
+    """The lock file now; None if there is none. Opened anew, so that NFS asks its server.
+
+    What is no lock of ours (damaged, deep, of other types) has no holder, and its content for a token.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            content, touched = file.read(LONGEST), os.fstat(file.fileno()).st_mtime
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            return None
+        raise
+    try:
+        holder = Holder(**checked(Holder, parse_table(content)))
+        if not (holder.token.isascii() and holder.token.isalnum()):
+            raise ValueError(holder.token)
+        token = holder.token
+    except (ValueError, TypeError, KeyError):
+        holder, token = None, hashlib.sha256(content).hexdigest()[:16]
+    return _Found(path.parent, holder, token, touched)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """As for ``open``: of a named pipe, which may have no other end."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _clock_of(folder: Path) -> float:
+    """The present by the clock that stamps the folder's files, which may be another machine's."""
+    draft = folder / f".clock.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        draft.touch()
+        return draft.stat().st_mtime
+    except OSError:  # a folder that we may only read
+        return time.time()
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _refusal(path: Path, found: _Found) -> str:
+    left = f"{max(1.0, EXPIRES - found.silent):.0f} s"
+    if found.holder is None:
+        return (
+            f"{path.parent} is locked by {path.name}, which cannot be read. If no run is going on there, remove the "
+            f"file or start again in {left}."
+        )
+    where = f"{path.parent} is in use by {found.holder}"
+    if found.here:
+        return (
+            f"{where}. Give this run another name with run.name=NAME, or end that one first (kill {found.holder.pid})."
+        )
+    return (
+        f"{where}; it gave a sign of life {found.silent:.0f} s ago. End that run first, or give this one another name "
+        f"with run.name=NAME; if that machine has died, the run can be started again in {left}."
+    )
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return ""

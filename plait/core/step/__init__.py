@@ -1,0 +1,18 @@
+"""A training step as data: ops of segments and of the pipeline, their lists and orders."""
+
+# pyright: reportUnsupportedDunderAll=false
+
+__all__ = [
+    "attention_ops",
+    "dry_run",
+    "overlap",
+    "schedule",
+    "schedule_text",
+    "schedules",
+    "segment_costs",
+    "segment_lists",
+    "segments",
+    "stages",
+    "tied",
+    "units",
+]

@@ -1,0 +1,385 @@
+"""A pipeline schedule as data: what every pipeline rank computes, sends and receives, in which order.
+
+An op is one action of one stage on one micro-batch. Text form, as in torch.distributed.pipelining:
+
+    2F0        forward of micro-batch 0 on stage 2
+    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the
+               input, ``2W0`` of the weights
+    0S0        forward and backward in one, where one stage is the whole model
+    1SEND_F3   send what 1F3 gave to the next stage; ``1SEND_F3>5`` to stage 5 (a skip connection)
+    2RECV_F3   post the receive for it; ``5RECV_F3<1`` from stage 1
+    2SEND_B3   send the gradient back to where the input came from; 1RECV_B3 likewise
+
+A *stage* is a range of layers; a *rank* here is a position on the pp axis, which holds one stage, or several
+(interleaving, V-shapes). Generators (``core.step.schedules``) give computation only; ``with_transfers`` adds
+the transfers. Sends and receives never block: a computation waits for what it needs. Transfers from one rank
+to another form a *channel*, and travel one after the other in the order in which the sender lists them; the
+receiver lists them in the same order, so that no backend can mix them up or wait in a circle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, cast
+
+from plait.core.base.errors import ScheduleError
+
+OpKind = Literal["F", "B", "I", "W", "S", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Edge = tuple[int, int]
+
+COMPUTE: frozenset[str] = frozenset("FBIWS")
+_NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
+_WORD = re.compile(r"(\d+)(F|B|I|W|S|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
+
+
+class Transfer(NamedTuple):
+    """One tensor on its way: what stage ``source`` computed for ``micro_batch``, forward or backward, and
+    stage ``target`` needs."""
+
+    source: int
+    target: int
+    direction: Literal["F", "B"]
+    micro_batch: int
+
+
+class Op(NamedTuple):
+    """One action; ``peer`` is the stage at the other end of a transfer, -1 for a computation."""
+
+    stage: int
+    kind: OpKind
+    micro_batch: int
+    peer: int = -1
+
+    @property
+    def computes(self) -> bool:
+        """Whether it occupies the processor."""
+        return self.kind in COMPUTE
+
+    @property
+    def forward(self) -> bool:
+        """Whether it belongs to the forward pass."""
+        return self.kind[-1] == "F"
+
+    # What a timeline calls an op's place: here the stage and the micro-batch.
+
+    @property
+    def site(self) -> str:
+        """``stage`` for a computation, ``transfer`` for a transfer."""
+        return "stage" if self.computes else "transfer"
+
+    @property
+    def layer(self) -> int:
+        """The stage."""
+        return self.stage
+
+    @property
+    def slice(self) -> int:
+        """The micro-batch."""
+        return self.micro_batch
+
+    @property
+    def sends(self) -> bool:
+        """Whether it starts a transfer, rather than posting the receive of one."""
+        return self.kind.startswith("SEND")
+
+    @property
+    def transfer(self) -> Transfer:
+        """Which tensor a SEND or RECV moves."""
+        ends = (self.stage, self.peer) if self.sends else (self.peer, self.stage)
+        return Transfer(*ends, cast("Literal['F', 'B']", self.kind[-1]), self.micro_batch)
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.kind}{self.micro_batch}"
+        if self.computes or self.peer == self.stage + _NEXT[self.kind]:
+            return text
+        return f"{text}{'>' if self.sends else '<'}{self.peer}"
+
+
+def parse_op(word: str) -> Op:
+    """The op of a text form. Raises ScheduleError for what is none."""
+    match = _WORD.fullmatch(word)
+    if match:
+        stage, micro_batch = int(match[1]), int(match[3])
+        kind = cast(OpKind, match[2])
+        if kind in COMPUTE:
+            if match[4] is None:
+                return Op(stage, kind, micro_batch)
+        else:
+            peer = int(match[5]) if match[5] else stage + _NEXT[kind]
+            if match[4] in (None, ">" if kind.startswith("SEND") else "<") and peer >= 0:
+                return Op(stage, kind, micro_batch, peer)
+    raise ScheduleError(
+        f"'{word}' is no schedule op; one looks like 2F0, 2B0, 2I0, 2W0, 1SEND_F3, 2RECV_F3, 0SEND_F3>5 or 5RECV_F3<0"
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every rank's list of ops. edges: (producer, consumer) stages of every tensor that crosses stages; a
+    chain if not given. trains: False for forwards alone, to evaluate.
+
+    >>> print(Schedule("by hand", 2, ((Op(0, "F", 0), Op(0, "B", 0)), (Op(1, "F", 0), Op(1, "B", 0)))))
+    # by hand
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    """
+
+    name: str
+    num_stages: int
+    ranks: tuple[tuple[Op, ...], ...]
+    edges: tuple[Edge, ...] = ()
+    trains: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.edges:
+            object.__setattr__(self, "edges", tuple((i, i + 1) for i in range(self.num_stages - 1)))
+        for producer, consumer in self.edges:
+            if not 0 <= producer < consumer < self.num_stages:
+                raise ScheduleError(
+                    f"edge {producer}>{consumer} does not lead from an earlier to a later of {self.num_stages} stages"
+                )
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """The rank that holds each stage."""
+        return {op.stage: rank for rank, ops in enumerate(self.ranks) for op in ops}
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        """How many micro-batches a step has."""
+        return 1 + max((op.micro_batch for ops in self.ranks for op in ops), default=-1)
+
+    @cached_property
+    def splits(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch) whose backward is split into I and W."""
+        return frozenset((op.stage, op.micro_batch) for ops in self.ranks for op in ops if op.kind == "I")
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether one stage is the whole model, whose forward and backward run in one."""
+        return any(op.kind == "S" for ops in self.ranks for op in ops)
+
+    @cached_property
+    def _held(self) -> tuple[tuple[int, ...], ...]:
+        held: list[list[int]] = [[] for _ in self.ranks]
+        for stage, rank in self.rank_of.items():
+            held[rank].append(stage)
+        return tuple(tuple(sorted(stages)) for stages in held)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, ascending."""
+        return self._held[rank]
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """By stage: the stages that read its output, ascending."""
+        return self._ends(self.edges)
+
+    @cached_property
+    def producers(self) -> dict[int, list[int]]:
+        """By stage: the stages whose outputs it reads, ascending."""
+        return self._ends((b, a) for a, b in self.edges)
+
+    def _ends(self, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+        """The second stages of pairs, ascending, by the first."""
+        found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
+        for stage, other in sorted(pairs):
+            found[stage].append(other)
+        return found
+
+    @cached_property
+    def _apart(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Producers and consumers that other ranks hold, by stage."""
+        at = self.rank_of.get
+        both = self.producers, self.consumers
+        first, second = ({s: [one for one in ends if at(one) != at(s)] for s, ends in each.items()} for each in both)
+        return first, second
+
+    def backward(self, stage: int, micro_batch: int) -> Op:
+        """The op that gives the gradient of a stage's input."""
+        return Op(stage, "I" if (stage, micro_batch) in self.splits else "B", micro_batch)
+
+    def local_needs(self, op: Op) -> list[Op]:
+        """Ops of the same rank that must have run before computation ``op``."""
+        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
+        if op.kind == "F":
+            return [Op(p, "F", at) for p in self.producers[stage] if self.rank_of[p] == here]
+        if op.kind == "W":
+            return [Op(stage, "I", at)]
+        if op.kind == "S":
+            return []
+        return [Op(stage, "F", at), *(self.backward(c, at) for c in self.consumers[stage] if self.rank_of[c] == here)]
+
+    def arrivals(self, op: Op) -> list[Transfer]:
+        """Transfers that must have arrived before computation ``op``."""
+        stage, kind, at, _ = op
+        producers, consumers = self._apart
+        if kind == "F":
+            return [Transfer(source, stage, "F", at) for source in producers[stage]]
+        return [] if kind == "W" else [Transfer(source, stage, "B", at) for source in consumers[stage]]
+
+    def departures(self, op: Op) -> list[Transfer]:
+        """Transfers of the result of computation ``op``, the one needed first in front."""
+        stage, kind, at, _ = op
+        producers, consumers = self._apart
+        if kind == "F":
+            return [Transfer(stage, target, "F", at) for target in consumers[stage]]
+        return [] if kind == "W" else [Transfer(stage, target, "B", at) for target in reversed(producers[stage])]
+
+    def __str__(self) -> str:
+        chain = self.edges == tuple((i, i + 1) for i in range(self.num_stages - 1))
+        head = [f"# {self.name}", *([] if self.trains else ["forward only:"])]
+        head += [] if chain else ["edges: " + " ".join(f"{a}>{b}" for a, b in self.edges)]
+        return "\n".join([*head, *(f"rank {rank}: {' '.join(map(str, ops))}" for rank, ops in enumerate(self.ranks))])
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ScheduleError, naming the op, unless every rank's list is whole and in an order in which it could
+    run alone.
+
+    Every computation once and on one rank; what is needed on the same rank before it; transfers, if there are
+    any, all there: sent after their op, received before their reader. Whether ranks may wait for each other
+    in a circle: ``core.step.dry_run``.
+    """
+    stage_ranks: dict[int, int] = {}
+    seen = set[Op]()
+    for rank, ops in enumerate(schedule.ranks):
+        for op in ops:
+            if op in seen:
+                raise ScheduleError(f"{op} stands twice")
+            if stage_ranks.setdefault(op.stage, rank) != rank:
+                raise ScheduleError(
+                    f"{op} stands on rank {rank}, other ops of stage {op.stage} on rank {stage_ranks[op.stage]}"
+                )
+            seen.add(op)
+    if schedule.whole and schedule.num_stages > 1:
+        raise ScheduleError(f"S is for one stage that is the whole model, not for {schedule.num_stages} stages")
+    _check_complete(schedule, seen)
+    with_moves = any(not op.computes for op in seen)
+    for rank, ops in enumerate(schedule.ranks):
+        done = set[Op]()
+        for op in ops:
+            for need in _needs_in_list(schedule, op, with_moves):
+                if need not in done:
+                    raise ScheduleError(f"rank {rank} lists {op} before {need}, which it needs")
+            done.add(op)
+
+
+def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
+    """Every computation is there, and every transfer if there is any."""
+    expected = set[Op]()
+    if schedule.num_stages * schedule.num_micro_batches > len(seen):  # one is missing, and soon found
+        kind: OpKind = "S" if schedule.whole else "F"
+        every = (
+            Op(stage, kind, at) for stage in range(schedule.num_stages) for at in range(schedule.num_micro_batches)
+        )
+        raise ScheduleError(f"{next(op for op in every if op not in seen)} never runs")
+    for stage in range(schedule.num_stages):
+        for at in range(schedule.num_micro_batches):
+            if schedule.whole:
+                expected.add(Op(stage, "S", at))
+                continue
+            expected |= {Op(stage, "F", at), *([schedule.backward(stage, at)] if schedule.trains else [])}
+            if (stage, at) in schedule.splits:
+                expected.add(Op(stage, "W", at))
+    for op in sorted(expected - seen):
+        raise ScheduleError(f"{op} never runs")
+    if any(not op.computes for op in seen):
+        for op in list(expected):
+            for transfer in schedule.departures(op):
+                expected |= set(ends(transfer))
+        for op in sorted(expected - seen):
+            raise ScheduleError(
+                f"{op} is missing: stages {op.transfer.source} and {op.transfer.target} lie on different ranks"
+            )
+    for op in sorted(seen - expected):
+        raise ScheduleError(f"{op} has no place in this schedule: {_why_not(schedule, op)}")
+
+
+def _why_not(schedule: Schedule, op: Op) -> str:
+    if schedule.whole:
+        return "S is forward and backward in one, of one stage that is the whole model"
+    if op.computes:
+        return "its backward is split into I and W" if op.kind == "B" else "the backward is not split, there is no I"
+    return f"no tensor crosses ranks from stage {op.transfer.source} to stage {op.transfer.target}"
+
+
+def _needs_in_list(schedule: Schedule, op: Op, with_moves: bool) -> list[Op]:
+    if op.computes:
+        return schedule.local_needs(op) + [ends(transfer)[1] for transfer in schedule.arrivals(op) if with_moves]
+    if op.sends:
+        return [
+            Op(op.stage, "F", op.micro_batch) if op.kind == "SEND_F" else schedule.backward(op.stage, op.micro_batch)
+        ]
+    return []
+
+
+def ends(transfer: Transfer) -> tuple[Op, Op]:
+    """The SEND and the RECV of a transfer."""
+    source, target, direction, at = transfer
+    return Op(source, cast(OpKind, f"SEND_{direction}"), at, target), Op(
+        target, cast(OpKind, f"RECV_{direction}"), at, source
+    )
+
+
+def with_edges(schedule: Schedule, edges: Iterable[Edge]) -> Schedule:
+    """The same computations for a graph with these edges (a chain's and skip connections'); transfers must
+    not be there yet."""
+    return replace(schedule, edges=tuple(sorted(set(edges))))
+
+
+def with_transfers(schedule: Schedule, ahead: int = 2, *, proven: bool = False) -> Schedule:
+    """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead``
+    computations before its reader.
+
+    Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts
+    late where sender and receiver must meet. Two computations are one forward and one backward, a whole
+    period of the steady state. A channel's receives stand in the sender's order: one that is overtaken is
+    posted with the one that overtook it. proven: the schedule was made by rules that give whole lists in
+    order, and is not checked again.
+    """
+    if not proven:
+        check(schedule)
+    leaving = [[schedule.departures(op) for op in ops] for ops in schedule.ranks]
+    readers = {
+        transfer: at for ops in schedule.ranks for at, op in enumerate(ops) for transfer in schedule.arrivals(op)
+    }
+    channels: dict[tuple[int, int], list[Transfer]] = {}  # from rank to rank, in the sender's order
+    for rank, each in enumerate(leaving):
+        for transfers in each:
+            for transfer in transfers:
+                channels.setdefault((rank, schedule.rank_of[transfer.target]), []).append(transfer)
+    posts: list[dict[int, list[Op]]] = [{} for _ in schedule.ranks]
+    for (_, receiver), transfers in channels.items():
+        latest = len(schedule.ranks[receiver])
+        for transfer in reversed(transfers):
+            latest = min(latest, max(0, readers[transfer] - ahead))
+            posts[receiver].setdefault(latest, []).insert(0, ends(transfer)[1])
+    ranks: list[tuple[Op, ...]] = []
+    for ops, each, posted in zip(schedule.ranks, leaving, posts, strict=True):
+        lowered: list[Op] = []
+        for at, (op, transfers) in enumerate(zip(ops, each, strict=True)):
+            lowered += [*posted.get(at, ()), op, *(ends(transfer)[0] for transfer in transfers)]
+        ranks.append(tuple(lowered))
+    return replace(schedule, ranks=tuple(ranks))
+
+
+def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
+    """For evaluation on the same ranks: every micro-batch through one stage after the other, with
+    transfers."""
+    ranks = [
+        tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
+        for rank in range(len(schedule.ranks))
+    ]
+    return with_transfers(
+        Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False)
+    )
+
+
+def whole_steps(micro_batches: int) -> Schedule:
+    """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
+    backward, so that communication of the one hides behind computation of the other."""
+    return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))

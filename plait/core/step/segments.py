@@ -1,0 +1,400 @@
+"""The inside of a stage as data: which op of which slice can run when, and which collectives its results
+need.
+
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. In a
+parallel block attention and MLP stand side by side: ``block0, block1, ...`` have both, and half the
+collectives. A pipeline stage is a part of the chain. It begins with ``enter`` where the residual stream comes
+from another stage, and ends with ``leave`` where it goes to one. A U-Transformer has ``down0, down1, ...``
+and ``up1, up0`` between layers, which change the sequence's length; what enters a down is added in the up of
+its number (a skip connection).
+
+Segments are cut into ops by hand (activations are detached), and an op exists once for every slice of the
+batch:
+
+    N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up,
+                  change its length)
+    F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary
+                  softmax
+    R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
+    L  loss       combine the softmax statistics of the vocabulary shards (head only)
+    M  norm again, where the forward did not keep what it normalised (recomputation)
+    A  first weight and core again, likewise ("again"); an activation alone if recomputation is selective
+    D  input gradient through the second weight and the core
+    C  input gradient of the first weight, one op per part; its partial sum is reduced
+    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block:
+       2 and 3 of the MLP's)
+    J  backward of N ("join")
+
+Where ranks share a sequence, attention has more kinds and collectives of its own: ``attention_ops``.
+
+With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows instead). With
+sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R is never run again: what
+it sent over the network is kept, as the residual stream. M and A may run as soon as the segment behind is
+done with its own activations, so that they overlap that segment's collective.
+
+A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
+forward, ``B`` backward; or, instead of ``B``, ``I`` for the gradients that other stages wait for and ``W``
+for those of weights. What runs in which order is a list of actions (``segment_lists``), the same on every
+rank; hence so is the order of collectives. Any legal order adds into each weight's gradient slice by slice:
+results do not depend on the order.
+
+Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
+``>attn3.R0.1`` starts the collective of its result, ``<attn3.R0.1`` waits for it.
+
+>>> print(*SegmentGraph(num_layers=1, communicates=False).ops()[:4])
+embed.R0 attn0.N0 attn0.F0 attn0.R0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal, NamedTuple, cast
+
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Recompute, Strategy
+from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.stages import Stage
+
+Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
+Kind = Literal["N", "F", "T", "K", "R", "L", "M", "A", "X", "D", "S", "G", "H", "E", "Z", "C", "W", "J"]
+Verb = Literal["run", "start", "wait"]
+Phase = Literal["step", "F", "B", "I", "W"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
+
+LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
+"""What layers consist of."""
+SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
+"""What a verb puts before an op's name."""
+FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "T", "K", "R", "L"))
+
+
+class SegmentOp(NamedTuple):
+    """One computation of one slice in one segment; ``layer`` counts from the model's first (down, up: is the
+    level), 0 at the ends."""
+
+    site: Site
+    layer: int
+    kind: Kind
+    slice: int
+    part: int = 0
+
+    @property
+    def forward(self) -> bool:
+        """Whether it belongs to the forward pass."""
+        return self.kind in FORWARD_KINDS
+
+    def __str__(self) -> str:
+        segment = self.site if self.site in _ENDS else f"{self.site}{self.layer}"
+        return f"{segment}.{self.kind}{self.slice}" + (f".{self.part}" if self.part else "")
+
+
+class Action(NamedTuple):
+    """Run an op, start the collective of its result, or wait for that collective."""
+
+    verb: Verb
+    op: SegmentOp
+
+    def __str__(self) -> str:
+        return SIGNS[self.verb] + str(self.op)
+
+
+class Need(NamedTuple):
+    """An op that must have run before; ``collective`` says that its collective must have been awaited too."""
+
+    op: SegmentOp
+    collective: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentGraph:
+    """All ops of one micro-batch on one stage in one phase, and what each needs. What another phase or
+    another stage computes counts as done.
+
+    communicates: False where tp = 1: it has no collectives. backward: False to evaluate. first_layer,
+    num_layers: of the stage. embeds, heads: whether the stage has the model's beginning and end. resampling,
+    parallel_block: the model's. recompute: what is not kept for the backward, in the stage's first
+    ``recomputed`` layers (None: in all). attention: with whom it is shared, if with anybody.
+    """
+
+    num_layers: int
+    p1: int = 1
+    p2: int = 1
+    sequence_parallel: bool = False
+    communicates: bool = True
+    backward: bool = True
+    first_layer: int = 0
+    embeds: bool = True
+    heads: bool = True
+    resampling: tuple[tuple[int, Literal["down", "up"], int], ...] = ()
+    recompute: Recompute = "none"
+    recomputed: int | None = None
+    parallel_block: bool = False
+    phase: Phase = "step"
+    attention: SharedAttention | None = None
+
+    @staticmethod
+    def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
+        """The graph of a stage of a model under a strategy."""
+        return SegmentGraph(
+            first_layer=stage.first_layer,
+            num_layers=stage.num_layers,
+            embeds=stage.embeds,
+            heads=stage.heads,
+            backward=backward,
+            resampling=model.resampling,
+            parallel_block=model.parallel_block,
+            p1=strategy.p1,
+            p2=strategy.p2,
+            sequence_parallel=strategy.sequence_parallel,
+            communicates=strategy.tp > 1,
+            recompute=strategy.recompute,
+            recomputed=strategy.recompute_layers,
+            attention=SharedAttention(strategy.cp // strategy.ring, strategy.ring) if strategy.cp > 1 else None,
+        )
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything crosses the network inside the stage."""
+        return self.communicates or self.attention is not None
+
+    def shared(self, site: str) -> SharedAttention | None:
+        """How a segment's attention is shared, if it is."""
+        return self.attention if site in ("attn", "block") else None
+
+    @property
+    def last_layer(self) -> int:
+        """The stage's last."""
+        return self.first_layer + self.num_layers - 1
+
+    def level(self, model: ModelSpec, site: str, layer: int) -> int:
+        """How often the sequence has been halved where a segment works; in a down before it does so, in an up
+        after."""
+        match site:
+            case "embed" | "head":
+                return 0
+            case "down" | "up":
+                return layer
+            case "enter":
+                return model.level(self.first_layer - 1)
+            case "leave":
+                return model.level(self.last_layer)
+            case _:
+                return model.level(layer)
+
+    @cached_property
+    def segments(self) -> tuple[tuple[Site, int], ...]:
+        """(site, layer) from one end of the stage to the other."""
+        inner: list[tuple[str, int]] = []
+        for layer in range(self.first_layer, self.first_layer + self.num_layers):
+            inner += [(site, level) for before, site, level in self.resampling if before == layer]
+            inner += [("block", layer)] if self.parallel_block else [("attn", layer), ("mlp", layer)]
+        ends = ("embed" if self.embeds else "enter", 0), ("head" if self.heads else "leave", 0)
+        return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
+
+    def parts(self, site: Site, kind: Kind) -> int:
+        """How many parts an op has."""
+        if kind == "R":
+            return self.p2 if site in LAYERS else 1
+        if kind == "C":  # row blocks of one buffer; a reduce-scatter over the sequence cannot be cut that way
+            return 1 if self.sequence_parallel else self.p2
+        if kind == "W":
+            return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
+        shared = self.shared(site)
+        return shared.parts(kind) if shared else 1
+
+    def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
+        """The kinds of op that a segment has in this phase, in the order in which one slice alone would run
+        them."""
+        forward, backward = _KINDS[site]
+        if shared := self.shared(site):
+            forward, backward = f"N{shared.forward}R", f"{shared.backward}CWJ"
+        every = forward + (self.again(site, layer) + backward) * self.backward
+        return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
+
+    def again(self, site: Site, layer: int) -> str:
+        """The kinds that run again before a segment's backward, because only their inputs are kept.
+
+        Selective recomputation: those that cost neither a matrix product nor a collective. Attention never
+        runs again: its kernels keep little.
+        """
+        exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
+        if not self.backward or site not in LAYERS or exempt:
+            return ""
+        if self.recompute == "selective":
+            return "M" * (not self.sequence_parallel) + "A" * (site != "attn")
+        if self.recompute == "full":
+            return "MAX" if self.shared(site) else "MA"
+        return ""
+
+    def collective(self, op: SegmentOp) -> Collective | None:
+        """What crosses the network with the result of ``op``, if anything does."""
+        if (shared := self.shared(op.site)) and (
+            found := shared.collective(op.kind, op.part, again="X" in self.again(op.site, op.layer))
+        ):
+            return found
+        if not self.communicates:
+            return None
+        if op.kind == "R" and op.site == "embed":
+            return (
+                "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
+            )
+        if op.kind in ("R", "C"):
+            return "reduce_scatter" if self.sequence_parallel else "all_reduce"
+        if op.kind == "F" and op.site == "head":
+            return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
+        # A stage's end passes on what each rank has: its shard of the sequence.
+        reads, gives = op.kind in ("N", "M") and op.site != "leave", op.kind == "J" and self.before(op)[0] != "enter"
+        return "all_gather" if self.sequence_parallel and (reads or gives) else None
+
+    def ops(self) -> list[SegmentOp]:
+        """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
+        inside: list[tuple[Site, int, list[tuple[Kind, int]]]] = []
+        for site, layer in self.segments:
+            kinds = self.kinds(site, layer)
+            chain: list[tuple[Kind, int]] = [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]
+            if shared := self.shared(site):
+                chain = shared.sorted(chain)
+            inside.append((site, layer, chain))
+        return [
+            SegmentOp(site, layer, kind, at, part)
+            for forward, chain in ((True, inside), (False, inside[::-1]))
+            for site, layer, kinds in chain
+            for at in range(self.p1)
+            for kind, part in kinds
+            if (kind in FORWARD_KINDS) == forward
+        ]
+
+    def before(self, op: SegmentOp) -> tuple[Site, int]:
+        """The segment that feeds ``op``'s segment."""
+        return self.segments[self._index(op) - 1]
+
+    def after(self, op: SegmentOp) -> tuple[Site, int]:
+        """The segment that ``op``'s segment feeds."""
+        return self.segments[self._index(op) + 1]
+
+    def _index(self, op: SegmentOp) -> int:
+        return self.places[op.site, op.layer]
+
+    @cached_property
+    def places(self) -> dict[tuple[Site, int], int]:
+        """Where in the chain each segment stands."""
+        return {segment: place for place, segment in enumerate(self.segments)}
+
+    def needs(self, op: SegmentOp) -> list[Need]:
+        """What must precede ``op``: the data it reads, and the slice before it where both add into one
+        gradient."""
+        at = op.slice
+        needs: list[Need] = []
+
+        def need(segment: tuple[Site, int], kind: Kind) -> None:
+            exists = segment in self.places and kind in self.kinds(*segment)
+            for part in range(self.parts(segment[0], kind)) if exists else ():
+                source = SegmentOp(*segment, kind, at, part)
+                needs.append(Need(source, self.collective(source) is not None))
+
+        here = (op.site, op.layer)
+        if shared := self.shared(op.site):
+            again = "X" in self.again(*here)
+            for kind, part, awaited in shared.needs(op.kind, op.part, again=again):
+                source = op._replace(kind=cast(Kind, kind), part=part)
+                if kind in self.kinds(*here):
+                    needs.append(Need(source, awaited and self.collective(source) is not None))
+        match op.kind:
+            case "N":
+                before = self.before(op)
+                need(before, "R" if "R" in _KINDS[before[0]][0] else "N")
+                if op.site == "up":
+                    need(("down", op.layer), "N")
+            case "F":
+                need(here, "N")
+                if (
+                    op.site == "head" and self.embeds
+                ):  # tied weights, gathered: all slices look up before the first asks for the head
+                    needs.append(Need(SegmentOp("embed", 0, "R", self.p1 - 1)))
+            case "R" if op.site != "embed" and not shared:
+                need(here, "F")
+            case "L":
+                need(here, "F")
+            case "M" | "A" | "S":
+                need(here, "M") if op.kind == "A" else None
+                behind = self.after(op)
+                ends = "G" if self.shared(behind[0]) else "D"
+                need(behind, ends if "D" in _KINDS[behind[0]][1] else "L" if behind[0] == "head" else "J")
+            case "D":
+                need(here, "M")
+                need(here, "A")
+                need(self.after(op), "J")
+            case "C" if not shared:
+                need(here, "L" if op.site == "head" else "D")
+            case "J" if op.site in ("down", "up"):
+                need(self.after(op), "J")
+                if op.site == "down":
+                    need(("up", op.layer), "J")
+            case "J":
+                need(here, "C")
+            case "W" if op.site == "head":
+                need(here, "L")
+            case "W" if op.site == "embed":
+                need(self.after(op), "J")
+                if self.heads:
+                    needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
+            case "W" if not shared:
+                need(here, "D")
+            case _:
+                pass
+        if op.part and op.kind in ("R", "C"):
+            needs.append(Need(op._replace(part=op.part - 1)))
+        if at and op.kind in ("W", "J"):
+            needs.append(Need(op._replace(slice=at - 1)))
+        return needs
+
+
+_KINDS: dict[str, tuple[str, str]] = {
+    "embed": ("R", "W"),
+    "enter": ("", ""),
+    "attn": ("NFR", "DCWJ"),
+    "mlp": ("NFR", "DCWJ"),
+    "block": ("NFR", "DCWJ"),
+    "down": ("N", "J"),
+    "up": ("N", "J"),
+    "head": ("NFL", "CWJ"),
+    "leave": ("N", "J"),
+}
+_ENDS = ("embed", "enter", "head", "leave")
+_PHASES: dict[Phase, str] = {
+    "step": "NFTKRLMAXDSGHEZCWJ", "F": "NFTKRL", "B": "MAXDSGHEZCWJ", "I": "MAXDSGHEZCJ", "W": "W"
+}  # fmt: skip
+
+
+@cache
+def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
+    """``needs`` of every op of the graph."""
+    ops = graph.ops()
+    needs = numbered_needs(graph, ops)
+    return {
+        op: tuple([Need(ops[i], collective) for i, collective in each]) for op, each in zip(ops, needs, strict=True)
+    }
+
+
+def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[tuple[int, bool]]]:
+    """``needs`` of every one of ``graph.ops()``: (number of the op that must have run, whether its collective
+    must have been awaited).
+
+    What an op of a layer needs is found once for all layers whose neighbours have the same kinds of op: these
+    stand equally far before it.
+    """
+    shapes = [(site, graph.kinds(site, layer)) for site, layer in graph.segments]
+    around = [tuple(shapes[max(0, place - 1) : place + 2]) for place in range(len(shapes))]
+    alike = {each: number for number, each in enumerate(dict.fromkeys(around))}
+    like = {segment: alike[each] for segment, each in zip(graph.segments, around, strict=True)}
+    number, found = {op: i for i, op in enumerate(ops)}, list[list[tuple[int, bool]]]()
+    known: dict[tuple[int, Kind, int, int], list[tuple[int, bool]]] = {}
+    for i, op in enumerate(ops):
+        site, layer, kind, at, part = op
+        key = like[site, layer], kind, at, part
+        if site not in LAYERS or key not in known:  # what is no layer may need something far away
+            known[key] = [(i - number[need.op], need.collective) for need in graph.needs(op)]
+        found.append([(i - back, collective) for back, collective in known[key]])
+    return found

@@ -1,0 +1,168 @@
+"""RankTable: which host is which node of a job, and hence which ranks it runs.
+
+A cluster manager numbers hosts as it likes, most by name. A job's groups are made of neighbouring ranks, so
+the numbering is the placement: it is written down once, every launcher obeys it, and every rank compares it
+with the host it finds itself on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.typed import checked
+from plait.core.base.errors import PlacementError
+from plait.core.base.files import replacing
+from plait.core.topology.hostlist import fold
+
+VERSION = 1
+NAME = "rank_table.json"
+"""The file in a run's folder that its ranks compare with where they are."""
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """hosts: names, by node rank. ranks_per_node: of every host. plan: hash of the plan it was made for.
+
+    >>> table = RankTable(("n7", "n3"), ranks_per_node=2)
+    >>> table.host_of(3), list(table.ranks_of("n7")), table.node_rank("n3")
+    ('n3', [0, 1], 1)
+    """
+
+    hosts: tuple[str, ...]
+    ranks_per_node: int
+    plan: str = ""
+
+    def __post_init__(self) -> None:
+        twice = sorted(host for host, count in Counter(self.hosts).items() if count > 1)
+        if twice:
+            raise PlacementError(f"A rank table names {', '.join(twice)} more than once; a host runs one node's ranks.")
+        if self.ranks_per_node < 1 or not self.hosts:
+            raise PlacementError("A rank table needs at least one host and one rank of each.")
+
+    @cached_property
+    def _node_ranks(self) -> dict[str, int]:
+        return {host: node for node, host in enumerate(self.hosts)}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return len(self.hosts) * self.ranks_per_node
+
+    def host_of(self, rank: int) -> str:
+        """The host that runs a rank."""
+        return self.hosts[rank // self.ranks_per_node]
+
+    def node_rank(self, host: str) -> int:
+        """Which node a host is. Raises PlacementError for a host that is not in the table."""
+        try:
+            return self._node_ranks[host]
+        except KeyError:
+            raise PlacementError(f"The host {host} is not in the rank table of {len(self.hosts)} hosts.") from None
+
+    def ranks_of(self, host: str) -> range:
+        """The ranks of a host."""
+        first = self.node_rank(host) * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
+    def check(self, rank: int, world_size: int, host: str) -> None:
+        """Raise PlacementError if a rank is not where the table has it, or the world has another size."""
+        if world_size != self.world_size:
+            raise PlacementError(
+                f"{world_size} ranks were started, and the rank table has {self.world_size} ({len(self.hosts)} hosts "
+                f"of {self.ranks_per_node})."
+            )
+        if not _same_host(host, self.host_of(rank)):
+            raise PlacementError(
+                f"Rank {rank} runs on {host}, and the rank table has it on {self.host_of(rank)}. Start ranks in the "
+                "table's order, or remove rank_table.json from the run's folder to have none."
+            )
+
+    def with_host(self, node_rank: int, host: str) -> RankTable:
+        """The same table with another host as one node."""
+        hosts = list(self.hosts)
+        hosts[node_rank] = host
+        return RankTable(tuple(hosts), self.ranks_per_node, self.plan)
+
+    def write(self, path: Path) -> None:
+        """As JSON: each host with its node rank and ranks, for people and for other programs."""
+        nodes = [
+            {"host": host, "node_rank": node, "ranks": list(self.ranks_of(host))}
+            for node, host in enumerate(self.hosts)
+        ]
+        table = {"version": VERSION, "plan": self.plan, "ranks_per_node": self.ranks_per_node, "nodes": nodes}
+        with replacing(path) as file:
+            file.write_text(json.dumps(table, indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> RankTable:
+        """The table in a file.
+
+        Known: ``version``, ``plan``, ``ranks_per_node`` and of each of ``nodes`` its ``host``, ``node_rank``
+        and ``ranks``. Passed over: other keys, which other tools may have added. Refused, as PlacementError
+        that names the file: what is missing or of another type, a host that no host list can hold, ranks that
+        do not follow from a node's place.
+        """
+        try:
+            return _checked(read_table(path))
+        except OSError as error:
+            raise PlacementError(f"{path}: {error.strerror or error}.") from None
+        except KeyError as error:
+            raise PlacementError(f"{path}: not a rank table ({error.args[0]} is missing).") from None
+        except (ValueError, TypeError) as error:
+            raise PlacementError(f"{path}: not a rank table ({error}).") from None
+        except PlacementError as error:
+            raise PlacementError(f"{path}: {error}") from None
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether two names may be the same machine's: one may lack the domain."""
+    return one == other or (("." in one) != ("." in other) and one.split(".")[0] == other.split(".")[0])
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A node as the file has it."""
+
+    host: str
+    node_rank: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rest of the file."""
+
+    version: int
+    plan: str
+    ranks_per_node: int
+    nodes: list[dict[str, Any]]
+
+
+def _checked(value: Mapping[str, Any]) -> RankTable:
+    whole = _of(_Table, value)
+    if whole["version"] != VERSION:
+        raise ValueError(f"version {whole['version']}, and this Plait reads {VERSION}")
+    nodes = [_of(_Node, node) for node in whole["nodes"]]
+    for node in nodes:
+        fold([node["host"]])
+    table = RankTable(tuple(node["host"] for node in nodes), whole["ranks_per_node"], whole["plan"])
+    for number, node in enumerate(nodes):
+        first = number * table.ranks_per_node
+        follows = len(node["ranks"]) == table.ranks_per_node and all(
+            rank == first + place for place, rank in enumerate(node["ranks"])
+        )
+        if node["node_rank"] != number or not follows:
+            raise ValueError(f"node {number}: its node_rank or ranks do not follow from its place")
+    return table
+
+
+def _of(kind: type, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a kind's fields. Raises KeyError for one that is missing, TypeError for another type."""
+    return checked(kind, {one.name: value[one.name] for one in fields(kind)})

@@ -1,0 +1,181 @@
+"""How processes of ours are started: nothing beside a job or in the working directory is executed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.core.base import process
+from plait.core.base.process import ProcessMemory, ProcessState, command_of, process_state
+
+PACKAGE = Path(__file__).parents[3] / "plait"
+
+
+@pytest.mark.system
+def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    for name in ("json", "secrets", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('was imported', 'w'); raise SystemExit(7)\n")
+    done = subprocess.run(command_of("plait.cli.main", "--version"), cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0 and not (tmp_path / "was imported").exists()
+
+
+def test_modules_are_started_in_one_way() -> None:
+    """Which keeps the working directory out: no other command says ``-m``."""
+    places = [
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == "-m"
+    ]
+    assert places == ["core/base/process.py"]
+    assert command_of("plait.train.worker", "a") == [sys.executable, "-P", "-m", "plait.train.worker", "a"]
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /proc."""
+    monkeypatch.setattr(process, "Path", lambda name: tmp_path / str(name).removeprefix("/proc/"))
+    (tmp_path / "self").mkdir()
+    (tmp_path / "7").mkdir()
+    return tmp_path
+
+
+def stat(letter: str, started: int, name: str = "a) b (c") -> str:
+    """A line as Linux has it: a process may be called anything."""
+    return f"7 ({name}) {letter} " + " ".join(str(field) for field in range(4, 22)) + f" {started} 23 24\n"
+
+
+@pytest.mark.parametrize(
+    ("letter", "stopped", "there"),
+    [("R", False, True), ("S", False, True), ("T", True, True), ("t", True, True), ("Z", False, False),
+     ("X", False, False)],
+)  # fmt: skip
+def test_a_process_is_told_by_its_number_and_when_it_began(proc: Path, letter: str, stopped: bool, there: bool) -> None:
+    (proc / "7" / "stat").write_text(stat(letter, 5000))
+    state = process.process_state(7)
+    assert state == ProcessState(letter, 5000)
+    assert state is not None and state.stopped == stopped
+    assert process.process_since(7, 5000) == (state if there else None)
+    assert process.process_since(7, 4999) is None, "another has its number now"
+
+
+def test_without_a_proc_it_is_known_whether_a_process_is_there(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(pid: int, number: int) -> None:
+        assert number == 0, "nobody is to be killed"
+        if pid != 8:
+            raise {9: PermissionError, 10: ProcessLookupError, 11: OverflowError}[pid]
+
+    monkeypatch.setattr(os, "kill", kill)
+    there = ProcessState("S", 0)
+    assert [process.process_state(pid) for pid in (8, 9, 10, 11, 0, -8)] == [there, there, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [(0, "ended with status 0"), (1, "ended with status 1"), (-15, "was killed by SIGTERM"),
+     (-signal.SIGRTMIN - 1, f"was killed by signal {signal.SIGRTMIN + 1}")],
+)  # fmt: skip
+def test_how_a_process_ended(status: int, told: str) -> None:
+    assert process.how_it_ended(status) == told
+
+
+def test_memory_of_a_process(proc: Path) -> None:
+    assert process.process_memory(7) is None
+    (proc / "7" / "status").write_text("Name:\ta:b\nno colon\nVmHWM:\t  20 kB\nVmRSS:\t  3 kB\n")
+    (proc / "self" / "status").write_text("VmHWM:\t  2 kB\nVmRSS:\t  1 kB\n")
+    assert process.process_memory(7) == ProcessMemory(3 << 10, 20 << 10)
+    assert process.process_memory() == ProcessMemory(1 << 10, 2 << 10)
+    for text in ("VmRSS:\t  3 kB\n", "VmHWM:\nVmRSS:\n", "VmHWM: a kB\nVmRSS: b kB\n"):
+        (proc / "7" / "status").write_text(text)
+        assert process.process_memory(7) is None
+
+
+def test_a_peak_is_forgotten_where_linux_can_do_that(proc: Path) -> None:
+    assert process.forget_peak()
+    assert (proc / "self" / "clear_refs").read_text() == "5"  # proc(5): the peak of resident memory
+    (proc / "self" / "clear_refs").unlink()
+    (proc / "self").rmdir()
+    assert not process.forget_peak()
+
+
+def test_seconds_of_a_main_thread(proc: Path) -> None:
+    assert process.main_thread_seconds(7) == 0.0
+    (proc / "7" / "task" / "7").mkdir(parents=True)
+    (proc / "7" / "task" / "7" / "schedstat").write_text("2500000000 7 8\n")
+    assert process.main_thread_seconds(7) == 2.5
+    (proc / "7" / "task" / "7" / "schedstat").write_text("\n")
+    assert process.main_thread_seconds(7) == 0.0
+
+
+def test_where_numbers_of_processes_mean_nothing_the_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_proc(path: str) -> str:
+        raise OSError
+
+    here = process.where_pids_mean_the_same()
+    assert here == process.where_pids_mean_the_same() != socket.gethostname()
+    assert here.startswith(process.boot_id())
+    monkeypatch.setattr(os, "readlink", no_proc)
+    assert process.where_pids_mean_the_same() == socket.gethostname()
+
+
+def test_what_linux_is_asked_for_is_asked_for_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[tuple[int, int | bytes]]()
+
+    class Library:
+        def prctl(self, option: int, value: int | bytes) -> None:
+            told.append((option, value))
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Library())
+    process.die_with_parent()
+    process.name_process("plait")
+    with process.adopting():
+        assert told[-1] == (36, 1)
+    assert told == [(1, signal.SIGKILL), (15, b"plait"), (36, 1), (36, 0)]  # prctl(2)
+    with pytest.raises(ValueError, match="ends"), process.adopting():
+        raise ValueError("ends")
+    assert told[-1] == (36, 0)
+    assert process.usable_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    process.die_with_parent()
+    assert len(told) == 6
+    assert process.usable_cores() == 1
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert process.usable_cores() == 12
+
+
+def test_closed_standard_streams_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own number is taken, so that no other file gets it; one that is open is left alone."""
+    done, opened = list[object](), iter((1, 9))
+
+    def fstat(number: int) -> None:
+        if number != 0:
+            raise OSError
+
+    output = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        patch.setattr(os, "open", lambda name, flags: next(opened) if (name, flags) == (os.devnull, os.O_RDWR) else 0)
+        for name in ("dup2", "close", "set_inheritable"):
+            patch.setattr(os, name, lambda *said, name=name: done.append((name, *said)))
+        patch.setattr(os, "fdopen", lambda number, mode, closefd: (number, mode, closefd))
+        patch.setattr(sys, "stdin", None)
+        patch.setattr(sys, "stdout", output)
+        patch.setattr(sys, "stderr", None)
+        process.open_standard_streams()
+        streams = (sys.stdin, sys.stdout, sys.stderr)
+    assert streams == ((0, "r", False), output, (2, "w", False))
+    assert done == [("set_inheritable", 1, True), ("dup2", 9, 2), ("close", 9), ("set_inheritable", 2, True)]
+
+
+def test_the_first_process_is_one() -> None:
+    assert process_state(1) is not None
+    assert process_state(0) is process_state(-1) is None

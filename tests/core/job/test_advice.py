@@ -1,0 +1,362 @@
+"""What a refusal of a job advises is done, and the same place does not refuse again; every refusal names file
+and key."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.errors import JobError
+from plait.core.job.advice import changed, same_place
+from plait.core.job.spec import Job
+from plait.core.job.stage_rules import MOST_STAGES
+
+GPT: dict[str, Any] = {"family": "gpt", "num_layers": 6, "hidden": 36, "num_heads": 9, "max_sequence": 256}
+LLAMA: dict[str, Any] = {**GPT, "family": "llama", "ffn_hidden": 40, "head_size": 4}
+U: dict[str, Any] = {**GPT, "family": "utransformer", "levels": 1}
+EXPERTS: dict[str, Any] = {**GPT, "experts": {"count": 6, "per_token": 2}}
+
+BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    # model, the rest, the key that is refused
+    ({**GPT, "family": "bert"}, {}, "model.family"),
+    ({**GPT, "num_layers": 0}, {}, "model.num_layers"),
+    ({**GPT, "num_layers": 2.5}, {}, "model.num_layers"),
+    ({**GPT, "hidden": -1}, {}, "model.hidden"),
+    ({**GPT, "hidden": 1 << 40}, {}, "model.hidden"),
+    ({**GPT, "num_heads": 8}, {}, "model.num_heads"),
+    ({**GPT, "head_size": -1}, {}, "model.head_size"),
+    ({**LLAMA, "num_kv_heads": 4}, {}, "model.num_kv_heads"),
+    ({**GPT, "num_kv_heads": 3}, {}, "model.num_kv_heads"),
+    ({**LLAMA, "ffn_hidden": 0}, {}, "model.ffn_hidden"),
+    ({**LLAMA, "head_size": 5}, {}, "model.head_size"),
+    ({**GPT, "levels": 1}, {}, "model.levels"),
+    ({**U, "levels": 0}, {}, "model.levels"),
+    ({**U, "num_layers": 7}, {}, "model.num_layers"),
+    ({**GPT, "dropout": 1.5}, {}, "model.dropout"),
+    ({**GPT, "attention_dropout": -0.1}, {}, "model.attention_dropout"),
+    ({**GPT, "norm_eps": 0.0}, {}, "model.norm_eps"),
+    ({**LLAMA, "rope_theta": 0.0}, {}, "model.rope_theta"),
+    ({**GPT, "rope_theta": 5e5}, {}, "model.rope_theta"),
+    ({**GPT, "tied_embeddings": "yes"}, {}, "model.tied_embeddings"),
+    ({**LLAMA, "rope_scaling": {"factor": 2.0}}, {}, "model.rope_scaling"),
+    ({**GPT, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_positions": 64}}, {}, "model.rope_scaling"),
+    ({**GPT, "colour": 1}, {}, "model.colour"),
+    ({key: value for key, value in GPT.items() if key != "hidden"}, {}, "model.hidden"),
+    ({"preset": "gpt5"}, {}, "model.preset"),
+    ({"preset": 3}, {}, "model.preset"),
+    ({"preset": "gpt3-125m", "huggingface": "nowhere"}, {}, "model.huggingface"),
+    ({**EXPERTS, "experts": {"count": 6}}, {}, "model.experts.per_token"),
+    ({**EXPERTS, "experts": {"count": 6, "per_token": 7}}, {}, "model.experts.per_token"),
+    ({**EXPERTS, "experts": {"count": 0, "per_token": 1}}, {}, "model.experts.count"),
+    ({**GPT, "experts": {"count": 6, "per_token": 1, "shared_ffn_hidden": 4}}, {}, "model.experts.shared_ffn_hidden"),
+    ({**EXPERTS, "experts": {"count": 6, "per_token": 1, "first_dense": 9}}, {}, "model.experts.first_dense"),
+    ({**U, "experts": {"count": 6, "per_token": 1}}, {}, "model.experts"),
+    (EXPERTS, {"strategy": {"ep": 4, "dp": 4}}, "strategy.ep"),
+    (EXPERTS, {"strategy": {"ep": 3, "dp": 4}}, "strategy.ep"),
+    (GPT, {"strategy": {"ep": 2, "dp": 2}}, "strategy.ep"),
+    (GPT, {"strategy": {"tp": 5}}, "strategy.tp"),
+    (LLAMA, {"strategy": {"tp": 3}}, "strategy.tp"),  # 3 divides the heads, and not the feed-forward
+    ({**GPT, "ffn_hidden": 10}, {"strategy": {"tp": 2}}, "strategy.tp"),
+    ({**LLAMA, "num_kv_heads": 3, "num_heads": 12, "ffn_hidden": 48}, {"strategy": {"tp": 2}}, "strategy.tp"),
+    (GPT, {"strategy": {"tp": [1, 2], "pp": 2}}, "strategy.tp"),
+    (GPT, {"strategy": {"tp": [1, 3, 9], "pp": 2}}, "strategy.tp"),
+    (GPT, {"strategy": {"dp": [2, 9], "pp": 2}}, "strategy.dp"),
+    (GPT, {"strategy": {"dp": 9}}, "strategy.dp"),
+    (GPT, {"strategy": {"pp": 7}}, "strategy.pp"),
+    (GPT, {"strategy": {"pp": 3, "virtual_stages": 4, "schedule": "interleaved"}}, "strategy.pp"),
+    (GPT, {"strategy": {"pp": 2, "virtual_stages": 2}}, "strategy.virtual_stages"),
+    (GPT, {"strategy": {"pp": 2, "virtual_stages": 3, "schedule": "zb-v"}}, "strategy.virtual_stages"),
+    (GPT, {"strategy": {"recompute": {"kind": "full", "layers": 7}}}, "strategy.recompute.layers"),
+    (GPT, {"strategy": {"slices": {"p1": 9, "p2": 1}}}, "strategy.p1"),
+    (GPT, {"strategy": {"p1": 9}}, "strategy.p1"),
+    (GPT, {"strategy": {"p1": 4, "dp": 4}}, "strategy.p1"),
+    (GPT, {"strategy": {"slices": {"p1": 1, "p2": 5}}}, "strategy.p2"),
+    (GPT, {"strategy": {"slices": {"p1": 1}, "p2": 2}}, "strategy.p2"),
+    (GPT, {"strategy": {"tp": 3, "sequence_parallel": True}}, "strategy.sequence_parallel"),
+    (U, {"strategy": {"tp": 3, "sequence_parallel": True}, "data": {"sequence_length": 126}},
+     "strategy.sequence_parallel"),
+    ({**U, "num_layers": 9, "levels": 4}, {"data": {"sequence_length": 100}}, "data.sequence_length"),
+    (U, {"strategy": {"cp": 3}, "data": {"sequence_length": 126}}, "strategy.cp"),
+    (GPT, {"strategy": {"cp": 2}}, "strategy.cp"),
+    (GPT, {"strategy": {"cp": 3}}, "strategy.cp"),
+    (GPT, {"strategy": {"cp": 5, "cp_kind": "ring"}}, "strategy.cp"),
+    (GPT, {"strategy": {"cp": 4, "cp_kind": {"ulysses": 3, "ring": 2}}}, "strategy.cp_kind"),
+    ({**GPT, "attention_dropout": 0.1}, {"strategy": {"cp": 2, "cp_kind": "ring"}}, "model.attention_dropout"),
+    (GPT, {"strategy": {"shard": "zero9"}}, "strategy.shard"),
+    (GPT, {"strategy": {"dp": 4, "shard": {"params": 3, "grads": 4, "optim": 4}}}, "strategy.shard.params"),
+    (GPT, {"strategy": {"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 3}}}, "strategy.shard.optim"),
+    (GPT, {"strategy": {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 3}}},
+     "strategy.shard.secondary"),
+    (GPT, {"strategy": {"dp": 4, "shard": "zero3", "cuda_graphs": True}}, "strategy.cuda_graphs"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2, 2]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [6, 0]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "schedule": "zb-v", "stage_layers": [3, 3]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "slack": [3]}}, "strategy.slack"),
+    (GPT, {"strategy": {"pp": 3, "slack": [3], "schedule": "slack-1f1b"}}, "strategy.slack"),
+    (GPT, {"plan": {"constraints": ["tp << 3"]}}, "plan.constraints"),
+    (GPT, {"plan": {"constraints": ["color = red"]}}, "plan.constraints"),
+    (GPT, {"plan": {"constraints": ["memory <= 3"]}}, "plan.constraints"),
+    (GPT, {"data": {"sequence_length": 300}}, "data.sequence_length"),
+    (GPT, {"data": {"text": []}}, "data.text"),
+    (GPT, {"data": {"eval_fraction": 1.0}}, "data.eval_fraction"),
+    (GPT, {"train": {"steps": 5, "warmup_steps": 6}}, "train.warmup_steps"),
+    (GPT, {"train": {"lr_decay_steps": 5, "warmup_steps": 6}}, "train.warmup_steps"),
+    (GPT, {"train": {"steps": 5, "warmup_steps": 3, "lr_wsd_decay_steps": 4}}, "train.lr_wsd_decay_steps"),
+    (GPT, {"train": {"min_learning_rate": 1.0}}, "train.min_learning_rate"),
+    (GPT, {"train": {"global_batch_size": 8, "micro_batch_size": 3}}, "train.global_batch_size"),
+    (GPT, {"train": {"global_batch_size": 1, "micro_batch_size": 3}}, "train.global_batch_size"),
+    (GPT, {"train": {"stepz": 5}}, "train.stepz"),
+    (GPT, {"train": {"batch": 5}}, "train.batch"),
+    (GPT, {"train": 5}, "train"),
+    (GPT, {"run": {"name": "a/b"}}, "run.name"),
+    (GPT, {"run": {"folder": ""}}, "run.folder"),
+    (GPT, {"run": {"device": "tpu"}}, "run.device"),
+    (GPT, {"trian": {"steps": 5}}, "trian"),
+    (GPT, {"open": ["x"]}, "open"),
+]  # fmt: skip
+
+
+def read(folder: Path, values: dict[str, Any]) -> JobError | None:
+    """Why the job file with these values is refused; None if it is not."""
+    file = folder / "job.toml"
+    top = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    file.write_text(to_toml(top | {key: value for key, value in values.items() if isinstance(value, dict)}))
+    try:
+        Job.read(file)
+        return None
+    except JobError as caught:
+        error = caught
+    assert error.file and error.key, error
+    return error
+
+
+def follow(folder: Path, values: dict[str, Any], error: JobError) -> int:
+    """Make every change that is advised, one by one; how many there were."""
+    for change in error.changes:
+        again = read(folder, changed(values, change))
+        assert again is None or not same_place(again.key, error.key), (str(error), change, str(again))
+        for key in change:
+            assert key == error.key or key in str(error), str(error)
+    return len(error.changes)
+
+
+@pytest.mark.parametrize(("model", "more", "key"), BAD, ids=lambda value: str(value)[-70:])
+def test_a_bad_job_names_file_and_key_and_its_advice_works(
+    tmp_path: Path, model: dict[str, Any], more: dict[str, Any], key: str
+) -> None:
+    values = {"data": {}, **more, "model": model}
+    error = read(tmp_path, values)
+    assert error is not None
+    assert error.key == key
+    assert error.fix, f"no advice: {error}"
+    follow(tmp_path, values, error)
+    if "a list" not in error.fix and (bound := re.search(r"(?:at least|above) (-?\d+)", error.fix)):
+        least = int(bound[1]) + error.fix.count("above")
+        again = read(tmp_path, changed(values, {key: least}))
+        assert again is None or not same_place(again.key, key), str(again)
+
+
+def test_advice_that_would_be_refused_is_not_given(tmp_path: Path) -> None:
+    error = read(tmp_path, {"model": LLAMA, "strategy": {"tp": 3}})
+    assert error is not None
+    assert str(error).endswith("tp = 3 does not divide ffn_hidden = 40. Use 1.")
+
+
+def test_what_needs_no_second_change_is_preferred(tmp_path: Path) -> None:
+    error = read(tmp_path, {"model": GPT, "train": {"steps": 5, "warmup_steps": 9, "lr_wsd_decay_steps": 2}})
+    assert error is not None
+    assert error.changes == ({"train.steps": 9},) or {"train.warmup_steps": 5} in error.changes
+
+
+def test_all_tables_of_a_change_are_kept() -> None:
+    values = {"strategy": {"p1": 3, "p2": 2, "tp": 2}, "data": {}}
+    sliced = changed(values, {"strategy.slices": {"p1": 1, "p2": 1}})
+    assert sliced == {"strategy": {"tp": 2, "slices": {"p1": 1, "p2": 1}}, "data": {}}
+    assert values["strategy"]["p1"] == 3, "the values themselves stay"
+
+
+numbers = st.integers(1, 12)
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "model.num_layers": numbers,
+    "model.num_heads": numbers,
+    "model.num_kv_heads": st.integers(0, 6),
+    "model.ffn_hidden": st.sampled_from([0, 24, 40, 36]),
+    "model.family": st.sampled_from(["gpt", "llama", "utransformer"]),
+    "model.levels": st.integers(0, 2),
+    "model.attention_dropout": st.sampled_from([0.0, 0.1]),
+    "model.max_sequence": st.sampled_from([64, 128, 256]),
+    "data.sequence_length": st.sampled_from([30, 60, 64, 100, 128]),
+    "train.global_batch_size": numbers,
+    "train.micro_batch_size": st.integers(0, 4),
+    "train.warmup_steps": st.sampled_from([0, 5, 500]),
+    "train.lr_wsd_decay_steps": st.sampled_from([0, 5, 500]),
+    "strategy.tp": numbers | st.lists(numbers, min_size=1, max_size=3),
+    "strategy.dp": numbers | st.lists(numbers, min_size=1, max_size=3),
+    "strategy.pp": st.integers(1, 4),
+    "strategy.virtual_stages": st.integers(1, 3),
+    "strategy.schedule": st.sampled_from(["1f1b", "interleaved", "zb-v", "zb-h1"]),
+    "strategy.cp": st.integers(1, 4),
+    "strategy.cp_kind": st.sampled_from(["ring", "ulysses"])
+    | st.fixed_dictionaries({"ulysses": numbers, "ring": numbers}),
+    "strategy.slices": st.fixed_dictionaries({"p1": numbers, "p2": numbers}),
+    "strategy.sequence_parallel": st.booleans(),
+    "strategy.recompute": st.fixed_dictionaries({"kind": st.just("full"), "layers": st.integers(0, 12)}),
+    "strategy.shard": st.sampled_from(["ddp", "zero1", "zero3", "none"])
+    | st.fixed_dictionaries({"params": numbers, "grads": numbers, "optim": numbers, "secondary": st.integers(0, 4)}),
+    "strategy.cuda_graphs": st.sampled_from([True, False]),
+}
+
+
+@given(asked=st.fixed_dictionaries({}, optional=SETTINGS))
+@settings(max_examples=250, deadline=None)
+def test_advice_about_drawn_jobs_works(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> None:
+    values = changed({"model": GPT}, asked)
+    folder = tmp_path_factory.mktemp("drawn")
+    if error := read(folder, values):
+        assert error.fix or error.key in ("strategy.p2", "strategy.cp"), str(error)
+        follow(folder, values, error)
+
+
+def test_drawn_jobs_come_to_be_right_by_following_advice(tmp_path: Path) -> None:
+    """Of several mistakes one after the other."""
+    values = changed(
+        {"model": GPT},
+        {"strategy.tp": 5, "strategy.dp": 9, "data.sequence_length": 300, "train.warmup_steps": 999, "strategy.pp": 8},
+    )
+    for _ in range(9):
+        if (error := read(tmp_path, values)) is None:
+            return
+        values = changed(values, error.changes[0])
+    raise AssertionError(f"still refused: {error}")
+
+
+def test_lengths_are_offered_up_to_what_the_model_has(tmp_path: Path) -> None:
+    error = read(tmp_path, {"model": GPT, "strategy": {"cp": 3}, "data": {"sequence_length": 256}})
+    assert error is not None
+    assert [change["data.sequence_length"] for change in error.changes] == [255]
+    assert math.gcd(255, 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "ffn", "says"),
+    [
+        ("bert", {}, 'Use "gpt", or set model.family="llama" and model.ffn_hidden=90'),
+        ("mamba", {"ffn_hidden": 40}, 'Use "llama" or "gpt"'),
+        ("mamba", {}, 'Set model.family="llama" and model.ffn_hidden=90, or use "gpt"'),
+    ],
+)
+def test_every_family_is_named_and_those_that_work_are_advised(
+    tmp_path: Path, family: str, ffn: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "job.toml").write_text(to_toml({"model": {**GPT, "family": family, **ffn}}))
+    with pytest.raises(JobError, match=f"'{family}' is no model family; there are gpt, llama, utransformer") as caught:
+        Job.read(tmp_path / "job.toml")
+    assert says in str(caught.value)
+
+
+def test_a_schedule_that_nobody_knows_is_named_before_its_numbers(tmp_path: Path) -> None:
+    values = {"model": {**GPT, "num_layers": 1}, "strategy": {"pp": 2, "schedule": "interleaved-1f1b"}}
+    (tmp_path / "job.toml").write_text(to_toml(values))
+    with pytest.raises(JobError, match=r"strategy\.schedule: no schedule is called 'interleaved-1f1b'"):
+        Job.read(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ({"pp": 2, "stage_layers": [4, 3]}, [{"strategy.stage_layers": [3, 3]}, {"strategy.stage_layers": None}]),
+        ({"pp": 2, "stage_layers": [2, 2, 2]}, [{"strategy.stage_layers": [3, 3]}, {"strategy.stage_layers": None}]),
+        ({"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "stage_layers": [3, 3]},
+         [{"strategy.stage_layers": [2, 2, 1, 1]}, {"strategy.stage_layers": None}]),
+        ({"pp": 4, "schedule": "zb-v", "stage_layers": [2, 2, 1, 1]}, [{"strategy.stage_layers": None}]),
+    ],
+)  # fmt: skip
+def test_layers_of_stages_that_are_advised_are_as_many_as_there_are(
+    strategy: dict[str, Any], changes: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": strategy, "train": {"global_batch_size": 16}})
+    assert caught.value.key == "strategy.stage_layers"
+    assert list(caught.value.changes) == changes
+
+
+def test_a_schedule_in_a_file_has_a_name_though_its_stages_are_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("rank 0: 0F0 0B0")
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": {"pp": 7, "schedule": str(file)}})
+    assert caught.value.key == "strategy.pp"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("strategy.shard", "strategy.shard.params", True), ("strategy.shard.params", "strategy.shard", True),
+        ("strategy.pp", "strategy.pp", True), ("strategy.p1", "strategy.p", False),
+        ("strategy.p", "strategy.p1", False),
+        ("strategy.pp", "strategy.tp", False), (None, None, True), (None, "model", False), ("model", None, False),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_key_is_the_same_place(one: str | None, other: str | None, same: bool) -> None:
+    assert same_place(one, other) == same
+
+
+def test_so_many_stages_there_may_be() -> None:
+    for layers, stages, says in (
+        (MOST_STAGES + 1, MOST_STAGES + 1, f"{MOST_STAGES + 1} stages are more than {MOST_STAGES}"),
+        (MOST_STAGES, MOST_STAGES + 1, f"{MOST_STAGES} layers leave one of {MOST_STAGES + 1} stages without a layer"),
+    ):
+        with pytest.raises(JobError, match=says):
+            Job.from_dict({"model": {**GPT, "num_layers": layers}, "strategy": {"pp": stages}})
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "changes"),
+    [
+        (7, 1, [{"strategy.pp": 6}, {"strategy.pp": 1}]),
+        (3, 4, [{"strategy.pp": 1}, {"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (4, 3, [{"strategy.pp": 2}, {"strategy.pp": 1}, {"strategy.virtual_stages": 1},
+                {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (2, 7, [{"strategy.pp": 1}, {"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+        (1, 7, [{"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
+    ],
+)  # fmt: skip
+def test_fewer_stages_are_advised_than_there_are_layers(pp: int, virtual: int, changes: list[dict[str, int]]) -> None:
+    strategy = {"pp": pp, "virtual_stages": virtual, "schedule": "interleaved"}
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": strategy})
+    assert (caught.value.key, list(caught.value.changes)) == ("strategy.pp", changes)
+
+
+@pytest.mark.parametrize(("shard", "allowed"), [("ddp", True), ("zero1", True), ("zero2", False), ("fsdp", False)])
+def test_graphs_are_captured_where_weights_and_gradients_stay(shard: str, allowed: bool) -> None:
+    job = {"model": GPT, "strategy": {"dp": 2, "shard": shard, "cuda_graphs": True}}
+    if allowed:
+        assert Job.from_dict(job).strategy.cuda_graphs is True
+    else:
+        with pytest.raises(JobError) as caught:
+            Job.from_dict(job)
+        assert caught.value.key == "strategy.cuda_graphs"
+    assert Job.from_dict({**job, "strategy": {**job["strategy"], "cuda_graphs": False}})
+
+
+@pytest.mark.parametrize("key", ["pp", "virtual_stages", "schedule"])
+def test_layers_of_stages_are_not_judged_where_their_number_is_open(key: str) -> None:
+    given = {"pp": 2, "virtual_stages": 1, "schedule": "1f1b", "stage_layers": [1, 2, 3], key: "auto"}
+    assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)
+
+
+def test_layers_of_stages_of_a_schedule_in_a_file_are_judged_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("rank 0: 0F0 0B0")
+    given = {"pp": 2, "schedule": str(file), "stage_layers": [1, 2, 3]}
+    assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)

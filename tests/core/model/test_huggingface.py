@@ -1,0 +1,180 @@
+"""Every key of a Hugging Face config is read, refused by name, or counted as one that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.model.huggingface import LARGEST, PASSED_OVER, read_config
+from plait.core.model.spec import ModelSpec
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 4, "n_positions": 16, "vocab_size": 53,
+}  # fmt: skip
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 53,
+    "intermediate_size": 24, "max_position_embeddings": 32,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def read(folder: Path, values: dict[str, Any], over: PassedOver | None = None) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(values))
+    return read_config(folder, over)
+
+
+def refused(folder: Path, values: dict[str, Any]) -> JobError:
+    with pytest.raises(JobError) as caught:
+        read(folder, values)
+    assert caught.value.file == str(folder / "config.json")
+    assert caught.value.fix, caught.value
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "key"),
+    [
+        (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (GPT2, {"scale_attn_weights": False}, "scale_attn_weights"),
+        (GPT2, {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
+        (GPT2, {"add_cross_attention": True}, "add_cross_attention"),
+        (GPT2, {"activation_function": "gelu"}, "activation_function"),
+        (GPT2, {"embd_pdrop": 0.2}, "resid_pdrop"),
+        (GPT2, {"hidden_size": 32}, "hidden_size"),
+        (GPT2, {"n_inner": 0}, "n_inner"),
+        (GPT2, {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        (GPT2, {"tie_word_embeddings": None}, "tie_word_embeddings"),
+        (GPT2, {"architectures": ["GPT2ForSequenceClassification"]}, "architectures"),
+        (GPT2, {"rope_theta": 1e4}, "rope_theta"),
+        (LLAMA, {"mlp_bias": True}, "mlp_bias"),
+        (LLAMA, {"attention_bias": 0}, "attention_bias"),
+        (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (LLAMA, {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "per_layer_config"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA, {"sliding_window": 4096}, "sliding_window"),
+        (LLAMA, {"head_dim": 0}, "head_dim"),
+        (LLAMA, {"num_key_value_heads": 0}, "num_key_value_heads"),
+        (LLAMA, {"rms_norm_eps": None}, "rms_norm_eps"),
+        (LLAMA, {"original_max_position_embeddings": 8}, "original_max_position_embeddings"),
+        (LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {**LLAMA3, "type": "default"}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "rope_scaling.factor"),
+        (LLAMA, {"rope_parameters": {**LLAMA3, "attention_factor": 2.0}}, "rope_parameters.attention_factor"),
+        (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
+        (LLAMA, {"rope_parameters": LLAMA3, "rope_scaling": {**LLAMA3, "factor": 2.0}}, "rope_scaling"),
+        (LLAMA, {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}, "rope_parameters.rope_theta"),
+        (LLAMA, {"rope_scaling": {**LLAMA3, "factor": -1.0}}, "rope_scaling.factor"),
+        (LLAMA, {"rope_parameters": {**LLAMA3, "factor": None}}, "rope_parameters.factor"),
+        (LLAMA, {"full_attention": {}}, "full_attention"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_numbers_is_refused_by_its_name(
+    tmp_path: Path, base: dict[str, Any], change: dict[str, Any], key: str
+) -> None:
+    assert read(tmp_path, base)
+    error = refused(tmp_path, base | change)
+    assert error.key == key
+    assert read(tmp_path, advised(base | change, error)), "the advice works"
+
+
+def advised(values: dict[str, Any], error: JobError) -> dict[str, Any]:
+    """The config with what the error says changed."""
+    fix, key = error.fix or "", error.key or ""
+    top, _, inner = key.partition(".")
+    table = dict(values[top]) if inner else dict(values)
+    name = inner or top
+    if supported := re.match(r"Supported: ([^,]*)", fix):
+        word = supported[1]
+        value = json.loads(word) if word in ("true", "false", "1.0", "{}") else word
+        table[name] = [value] if name == "architectures" else value
+        if word == "without it":
+            del table[name]
+        if name.startswith("rope_"):
+            table[name] = {"rope_type": word}
+    elif fix == "Make the two equal":
+        table["resid_pdrop"] = table["embd_pdrop"]
+    elif "needs it" in fix or "Give a number" in fix:
+        table[name] = 2.0
+    else:
+        assert re.match("Keep one|Take it out|Leave it out|Known here", fix), fix
+        del table[name]
+    return {**values, top: table} if inner else table
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        (GPT2, {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "pruned_heads": {}}),
+        (GPT2, {"hidden_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 16, "n_inner": None}),
+        (GPT2, {"architectures": ["GPT2LMHeadModel"], "sliding_window": None}),
+        (LLAMA, {"hidden_act": "swish", "num_key_value_heads": None, "head_dim": None, "rope_scaling": None}),
+        (LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_theta": 10000.0}),
+        (LLAMA, {"partial_rotary_factor": 1.0, "rope_interleaved": False}),
+    ],
+)
+def test_what_means_the_same_reads_the_same(tmp_path: Path, base: dict[str, Any], change: dict[str, Any]) -> None:
+    assert read(tmp_path, base | change) == read(tmp_path, base)
+
+
+def test_what_changes_nothing_is_counted(tmp_path: Path) -> None:
+    over = PassedOver()
+    read(tmp_path, GPT2 | {"use_cache": True, "top_k": 50, "n_ctx": 16}, over)
+    assert over.lines() == [f"passed over 3 {PASSED_OVER} (the first: use_cache)"]
+
+
+def named(folder: Path, values: dict[str, Any], over: PassedOver) -> str:
+    """The key for which the values are refused; empty if they are not."""
+    try:
+        read(folder, values, over)
+    except JobError as error:
+        return (error.key or "no key").split(".")[0]
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = transformers.AutoConfig.for_model(kind)
+    known = made.to_dict() | {one.name: getattr(made, one.name) for one in fields(made)}
+    known |= transformers.GenerationConfig._get_default_generation_params()
+    values = json.loads(json.dumps(known, default=str)) | {"model_type": kind}
+    assert read(tmp_path, values)
+    for key in sorted(set(values) - {"model_type"}):  # and each by itself is read, refused by name, or counted
+        over = PassedOver()
+        changed = values | {key: "something else"}
+        if names := named(tmp_path, changed, over):
+            assert names in (key, "resid_pdrop")
+        else:
+            passed = PassedOver()
+            read(tmp_path, {name: value for name, value in values.items() if name != key}, passed)
+            assert over.counts[PASSED_OVER] == passed.counts[PASSED_OVER] + 1, f"{key} was dropped without a word"
+
+
+def test_what_a_config_leaves_out_is_as_its_makers_have_it(tmp_path: Path) -> None:
+    """The defaults of transformers' classes."""
+    gpt, llama = read(tmp_path, GPT2), read(tmp_path, LLAMA)
+    assert (gpt.norm_eps, gpt.dropout, gpt.attention_dropout, gpt.tied_embeddings) == (1e-5, 0.1, 0.1, True)
+    assert (gpt.ffn_hidden, gpt.num_kv_heads, gpt.family) == (64, 4, "gpt")
+    assert (llama.norm_eps, llama.dropout, llama.attention_dropout, llama.tied_embeddings) == (1e-6, 0.0, 0.0, False)
+    assert (llama.rope_theta, llama.rope_scaling, llama.num_kv_heads, llama.head_size) == (10000.0, None, 4, 4)
+    assert read(tmp_path, GPT2 | {"resid_pdrop": 0.1}) == read(tmp_path, GPT2 | {"embd_pdrop": 0.1}) == gpt
+
+
+def test_a_config_of_megabytes_is_refused_unread(tmp_path: Path) -> None:
+    file, text = tmp_path / "config.json", json.dumps(GPT2)
+    file.write_text(text + " " * (LARGEST - len(text)))
+    assert read_config(file) == read(tmp_path, GPT2)
+    file.write_text(text + " " * (LARGEST + 1 - len(text)))
+    with pytest.raises(JobError, match=f"it has {LARGEST + 1} bytes; at most {LARGEST} are read"):
+        read_config(file)

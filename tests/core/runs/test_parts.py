@@ -1,0 +1,54 @@
+"""What ranks answer when they are asked why a run hangs, as far as it can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from plait.core.runs.evidence import FILE, Thread
+from plait.core.runs.parts import Part, ask, forget_hang, forget_parts, read_parts, write_part
+
+OWN = Part(rank=1, token=7, wall=5, thread=next(iter(Thread.__args__)), doing="step 2", step=1)  # type: ignore[attr-defined]
+
+
+def test_an_answer_comes_back(tmp_path: Path) -> None:
+    ask(tmp_path)
+    write_part(tmp_path, OWN)
+    assert read_parts(tmp_path) == {1: OWN}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"null", b"[]", pytest.param(b"[" * 60_000, id="deep"), b"\xff\xfe",
+     json.dumps(asdict(OWN) | {"wall": float("inf")}).encode(),
+     json.dumps(asdict(OWN) | {"stack": 5}).encode(), json.dumps(asdict(OWN) | {"address": [1]}).encode()],
+)  # fmt: skip
+def test_one_that_is_damaged_counts_as_none(tmp_path: Path, bad: bytes) -> None:
+    ask(tmp_path)
+    write_part(tmp_path, OWN)
+    (tmp_path / "hang" / "rank-00000.json").write_bytes(bad)
+    os.mkfifo(tmp_path / "hang" / "rank-00002.json")
+    assert read_parts(tmp_path) == {1: OWN}
+
+
+def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
+    forget_hang(tmp_path)
+    ask(tmp_path)
+    write_part(tmp_path, OWN)
+    (tmp_path / FILE).write_text("{}")
+    forget_parts(tmp_path)
+    assert read_parts(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    ask(tmp_path)
+    forget_hang(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_known_of_a_rank_is_not_said() -> None:
+    part = Part(rank=1, token=7, wall=5, thread="unknown")
+    assert (part.step, part.doing, part.patient, part.stack, part.address) == (-1, "", False, (), None)
+    assert (part.reached, part.missed, part.complete) == ((), (), False)

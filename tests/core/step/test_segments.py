@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.base.errors import ScheduleError
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.attention_ops import AttentionTraffic, SharedAttention
+from plait.core.step.overlap import domino_order, segment_order
+from plait.core.step.segment_costs import SegmentCosts, makespan, simulate
+from plait.core.step.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
+from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, needs_table
+from plait.core.step.stages import Stage
+
+graphs = st.builds(
+    SegmentGraph,
+    num_layers=st.integers(1, 3),
+    p1=st.integers(1, 3),
+    p2=st.integers(1, 3),
+    sequence_parallel=st.booleans(),
+    communicates=st.booleans(),
+    backward=st.booleans(),
+    first_layer=st.integers(0, 2),
+    embeds=st.booleans(),
+    heads=st.booleans(),
+    phase=st.sampled_from(("step", "F", "B", "I", "W")),
+    resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
+    recompute=st.sampled_from(("none", "selective", "full")),
+    recomputed=st.sampled_from((None, 0, 1)),
+    parallel_block=st.booleans(),
+    attention=st.sampled_from((None, *(SharedAttention(*each) for each in ((2, 1), (1, 2), (2, 2), (1, 4))))),
+)
+seconds = st.floats(0, 1)
+costs = st.builds(
+    lambda *c: SegmentCosts(
+        {f"{site}.{kind}": c[0] for site in ("attn", "mlp") for kind in "FKRDGCW"},
+        {f"{site}.{kind}": c[1] for site in ("attn", "mlp") for kind in "FTKRDSGHEC"},
+        c[2],
+    ),
+    seconds, seconds, seconds,
+)  # fmt: skip
+EVEN = SegmentCosts(
+    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FRDCW"},
+    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "RC"},
+)
+
+
+@given(graphs, costs)
+def test_every_order_is_legal_and_round_trips_as_text(graph: SegmentGraph, cost: SegmentCosts) -> None:
+    for overlap in ("sync", "async", "domino", "none"):
+        actions = segment_order(graph, overlap, cost, batch=6)
+        check(graph, actions)
+        assert parse(format_actions(actions)) == actions
+
+
+@given(graphs, st.randoms(use_true_random=False))
+def test_any_order_that_respects_the_needs_becomes_legal_actions(graph: SegmentGraph, chance: random.Random) -> None:
+    table = needs_table(graph)
+    order, left = [], list(table)
+    while left:
+        ready = [op for op in left if all(need.op in order for need in table[op])]
+        order.append(chance.choice(ready))
+        left.remove(order[-1])
+    check(graph, insert_waits(graph, order))
+
+
+@given(graphs, costs)
+def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGraph, cost: SegmentCosts) -> None:
+    placed = simulate(graph, domino_order(graph, cost, 6), cost, 6)
+    for verbs in (("run", "wait"), ("start",)):
+        lane = [p for p in placed if p.action.verb in verbs]
+        assert all(a.end <= b.start for a, b in pairwise(lane))
+    assert makespan(placed) >= sum(p.end - p.start for p in placed if p.action.verb == "run") - 1e-9
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_repeats_no_reduction(recompute: str) -> None:
+    for sequence_parallel in (False, True):
+        kept, again = (
+            SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind)  # type: ignore[arg-type]
+            for kind in ("none", recompute)
+        )
+        sent = [[graph.collective(op) for op in graph.ops() if graph.collective(op)] for graph in (kept, again)]
+        regathered = (
+            6 if sequence_parallel and recompute == "full" else 0
+        )  # the normalised input of every attention and MLP
+        assert sent[1].count("all_gather") == sent[0].count("all_gather") + regathered
+        assert [kind for kind in sent[1] if kind != "all_gather"] == [kind for kind in sent[0] if kind != "all_gather"]
+
+
+def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
+    graph = SegmentGraph(num_layers=4, recompute="full")
+    costs = SegmentCosts(EVEN.compute | {"attn.A": 1.0, "mlp.A": 1.0}, EVEN.collective)
+    sync, hidden = (simulate(graph, order, costs, 8) for order in (sync_order(graph), domino_order(graph, costs, 8)))
+    # Of the 16 collectives of one slice, the eight of the backward have the segment before them to compute
+    # again meanwhile.
+    assert makespan(hidden) <= makespan(sync) - 7
+
+
+def test_slices_hide_what_one_slice_cannot() -> None:
+    one, two = (SegmentGraph(num_layers=4, p1=p1) for p1 in (1, 2))
+    times = {
+        "sync": makespan(simulate(one, sync_order(one), EVEN, 8)),
+        "async": makespan(simulate(one, async_order(one), EVEN, 8)),
+        "domino": makespan(simulate(two, domino_order(two, EVEN, 8), EVEN, 8)),
+    }
+    assert times["domino"] < times["async"] < times["sync"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda a: a[1:], "embed.R0 before|runs before embed.R0|stands before the op"),
+        (lambda a: [*a, a[0]], "stands twice"),
+        (lambda a: [x for x in a if x.verb != "wait"], "before its collective is awaited"),
+        (lambda a: a[:-1], "never"),
+        (lambda a: [Action("run", a[0].op._replace(slice=7)), *a], "does not exist"),
+        (lambda a: [Action("start", next(x.op for x in a if x.op.kind == "W")), *a], "has no collective"),
+    ],
+)
+def test_a_broken_list_is_refused(break_it, words: str) -> None:
+    graph = SegmentGraph(num_layers=1, p1=2)
+    with pytest.raises(ScheduleError, match=words):
+        check(graph, break_it(sync_order(graph)))
+
+
+@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.Q0", "=attn3.F0", "attn3.F", "attn3.F0."])
+def test_what_is_no_action_is_refused(word: str) -> None:
+    with pytest.raises(ScheduleError, match="is not a segment action"):
+        parse(f"embed.R0 {word}")
+
+
+@pytest.mark.parametrize(("ulysses", "ring"), [(2, 1), (1, 2), (2, 2), (1, 4)])
+def test_attention_that_is_shared_hides_its_collectives_behind_other_slices(ulysses: int, ring: int) -> None:
+    shared = SharedAttention(ulysses, ring)
+    one, two = (SegmentGraph(num_layers=4, p1=p1, communicates=False, attention=shared) for p1 in (1, 2))
+    compute = {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FKRDGCW"}
+    costs = SegmentCosts(compute, {f"attn.{kind}": 0.5 for kind in "FTKDSGHE"})
+    exposed = [
+        sum(placed.end - placed.start for placed in simulate(graph, order, costs, 8) if placed.action.verb == "wait")
+        for graph, order in ((one, sync_order(one)), (two, domino_order(two, costs, 8)))
+    ]
+    assert exposed[1] < 0.25 * exposed[0]
+
+
+def test_no_more_than_two_blocks_of_a_ring_are_there_beside_the_own() -> None:
+    graph = SegmentGraph(num_layers=1, p1=2, communicates=False, attention=SharedAttention(1, 8))
+    costs = SegmentCosts({"attn.K": 1.0, "attn.G": 2.0, "mlp.W": 5.0}, {"attn.T": 0.1, "attn.S": 0.1, "attn.H": 0.1})
+    for rotation, kernel, most in (("T", "K", 1), ("S", "G", 2)):  # the own block is done first; last
+        for number in range(2):
+            sent = done = 0
+            for verb, op in domino_order(graph, costs, 8):
+                if op.slice != number or op.site != "attn" or verb == "wait":
+                    continue
+                sent += op.kind == rotation and verb == "start"
+                done += op.kind == kernel and verb == "run"
+                assert sent - done <= most
+            assert sent == 7 and done == 8
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "again"),
+    [(None, ["MA", "MA", "MA"]), (3, ["MA", "MA", "MA"]), (1, ["MA", "", ""]), (0, ["", "", ""])],
+)
+def test_so_many_first_layers_of_a_stage_are_computed_again(recomputed: int | None, again: list[str]) -> None:
+    graph = SegmentGraph(num_layers=3, first_layer=4, recompute="full", recomputed=recomputed)
+    assert graph.last_layer == 6
+    assert [graph.again("mlp", layer) for layer in (4, 5, 6)] == again
+    assert graph.again("head", 0) == ""
+    assert replace(graph, backward=False).again("mlp", 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("ulysses", "ring", "forward", "backward", "parts", "sends"),
+    [
+        (2, 1, "FK", "DGZ", {"K": 1, "G": 1, "D": 1}, {"K": 1, "G": 1, "D": 1}),
+        (1, 3, "FTK", "DSGHZ", {"K": 3, "G": 3, "T": 2, "S": 2, "H": 2, "D": 1}, {"K": 1, "G": 1, "T": 2, "H": 2}),
+        (2, 3, "FTK", "DSGHEZ", {"K": 3, "T": 2, "E": 1}, {"K": 1, "S": 2, "E": 1}),
+    ],
+)
+def test_attention_that_is_shared_in_ops(
+    ulysses: int, ring: int, forward: str, backward: str, parts: dict[str, int], sends: dict[str, int]
+) -> None:
+    shared = SharedAttention(ulysses, ring)
+    assert (shared.forward, shared.backward) == (forward, backward)
+    assert {kind: shared.parts(kind) for kind in parts} == parts
+    assert {kind: shared.sends(kind) for kind in sends} == sends
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "again", "several", "alone"),
+    [
+        ("F", 0, False, "all_to_all", "all_to_all"),
+        ("A", 0, False, None, None),
+        ("A", 0, True, "all_to_all", "all_to_all"),
+        ("K", 0, False, None, "all_to_all"),
+        ("K", 2, False, "all_to_all", None),
+        ("G", 0, False, None, "all_to_all"),
+        ("D", 0, False, "all_to_all", "all_to_all"),
+        ("W", 0, False, None, None),
+        ("T", 0, False, "rotate", "rotate"),
+    ],
+)
+def test_what_travels_after_an_op_of_attention(
+    kind: str, part: int, again: bool, several: str | None, alone: str | None
+) -> None:
+    """several: in rings of three, each of two ranks that exchange heads; alone: without a ring."""
+    assert SharedAttention(2, 3).collective(kind, part, again=again) == several
+    assert SharedAttention(2, 1).collective(kind, part, again=again) == alone
+    assert SharedAttention(1, 3).collective(kind, part, again=again) == ("rotate" if kind in "TSH" else None)
+
+
+def test_bytes_that_attention_exchanges() -> None:
+    model = ModelSpec(
+        family="llama", num_layers=1, hidden=32, num_heads=8, num_kv_heads=2, ffn_hidden=8, vocab=8, max_sequence=8
+    )
+    for strategy, kept in (
+        (Strategy(tp=2, cp=2), 2), (Strategy(tp=1, cp=2), 2), (Strategy(tp=1, cp=8, ring=4), 2), (Strategy(tp=4), 1),
+    ):  # fmt: skip
+        heads, size = 8 // strategy.tp, 10 * model.head_size
+        traffic = AttentionTraffic.of(model, strategy, 10)
+        assert traffic == AttentionTraffic(size * (heads + 2 * kept), size * heads, 2 * size * kept)
+        assert [traffic.of_kind(kind) for kind in "TSHFAGEKXD"] == (
+            [traffic.block] * 3 + [traffic.there] * 4 + [traffic.back] * 3
+        )
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("cp", [1, 4])
+def test_what_crosses_the_network_inside_a_stage(tp: int, cp: int) -> None:
+    model = ModelSpec(family="gpt", num_layers=2, hidden=32, num_heads=8, vocab=8, max_sequence=8)
+    graph = SegmentGraph.of(model, Strategy(tp=tp, cp=cp, ring=1), Stage(0, 1, 0, 2))
+    assert (graph.communicates, graph.sends) == (tp > 1, tp > 1 or cp > 1)
+    assert graph.attention == (SharedAttention(4, 1) if cp > 1 else None)
+    assert graph.shared("mlp") is None
+    assert graph.shared("attn") == graph.shared("block") == graph.attention
+
+
+def test_an_op_that_runs_before_what_it_needs_is_named() -> None:
+    graph = SegmentGraph(num_layers=1, communicates=False, phase="F")
+    first, second, *others = sync_order(graph)
+    with pytest.raises(ScheduleError, match=f"{second.op} runs before {first.op}, which it needs"):
+        check(graph, [second, first, *others])
+
+
+@pytest.mark.parametrize(("left", "says"), [(("run", "start"), "awaited"), (("run",), "started")])
+def test_a_collective_that_is_not_awaited_is_named(left: tuple[str, ...], says: str) -> None:
+    graph = SegmentGraph(num_layers=1, phase="I", sequence_parallel=True)  # whose last result phase W reads
+    actions = sync_order(graph)
+    last = next(op for verb, op in reversed(actions) if verb == "wait")
+    with pytest.raises(ScheduleError, match=f"the collective of {last} is never {says}"):
+        check(graph, [action for action in actions if action.op != last or action.verb in left])
+    with pytest.raises(ScheduleError, match=f"<{last} stands before its start"):
+        check(graph, [action for action in actions if action.op != last or action.verb != "start"])
+    with pytest.raises(ScheduleError, match=f">{last} stands before the op"):
+        check(graph, [Action("start", last), *actions])
+
+
+@pytest.mark.parametrize(
+    ("op", "needs"),
+    [
+        (("T", 0), [("F", 0, True)]), (("T", 1), [("T", 0, True), ("K", 0, False)]),
+        (("K", 0), [("T", 0, False)]), (("K", 2), [("T", 1, True), ("K", 1, False)]),
+        (("R", 0), [("K", 2, True)]), (("X", 0), [("A", 0, True)]), (("D", 0), [("X", 0, True)]),
+        (("S", 0), [("X", 0, False)]), (("S", 1), [("S", 0, True)]), (("S", 2), [("S", 1, True), ("G", 0, False)]),
+        (("G", 0), [("D", 0, True), ("S", 0, True)]),
+        (("G", 1), [("D", 0, True), ("S", 1, True), ("G", 0, False), ("H", 0, False)]),
+        (("G", 2), [("D", 0, True), ("G", 1, False), ("H", 1, False)]),
+        (("H", 0), [("G", 0, False)]), (("H", 1), [("G", 1, False), ("H", 0, True)]),
+        (("E", 0), [("G", 2, False), ("H", 1, True)]), (("Z", 0), [("E", 0, True)]),
+        (("C", 0), [("Z", 0, False)]), (("W", 0), [("D", 0, False)]), (("W", 1), [("Z", 0, False)]),
+        (("F", 0), []), (("A", 0), []),
+    ],
+)  # fmt: skip
+def test_what_an_op_of_shared_attention_needs(op: tuple[str, int], needs: list[tuple[str, int, bool]]) -> None:
+    """In rings of three, each of two that exchange heads, computed again."""
+    assert SharedAttention(2, 3).needs(*op, again=True) == needs
+
+
+def test_what_it_needs_without_a_ring_without_exchange_and_computed_once() -> None:
+    assert SharedAttention(2, 1).needs("K", 0, again=True) == [("F", 0, True)]
+    assert SharedAttention(2, 1).needs("G", 0, again=True) == [("D", 0, True)]
+    assert SharedAttention(2, 1).needs("Z", 0, again=True) == [("G", 0, True)]
+    assert SharedAttention(1, 3).needs("Z", 0, again=True) == [("G", 2, False), ("H", 1, True)]
+    assert SharedAttention(2, 3).needs("D", 0, again=False) == []
+    assert SharedAttention(2, 3).needs("S", 0, again=False) == []
+
+
+def test_ops_of_a_ring_stand_where_they_may_run() -> None:
+    shared = SharedAttention(2, 2)
+    assert "".join(f"{kind}{part}" for kind, part in shared.sorted(
+        [(kind, part) for kind in "NFTKRMAXDSGHEZCWJ" for part in range(shared.parts(kind))]
+    )) == "N0F0T0K0K1R0M0A0X0S0D0G0H0G1E0Z0C0W0J0"  # fmt: skip
+    alone = SharedAttention(2, 1)
+    chain = [(kind, 0) for kind in "WFK"]
+    assert alone.sorted(chain) == chain
+
+
+def told(graph: SegmentGraph) -> str:
+    """Every op, what it sends, and what it needs: ``*`` with its collective."""
+    return "\n".join(
+        f"{op}{{{(graph.collective(op) or '')}}} " + " ".join(f"{need.op}{'*' * need.collective}" for need in needs)
+        for op, needs in needs_table(graph).items()
+    )
+
+
+def test_the_graph_of_a_layer_that_is_computed_again_with_its_sequence_cut() -> None:
+    graph = SegmentGraph(num_layers=1, sequence_parallel=True, recompute="full")
+    assert [line.rstrip() for line in told(graph).splitlines()] == [
+        "embed.R0{all_gather}", "attn0.N0{all_gather} embed.R0*", "attn0.F0{} attn0.N0*",
+        "attn0.R0{reduce_scatter} attn0.F0", "mlp0.N0{all_gather} attn0.R0*", "mlp0.F0{} mlp0.N0*",
+        "mlp0.R0{reduce_scatter} mlp0.F0", "head.N0{all_gather} mlp0.R0*", "head.F0{all_gather} head.N0* embed.R0",
+        "head.L0{} head.F0*", "head.C0{reduce_scatter} head.L0", "head.W0{} head.L0", "head.J0{all_gather} head.C0*",
+        "mlp0.M0{all_gather} head.L0", "mlp0.A0{} mlp0.M0* head.L0", "mlp0.D0{} mlp0.M0* mlp0.A0 head.J0*",
+        "mlp0.C0{reduce_scatter} mlp0.D0", "mlp0.W0{} mlp0.D0", "mlp0.W0.1{} mlp0.D0", "mlp0.J0{all_gather} mlp0.C0*",
+        "attn0.M0{all_gather} mlp0.D0", "attn0.A0{} attn0.M0* mlp0.D0", "attn0.D0{} attn0.M0* attn0.A0 mlp0.J0*",
+        "attn0.C0{reduce_scatter} attn0.D0", "attn0.W0{} attn0.D0", "attn0.W0.1{} attn0.D0",
+        "attn0.J0{all_gather} attn0.C0*", "embed.W0{} attn0.J0* head.W0",
+    ]  # fmt: skip
+
+
+def test_the_graph_of_a_parallel_block_in_the_middle_of_a_pipeline() -> None:
+    graph = SegmentGraph(num_layers=1, first_layer=3, p2=2, parallel_block=True, embeds=False, heads=False)
+    assert [line.rstrip() for line in told(graph).splitlines()] == [
+        "block3.N0{}", "block3.F0{} block3.N0", "block3.R0{all_reduce} block3.F0",
+        "block3.R0.1{all_reduce} block3.F0 block3.R0",
+        "leave.N0{} block3.R0* block3.R0.1*", "leave.J0{}", "block3.D0{} leave.J0", "block3.C0{all_reduce} block3.D0",
+        "block3.C0.1{all_reduce} block3.D0 block3.C0", "block3.W0{} block3.D0", "block3.W0.1{} block3.D0",
+        "block3.W0.2{} block3.D0", "block3.W0.3{} block3.D0", "block3.J0{} block3.C0* block3.C0.1*",
+    ]  # fmt: skip
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence": {"sequence_parallel": True},
+    "full": {"recompute": "full", "recomputed": 1},
+    "selective": {"recompute": "selective", "sequence_parallel": True},
+    "selective too": {"recompute": "selective"},
+    "columns": {"p2": 2},
+    "alone": {"communicates": False},
+    "forward": {"backward": False, "phase": "F"},
+    "middle": {"embeds": False, "heads": False, "first_layer": 2, "sequence_parallel": True},
+    "block": {"parallel_block": True, "recompute": "full", "sequence_parallel": True},
+    "u": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "selective"},
+    "u too": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "full"},
+    "ulysses": {"attention": SharedAttention(2, 1), "recompute": "full"},
+    "ring": {"attention": SharedAttention(1, 3), "recompute": "selective"},
+    "both": {"attention": SharedAttention(2, 2), "recompute": "full", "parallel_block": True},
+    "both again": {"attention": SharedAttention(2, 2), "recompute": "full", "recomputed": 1, "communicates": False},
+}
+GRAPHS = {
+    "plain": "a5134e917ae1", "sequence": "be6bee6d6cc0", "full": "19621c3372d8",
+    "selective": "583e393fac78", "selective too": "c1c580eda0fa", "columns": "b64651d2e1e0",
+    "alone": "f61dd027f2aa", "forward": "5a52a887f5ac", "middle": "cff5f7fb3f29",
+    "block": "427d12a025e6", "u": "daddf7e6ace9", "u too": "5a416b2b8715",
+    "ulysses": "df9e4703553c", "ring": "12fef3221741", "both": "14cbfdc2fcfb",
+    "both again": "2f6ffed56a71",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_graphs_are_what_they_have_always_been(name: str) -> None:
+    """In every phase."""
+    graphs = [SegmentGraph(**{"num_layers": 2, "phase": phase, "p1": 2} | KINDS[name]) for phase in get_args(Phase)]
+    text = "\n\n".join(map(told, graphs))
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == GRAPHS[name]
+
+
+def test_what_an_overlap_is_asked_for_is_made() -> None:
+    graph = SegmentGraph(num_layers=2, p1=2)
+    assert segment_order(graph, "sync", EVEN, 8) == sync_order(graph)
+    assert segment_order(graph, "async", EVEN, 8) == async_order(graph)
+    assert segment_order(graph, "domino", EVEN, 8) == domino_order(graph, EVEN, 8)
+    assert len({tuple(segment_order(graph, kind, EVEN, 8)) for kind in ("sync", "async", "domino")}) == 3
+    silent = replace(graph, communicates=False)
+    for kind in ("sync", "async", "domino"):
+        assert segment_order(silent, kind, EVEN, 8) == sync_order(silent)
+
+
+def test_a_last_stage_has_no_embedding_to_wait_for() -> None:
+    first = {need.op for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, "F", 0, 0)]}
+    last = needs_table(SegmentGraph(num_layers=1, p1=2, embeds=False))
+    assert SegmentOp("embed", 0, "R", 1, 0) in first
+    assert {need.op for need in last[SegmentOp("head", 0, "F", 0, 0)]} == {SegmentOp("head", 0, "N", 0, 0)}
+    assert all(need.op in last for needs in last.values() for need in needs)
+
+
+def test_even_a_plain_ring_hides_its_next_keys_and_values_behind_its_own() -> None:
+    graph = SegmentGraph(num_layers=1, attention=SharedAttention(2, 2))
+    actions = async_order(graph)
+    waits = {op.kind: actions.index(Action("wait", op)) - actions.index(Action("start", op))
+             for verb, op in actions if verb == "start" and op.site == "attn"}  # fmt: skip
+    assert {kind for kind, apart in waits.items() if apart > 1} == {"T", "S", "C"}
+    check(graph, actions)
