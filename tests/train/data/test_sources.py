@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.core.base.errors import DataError
 from plait.core.base.files import DEEPEST
+from plait.core.base.passed_over import PassedOver
 from plait.train.data import sources
 from plait.train.data.prepare import prepare
 from plait.train.data.sources import find_files
@@ -54,3 +56,109 @@ def test_folders_without_end_are_refused(tmp_path: Path, depth: int, refused: bo
             find_files([tmp_path / "text"], "*")
     else:
         assert [file.path.name for file in find_files([tmp_path / "text"], "*")] == ["a.txt"]
+
+
+def found(*sources_: str | Path, pattern: str = "*", **more: Any) -> list[str]:
+    return [file.name for file in find_files(list(sources_), pattern, **more)]
+
+
+def test_files_of_a_folder_are_those_that_match_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "a.txt", "b/1.md", "b/c/3.txt", "B.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert found(tmp_path) == ["B.txt", "a.txt", "b/1.md", "b/2.txt", "b/c/3.txt"]
+    assert found(tmp_path, pattern="*.txt") == ["B.txt", "a.txt", "b/2.txt", "b/c/3.txt"]
+    assert found(tmp_path, pattern="b/*.txt") == ["b/2.txt", "b/c/3.txt"]
+    assert found(tmp_path / "b" / "1.md", tmp_path, pattern="*.txt") == [
+        "1.md",
+        "B.txt",
+        "a.txt",
+        "b/2.txt",
+        "b/c/3.txt",
+    ]
+    named = find_files([tmp_path / "a.txt", tmp_path], "*")
+    assert [(file.name, file.named) for file in named][:2] == [("a.txt", True), ("B.txt", False)]
+    assert [file.name for file in find_files(str(tmp_path / "a.txt"), "*")] == ["a.txt"]
+    status = (tmp_path / "a.txt").stat()
+    assert (named[0].bytes, named[0].mtime_ns) == (5, status.st_mtime_ns)
+
+
+def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    os.link(tmp_path / "a.txt", tmp_path / "b.txt")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text("no")
+    over = PassedOver()
+    assert found(tmp_path, over=over) == ["a.txt", "empty"]
+    assert over.counts == {
+        "pipes, devices and sockets": 1, "files that were met before": 1, "empty files": 1,
+        "hidden files and folders": 2,
+    }  # fmt: skip
+
+
+def test_a_corpus_inside_of_its_source_is_left_out_and_a_circle_walked_once(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "train.bin").write_text("tokens")
+    (tmp_path / "a").write_text("text")
+    (tmp_path / "round").symlink_to(tmp_path)
+    assert found(tmp_path) == ["a", "corpus/train.bin"]
+    assert found(tmp_path, leave_out=tmp_path / "corpus") == ["a"]
+    assert found(tmp_path / "corpus", leave_out=tmp_path / "corpus") == ["train.bin"], "if it is named, it is meant"
+
+
+def test_a_source_without_text_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name in ("a.md", "b.md", "Makefile"):
+        (tmp_path / "docs" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "docs" / name).write_text("text")
+    with pytest.raises(
+        DataError, match=r"docs: no file in it matches the pattern '\*\.txt', its files end in .md, Make"
+    ):
+        find_files([tmp_path / "docs"], "*.txt")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="its files end in none; change the pattern"):
+        find_files([tmp_path / "none"], "*")
+    with pytest.raises(DataError, match="empty: the corpus is empty; name a file or folder that has text"):
+        find_files([tmp_path / "empty"], "*")
+    with pytest.raises(DataError, match=r"^no source: the corpus is empty"):
+        find_files([], "*")
+    for number in range(12):
+        (tmp_path / "docs" / f"x.{number:02}").write_text("text")
+    with pytest.raises(DataError, match=r"its files end in .00, .01, .02, .03, .04, .05, .06, .07; change"):
+        find_files([tmp_path / "docs"], "*.txt")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a").write_text("text")
+    real = os.scandir
+
+    def scan(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(DataError, match="closed: cannot list this source folder: Permission denied; check its perm"):
+        find_files([tmp_path], "*")
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="a: cannot read this source file: No such file or directory; repair or remove"):
+        find_files([tmp_path], "*")
+
+
+def test_of_the_standard_library_files_are_taken_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = find_files("python-stdlib", "*")
+    first = sum(file.bytes for file in everything[:20])
+    for limit, count in ((first, 20), (first - 1, 19)):
+        monkeypatch.setattr(sources, "STDLIB_BYTES", limit)
+        assert len(find_files("python-stdlib", "*")) == count
+    assert not any(file.named for file in everything)
+    over = PassedOver()
+    find_files("python-stdlib", "*", over=over)
+    assert "empty files" not in over.counts, "nobody asked which of its files are"
