@@ -17,8 +17,8 @@ import torch
 
 from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import Level, Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.units import Level, Sharding
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.checkpoint.manifest import file_of
