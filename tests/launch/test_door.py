@@ -251,3 +251,11 @@ def test_other_errors_of_listening_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(LaunchError, match=r"cannot listen for its agents at 127\.0\.0\.1: Permission denied"):
         Door("127.0.0.1", 0, WORD)
+
+
+def test_a_greeting_may_come_in_pieces(open_door: Door) -> None:
+    said = message("Hello", **HELLO)
+    with knock(open_door, said[:7]) as end:
+        assert open_door.next(0.05) is None and open_door.next(0.05) is None
+        end.sendall(said[7:])
+        assert first(open_door) == Hello(WORD, "n1", 0, 4000)

@@ -276,3 +276,31 @@ def test_names_are_what_dns_allows(name: str) -> None:
     assert all(one.isascii() and (one.isalnum() or one == "-") for one in found)
     assert found == found.lower()
     assert not found.endswith("-")
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [("claim:/in", False), ("/host:/in", False), ("claim", True), ("claim:in", True), ("", True), (":/in", True)],
+)
+def test_a_volume_is_a_claim_or_a_folder_of_the_node(text: str, refused: bool) -> None:
+    if not refused:
+        (mount,) = (one for one in pod_of(run(volumes=(text,)))["volumes"] if one["name"] == "volume-0")
+        where = {"hostPath": {"path": "/host"}} if text[0] == "/" else {"persistentVolumeClaim": {"claimName": "claim"}}
+        assert mount == {"name": "volume-0", **where}
+        return
+    with pytest.raises(JobError, match=r"kubernetes.volumes(\[0\])?: .*(/path in the pod|/path)"):
+        run(volumes=(text,)).workload()
+
+
+@pytest.mark.parametrize(("stages", "size"), [(1, "4"), (2, "2"), (4, "1"), (3, "")])
+def test_stages_that_pods_do_not_divide_into_have_no_topology_of_their_own(stages: int, size: str) -> None:
+    values = {"queue": "team", "topology": "required:cloud/block", "stage_topology": "cloud/rack", "nodes": 4}
+    one = run(stages=stages, **values)
+    if not size:
+        with pytest.raises(JobError, match=r"kubernetes\.stage_topology: 4 pods do not divide into 3 pipeline stages"):
+            one.workload()
+        return
+    told = job_of(one)["template"]["metadata"]["annotations"]
+    assert told["kueue.x-k8s.io/podset-slice-size"] == size
+    assert told["kueue.x-k8s.io/podset-required-topology"] == "cloud/block"
+    assert one.template() == job_of(one)["template"]

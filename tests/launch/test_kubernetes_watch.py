@@ -173,3 +173,32 @@ def test_of_a_long_log_the_end_is_kept_and_nobody_has_to_look(cluster: Made, mon
         cluster.logs = [[b"2026-01-01T00:00:00Z one", b"2026-01-01T00:00:01Z three"]]
         log.follow(pod("a"))
         assert log.finish(60) == "three\n"
+
+
+def test_pods_are_watched_no_longer_than_they_are_asked_for(cluster: Made) -> None:
+    cluster.lists = [[pod("a")]]
+    taken, go = threading.Event(), threading.Event()
+
+    def watch() -> Iterator[tuple[str, Any]]:
+        taken.set()
+        go.wait()
+        yield "MODIFIED", pod("a", "Failed")
+        pytest.fail("somebody watches on")
+
+    cluster.watches = [watch()]
+    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+        taken.wait()
+    go.set()
+    until(lambda: not any(thread.name == "pods" for thread in threading.enumerate()))
+    assert [one["status"]["phase"] for one in pods.now()] == ["Failed"]
+    assert cluster.lists == [] and cluster.watches == []
+
+
+def test_a_line_without_a_time_is_shown_until_one_has_come(cluster: Made) -> None:
+    cluster.logs = [[b"2026-01-01T00:00:02Z two", b"2026-01-01T00:00:02Z two", b"2026-01-01T00:00:01Z one",
+                     b"2026-01-01T00:00:03Z ", b"2026-01-01T00:00:04Z \xff three words"]]  # fmt: skip
+    sink = io.BytesIO()
+    with Log(cast("Cluster", cluster), sink) as log:
+        log.follow(pod("a"))
+        assert log.finish(60) == "two\n\n\N{REPLACEMENT CHARACTER} three words\n"
+    assert sink.getvalue() == b"two\n\n\xff three words\n"

@@ -12,7 +12,7 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.launch.local import local_start, run_ranks
-from plait.launch.open_files import make_room
+from plait.launch.open_files import SPARE, make_room
 from tests.support.ports import own_port
 
 TIER = "unit"
@@ -64,3 +64,28 @@ def test_no_limit_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     make_room(1_000, "Many ranks")
     [(soft, hard)] = raised
     assert (soft > 1_000, hard) == (True, resource.RLIM_INFINITY)
+
+
+def test_where_the_system_does_not_say_what_is_open_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: raised.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 4096))
+
+    def listed(path: str) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    make_room(100, "Ranks")
+    assert raised == [(100 + SPARE, 4096)]
+    monkeypatch.setattr(os, "listdir", lambda path: ["0", "1", "2"])
+    make_room(100, "Ranks")
+    assert raised[1:] == [(103 + SPARE, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (103 + SPARE, 4096))
+    make_room(100, "Ranks")
+    assert len(raised) == 2, "there is room"
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 103 + SPARE))
+    make_room(100, "Ranks")
+    assert raised[2:] == [(103 + SPARE, 103 + SPARE)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 102 + SPARE))
+    with pytest.raises(LaunchError, match=rf"Ranks take this process {103 + SPARE} open files.*it {102 + SPARE} \("):
+        make_room(100, "Ranks")

@@ -112,3 +112,43 @@ def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
                        (Path("/dev/zero"), "device")):  # fmt: skip
         with pytest.raises(JobError, match=says):
             read_pod(str(path))
+
+
+def test_what_the_api_leaves_open_may_hold_anything_but_is_not_taken_all_the_same(tmp_path: Path) -> None:
+    told = "metadata: {managedFields: [{fieldsV1: {a: [1, {b: true}]}}]}"
+    with pytest.raises(JobError, match=r"metadata\.managedFields: is not taken from this file"):
+        read_pod(write(tmp_path, told))
+    with pytest.raises(JobError, match=r"metadata\.managedFields\[0\]\.fieldsV1: is null"):
+        read_pod(write(tmp_path, "metadata: {managedFields: [{fieldsV1: null}]}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("apiVersion: v2\nspec: {}", "kind: is 'v2 Pod'. Write a v1 Pod"),
+        ("kind: Pod\nspec: {}", ""),
+        ("apiVersion: v1\nspec: {}", ""),
+        ("priority: 5", ""),
+        ("containers: [{name: a, readinessProbe: {periodSeconds: '5'}}]", "periodSeconds: '5' is not a whole number"),
+        ("containers: [{name: a, resources: {limits: {cpu: 1.5, memory: 1Gi}}}]", ""),
+        ("containers: [{name: a, resources: {limits: {cpu: true}}}]", "limits.cpu: True is not a text"),
+        ("containers: [{name: a, resources: {limits: {cpu: [1]}}}]", r"limits.cpu: \[1\] is not a text"),
+        ("containers: [{name: 5}]", r"containers\[0\].name: 5 is not a text. Put it in quotes"),
+        ("containers: [{name: {a: 1}}]", r"containers\[0\].name: \{'a': 1\} is not a text\.$"),
+        ("overhead: {cpu: 2}", ""),
+        ("nodeSelector: {" + "a" * 70 + ": [" + ", ".join(["1"] * 40) + "]}", r"is not a text"),
+        ("metadata: {labels: {batch.kubernetes.io/x: y}}", "is Plait's own. Leave it out"),
+        ("metadata: {labels: {jobset.sigs.k8s.io/x: y}}", "is Plait's own"),
+        ("metadata: {labels: {app.kubernetes.io/name: y}}", "is Plait's own"),
+        ("metadata: {labels: {app.kubernetes.io/part-of: y}}", ""),
+        ("metadata: {annotations: {kueue.x-k8s.io/queue-name: y}}", ""),
+    ],
+)
+def test_values_are_of_the_types_that_kubernetes_has(tmp_path: Path, text: str, says: str) -> None:
+    file = write(tmp_path, text)
+    if not says:
+        read_pod(file)
+        return
+    with pytest.raises(JobError, match=says) as caught:
+        read_pod(file)
+    assert len(str(caught.value)) < 500 + len(file)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,3 +342,34 @@ def test_a_host_ends_with_its_launcher(message: Stop | None, status: int, monkey
     assert ended.wait(60)
     assert told == [status]
     ours.close()
+
+
+@pytest.mark.parametrize("hang_up", [b"", b"-"])
+def test_a_stream_that_is_not_taken_to_its_end_is_an_error(hang_up: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            end, _ = server.accept()
+            with end:
+                left = int(end.recv(20))
+                end.sendall(b"+")
+                while left:
+                    left -= len(end.recv(left))
+                end.sendall(hang_up)
+
+        taking = threading.Thread(target=take)
+        taking.start()
+        with pytest.raises(ConnectionError, match="the other end is gone"):
+            rate_to(server.getsockname(), 1000)
+        taking.join()
+
+
+def test_a_rate_that_was_asked_for_is_asked_of_every_link() -> None:
+    told = report()
+    told["links"][0]["rate"] = 0.79e9
+    assert named(told) == []
+    ends = (told["links"][0]["from"], told["links"][0]["to"])
+    found = {one.hosts: one.why for one in findings(told, replace(DEFAULT, rate=0.8e9))}
+    assert found.keys() == {ends}
+    assert found[ends].endswith("passes 790 MB/s, less than the 800 MB/s that were asked for")
+    assert not named(told, replace(DEFAULT, rate=0.79e9))

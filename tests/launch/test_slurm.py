@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,43 @@ def test_nodes_that_the_topology_does_not_name_come_last_in_their_own_order() ->
     assert in_topological_order(["n1", "n2"], circle) == ["n2", "n1"]
     blocks = "BlockName=b1 BlockIndex=0 Nodes=n[3-4] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n[1-2] BlockSize=2\n"
     assert in_topological_order(["n1", "n2", "n3", "n4"], blocks) == ["n3", "n4", "n1", "n2"]
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """What is run, and with what. It ends as its argument says: a status, what it prints, complains."""
+    ran = list[tuple[tuple[str, ...], dict[str, Any]]]()
+
+    def run(argv: tuple[str, ...], **more: Any) -> subprocess.CompletedProcess[str]:
+        ran.append((argv, more))
+        status, out, err = argv[1].split("|")
+        return subprocess.CompletedProcess(argv, int(status), out, err)
+
+    monkeypatch.undo()  # the fixture of all others, which asks nothing
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None if name == "sbatch" else f"/bin/{name}")
+    monkeypatch.setattr(slurm.subprocess, "run", run)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ("1||no such\n  job\n", r"Slurm refused: no such job\.$"),
+        ("3||", r"Slurm refused: it ended with status 3\.$"),
+        ("-9|partly|\n", r"Slurm refused: it ended with status -9\.$"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_its_words(
+    programs: list[tuple[tuple[str, ...], dict[str, Any]]], told: str, says: str
+) -> None:
+    with pytest.raises(LaunchError, match=says):
+        slurm.command("sinfo", told)
+
+
+def test_what_slurm_prints_is_taken_whole(programs: list[tuple[tuple[str, ...], dict[str, Any]]]) -> None:
+    assert slurm.command("sinfo", "0|a\nb\n|a warning", data="given") == "a\nb\n"
+    ((argv, more),) = programs
+    assert argv == ("sinfo", "0|a\nb\n|a warning") and more["input"] == "given" and more["text"]
+    with pytest.raises(LaunchError, match=r"Slurm's command sbatch is not installed here.*plait cluster up slurm"):
+        slurm.command("sbatch", "0||")
+    assert len(programs) == 1

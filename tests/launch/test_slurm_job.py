@@ -247,3 +247,43 @@ def test_a_user_who_has_no_ranks_to_ask_yet_may_interrupt(job: Path, monkeypatch
     monkeypatch.setattr(slurm_job, "run", interrupt)
     monkeypatch.setattr("sys.argv", ["in_slurm", str(job)])
     assert slurm_job.main() == 130
+
+
+@pytest.mark.parametrize(
+    ("world", "table", "says"),
+    [
+        (3, None, "3 ranks do not spread evenly over the 2 nodes of this job"),
+        (2, ("n1", "n3"), "The rank table has n3, which this Slurm job was not given"),
+        (2, ("n4", "n3"), "The rank table has n4, n3, which"),
+        (4, ("n1", "n2"), "The rank table has 2 ranks, and the run needs 4"),
+        (1, ("n2",), ""),
+        (4, None, ""),
+    ],
+)
+def test_ranks_lie_on_the_jobs_own_nodes(
+    world: int, table: tuple[str, ...] | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that fits is followed. Without one the order is that of the switches, if there are any."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    asked = list[tuple[str, ...]]()
+
+    def command(*argv: str) -> str:
+        asked.append(argv)
+        if "topology" in argv:
+            raise LaunchError("Slurm refused: no topology.")
+        return GPUS if "job" in argv else ""
+
+    started = list[RankTable]()
+    monkeypatch.setattr(slurm_job.slurm, "command", command)
+    monkeypatch.setattr(slurm_job, "_start", lambda folder, argv, table, gpus, *rest: started.append(table) or gpus)
+    if table:
+        RankTable(table, 1).write(tmp_path / slurm_job.PLACED)
+    if says:
+        with pytest.raises(PlacementError, match=says):
+            run(tmp_path, world)
+        assert not started
+    else:
+        assert run(tmp_path, world) == 2, "each node has two GPUs"
+        assert started == [RankTable(table or ("n1", "n2"), 1 if table else 2)]
+    assert any("topology" in argv for argv in asked) == (table is None and world == 4)
