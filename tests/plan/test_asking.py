@@ -81,8 +81,18 @@ def test_ranks_are_the_jobs_or_the_strategys_or_all_there_are() -> None:
         ranks_of(job(cluster={"ranks": 0}), H100)
     with pytest.raises(JobError, match=r"6 ranks are 2 more than the 4 of lab \(2 nodes of 2\)\. Use at most 4"):
         ranks_of(job(cluster={"preset": "lab", "ranks": 6}), lab)
+    with pytest.raises(JobError, match=r"6 ranks are 2 more than the 4 of lab"):
+        ranks_of(job(cluster={"preset": "here", "file": "lab.toml", "ranks": 6}), lab)
+    assert ranks_of(job(cluster={"preset": "here", "ranks": 6}), lab) == 6, "this machine runs as many as one likes"
+    assert ranks_of(job(cluster={"preset": "lab", "ranks": 4}), lab) == 4
     with pytest.raises(JobError, match=r"cluster\.ranks: 1000000000000000000 is not allowed"):
         ranks_of(job(cluster={"ranks": 10**18}), H100)
+
+
+@pytest.mark.parametrize("key", ["dp", "tp"])
+def test_places_that_are_equal_are_one_number(key: str) -> None:
+    fixed = dict(asked(job(strategy={"pp": 2, key: [2, 2], "recompute": "auto"})).fixed)
+    assert fixed[key] == [2] and fixed["pp"] == [2]
 
 
 def test_a_point_makes_a_job_that_stands_at_it() -> None:

@@ -73,6 +73,11 @@ def test_a_whole_model_is_done_with_each_micro_batch() -> None:
     assert found == (Peak(1300, "step of stage 0", 1), 0, 0)
 
 
+def test_the_least_that_is_taken_is_a_moment() -> None:
+    assert walk("0F0", Activations(0, 1, 0), stages=1, at=0)[0] == Peak(1, "forward of stage 0", 1)
+    assert walk("0F0", Activations(0, 0, 0), stages=1, at=0)[0] == Peak(0, "", 0)
+
+
 def test_a_moment_as_full_as_another_is_told_by_the_first() -> None:
     found, _, alive = walk("0F0 0F1", Activations(0, 300, 0), stages=1, at=0)
     assert (found, alive) == (Peak(300, "forward of stage 0", 1), 2)
