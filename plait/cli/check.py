@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from plait.cli.running import Place
+    from plait.api.places.base import Place
     from plait.launch.self_check_verdict import Finding
 
 SHOWN = 20
@@ -42,7 +42,7 @@ def check(
     """
     from dataclasses import asdict
 
-    from plait.cli.running import place_of
+    from plait.api.places import place_of
     from plait.core.base.errors import JobError
     from plait.launch.self_check_verdict import Limits, findings
 
@@ -69,7 +69,7 @@ def _measured(place: Place, nodes: int, folder: Path, nbytes: int) -> dict[str, 
     """What the hosts have found."""
     from tempfile import TemporaryDirectory
 
-    from plait.cli.running import Ranks
+    from plait.api.ranks import Ranks
     from plait.core.base import programs
     from plait.core.base.errors import LaunchError
 

@@ -47,14 +47,15 @@ def up(
 
 def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
-    from plait.cli.topologies import read_topology, remarked
+    from plait.api.topologies import read_topology
+    from plait.cli import terminal
     from plait.core.base.errors import JobError
     from plait.core.base.text import counted
     from plait.lab.slurm import SlurmSpec
     from plait.place.writers import written
 
     topology, remarks = read_topology(str(file))
-    remarked(remarks)
+    terminal.remarked(remarks.notes, remarks.over)
     names = tuple(node.name for node in topology.nodes)
     if nodes not in (None, len(names)):
         raise JobError(f"has {counted(len(names), 'node')}, not {nodes}", file=str(file), fix="Leave out --nodes")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.cli.placed import Asked
+    from plait.api.place_job import Asked
     from plait.core.topology.placement import Placement
     from plait.place.repair import Repair
 
@@ -79,9 +79,8 @@ def place(
 
     Example: plait place plan.json --topology topology.conf --alpha 0.3
     """
-    from plait.cli import place_tables
-    from plait.cli.placed import Asked, alpha_of, names_of, spares_of
-    from plait.cli.topologies import remarked
+    from plait.api.place_job import Asked, alpha_of, names_of, spares_of
+    from plait.cli import place_tables, terminal
     from plait.core.base.errors import JobError
 
     asked = Asked(
@@ -99,7 +98,7 @@ def place(
         check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))
     asked.read(affinity)
-    remarked(asked.remarks)
+    terminal.remarked(asked.remarks.notes, asked.remarks.over)
     target = out or (repair if repair else job.with_name("rank_table.json"))
     if repair:
         repaired = asked.repaired(repair, names_of(down, "--down"), move_price)
@@ -136,8 +135,8 @@ def _finish(
 ) -> None:
     """Draw, check once more, write, tell. Ranks are bound by the table: it comes last, when nothing else can
     fail."""
+    from plait.api.place_job import beside
     from plait.cli import place_tables, terminal
-    from plait.cli.placed import beside
     from plait.core.base.files import explained
 
     table = placement.rank_table  # refuses a host that would be two nodes

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from plait.api.places.base import Place
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.lab import LabSpec
     from plait.plan.answer import Answer, Candidate, Planner
 
 CHECK = "check"
@@ -106,7 +106,7 @@ def plan(
                 refuse_experts(line.planner.model, doing)
         found = line.planner.checked(line.written) if check or line.written else line.planner.answer()
     plans = [line.written or line.planner.plan(one.job) for one in found.candidates[:measure]]
-    measured = _measured(plans, line.lab, on) if plans else {}
+    measured = _measured(plans, line.place) if plans else {}
     at = min(measured, key=lambda number: measured[number]) if measured else 0
     best = found.candidates[at]
     if target:
@@ -148,7 +148,8 @@ class _CommandLine:
     """What the command line asks for. written: the plan, where one is given in place of a job."""
 
     def __init__(self, file: Path, overrides: Sequence[str], changes: Sequence[str], on: str) -> None:
-        from plait.cli.planned import lab_spec, the_cluster
+        from plait.api.choose import the_cluster
+        from plait.api.places import place_of
         from plait.core.base.errors import JobError
         from plait.core.base.passed_over import PassedOver
         from plait.core.job.plan import Plan
@@ -171,8 +172,8 @@ class _CommandLine:
             as_written = Job.read(file, overrides).named(file.stem)
             job = with_own_vocabulary(as_written)
             self.over = _passed_over(as_written)
-        self.lab = lab_spec(on)
-        there = the_cluster(job, self.lab)
+        self.place = place_of(on)
+        there = the_cluster(job, self.place.lab)
         if warning := other_device(job, there):
             typer.echo(f"plait: {warning}", err=True)
         vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
@@ -183,8 +184,8 @@ class _CommandLine:
 def _passed_over(job: Job) -> PassedOver:
     """Say what of the model's files, and of weights that lie here, is not taken, and whose vocabulary is;
     refuse weights of another model."""
+    from plait.api.choose import model_notes, vocabulary_note
     from plait.cli import terminal
-    from plait.cli.planned import model_notes, vocabulary_note
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -206,20 +207,20 @@ def job_of(plan: Plan, file: Path) -> Job:
     return plan.job
 
 
-def _measured(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> dict[int, float]:
-    from plait.cli.plan_measure import measure
+def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
+    from plait.api.measure import measure
     from plait.plan.reasons import in_seconds
 
     measured = dict[int, float]()
-    for at, seconds in enumerate(measure(plans, lab, on)):
+    for at, seconds in enumerate(measure(plans, place)):
         typer.echo(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step", err=True)
         measured[at] = seconds
     return measured
 
 
 def _compare(files: tuple[Path, Path], as_json: bool) -> None:
+    from plait.api.choose import the_cluster
     from plait.cli.plan_tables import show_comparison
-    from plait.cli.planned import the_cluster
     from plait.core.job.plan import Plan
     from plait.plan.answer import Planner
 

@@ -14,7 +14,7 @@ from plait.cli.profile_placement import placement
 from plait.core.base import programs
 
 if TYPE_CHECKING:
-    from plait.cli.running import Place
+    from plait.api.places.base import Place
     from plait.core.cluster.profile import ModulePhase, Profile
     from plait.core.job.spec import Job
 
@@ -112,7 +112,8 @@ def _measure(
     file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
 ) -> int:
     """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
-    from plait.cli.running import Ranks, place_of
+    from plait.api.places import place_of
+    from plait.api.ranks import Ranks
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.job.spec import Job

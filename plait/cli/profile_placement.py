@@ -63,9 +63,9 @@ def placement(
 
     Example: plait profile placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
     """
+    from plait.api.places import place_of
     from plait.cli import terminal
     from plait.cli.placement_profile_tables import draw_profile, show
-    from plait.cli.running import place_of
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.base.pictures import check_format
@@ -124,7 +124,8 @@ def _collectives(
     on: str, nodes_per_minipod: int, ranks: int | None, seconds: float, out: Path, *, quiet: bool
 ) -> PlacementProfile:
     """Start the ranks and read what they wrote."""
-    from plait.cli.running import Ranks, place_of
+    from plait.api.places import place_of
+    from plait.api.ranks import Ranks
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.cluster.placement_profile import PlacementProfile
@@ -153,8 +154,8 @@ def _collectives(
 
 def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet: bool) -> PlacedJob:
     """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns."""
+    from plait.api.place_job import plan_of, volumes_of
     from plait.cli import terminal
-    from plait.cli.placed import plan_of, volumes_of
     from plait.core.base.errors import JobError
     from plait.core.cluster.placement_profile import PlacedJob
     from plait.core.job.communication import CommunicationMatrix
@@ -184,7 +185,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     0; of random ones the first that spreads both kinds of groups, where one is found."""
     import random
 
-    from plait.cli.placed import Asked
+    from plait.api.place_job import Asked
     from plait.core.cluster.placement_profile import Steps
     from plait.place.problem import Spares
 
@@ -220,7 +221,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
 
 def _spreads(asked: object, hosts: Sequence[str]) -> tuple[int, int]:
     """Minipods of the most spread DP group and PP group."""
-    from plait.cli.placed import Asked
+    from plait.api.place_job import Asked
     from plait.core.job.communication import columns_of, rows_of
 
     assert isinstance(asked, Asked)
@@ -238,7 +239,8 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
     """Train in that order; the median step."""
     import statistics
 
-    from plait.cli.running import place_of, run_plan, with_table
+    from plait.api.places import place_of, with_table
+    from plait.api.train_run import run_plan
     from plait.cli.train import plan_to_run
     from plait.core.base.errors import LaunchError
     from plait.core.topology.rank_table import RankTable

@@ -73,6 +73,13 @@ def passed_over(over: PassedOver) -> None:
         note(line)
 
 
+def remarked(notes: Sequence[str], over: PassedOver) -> None:
+    """What there is to say of a file that was read, on standard error."""
+    for line in notes:
+        typer.echo(fitted(f"note: {line}"), err=True)
+    passed_over(over)
+
+
 def note(line: str) -> None:
     """What people should know, on standard error; nothing of an empty line."""
     if line:

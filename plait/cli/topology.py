@@ -84,7 +84,8 @@ def show(
 
     Example: plait topology topology.conf --states nodes.txt --draw cluster.svg
     """
-    from plait.cli.topologies import read_topology, remarked
+    from plait.api.topologies import read_topology
+    from plait.cli import terminal
 
     labels = tuple(word.strip() for word in levels.split(",") if word.strip())
     topology, remarks = read_topology(
@@ -95,7 +96,7 @@ def show(
     _draw(topology, draw or [], level, placed)
     said = {"notes": remarks.notes, "passed_over": remarks.over.rows()}
     _give(topology, out, convert, said if as_json else None, level, placed)
-    remarked(remarks)
+    terminal.remarked(remarks.notes, remarks.over)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.cli.running import Place
+    from plait.api.places.base import Place
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
@@ -59,8 +59,8 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
+    from plait.api.places import place_of, with_table
     from plait.cli import what_runs
-    from plait.cli.running import place_of, with_table
     from plait.core.job.spec import naming
     from plait.plan.fits import room
 
@@ -91,21 +91,26 @@ def _to_run(file: Path, overrides: list[str], place: Place, *, plan_only: bool) 
 
 def _start(plan: Plan, folder: Path, place: Place, open_job: Job | None, *, follow: bool, plan_only: bool) -> None:
     """Run the plan, or send it to who runs it, and end with its status."""
-    from plait.cli.running import Managed, run_plan
+    from plait.api.places.base import Managed
+    from plait.api.train_run import run_plan
+    from plait.cli import terminal
     from plait.launch.run_folder import write_run
 
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
     if isinstance(place, Managed) and not place.inside:
-        raise typer.Exit(place.submit(plan, folder, follow=follow))
+        sent = place.submit(plan, folder, follow=follow)
+        for note in sent.notes:
+            terminal.text(note)
+        raise typer.Exit(sent.wait())
     raise typer.Exit(run_plan(plan, folder, place, open_job=open_job))
 
 
 def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, manifests: Path | None = None) -> None:
     """Raise JobError for an option that would be ignored."""
-    from plait.cli.on_kubernetes import InKubernetes
-    from plait.cli.running import Managed
+    from plait.api.places.base import Managed
+    from plait.api.places.kubernetes import InKubernetes
     from plait.core.base.errors import JobError
 
     if manifests and not (dry_run and isinstance(place, InKubernetes)):
@@ -119,8 +124,8 @@ def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, 
 
 def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) -> None:
     """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
+    from plait.api.places.kubernetes import InKubernetes
     from plait.cli import terminal
-    from plait.cli.on_kubernetes import InKubernetes
     from plait.core.base.files import explained, replacing
     from plait.core.job.spec import Job
 
@@ -170,10 +175,10 @@ def _lab(job: Job, place: Place) -> LabSpec | None:
 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
     """The dry run: what is checked before a run is, and the tables."""
+    from plait.api.choose import planned
+    from plait.api.places.base import Managed
     from plait.cli import terminal
     from plait.cli.dry_run import show
-    from plait.cli.planned import planned
-    from plait.cli.running import Managed
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.spec import Job
     from plait.core.model.experts import refuse_experts
@@ -237,8 +242,8 @@ def plan_to_run(file: Path, overrides: list[str], place: Place) -> Plan:
 def _planned(job: Job, place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
     """The plan of a job, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
+    from plait.api.choose import planned
     from plait.cli import terminal
-    from plait.cli.planned import planned
     from plait.core.model.experts import refuse_experts
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -293,12 +298,12 @@ def _check_files(job: Job, folder: Path, place: Place, counted: PassedOver | Non
     """Refuse at once what ranks would refuse, seconds later: a folder that cannot be written, data that
     are not there or not enough, weights that are not there or another model's. Say what of them is passed
     over, and count it in ``counted``."""
-    from plait.cli.running import Managed
+    from plait.api.places.base import Managed
 
     if isinstance(place, Managed) and not place.shares_files:
         return
+    from plait.api.choose import model_notes, vocabulary_note
     from plait.cli import terminal
-    from plait.cli.planned import model_notes, vocabulary_note
     from plait.core.base.errors import JobError, LaunchError
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data

@@ -33,10 +33,11 @@ def places_in(topology: str) -> dict[str, int]:
     """Numbers of a topology's nodes: minipod after minipod, as the nodes of a replay lie."""
     if not topology:
         return {}
-    from plait.cli.topologies import read_topology, remarked
+    from plait.api.topologies import read_topology
+    from plait.cli import terminal
 
     tree, remarks = read_topology(topology)
-    remarked(remarks)
+    terminal.remarked(remarks.notes, remarks.over)
     return {node.name: number for number, node in enumerate(tree.nodes)}
 
 

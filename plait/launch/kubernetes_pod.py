@@ -1,6 +1,6 @@
 """A run inside of its pods: pod 0 launches, every pod is an agent.
 
-    python -m plait.cli.in_pod          in a pod of ``plait train --on kubernetes``
+    python -m plait.api.in_pod          in a pod of ``plait train --on kubernetes``
 
 A pod's exit status says what becomes of the run: 0 that it has ended well, 93 that it would only end the same
 way again, anything else that it is to be started again.

@@ -70,7 +70,7 @@ class Batch:
         return len(self.table.hosts) if self.table else self.settings.nodes
 
     def script(self) -> str:
-        """The batch script. It starts ``plait.cli.in_slurm`` on the first node."""
+        """The batch script. It starts ``plait.api.in_slurm`` on the first node."""
         one = self.settings
         shared = not one.exclusive and not _names(one.options, CPUS)
         asked = {

@@ -1,6 +1,6 @@
 """A run inside of a Slurm job: the rank table, one agent on every node by srun, and what becomes of the job.
 
-    python -m plait.cli.in_slurm RUN_FOLDER          in the batch script, on the job's first node
+    python -m plait.api.in_slurm RUN_FOLDER          in the batch script, on the job's first node
 
 srun is given the nodes in the order of the rank table (SLURM_HOSTFILE, ``--distribution=arbitrary``), which
 Slurm's own numbering would sort by name; every agent is compared with the table, and every rank once more.

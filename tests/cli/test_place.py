@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from plait.api.place_job import Asked
 from plait.cli.main import app
-from plait.cli.placed import Asked
 from plait.core.base.errors import PlacementError, PlaitError
 from plait.core.job.plan import Plan
 from plait.core.topology.form import to_dict

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from plait.cli.running import Ranks, suspicion_of
+from plait.api.ranks import Ranks, suspicion_of
 from plait.core.base.errors import RankFailure
 from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
 from plait.lab import Lab, LabSpec

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plait.cli.running import InLab, Ranks
+from plait.api.places.lab import InLab
+from plait.api.ranks import Ranks
 from plait.core.job.plan import Plan
 from plait.core.runs.attempts import Attempt, read_attempts
 from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang

@@ -98,7 +98,7 @@ def test_a_labs_topology_goes_through_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_that_is_not_the_labs_is_refused(table: RankTable, said: str) -> None:
-    from plait.cli.running import InLab
+    from plait.api.places.lab import InLab
 
     with pytest.raises((JobError, PlacementError), match=said):
         InLab(LabSpec.parse(TREE), table)

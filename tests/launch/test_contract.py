@@ -169,7 +169,7 @@ class Launched:
         if not self.row.kubernetes:
             return self.launcher()
         heads = [pid for pid in _processes(self.folder) if _variable(pid, "JOB_COMPLETION_INDEX") == "0"
-                 and b"plait.cli.in_pod" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+                 and b"plait.api.in_pod" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
         return heads[0]
 
     def ready(self) -> bool:

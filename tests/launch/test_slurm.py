@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.cli.on_slurm import InSlurm
+from plait.api.places.slurm import InSlurm
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.job.settings import RunSection
 from plait.core.job.slurm_settings import SlurmSection
@@ -54,7 +54,7 @@ def test_the_script_asks_for_what_the_job_says() -> None:
                  "--reservation=night", "--signal=TERM@90", "--requeue", "--exclusive", "--gres=gpu:2"):  # fmt: skip
         assert f"#SBATCH {line}" in lines
     assert lines.index("module load cuda") > lines.index("#SBATCH --gres=gpu:2")
-    assert lines[-1].endswith("-m plait.cli.in_slurm /shared/runs/job")
+    assert lines[-1].endswith("-m plait.api.in_slurm /shared/runs/job")
 
 
 def test_a_rank_tables_hosts_are_asked_for_by_name() -> None:
@@ -211,7 +211,7 @@ def test_the_folder_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     text = batch(folder=str(tmp_path / "link" / "job"))
     assert f"--output={tmp_path}/link/job/logs/slurm-%j.log" in lines_of(text)
-    assert text.endswith(f" -m plait.cli.in_slurm {tmp_path}/link/job\n")
+    assert text.endswith(f" -m plait.api.in_slurm {tmp_path}/link/job\n")
 
 
 def test_without_a_slurm_the_script_is_shown_and_says_what_it_lacks(

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli.running import Managed, suspicion_of
+from plait.api.places.base import Managed, Submitted
+from plait.api.ranks import suspicion_of
 
 if TYPE_CHECKING:
-    from plait.cli.running import Ranks
+    from plait.api.ranks import Ranks
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.launch.slurm import Batch
@@ -82,9 +83,8 @@ class InSlurm(Managed):
             batch = self.batch(job.model_copy(update={"slurm": known}), folder, job.world_size)
         return "The batch script", note + batch.script()
 
-    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
-        """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""
-        from plait.cli import terminal
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
+        """Have the plan run as a job."""
         from plait.core.runs.lock import RunLock
         from plait.launch import slurm
         from plait.launch.run_folder import write_run
@@ -94,5 +94,5 @@ class InSlurm(Managed):
         with RunLock(folder):  # nobody else starts there meanwhile; the job takes it in turn
             write_run(plan, folder)
             submitted = slurm.submit(batch)
-        terminal.text(f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}")
-        return slurm.follow(submitted) if follow else 0
+        note = f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}"
+        return Submitted((note,), lambda: slurm.follow(submitted) if follow else 0)

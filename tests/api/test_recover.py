@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.cli.fleet import together
-from plait.cli.replan import fewer, repaired
+from plait.api.places.lab_fleet import together
+from plait.api.recover import fewer, repaired
 from plait.core.base.lab_hosts import name
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job

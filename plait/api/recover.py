@@ -34,7 +34,7 @@ def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], sp
 
 def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
     """As ``plait place --repair`` has it. Raises PlacementError."""
-    from plait.cli.placed import volumes_of
+    from plait.api.place_job import volumes_of
     from plait.core.job.communication import CommunicationMatrix
     from plait.place.affinity import affinity_of, known_profiled
     from plait.place.pools import Wanted, pools_of, spots_of
@@ -68,7 +68,7 @@ def fewer(plan: Plan, open_job: Job | None, lab: LabSpec, hosts: int) -> Plan | 
     small = replace(lab, hosts=hosts, pods=lab.pods if hosts % lab.pods == 0 else 1,
                     core=lab.core if hosts % lab.pods == 0 else "unlimited")  # fmt: skip
     if open_job is not None and open_job.leaves_ranks_open:
-        from plait.cli.planned import planned
+        from plait.api.choose import planned
 
         job, _ = planned(open_job, vocab, small)
         return make_plan(job, small.as_hosts, vocab=vocab)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from plait.api.places.kubernetes import InKubernetes
 from plait.cli.main import app
-from plait.cli.on_kubernetes import InKubernetes
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan

@@ -1,13 +1,13 @@
 """A run inside of its pods (``plait.launch.kubernetes_pod``), and what finds out why its ranks hang.
 
-python -m plait.cli.in_pod
+python -m plait.api.in_pod
 """
 
 from __future__ import annotations
 
 import sys
 
-from plait.cli.running import suspicion_of_plan
+from plait.api.ranks import suspicion_of_plan
 from plait.core.base.errors import PlaitError
 from plait.launch.kubernetes_pod import main
 

@@ -14,7 +14,7 @@ from plait.core.runs.host_memory import lose_memory
 from plait.core.topology.rank_table import NAME, RankTable
 
 if TYPE_CHECKING:
-    from plait.cli.running import Ranks
+    from plait.api.ranks import Ranks
     from plait.core.job.plan import Plan
     from plait.lab import Lab
     from plait.launch.supervisor import Crew
@@ -70,7 +70,7 @@ class LabFleet:
 
     def crew(self) -> Crew:
         """Ranks on the hosts of the table, which they compare with where they are."""
-        from plait.cli.running import collected, silenced, suspicion_of
+        from plait.api.ranks import collected, silenced, suspicion_of
         from plait.launch.supervisor import Crew
 
         ranks = replace(self.ranks, world=self.plan.layout.world_size)
@@ -111,7 +111,7 @@ class LabFleet:
 
     def _moved(self, up: set[int], blamed: set[int]) -> str:
         """As many hosts as before, others in place of those that fail."""
-        from plait.cli.replan import repaired
+        from plait.api.recover import repaired
 
         free = self._free(up)
         clean = [host for host in free if host not in self.suspects]
@@ -131,7 +131,7 @@ class LabFleet:
 
     def _fewer(self, up: set[int]) -> str:
         """The run, planned anew for what is left."""
-        from plait.cli.replan import fewer
+        from plait.api.recover import fewer
 
         lost = sorted(set(self.lab.nodes) - up)
         gone = ", ".join(map(name, lost)) or "hosts"
@@ -174,7 +174,7 @@ class LabFleet:
 
 
 def _strategy(plan: Plan) -> str:
-    from plait.cli.planned import told
+    from plait.api.choose import told
 
     assert plan.job is not None
     return told(plan.job)

@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from plait.lab import LabSpec
 
 
-def lab_spec(on: str) -> LabSpec | None:
-    """The emulated cluster to run on; None for this machine itself. Raises JobError for another place."""
-    from plait.cli.running import place_of
-
-    return place_of(on).lab
-
-
 def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
     """What ``[cluster]`` names; where that is this machine, and a lab is asked for, the lab."""
     from plait.plan.this_machine import emulated

@@ -33,14 +33,3 @@ def read_topology(
             raise JobError("a lab has no formats, names or states", key="--topology", fix="Leave them out")
         return LabSpec.parse(path.removeprefix(LAB)).as_topology, readers.Remarks()
     return readers.read_topology(path, form=form, name=name, levels=levels, states=states, tolerated=tolerated)
-
-
-def remarked(remarks: Remarks) -> None:
-    """Say what there is to say of a reading, on standard error."""
-    import typer
-
-    from plait.cli import terminal
-
-    for note in remarks.notes:
-        typer.echo(terminal.fitted(f"note: {note}"), err=True)
-    terminal.passed_over(remarks.over)

@@ -11,38 +11,34 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.cli.running import Place
+    from plait.api.places.base import Place
     from plait.core.job.plan import Plan
-    from plait.lab import LabSpec
 
 STEPS, SKIPPED = 10, 4
 """Steps of a run, and of these the first, which do not count."""
 
 
-def measure(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> Iterator[float]:
+def measure(plans: Sequence[Plan], place: Place) -> Iterator[float]:
     """Seconds of a median step of each plan. Raises JobError where its ranks do not exist here, and what a
     run raises."""
-    from plait.cli.running import place_of
-
-    place = place_of(on)
     for plan in plans:
-        check_ranks(plan, lab, on)
+        _check_ranks(plan, place)
     with TemporaryDirectory(prefix="plait-measure-") as folder:
         for number, plan in enumerate(plans):
             yield _seconds(_short(plan, Path(folder), f"{number + 1}"), place)
 
 
-def check_ranks(plan: Plan, lab: LabSpec | None, on: str) -> None:
+def _check_ranks(plan: Plan, place: Place) -> None:
     """Raise JobError for a plan whose ranks do not exist here."""
     from plait.core.base.errors import JobError
     from plait.plan.this_machine import ranks_here
 
     assert plan.job
-    world = plan.layout.world_size
+    world, lab = plan.layout.world_size, place.lab
     there = lab.world_size if lab else ranks_here(plan.job.run.device)
     enough = world == there if lab else world <= there
     if not enough:
-        where = on if lab else "this machine"
+        where = "the lab" if lab else "this machine"
         fix = "Change --on" if lab else "Plan for fewer with cluster.ranks, or emulate them: --on lab:HOSTSxRANKS@RATE"
         raise JobError(f"the plans have {world:,} ranks, and {where} has {there}", key="--measure", fix=fix)
 
@@ -60,7 +56,7 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
 
 
 def _seconds(plan: Plan, place: Place) -> float:
-    from plait.cli.running import run_plan
+    from plait.api.train_run import run_plan
     from plait.core.base.errors import LaunchError
     from plait.plan.recorded import read_seconds
 

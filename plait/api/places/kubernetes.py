@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.running import Managed
+from plait.api.places.base import Managed, Submitted
 
 if TYPE_CHECKING:
-    from plait.cli.running import Ranks
+    from plait.api.ranks import Ranks
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.launch.kubernetes_api import Cluster
@@ -34,25 +34,24 @@ class InKubernetes(Managed):
         fix = "Run plait in a pod there, with --on local, or train with: plait train --on kubernetes"
         raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
 
-    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
-        """Send the plan; the run's exit status, or 0 if it is not followed."""
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
+        """Send the plan. With a rank table somebody waits at least until its pods are bound."""
         from dataclasses import replace
 
-        from plait.cli import terminal
         from plait.launch import kubernetes
 
         assert plan.job is not None
         cluster = self._cluster(plan.job)
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job, cluster))
+        notes = list[str]()
         if run.table and not follow:  # nobody would bind pods that are started again
             run = replace(run, settings=run.settings.model_copy(update={"restarts": 0}))
-            terminal.text("not followed, so that pods cannot be bound again: the run is not restarted if it fails")
+            notes.append("not followed, so that pods cannot be bound again: the run is not restarted if it fails")
         run = replace(run, plan=plan.to_json())
         kubernetes.submit(cluster, run)
-        terminal.text(f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}")
-        if follow or run.table:
-            return kubernetes.follow(cluster, run, until_bound=not follow)
-        return 0
+        notes.append(f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}")
+        waits = follow or run.table is not None
+        return Submitted(tuple(notes), lambda: kubernetes.follow(cluster, run, until_bound=not follow) if waits else 0)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""

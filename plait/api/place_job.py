@@ -87,7 +87,7 @@ class Asked:
         )  # fmt: skip
 
     def _read_topology(self) -> tuple[Topology, Remarks]:
-        from plait.cli.topologies import read_topology
+        from plait.api.topologies import read_topology
 
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
@@ -239,7 +239,7 @@ class Asked:
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
     """The plan, and of the cluster that it is for: bytes per second of a rank's outermost link, the device,
     ranks of a node (0: nobody says)."""
-    from plait.cli.planned import planned, the_cluster
+    from plait.api.choose import planned, the_cluster
     from plait.core.job.spec import Job
 
     if file.suffix == ".json":

@@ -1,0 +1,1 @@
+"""What combines planning, placing, training and diagnosing, as plain functions of values."""
