@@ -65,7 +65,7 @@ def _header_of(begin: bytes, size: int) -> int:
     if begin.startswith(_LFS):
         raise ValueError("it is a pointer of Git LFS in place of the file, which git lfs pull fetches")
     length = int.from_bytes(begin[:8], "little")
-    if len(begin) < 8 or length > size - 8:
+    if length > size - 8:
         raise ValueError(f"its header would take {length} bytes, and the file has {size}")
     if length > LONGEST:
         raise ValueError(f"its header would take {length} bytes; at most {LONGEST} are read")

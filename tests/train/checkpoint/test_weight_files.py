@@ -115,6 +115,7 @@ def test_a_tensor_that_an_index_promises_and_no_shard_has(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     ["[" * 100_000, "null", "[]", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map": {"a": 3}}', "{}",
+     '{"weight_map": {"a": "model.safetensors", "b": 3}}',
      '{"weight_map": {"a": "model.safetensors", "a": "other.safetensors"}}', '{"weight_map": {"a": ".."}}',
      '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": NaN}}'],
 )  # fmt: skip
@@ -232,6 +233,7 @@ def test_a_header_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any
     ("content", "says"),
     [
         (b"", "damaged or cut short"),
+        (b"\0\0\0", "its header would take 0 bytes, and the file has 3"),
         (b"\xff" * 64, "its header would take"),
         ((1 << 27).to_bytes(8, "little") + b"{}", "its header would take"),
         ((2).to_bytes(8, "little") + b"{", "its header would take"),

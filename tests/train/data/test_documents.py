@@ -63,6 +63,12 @@ def test_long_files_are_cut_between_lines_or_else_characters(
     assert b"".join(document.text for document in found) == text
 
 
+def test_what_is_left_of_a_piece_counts_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "WHOLE", 16)
+    monkeypatch.setattr(cutting, "PIECE", 8)
+    assert sizes(source(tmp_path, b"abcdef\n" * 3 + b"g" * 20)) == [7, 7, 7, 8, 8, 4]
+
+
 def test_documents_are_handed_on_in_groups_of_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "GROUP", 10)
     files = [source(tmp_path, b"a" * size, f"{at}") for at, size in enumerate((4, 6, 9, 0, 3, 20, 2))]

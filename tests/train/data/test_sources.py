@@ -162,3 +162,12 @@ def test_of_the_standard_library_files_are_taken_up_to_a_size(monkeypatch: pytes
     over = PassedOver()
     find_files("python-stdlib", "*", over=over)
     assert "empty files" not in over.counts, "nobody asked which of its files are"
+
+
+def test_what_comes_after_a_file_without_room_is_left_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus of the library is its beginning, not whatever is small."""
+    for name, size in (("a", 10), ("b", 100), ("c", 10)):
+        (tmp_path / f"{name}.py").write_bytes(b"#" * size)
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sources, "STDLIB_BYTES", 50)
+    assert found("python-stdlib") == ["a.py"]
