@@ -41,7 +41,7 @@ def main() -> None:
     told = parser.parse_args()
     read = read_rows(told.rows or default_files())
     rows = [row for row in read.rows if row.seconds and row.stated]
-    found = fit(rows, rounds=30)
+    found = fit(rows)
     spread = {f"all.{name}": Known(value=value, error=0.1) for name, value in spreads(rows).items()}
     constants = {**found.constants, **spread}
     sources = len({row.source for row in rows})

@@ -125,7 +125,7 @@ def weights(rows: Sequence[Row]) -> Floats:
     return np.array([count[row.source] ** -0.5 for row in rows])
 
 
-def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None, rounds: int = 12) -> Calibrated:
+def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None) -> Calibrated:
     """Constants from rows with times."""
     parts = batches(rows)
     measured = np.array([row.seconds for row in rows])
@@ -138,7 +138,6 @@ def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None, rounds: i
         free,
         start=start,
         weights=weights(rows),
-        rounds=rounds,
         noise=NOISE,
     )
     kept = {name: prior for name, prior in known().items() if free[name].error == 0}
@@ -155,7 +154,7 @@ def left_out(rows: Sequence[Row]) -> Iterator[tuple[list[int], dict[str, float]]
     timed = [row for row in rows if row.seconds and row.stated]
     start = fit(timed).values
     for origin in sorted({origin_of(row) for row in rows}):
-        found = fit([row for row in timed if origin_of(row) != origin], start=start, rounds=6)
+        found = fit([row for row in timed if origin_of(row) != origin], start=start)
         yield [at for at, row in enumerate(rows) if origin_of(row) == origin], found.values
 
 

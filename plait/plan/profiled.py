@@ -25,8 +25,6 @@ NOISE = 0.1
 """Relative error of a point that is no outlier yet, beside the spread of its samples."""
 LOOSE = 2.0
 """Standard deviation, as a logarithm, of a constant around what the cluster said before: hardly any hold."""
-ROUNDS = 60
-"""Of a fit; it ends before if nothing changes."""
 SMALLEST = 1e-9
 """What is fitted on a logarithmic scale does not begin at nothing."""
 MODULE_CONSTANTS = ("elementwise", "logit_bytes", "matmul", "attention_forward", "attention_backward")
@@ -282,7 +280,7 @@ def _found(
     def predicted(values: Mapping[str, float]) -> Columns:
         return predict(_replaced(cluster, {name: (value, 0.0) for name, value in values.items()}, profile))
 
-    return calibrate(predicted, measured, priors, noise=NOISE, rounds=ROUNDS, **more)
+    return calibrate(predicted, measured, priors, noise=NOISE, **more)
 
 
 def _with(cluster: Cluster, profile: Profile, found: Calibrated) -> Cluster:

@@ -61,29 +61,27 @@ def test_a_limit_holds() -> None:
     assert calibrate(model, model(TRUE), priors, noise=0.01).values["rate"] == pytest.approx(2.5)
 
 
-def test_no_more_rounds_than_asked() -> None:
-    one = calibrate(model, model(TRUE), PRIORS, noise=0.01, rounds=1)
-    more = calibrate(model, model(TRUE), PRIORS, noise=0.01)
-    assert one.rounds == 1 < more.rounds < 20
-    assert np.abs(one.residuals).max() > np.abs(more.residuals).max()
-    assert calibrate(model, model(PRIOR_VALUES), PRIORS).rounds <= 2
-    none = calibrate(model, model(TRUE), PRIORS, rounds=0)
-    assert (none.rounds, none.values) == (0, PRIOR_VALUES)
-
-
 PRIOR_VALUES = {name: known.value for name, known in PRIORS.items()}
 
 
-def test_a_beginning_may_be_given_and_is_bounded() -> None:
-    there = calibrate(model, model(TRUE), PRIORS, start=TRUE, rounds=0)
-    assert there.values == pytest.approx(TRUE)
-    assert np.abs(there.residuals).max() < 1e-9
+def test_where_a_fit_begins_may_be_given_and_is_bounded() -> None:
+    asked = list[dict[str, float]]()
+
+    def recorded(values: Mapping[str, float]) -> np.ndarray:
+        asked.append(dict(values))
+        return model(values)
+
+    calibrate(recorded, model(TRUE), PRIORS, start={"rate": 2.8})
+    assert asked[0] == pytest.approx({"rate": 2.8, "delay": 1.0})
+    asked.clear()
     bounded = {**PRIORS, "rate": Known(value=2.0, error=0.5, most=2.5)}
-    assert calibrate(model, model(TRUE), bounded, start=TRUE, rounds=0).values["rate"] == pytest.approx(2.5)
+    calibrate(recorded, model(TRUE), bounded, start=TRUE)
+    assert asked[0] == pytest.approx({"rate": 2.5, "delay": 0.7})
 
 
 def test_residuals_are_logarithms_of_predicted_to_measured() -> None:
-    found = calibrate(model, 2 * model(PRIOR_VALUES), PRIORS, rounds=0, noise=0.3)
+    fixed = {**PRIORS, "rate": Known(value=2.0, error=1e-9), "delay": Known(value=1.0, error=0.0)}
+    found = calibrate(model, 2 * model(PRIOR_VALUES), fixed, noise=0.3)
     assert found.residuals == pytest.approx(-np.log(2) * np.ones(30))
 
 
@@ -108,8 +106,13 @@ def test_errors_shrink_as_least_squares_say() -> None:
     assert found.constants["scale"].error == pytest.approx(told**-0.5, rel=1e-3)
     assert found.constants["scale"].most == 9.0
     assert np.log(found.values["scale"] / 2) == pytest.approx(np.log(1.5) * 4 / 0.1**2 / told, rel=1e-3)
-    far = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=0.5)
-    assert 2.0 < far.values["scale"] < found.values["scale"]
+
+
+def test_what_is_no_measurement_of_this_pulls_with_bounded_force() -> None:
+    """Four residuals beyond the limit: each pulls by limit / noise, the prior against them."""
+    prior = {"scale": Known(value=2.0, error=0.5)}
+    found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=0.02)
+    assert np.log(found.values["scale"] / 2) == pytest.approx(4 * 0.02 / 0.1 * 0.5**2, rel=0.01)
 
 
 def test_seconds_must_be_positive() -> None:

@@ -148,7 +148,7 @@ def _moving(monkeypatch: pytest.MonkeyPatch, by: dict[str, float]) -> dict[str, 
         assert given == {"noise": 0.05, "outlier": 10.0}
         assert np.all(predict({name: one.value for name, one in priors.items()}) > 0)
         found = {name: replace(one, value=one.value * by.get(name, 1.0099)) for name, one in priors.items()}
-        return Calibrated(constants=found, residuals=np.zeros(len(measured)), rounds=1)
+        return Calibrated(constants=found, residuals=np.zeros(len(measured)))
 
     monkeypatch.setattr(recorded, "calibrate", calibrated)
     return asked
