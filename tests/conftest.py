@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from plait.plan import in_two
+from plait.plan import forked
 
 # Deadlines measure the machine's other work. The suite draws the same examples each time, so that a change is
 # judged by what it changed; `--hypothesis-profile=drawn` looks for new ones, and keeps what it finds.
@@ -89,7 +89,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     Guard.on = True
     try:
-        with mock.patch.object(in_two, "possible", return_value=False):  # the planner does its work in one process
+        with mock.patch.object(forked, "possible", return_value=False):  # the planner does its work in one process
             return (yield)
     finally:
         Guard.on = False

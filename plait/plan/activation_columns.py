@@ -24,7 +24,6 @@ from plait.core.step.segment_lists import sync_order
 from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
 from plait.plan.activations import Walk
-from plait.plan.in_two import in_two
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
 from plait.plan.pipeline_memory import stage_activations
 from plait.plan.segment_sizes import Core, Shared, Sizes
@@ -38,8 +37,6 @@ ROUND = 3
 """Ranks of a ring from which on no more tensors exist at once."""
 FEW = 2
 """Layers that are walked, and one more: what a layer more adds does not change from there on."""
-SHARED = 4
-"""What is walked for fewer is not worth sharing with a copy of the process."""
 OWN = PLAIN_FORWARD
 """Columns of one kind of layers (``plait.plan.live``)."""
 OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
@@ -86,14 +83,9 @@ def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Deg
     """Of each that is asked [degrees, OWN]: bytes of each size of ``plait.plan.live``. What was asked before
     is remembered."""
     known = [_known_tables(model, structure, load) for structure, _, load in asked]
-    new = [[one for one in degrees if one not in tables] for tables, (_, degrees, _) in zip(known, asked, strict=True)]
-    missing = [at for at, degrees in enumerate(new) if degrees]
-    walked = in_two(
-        lambda at: _walked_table(model, asked[at][0], new[at], asked[at][2]).tolist(), missing, least=SHARED
-    )
-    for at, told in zip(missing, walked, strict=True):
-        table = np.array(told)
-        known[at].update(zip(new[at], table, strict=True))
+    for tables, (structure, degrees, load) in zip(known, asked, strict=True):
+        if missing := [one for one in degrees if one not in tables]:
+            tables.update(zip(missing, _walked_table(model, structure, missing, load), strict=True))
     return [np.stack([tables[one] for one in degrees]) for tables, (_, degrees, _) in zip(known, asked, strict=True)]
 
 
@@ -107,8 +99,7 @@ def deferred(model: ModelSpec, asked: Sequence[tuple[Structure, int, Load]]) -> 
     gradients wait until the processor would idle (``domino``), for a whole sequence of a micro-batch.
     Remembered, too."""
     known = _known_deferred(model)
-    missing = [one for one in dict.fromkeys(asked) if one not in known]
-    known.update(zip(missing, in_two(lambda one: _deferred(model, *one), missing, least=SHARED), strict=True))
+    known.update({one: _deferred(model, *one) for one in dict.fromkeys(asked) if one not in known})
     return [known[one] for one in asked]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -29,7 +29,7 @@ from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size, in_words
-from plait.plan.in_two import in_two
+from plait.plan.forked import shared
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
 from plait.plan.nearest import would_fit
@@ -78,14 +78,9 @@ class Candidate:
         """Bytes of the fullest rank."""
         return self.memory.fullest.total
 
-    @property
-    def predicted(self) -> dict[str, Any]:
-        """All but job and memory, which are plain values already."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return self.predicted | {
+        return {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")} | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
             "memory": [
@@ -220,15 +215,9 @@ class Planner:
         for at, point in enumerate(points):
             alike.setdefault(tuple(point[name] for name in LISTS), []).append(at)
         pieces = sorted(alike.values(), key=len, reverse=True)
-        done = in_two(lambda piece: [_plain(self._finalist(points[at])) for at in piece], pieces)
+        done = shared(lambda piece: [self._finalist(points[at]) for at in piece], pieces)
         found = {at: one for piece, each in zip(pieces, done, strict=True) for at, one in zip(piece, each, strict=True)}
-        return [self._candidate(point, found[at]) for at, point in enumerate(points)]
-
-    def _candidate(self, point: Mapping[str, int], told: Mapping[str, Any] | None) -> Candidate | None:
-        """From what ``_plain`` said of it."""
-        if told is None:
-            return None
-        return Candidate(job=job_at(self.job, point), memory=MemoryReport.of_plain(told["report"]), **told["values"])
+        return [found[at] for at in range(len(points))]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
         """A point predicted; None where ``_refusal`` says why it is no finalist."""
@@ -372,8 +361,8 @@ class Planner:
             what = reasons.instead(best.point, second.point)
             lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
         without = reasons.without(best.point)
-        for name, slower in zip(without, in_two(partial(self._without, best), list(without.values())), strict=True):
-            if slower:
+        for name, off in without.items():
+            if slower := self._without(best, off):
                 gained = slower / best.seconds - 1
                 told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
                 lines.append(f"{name} {told}: a step that hides none of it would take {reasons.in_seconds(slower)}.")
@@ -386,11 +375,6 @@ class Planner:
             return (self.predict(other) if self.model.experts else self.simulated(other)).seconds
         except PlaitError:
             return None
-
-
-def _plain(one: Candidate | None) -> dict[str, Any] | None:
-    """All but the job, as plain values."""
-    return {"values": one.predicted, "report": one.memory.plain()} if one else None
 
 
 def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:

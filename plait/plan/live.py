@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from plait.core.step.schedule import Op, Schedule
 from plait.core.step.schedules import Shape, rank_ops
 from plait.plan.activations import Activations
-from plait.plan.in_two import in_two
 from plait.plan.pipeline_memory import PlaceWalk
 
 Counts = NDArray[np.int64]
@@ -36,8 +35,6 @@ PLAIN_FORWARD, PLAIN_BACKWARD, PLAIN_KEPT_LAYER, PLAIN_HELD_LAYER = 22, 26, 30, 
 STREAM = 32
 WIDTH = 33
 
-SHARED = 8
-"""Pipelines from which on walking them is worth sharing with a copy of the process."""
 _OF_STAGE = 5  # kept, forward peak, backward peak, held, weight peak
 
 
@@ -87,15 +84,9 @@ Layers = tuple[tuple[int, int], ...]
 
 def moments(asked: Sequence[tuple[Pipe, Layers]]) -> list[Counts]:
     """Of each, rows of counts, [moments, WIDTH]. What was asked before is remembered."""
-    missing = dict[Pipe, list[Layers]]()
     for pipe, layers in dict.fromkeys(asked):
         if layers not in _known(pipe):
-            missing.setdefault(pipe, []).append(layers)
-    walked = in_two(
-        lambda each: [_moments(each[0], layers).tolist() for layers in each[1]], [*missing.items()], least=SHARED
-    )
-    for (pipe, every), told in zip(missing.items(), walked, strict=True):
-        _known(pipe).update({layers: np.array(rows) for layers, rows in zip(every, told, strict=True)})
+            _known(pipe)[layers] = _moments(pipe, layers)
     return [_known(pipe)[layers] for pipe, layers in asked]
 
 

@@ -8,7 +8,7 @@ once, in closed form.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import split_layers
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
-from plait.plan.estimate import Memory, Place, PlannedStep, estimate
+from plait.plan.estimate import Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words
 from plait.plan.nearest import Adjustable, changes, more_ranks, trades
 from plait.plan.points import RECOMPUTES, Points
@@ -58,21 +58,6 @@ class MemoryReport:
     def fits(self) -> bool:
         """Whether every device holds what it must."""
         return self.fullest.total <= self.usable
-
-    def plain(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
-    @staticmethod
-    def of_plain(told: Mapping[str, Any]) -> MemoryReport:
-        """From what ``plain`` said, read from JSON."""
-        places = list[PlaceMemory]()
-        for each in told["places"]:
-            place = each["place"]
-            kept = {"layers": {int(stage): count for stage, count in place["layers"].items()}}
-            kept |= {"ranks": tuple(place["ranks"]), "memory": Memory(**place["memory"])}
-            places.append(PlaceMemory(Place(**place | kept), each["overhead"]))
-        return MemoryReport(tuple(places), told["usable"])
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """A table: its head, then a row a place."""

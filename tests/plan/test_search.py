@@ -18,7 +18,7 @@ from plait.core.job.constraint import Constraint
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
-from plait.plan import in_two
+from plait.plan import forked
 from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.asking import job_at
 from plait.plan.closed_form import step_seconds
@@ -133,7 +133,7 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Planner, "predict", counted)
     found, here = list[Answer](), list[int]()
     for shares in (False, True):
-        monkeypatch.setattr(in_two, "possible", lambda shares=shares: shares)
+        monkeypatch.setattr(forked, "possible", lambda shares=shares: shares)
         done.clear()
         found.append(Planner(job, A100, 32000).answer())
         here.append(len(done))

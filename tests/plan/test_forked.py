@@ -14,17 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from plait.plan import in_two as module
-from plait.plan.in_two import in_two, possible
+from plait.plan import forked
+from plait.plan.forked import possible, shared
 
 LONG = 120.0
 """Seconds that a copy takes if nobody ends it."""
-
-
-@pytest.fixture(autouse=True)
-def _possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many processors there are, and threads, as those of pytest's workers."""
-    monkeypatch.setattr(module, "possible", lambda: True)
 
 
 def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
@@ -43,33 +37,22 @@ def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
     return work
 
 
+@pytest.fixture
+def _possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many processors there are, and threads, as those of pytest's workers."""
+    monkeypatch.setattr(forked, "possible", lambda: True)
+
+
 @pytest.mark.system
+@pytest.mark.usefixtures("_possible")
 def test_both_do_a_part_and_nothing_is_lost() -> None:
-    found = in_two(in_the_copy(lambda: None), range(6))
+    found = shared(in_the_copy(lambda: None), range(6))
     assert [piece for piece, _ in found] == list(range(6))
     assert len({process for _, process in found}) == 2
 
 
 @pytest.mark.system
-def test_more_pieces_than_a_pipe_takes_and_fewer_than_are_worth_a_copy() -> None:
-    many = range(2 * module.ONCE + 3)
-    assert in_two(lambda piece: 2 * piece, many) == [2 * piece for piece in many]
-    assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(5), least=6)) == {os.getpid()}
-
-
-@pytest.mark.system
-def test_a_copy_makes_no_copy() -> None:
-    here, work = os.getpid(), in_the_copy(lambda: None)
-
-    def inner(piece: int) -> list[int]:
-        work(piece)
-        return [os.getpid(), possible()]
-
-    for process, may in in_two(inner, range(6)):
-        assert not may or process == here
-
-
-@pytest.mark.system
+@pytest.mark.usefixtures("_possible")
 @pytest.mark.parametrize("what", ["is killed", "raises", "cannot say what it found"])
 def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
     def fail() -> None:
@@ -78,56 +61,25 @@ def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
         if what == "raises":
             raise RuntimeError("not here")
 
-    work = in_the_copy(fail)
-    said = set if what == "cannot say what it found" else list
-    found = in_two(lambda piece: said(work(piece)), range(6))
-    assert found == [said([piece, os.getpid()]) for piece in range(6)]
+    work, told = in_the_copy(fail), what == "cannot say what it found"
+    found = shared(lambda piece: (work(piece), threading.Lock() if told else None), range(6))  # no lock can be sent
+    assert [one for one, _ in found] == [[piece, os.getpid()] for piece in range(6)]
 
 
 @pytest.mark.system
-def test_what_is_raised_here_is_raised_and_the_copy_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, copies, fork = os.getpid(), list[int](), os.fork
-
-    def forked() -> int:
-        copies.append(fork())
-        return copies[-1]
-
-    monkeypatch.setattr(os, "fork", forked)
+@pytest.mark.usefixtures("_possible")
+def test_what_is_raised_here_is_raised_and_the_copy_is_gone() -> None:
+    here = os.getpid()
 
     def work(piece: int) -> int:
         if os.getpid() == here:
             raise KeyboardInterrupt
         time.sleep(LONG)
-        (tmp_path / "went on").touch()
         return piece
 
     with pytest.raises(KeyboardInterrupt):
-        in_two(work, range(4))
-    assert not (tmp_path / "went on").exists()
-    assert len(copies) == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(copies[0], 0)
-
-
-SHARES = """
-import os, sys, threading
-from plait.plan.in_two import in_two, possible
-os.sched_getaffinity = lambda _: {0, 1}
-done = threading.Event()
-thread = threading.Thread(target=done.wait)
-thread.start()
-assert not possible()
-done.set()
-thread.join()
-assert possible() == (sys.platform == "linux")
-os.sched_getaffinity = lambda _: {0}
-assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpid()}
-"""
-
-
-@pytest.mark.system
-def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing() -> None:
-    subprocess.run([sys.executable, "-c", SHARES], check=True)
+        shared(work, range(4))
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
@@ -144,33 +96,31 @@ def test_when_a_copy_is_worth_it(
     monkeypatch: pytest.MonkeyPatch, threads: int, processors: int, platform: str, is_copy: bool, may: bool
 ) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: threads)
-    monkeypatch.setattr(threading, "current_thread", threading.main_thread)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(module, "_copies", [1] if is_copy else [])
-    assert possible() is may
-    another = threading.Thread()
-    monkeypatch.setattr(threading, "current_thread", lambda: another)
-    assert not possible()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_copy else None)
+    assert possible() is may  # imported by name: unit tests find the module's replaced
 
 
+@pytest.mark.system
+@pytest.mark.usefixtures("_possible")
 def test_where_no_process_can_be_made_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", full)
-    assert in_two(lambda piece: 2 * piece, range(4)) == [0, 2, 4, 6]
+    assert shared(lambda piece: 2 * piece, range(4)) == [0, 2, 4, 6]
 
 
 PROGRAM = """
 import os, sys, time
-from plait.plan.in_two import in_two
+from plait.plan.forked import shared
 os.sched_getaffinity = lambda _: {0, 1}
 def work(piece):
     os.write(1, b"%d\\n" % os.getpid())  # in one piece: both write to one pipe
     time.sleep(LONG)
 try:
-    in_two(work, range(2))
+    shared(work, range(2))
 except KeyboardInterrupt:
     print("interrupted")
     sys.exit(130)
