@@ -369,3 +369,29 @@ def test_a_reservation_is_for_the_tables_hosts(monkeypatch: pytest.MonkeyPatch) 
         ("scontrol", "create", "reservation", "ReservationName=night", "StartTime=now", "Duration=2:00:00",
          "Nodes=n[1-2]", "Users=a,b", "Flags=STATIC_ALLOC,IGNORE_JOBS"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ended", "requeue", "words"),
+    [
+        (RankFailure("rank 1 died"), True, "plait: rank 1 died\n"),
+        (RankFailure("rank 1 died"), False, "plait: rank 1 died\n"),
+        (LaunchError("rank 1 wants no more"), True, "plait: rank 1 wants no more\n"),
+        (130, True, ""),
+    ],
+)
+def test_how_a_start_ended_is_in_the_jobs_log(
+    said: list[tuple[str, ...]], start: Callable[..., int], capsys: pytest.CaptureFixture[str],
+    ended: int | PlaitError, requeue: bool, words: str,
+) -> None:  # fmt: skip
+    start(ended, requeue=requeue)
+    told = capsys.readouterr().err
+    assert told.startswith(words) and (words or not told)
+
+
+def test_a_plan_that_is_not_there_is_in_the_jobs_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["in_slurm", str(tmp_path)])
+    assert slurm_job.main() == DO_NOT_RETRY
+    assert capsys.readouterr().err.startswith(f"plait: {tmp_path}/plan.json")

@@ -271,6 +271,17 @@ def test_notes_of_what_was_measured_are_paragraphs_of_a_width(tmp_path: Path) ->
     assert lines[1].startswith("  word") and lines[-1] == "compile: not tried"
 
 
+@pytest.mark.parametrize(("columns", "longest"), [(60, 60), (200, 100)])
+def test_notes_fit_a_terminal_and_a_reader(
+    columns: int, longest: int, said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: columns)
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.choice(Measurements(notes={"slices": "word " * 60}), PLAN)
+    lines = [line.rstrip() for line in said.getvalue().splitlines()]
+    assert longest - 5 <= max(map(len, lines)) <= longest
+
+
 def test_slack_that_was_measured_is_said_in_micro_batches(tmp_path: Path) -> None:
     said = io.StringIO()
     job = {**JOB, "model": JOB["model"] | {"num_layers": 2}, "strategy": {"pp": 2}, "run": {"name": "gpt"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +17,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.reshard.plan import messages
 from plait.plan import rates
 from plait.train.machine.device import Device
-from plait.train.profile.clock import Clock
+from plait.train.profile import compute
+from plait.train.profile.clock import Clock, Timed
 from plait.train.profile.collectives import layouts, transfer
 from plait.train.profile.compute import CORES, PASSES, measure_attention, measure_passes, measure_products
 from plait.train.profile.modules import measure_modules
@@ -114,3 +116,58 @@ def test_every_module_and_phase_of_a_layer(parallel_block: bool) -> None:
 def test_a_u_transformers_layer_is_gpts() -> None:
     spec = ModelSpec(family="utransformer", num_layers=3, levels=1, hidden=16, num_heads=2, vocab=50, max_sequence=8)
     assert {one.family for one in measure_modules(CPU, spec, 1, "fp32", None, clock())} == {"gpt"}
+
+
+class Budgets:
+    """A clock with so many seconds left, which notes what it is given to spend."""
+
+    def __init__(self, left: float) -> None:
+        self.seconds, self.given = left, list[float]()
+
+    def left(self) -> float:
+        return self.seconds
+
+    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> Timed:
+        assert not together
+        run()
+        self.given.append(budget)
+        self.seconds -= budget
+        return Timed(0.5, 0.25)
+
+
+def test_products_have_time_by_what_they_compute_and_a_little_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "TOKENS", {"cpu": (8, 16)})
+    monkeypatch.setattr(compute, "WEIGHTS", {"cpu": ((4, 4), (8, 8))})
+    said, budgets = list[str](), Budgets(10.0)
+    found = measure_products(CPU, "fp32", None, budgets, said.append)  # type: ignore[arg-type]
+    assert [(one.m, one.k, one.n) for one in found] == [(8, 4, 4), (16, 4, 4), (8, 8, 8), (16, 8, 8)]
+    assert budgets.given == pytest.approx([10 / 15, 20 / 15, 40 / 15, 80 / 15])
+    assert {(one.seconds, one.spread, one.precision) for one in found} == {(0.5, 0.25, "fp32")}
+    assert said == ["product 8 x 4 x 4", "product 16 x 4 x 4", "product 8 x 8 x 8", "product 16 x 8 x 8"]
+    late = Budgets(0.0)
+    measure_products(CPU, "fp32", None, late, said.append)  # type: ignore[arg-type]
+    assert late.given == [0.05] * 4
+
+
+def test_a_models_own_products_are_measured_but_of_the_fewest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "TOKENS", {"cpu": (8, 16)})
+    monkeypatch.setattr(compute, "WEIGHTS", {"cpu": ((32, 32),)})
+    found = measure_products(CPU, "fp32", SMALL, Budgets(1.0), lambda _: None)  # type: ignore[arg-type]
+    own = {(16, 32, 64), (16, 32, 32), (16, 32, 96), (16, 48, 32)}
+    assert {(one.m, one.k, one.n) for one in found} == {(8, 32, 32), *own}
+    assert len(found) == 5, "none twice"
+
+
+def test_attention_and_memory_share_what_is_left_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "CORES", {"cpu": ((2, 4, 8), (1, 2, 4))})
+    monkeypatch.setattr(compute, "PASSES", {"cpu": (1 << 20, 1 << 21)})
+    said, budgets = list[str](), Budgets(8.0)
+    found = measure_attention(CPU, "fp32", budgets, said.append)  # type: ignore[arg-type]
+    assert budgets.given == [2.0, 2.0, 2.0, 2.0]
+    assert [(one.heads, one.queries, one.keys, one.head_size, one.backward) for one in found] == [
+        (2, 4, 4, 8, False), (2, 4, 4, 8, True), (1, 2, 2, 4, False), (1, 2, 2, 4, True),
+    ]  # fmt: skip
+    passes = measure_passes(CPU, memory := Budgets(8.0), said.append)  # type: ignore[arg-type]
+    assert memory.given == [4.0, 4.0]
+    assert [(one.bytes, one.seconds) for one in passes] == [(3 << 20, 0.5), (6 << 20, 0.5)]
+    assert said == ["attention, 2 heads, 4 tokens", "attention, 1 heads, 2 tokens", "memory, 3 MiB", "memory, 6 MiB"]
