@@ -29,8 +29,8 @@ def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
         return job, ""
     if earlier := _earlier(job, lab):
         return earlier, f"as planned before: {told(earlier)}"
+    from plait.core.base.text import in_seconds
     from plait.plan.answer import Planner
-    from plait.plan.reasons import in_seconds
 
     planner = Planner(job, the_cluster(job, lab), vocab)
     best = planner.chosen()

@@ -1,15 +1,148 @@
-"""Training as a plan says."""
+"""Training: from a job file, or a plan, to a run that is ready, and its ranks started at a place."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.api.checks import Checked
     from plait.api.places.base import Place
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
+    from plait.plan.estimate import Estimate
+    from plait.plan.fits import Room
+
+CHECKED = 64
+"""Ranks up to which a dry run also plans every transfer, as a run does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that can be started. chosen: a sentence on what the planner chose; empty if it had nothing to
+    choose. open_job: the job as the user wrote it; None where a plan was given."""
+
+    plan: Plan
+    folder: Path
+    checked: Checked
+    chosen: str = ""
+    open_job: Job | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """A job that was checked and not started. job: None for a plan without one. room: the memory of this
+    machine; None if ranks run elsewhere. vocab: tokens."""
+
+    folder: Path
+    estimate: Estimate
+    room: Room | None
+    checked: Checked
+    vocab: int
+    job: Job | None
+    chosen: str = ""
+
+    def check_fits(self) -> None:
+        """Raise InfeasiblePlan if the tensors need more memory than there is."""
+        from plait.plan.fits import check_fits
+
+        if self.room and self.job:
+            check_fits(self.job, self.estimate, self.vocab, self.room)
+
+
+def prepare(file: Path, overrides: Sequence[str], place: Place, *, refuse: bool = True) -> Prepared:
+    """The run of a job file (TOML), or of a plan (``plan.json``), which is obeyed as it stands.
+
+    A run that has begun in the same folder goes on with its own plan. refuse: whether a job is refused that
+    the memory here cannot hold. Raises JobError, DataError, InfeasiblePlan.
+    """
+    from plait.api.checks import check_files, check_room, planned_lab
+    from plait.api.choose import planned
+    from plait.core.job.spec import Job
+    from plait.core.model.experts import refuse_experts
+    from plait.plan.make import make_plan
+    from plait.train.data.tokenizer import load_tokenizer
+
+    if file.suffix == ".json":
+        return _written(file, overrides, place)
+    asked = Job.read(file, overrides).named(file.stem)
+    vocab = load_tokenizer(asked.data.tokenizer).vocab
+    refuse_experts(asked.model_spec(vocab))
+    job, chosen = planned(asked, vocab, planned_lab(asked, place))
+    if refuse and place.ours:
+        check_room(job, vocab)
+    fresh = make_plan(job, place.hosts, vocab=vocab)
+    checked = check_files(job, job.run.path, place)
+    plan = fresh.continued(job.run.path / "plan.json")
+    return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
+
+
+def dry_run(file: Path, overrides: Sequence[str], place: Place) -> DryRun:
+    """Check a job or a plan as ``prepare`` does, and predict memory and traffic of every rank. Whether it
+    fits is left to ``DryRun.check_fits``."""
+    from plait.api.checks import check_files, planned_lab
+    from plait.api.choose import planned
+    from plait.core.job.spec import Job
+    from plait.core.model.experts import refuse_experts
+    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.fits import check_device, check_size, room
+    from plait.plan.make import make_plan
+    from plait.train.data.tokenizer import load_tokenizer
+
+    if file.suffix == ".json":
+        ready = _written(file, overrides, place, dry=True)
+        plan, device = ready.plan, ready.plan.job.run.device if ready.plan.job else "auto"
+        if place.ours:
+            check_device(device, plan.layout.world_size)
+        there = room(device, plan.layout.world_size) if place.ours else None
+        step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
+        return DryRun(folder=ready.folder, estimate=estimate(step), room=there, checked=ready.checked,
+                      vocab=step.model.vocab, job=plan.job)  # fmt: skip
+    job = Job.read(file, overrides).named(file.stem)
+    vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
+    refuse_experts(job.model_spec(vocab))
+    job, chosen = planned(job, vocab, planned_lab(job, place))
+    if place.ours:
+        check_device(job.run.device, job.world_size)
+    there = room(job.run.device, job.world_size) if place.ours else None
+    check_size(job, vocab, None)
+    fresh = make_plan(job, place.hosts, vocab=vocab) if job.world_size <= CHECKED else None
+    checked = check_files(job, folder, place, dry=True)
+    if fresh:
+        fresh.continued(job.run.path / "plan.json")
+    found = estimate(PlannedStep.of(job, vocab, gpu=bool(there and there.each)))
+    return DryRun(folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen)
+
+
+def _written(file: Path, overrides: Sequence[str], place: Place, *, dry: bool = False) -> Prepared:
+    """The run of a plan as it stands, in the folder that its job names; only where it runs may be set
+    anew."""
+    from dataclasses import replace
+
+    from plait.api.checks import check_files
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
+    from plait.core.job.refine import Measurements, refine
+    from plait.core.model.experts import refuse_experts
+
+    plan = Plan.read(file)
+    refuse_experts(plan.model)
+    for setting in overrides:
+        if not setting.startswith(("run.", "slurm.", "kubernetes.")):
+            fix = "Only run.*, slurm.* and kubernetes.* may be set; for all else change the job file and plan again"
+            raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
+    if plan.job is None:
+        problem = "was made without a job file and says nothing of data or steps"
+        raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
+    job = plan.job.changed(overrides)
+    folder = job.run.path
+    plan = replace(plan, job=job)
+    plan = refine(plan, Measurements()) if plan.choices.any else plan
+    plan.of_the_same_job(folder / "plan.json")
+    return Prepared(plan=plan, folder=folder, checked=check_files(job, folder, place, dry=dry))
 
 
 def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, open_job: Job | None = None) -> int:
@@ -39,3 +172,10 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
             restarts=job.run.restarts, open_job=open_job,
         )  # fmt: skip
         return place.run(ranks)
+
+
+def write_plan(ready: Prepared) -> None:
+    """Write the files of a run that somebody else starts, whose lock he holds."""
+    from plait.launch.run_folder import write_run
+
+    write_run(ready.plan, ready.folder)

@@ -246,17 +246,17 @@ def _predicted(report: Report) -> None:
 def _memory(report: Report) -> None:
     if not report.memory:
         return
-    from plait.plan.fits import in_words
+    from plait.core.base.text import in_bytes
 
     terminal.say("")
     rows = [
         (
             one.place,
-            "-" if one.predicted is None else in_words(one.predicted),
-            "-" if one.measured is None else in_words(one.measured),
+            "-" if one.predicted is None else in_bytes(one.predicted),
+            "-" if one.measured is None else in_bytes(one.measured),
             _ratio(one.measured / one.predicted) if one.predicted and one.measured else "-",
             "-" if one.rank is None else str(one.rank),
-            "-" if one.process is None else in_words(one.process),
+            "-" if one.process is None else in_bytes(one.process),
         )
         for one in report.memory[:ROWS]
     ]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from plait.cli import terminal
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import in_bytes
 from plait.plan.estimate import Estimate, Place
-from plait.plan.fits import KINDS, Room, in_words
+from plait.plan.fits import KINDS, Room
 
 SHOWN = 6
 """Places; of more, the first, the last and the most loaded."""
@@ -98,9 +99,9 @@ def _room(found: Estimate, there: Room | None) -> str:
         return "available: not known here, so nothing was checked"
     verdict = "fits" if there.holds(found) else "does not fit"
     if there.each:
-        return f"available: {in_words(there.each)} on {there.what}: {verdict}"
-    needed = f"tensors of all ranks take {in_words(found.bytes)}: {verdict}"
-    return f"available: {in_words(there.shared)} on {there.what}; {needed}"
+        return f"available: {in_bytes(there.each)} on {there.what}: {verdict}"
+    needed = f"tensors of all ranks take {in_bytes(found.bytes)}: {verdict}"
+    return f"available: {in_bytes(there.shared)} on {there.what}; {needed}"
 
 
 def _traffic(found: Estimate) -> None:
@@ -108,6 +109,6 @@ def _traffic(found: Estimate) -> None:
     for axis, (what, group) in AXES.items():
         most = max(place.sent.get(axis, 0) for place in found.places)
         if most:
-            rows.append((what, in_words(most), found.hidden.get(group, "nothing")))
+            rows.append((what, in_bytes(most), found.hidden.get(group, "nothing")))
     terminal.title("Bytes a rank sends in a step, and what hides it")
     terminal.table(("what", "at most", "behind"), rows)

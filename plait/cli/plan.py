@@ -209,7 +209,7 @@ def job_of(plan: Plan, file: Path) -> Job:
 
 def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
     from plait.api.measure import measure
-    from plait.plan.reasons import in_seconds
+    from plait.core.base.text import in_seconds
 
     measured = dict[int, float]()
     for at, seconds in enumerate(measure(plans, place)):
@@ -234,9 +234,9 @@ def _compare(files: tuple[Path, Path], as_json: bool) -> None:
 
 
 def _draw(planner: Planner, best: Candidate, file: Path, written: Plan | None) -> None:
+    from plait.core.base.text import in_seconds
     from plait.diagnose.plots import draw_step
     from plait.plan.over_time import memory_curves, step_bars
-    from plait.plan.reasons import in_seconds
 
     simulated = planner.simulated(best.job, written)
     curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)

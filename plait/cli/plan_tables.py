@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.cli import terminal
+from plait.core.base.text import in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.plan.answer import Answer, Candidate, Planner
-from plait.plan.fits import KINDS, in_words
-from plait.plan.reasons import PARTS, SHOWN, WORDS, differences, in_seconds
+from plait.plan.fits import KINDS
+from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
 
 Side = tuple[str, Planner, Candidate]
 """A plan's file, what predicts it, and the prediction."""
@@ -47,7 +48,7 @@ def show_answer(found: Answer, explain: bool) -> None:
 def _memory(unit: str, best: Candidate) -> str:
     """What the column of memory adds up: ``plait train`` speaks of tensors alone."""
     fullest = best.memory.fullest
-    tensors, beside = in_words(fullest.place.memory.total), in_words(fullest.overhead)
+    tensors, beside = in_bytes(fullest.place.memory.total), in_bytes(fullest.overhead)
     return f"{unit}: the fullest rank's tensors and what its process holds beside them; of 1, {tensors} and {beside}."
 
 
@@ -121,11 +122,11 @@ def show_comparison(one: Side, other: Side, as_json: bool) -> None:
     terminal.say("")
     terminal.title("What fills the fullest rank")
     sizes = zip(_sizes(a).items(), _sizes(b).values(), strict=True)
-    told = [(kind, *map(in_words, pair), _ratio(*pair)) for (kind, x), y in sizes if any(pair := (x, y))]
+    told = [(kind, *map(in_bytes, pair), _ratio(*pair)) for (kind, x), y in sizes if any(pair := (x, y))]
     terminal.table(("", "first", "second", "second/first"), told)
     for name, side in zip(("first", "second"), (one, other), strict=True):
         verdict = "fits" if side[2].memory.fits else "does not fit"
-        terminal.text(f"{name}: {side[0]}, which {verdict} into {in_words(side[2].memory.usable)}")
+        terminal.text(f"{name}: {side[0]}, which {verdict} into {in_bytes(side[2].memory.usable)}")
 
 
 def compared(one: Side, other: Side) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def list_clusters(as_json: bool) -> None:
         terminal.say(json.dumps({name: cluster.model_dump(mode="json") for name, cluster in found.items()}))
         return
     rows = [
-        (name, each.device.name, in_words(int(each.device.memory.value)), str(each.ranks_per_node), _links(each))
+        (name, each.device.name, in_bytes(int(each.device.memory.value)), str(each.ranks_per_node), _links(each))
         for name, each in found.items()
     ]
     terminal.table(("preset", "device", "memory", "a node", "links, each way"), rows)

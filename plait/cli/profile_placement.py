@@ -240,8 +240,7 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
     import statistics
 
     from plait.api.places import place_of, with_table
-    from plait.api.train_run import run_plan
-    from plait.cli.train import plan_to_run
+    from plait.api.train_run import prepare, run_plan
     from plait.core.base.errors import LaunchError
     from plait.core.topology.rank_table import RankTable
     from plait.plan.recorded import read_seconds
@@ -251,7 +250,7 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
         RankTable(tuple(hosts), each).write(Path(name) / "table.json")
         place = with_table(place_of(on), Path(name) / "table.json")
         settings = [f"run.folder={name}", "run.name=run", "train.checkpoint_every=0", "train.eval_every=0"]
-        plan = plan_to_run(file, settings, place)
+        plan = prepare(file, settings, place, refuse=False).plan
         status = run_plan(plan, folder, place, silent=True)
         if status:
             logs = " ".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])

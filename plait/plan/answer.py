@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.base.text import in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
 from plait.core.job.plan import Plan
@@ -28,7 +29,7 @@ from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size, in_words
+from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size
 from plait.plan.forked import shared
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
@@ -239,18 +240,18 @@ class Planner:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
         for asked in map(Constraint.parse, self.job.plan.constraints):
             if asked.quantity == "memory" and not asked.holds(one.most_memory):
-                return f"a rank needs {in_words(one.most_memory)}, against '{asked.text}' in plan.constraints"
+                return f"a rank needs {in_bytes(one.most_memory)}, against '{asked.text}' in plan.constraints"
         return ""
 
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         fullest, usable = one.memory.fullest, one.memory.usable
-        room = f"{in_words(fullest.total - usable)} more than the {in_words(usable)} of {self.cluster.device.name}"
+        room = f"{in_bytes(fullest.total - usable)} more than the {in_bytes(usable)} of {self.cluster.device.name}"
         change = self._nearest_change(one)
         nothing = "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
         what = by_kind(fullest.place.memory)
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
-            f"{in_words(fullest.total)} ({what}, beside tensors {in_words(fullest.overhead)}), {room} that a plan may "
+            f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {room} that a plan may "
             f"fill. {would_fit(change) if change else f'{nothing}sequences'}."
         )
 
@@ -356,7 +357,7 @@ class Planner:
         if len(found) > 1:
             second = found[1]
             part, seconds = reasons.loses(best.parts, second.parts)
-            longer = f"{second.seconds / best.seconds - 1:.1%} longer, {reasons.in_seconds(seconds)} more of it {part}"
+            longer = f"{second.seconds / best.seconds - 1:.1%} longer, {in_seconds(seconds)} more of it {part}"
             differs = seconds > reasons.ALIKE * best.seconds
             what = reasons.instead(best.point, second.point)
             lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
@@ -365,7 +366,7 @@ class Planner:
             if slower := self._without(best, off):
                 gained = slower / best.seconds - 1
                 told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
-                lines.append(f"{name} {told}: a step that hides none of it would take {reasons.in_seconds(slower)}.")
+                lines.append(f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}.")
         return lines
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:

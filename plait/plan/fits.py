@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE
 from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
@@ -148,16 +149,16 @@ def check_size(job: Job, vocab: int, there: Room | None) -> None:
     if model.num_layers > MOST_LAYERS and there and needed > there.total(job.world_size):
         raise InfeasiblePlan(
             f"The job cannot fit: parameters, gradients, optimizer states and one micro-batch of a model of "
-            f"{_count(model.num_parameters)} parameters need at least {in_words(needed)} over all ranks, and there are "
-            f"{in_words(there.total(job.world_size))} ({there.what}). Use a smaller model"
+            f"{_count(model.num_parameters)} parameters need at least {in_bytes(needed)} over all ranks, and there are "
+            f"{in_bytes(there.total(job.world_size))} ({there.what}). Use a smaller model"
             f"{' or more ranks' if there.each else ''}."
         )
     step = job.train.global_batch_size * job.data.sequence_length * 16  # tokens and targets, which every rank draws
     if there and not there.each and step * job.world_size > there.shared:
         raise InfeasiblePlan(
             f"The job cannot fit: the tokens of a step of {job.train.global_batch_size} sequences of "
-            f"{job.data.sequence_length} take {in_words(step)} on each of {job.world_size} ranks, and there are "
-            f"{in_words(there.shared)} ({there.what}). Use a smaller train.global_batch_size."
+            f"{job.data.sequence_length} take {in_bytes(step)} on each of {job.world_size} ranks, and there are "
+            f"{in_bytes(there.shared)} ({there.what}). Use a smaller train.global_batch_size."
         )
     if model.num_layers > MOST_LAYERS:
         problem = f"{model.num_layers} layers are more than {MOST_LAYERS}"
@@ -185,12 +186,12 @@ def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
         return
     most = found.most
     if there.each:
-        has = f"{there.what} has {in_words(there.each)}"
+        has = f"{there.what} has {in_bytes(there.each)}"
     else:
-        has = f"{in_words(there.shared)} are available on {there.what}, where all {found.world_size} ranks would need "
-        has += in_words(found.bytes)
+        has = f"{in_bytes(there.shared)} are available on {there.what}, where all {found.world_size} ranks would need "
+        has += in_bytes(found.bytes)
     raise InfeasiblePlan(
-        f"The job cannot fit: a rank of place {most.index} of the pipeline needs {in_words(most.memory.total)} "
+        f"The job cannot fit: a rank of place {most.index} of the pipeline needs {in_bytes(most.memory.total)} "
         f"({by_kind(most.memory)}); {has}. {_advice(job, vocab, there)}"
     )
 
@@ -198,7 +199,7 @@ def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
 def by_kind(memory: Memory) -> str:
     """As words, the largest first."""
     kinds = sorted(KINDS, key=lambda kind: -getattr(memory, kind))
-    return ", ".join(f"{kind} {in_words(getattr(memory, kind))}" for kind in kinds if getattr(memory, kind))
+    return ", ".join(f"{kind} {in_bytes(getattr(memory, kind))}" for kind in kinds if getattr(memory, kind))
 
 
 def _advice(job: Job, vocab: int, there: Room) -> str:
@@ -238,18 +239,6 @@ def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
         section, name = key.split(".")
         values[section] = values[section] | {name: value}
     return Job.from_dict(values)
-
-
-def in_words(size: int) -> str:
-    """Bytes as people read them.
-
-    >>> in_words(3 << 29)
-    '1.5 GiB'
-    """
-    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-    at = min(max(0, (size.bit_length() - 1) // 10), len(units) - 1)
-    scaled = size / (1 << 10 * at)
-    return f"{size} B" if at == 0 else f"{scaled:.4g} {units[at]}" if scaled < 1e6 else f"{scaled:.1e} {units[at]}"
 
 
 def _count(number: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.base.errors import JobError
+from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
@@ -23,7 +24,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import split_layers
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
 from plait.plan.estimate import Place, PlannedStep, estimate
-from plait.plan.fits import KINDS, in_words
+from plait.plan.fits import KINDS
 from plait.plan.nearest import Adjustable, changes, more_ranks, trades
 from plait.plan.points import RECOMPUTES, Points
 
@@ -68,7 +69,7 @@ class MemoryReport:
             layers = "+".join(str(count) for count in place.layers.values())
             alive = f", {memory.alive} micro-batches alive" if memory.alive > 1 else ""
             share = f"{each.total / self.usable:.0%}"
-            words = [in_words(size) for size in (*sizes, each.overhead, each.total)]
+            words = [in_bytes(size) for size in (*sizes, each.overhead, each.total)]
             yield str(place.index), layers, *words, share, memory.when + alive
 
 

@@ -118,15 +118,3 @@ def without(point: Point) -> dict[str, dict[str, int]]:
     if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
         found["Hiding data parallelism's communication"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
     return found
-
-
-def in_seconds(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> in_seconds(0.0123)
-    '12.3 ms'
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"
-    return f"{seconds:.1e} s" if seconds else "0 s"

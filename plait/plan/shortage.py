@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.base.text import in_bytes
 from plait.core.job.constraint import Constraint
-from plait.plan.fits import in_words
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.space import SearchRequest, enumerate_space
 from plait.plan.unmet import column_of, key_of, word_of
@@ -58,20 +58,20 @@ class Shortage:
             return self._too_frugal(len(space), memory)
         row, missing, bound = space.row(least), int(memory[least]), int(self.bound)
         shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
-        there = f"the {in_words(bound)} there are" if bound >= int(self.limit) else f"the {in_words(bound)} allowed"
+        there = f"the {in_bytes(bound)} there are" if bound >= int(self.limit) else f"the {in_bytes(bound)} allowed"
         return InfeasiblePlan(
-            f"No strategy fits: the smallest of {len(space):,} needs {in_words(missing)} on a rank ({shape}, "
-            f"micro-batches of {row['micro']}), {in_words(missing - bound)} more than {there}. {self._advice(missing)}."
+            f"No strategy fits: the smallest of {len(space):,} needs {in_bytes(missing)} on a rank ({shape}, "
+            f"micro-batches of {row['micro']}), {in_bytes(missing - bound)} more than {there}. {self._advice(missing)}."
         )
 
     def _too_frugal(self, count: int, memory: NDArray[np.float64]) -> InfeasiblePlan:
         """Something fits, and the job asks for more or other memory than it takes."""
         asked = " and ".join(f"'{one.text}'" for one in self.asked.constraints if one.quantity == "memory")
         fitting = memory[memory <= self.limit]
-        least, most = (in_words(int(some(fitting))) for some in (np.min, np.max))
-        near = in_words(int(np.min(fitting) * SURE))
+        least, most = (in_bytes(int(some(fitting))) for some in (np.min, np.max))
+        near = in_bytes(int(np.min(fitting) * SURE))
         return InfeasiblePlan(
-            f"No strategy meets {asked} in plan.constraints: those that fit into the {in_words(int(self.limit))} there "
+            f"No strategy meets {asked} in plan.constraints: those that fit into the {in_bytes(int(self.limit))} there "
             f"are, of {count:,}, need {least} to {most} on a rank. 'memory >= {near}' would do."
         )
 
@@ -80,7 +80,7 @@ class Shortage:
         asked = self.asked
         if missing <= SURE * self.limit:  # so it is the job's own limit that is too low
             enough = -(-missing // (SURE * MEMORY_STEP)) * MEMORY_STEP
-            raised = in_words(int(enough)) if enough <= self.limit else in_words(int(self.limit))
+            raised = in_bytes(int(enough)) if enough <= self.limit else in_bytes(int(self.limit))
             limits = " and ".join(f"'{one.text}'" for one in asked.constraints if _is_limit(one))
             return f"'memory <= {raised}' in place of {limits} would do"
         for one in asked.constraints:

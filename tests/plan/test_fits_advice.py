@@ -11,27 +11,15 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import InfeasiblePlan, PlaitError
+from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.plan import fits
 from plait.plan.estimate import PlannedStep, estimate
-from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus, in_words
+from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus
 from plait.plan.nearest import Adjustable
 
 SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 128, "vocab": 300}
 GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [
-        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), ((1 << 20) - 1, "1024 KiB"),
-        (1 << 20, "1 MiB"), (GIB, "1 GiB"), (1234 * GIB, "1.205 TiB"), (1 << 50, "1 PiB"), (1 << 60, "1 EiB"),
-        (1 << 70, "1024 EiB"), (999_999 << 60, "1e+06 EiB"), (10**6 << 60, "1.0e+06 EiB"),
-        (3 * 10**6 << 60, "3.0e+06 EiB"),
-    ],
-)  # fmt: skip
-def test_bytes_in_words(size: int, told: str) -> None:
-    assert in_words(size) == told
 
 
 @pytest.mark.parametrize(
@@ -110,7 +98,7 @@ def test_changes_that_rules_forbid_or_that_are_absurd_are_passed_over(monkeypatc
         check_fits(job, found, 300, Room(each=most - 1, what="each of 8 GPUs"))
     said = str(caught.value)
     assert said.endswith("Use a smaller model, shorter sequences or smaller micro-batches, or many more ranks.")
-    assert f"each of 8 GPUs has {in_words(most - 1)}. " in said
+    assert f"each of 8 GPUs has {in_bytes(most - 1)}. " in said
     assert [(one.train.micro_batch_size, one.strategy.dp) for one in tried.walked] == [(2, 3), (3, 4)]
     assert tried.asked == tried.more == [Adjustable(recompute="some", each=3, replicas=3, tp=1, pp=2, dp=3)]
 
@@ -124,7 +112,7 @@ def test_of_unequal_places_no_degree_is_changed(monkeypatch: pytest.MonkeyPatch)
     every = estimate(PlannedStep.of(job, 300)).bytes
     said = refused(job, Room(shared=every - 1))
     assert "would fit with strategy.shard=zero1." in said
-    assert f"are available on this machine, where all 16 ranks would need {in_words(every)}. " in said
+    assert f"are available on this machine, where all 16 ranks would need {in_bytes(every)}. " in said
     assert tried.asked == [Adjustable(recompute="none", each=4, replicas=4, tp=None, pp=2, dp=None)]
     assert tried.more == []  # on one machine more ranks bring no more memory
     tried = Tried(monkeypatch)

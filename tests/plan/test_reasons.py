@@ -83,12 +83,3 @@ def test_every_overlap_is_tried_off(values: dict[str, int], off: dict[str, dict[
     one = point(**values)
     wanted = {f"Hiding {axis} parallelism's communication": one | changed for axis, changed in off.items()}
     assert reasons.without(one) == wanted
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [(0.0, "0 s"), (1.0, "1.00 s"), (123.4, "123 s"), (0.999, "999 ms"), (1e-3, "1.00 ms"), (2.5e-6, "2.50 us"),
-     (1e-6, "1.00 us"), (5e-7, "5.0e-07 s")],
-)  # fmt: skip
-def test_seconds_in_words(seconds: float, told: str) -> None:
-    assert reasons.in_seconds(seconds) == told

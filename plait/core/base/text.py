@@ -134,6 +134,30 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def in_bytes(size: int) -> str:
+    """Bytes as people read them.
+
+    >>> in_bytes(3 << 29)
+    '1.5 GiB'
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    at = min(max(0, (size.bit_length() - 1) // 10), len(units) - 1)
+    scaled = size / (1 << 10 * at)
+    return f"{size} B" if at == 0 else f"{scaled:.4g} {units[at]}" if scaled < 1e6 else f"{scaled:.1e} {units[at]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> in_seconds(0.0123)
+    '12.3 ms'
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds:.1e} s" if seconds else "0 s"
+
+
 def _words(text: str) -> list[str]:
     """Words and quoted texts, each with what follows it up to the next space."""
     words: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.base.text import duration, paragraph, printable, progress_line, table
+from plait.core.base.text import duration, in_bytes, in_seconds, paragraph, printable, progress_line, table
 
 MORE = [
     "eval 3.812",
@@ -156,3 +156,25 @@ def test_every_line_of_a_paragraph_but_the_first_is_moved_in() -> None:
     assert paragraph("one two", 7, "  ") == "one two"
     assert paragraph("one two", 6, "  ") == "one\n  two"
     assert paragraph("one two three", None, "  ") == "one two three"
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), ((1 << 20) - 1, "1024 KiB"),
+        (1 << 20, "1 MiB"), (1 << 30, "1 GiB"), (1234 << 30, "1.205 TiB"), (1 << 50, "1 PiB"), (1 << 60, "1 EiB"),
+        (1 << 70, "1024 EiB"), (999_999 << 60, "1e+06 EiB"), (10**6 << 60, "1.0e+06 EiB"),
+        (3 * 10**6 << 60, "3.0e+06 EiB"),
+    ],
+)  # fmt: skip
+def test_bytes_in_words(size: int, told: str) -> None:
+    assert in_bytes(size) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0 s"), (1.0, "1.00 s"), (123.4, "123 s"), (0.999, "999 ms"), (1e-3, "1.00 ms"), (2.5e-6, "2.50 us"),
+     (1e-6, "1.00 us"), (5e-7, "5.0e-07 s")],
+)  # fmt: skip
+def test_seconds_in_words(seconds: float, told: str) -> None:
+    assert in_seconds(seconds) == told

@@ -1,4 +1,4 @@
-"""The first words of ``plait train``: what is about to run."""
+"""A plan in a sentence, as ``plait train`` begins: model, ranks, strategy, tokens of a step, memory."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plait.cli import terminal
 from plait.core.base.errors import PlaitError
-from plait.core.base.text import counted, paragraph
+from plait.core.base.text import counted
 
 if TYPE_CHECKING:
     from plait.core.job.plan import Plan
     from plait.plan.fits import Room
 
-WIDTH = 100
-"""Columns of a log, also of one in a file, which somebody reads."""
 
-
-def say(plan: Plan, there: Room | None) -> None:
-    """Model, parameters, ranks, strategy, tokens of a step, memory. there: the memory of this machine; None
-    where ranks run elsewhere."""
+def what_runs(plan: Plan, there: Room | None) -> str:
+    """A line about a plan. there: the memory of this machine; None if ranks run elsewhere."""
     work, model = plan.workload, plan.model
     sequences = work.micro_batch * work.num_micro_batches
     batches = f" in {work.num_micro_batches} micro-batches" if work.num_micro_batches > 1 else ""
@@ -32,8 +27,7 @@ def say(plan: Plan, there: Room | None) -> None:
         f"{batches})",
         _memory(plan, there),
     )
-    for line in paragraph("; ".join(parts), WIDTH, "  ").splitlines():
-        terminal.say(line)
+    return "; ".join(parts)
 
 
 def _strategy(plan: Plan) -> str:
@@ -42,7 +36,7 @@ def _strategy(plan: Plan) -> str:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Axes along which ranks differ; of places that differ the degrees of each."""
+    """Degrees of the axes along which ranks differ; several for stages that differ."""
     places = plan.layout.degrees
     of_places = {"tp": [tp for _, tp in places], "dp": [dp for dp, _ in places]}
     for axis, degrees in (of_places | {"pp": [len(places)], "cp": [plan.layout.cp]}).items():
@@ -51,7 +45,7 @@ def _degrees(plan: Plan) -> Iterator[str]:
 
 
 def _slices(plan: Plan) -> Iterator[str]:
-    """How communication of tensor and context parallelism is to be hidden, where there is any."""
+    """Means of hiding communication of tensor and context parallelism, where there is any."""
     strategy = plan.strategy
     if strategy.tp == strategy.cp == 1 and plan.layout.uniform:
         return
@@ -66,7 +60,7 @@ def _slices(plan: Plan) -> Iterator[str]:
 
 
 def _rest(plan: Plan) -> Iterator[str]:
-    """Factors of sharding, of the first place; the schedule; recomputation."""
+    """Factors of sharding of the first stage; the schedule; recomputation."""
     first = plan.shardings[0]
     factors = {"parameters": first.params, "gradients": first.grads, "optimizer": first.optim}
     if cut := [f"{name} over {factor}" for name, factor in factors.items() if factor > 1]:
@@ -78,10 +72,10 @@ def _rest(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan, there: Room | None) -> str:
-    """Predicted, of a rank of the place that needs the most; while slices are not chosen, with those that
-    take the least and the most."""
+    """Predicted bytes of the rank that needs the most. While slices are not chosen there are two figures: of
+    the slices that take the least and the most."""
+    from plait.core.base.text import in_bytes
     from plait.plan.estimate import PlannedStep, estimate
-    from plait.plan.fits import in_words
 
     step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
     steps = [replace(step, strategy=one) for one in plan.choices.strategies or (plan.strategy,)]
@@ -91,6 +85,6 @@ def _memory(plan: Plan, there: Room | None) -> str:
         return f"memory is not predicted ({error})"
     free = ""
     if there:
-        free = f" of {in_words(there.each)}" if there.each else f", {in_words(there.shared)} free for all"
-    least, most = in_words(min(found)), in_words(max(found))
+        free = f" of {in_bytes(there.each)}" if there.each else f", {in_bytes(there.shared)} free for all"
+    least, most = in_bytes(min(found)), in_bytes(max(found))
     return f"tensors take {f'{least} to {most}' if least != most else most} a rank (predicted{free})"

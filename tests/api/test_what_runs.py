@@ -1,4 +1,4 @@
-"""The first words of ``plait train``: right, of every kind of strategy, and within 100 columns."""
+"""A plan in a sentence, of every kind of strategy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli import what_runs
-from plait.cli.terminal import captured
+from plait.api.what_runs import what_runs
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Choices, Plan
 from plait.core.job.spec import Job
@@ -39,10 +38,7 @@ def plan_of(tmp_path: Path, *settings: str) -> Plan:
 
 
 def said(plan: Plan, there: Room | None = None) -> str:
-    with captured() as lines:
-        what_runs.say(plan, there)
-    assert max(map(len, lines)) <= 100
-    return " ".join(" ".join(lines).split())
+    return what_runs(plan, there)
 
 
 def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:

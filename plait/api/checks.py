@@ -1,0 +1,139 @@
+"""Checks of a job before its ranks start: whether they fit, files that they read and write, their number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.core.base.passed_over import PassedOver
+
+if TYPE_CHECKING:
+    from plait.api.places.base import Place
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
+    from plait.lab import LabSpec
+    from plait.plan.fits import Room
+
+UNREAD = "folder(s) of weights of which names and shapes were checked, and values (NaN) were not looked at"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Remarks on files that are in order. over: what readers passed over. note: a sentence on the vocabulary;
+    empty if there is nothing to say."""
+
+    over: PassedOver = field(default_factory=PassedOver)
+    note: str = ""
+
+
+def check_files(job: Job, folder: Path, place: Place, *, dry: bool = False) -> Checked:
+    """Refuse at once what ranks would refuse, seconds later.
+
+    These are a folder that cannot be written, data that are missing or not enough, weights that are missing
+    or of another model. Nothing is checked for a place that does not read the files of this machine. dry:
+    whether no run follows, which would look at the values of weights. Raises JobError or DataError.
+    """
+    from plait.api.choose import model_notes, vocabulary_note
+    from plait.api.places.base import Managed
+    from plait.core.base.errors import JobError, LaunchError
+    from plait.train.checkpoint.weight_files import check_weights
+    from plait.train.data.check import check_data
+    from plait.train.data.tokenizer import load_tokenizer
+
+    if isinstance(place, Managed) and not place.shares_files:
+        return Checked()
+    try:
+        _check_folder(folder)
+    except LaunchError as error:
+        raise JobError(str(error), key="run.folder") from None
+    over = model_notes(job)
+    over.add(check_data(job.data, job.train, folder / "corpus"))
+    vocab = load_tokenizer(job.data.tokenizer).vocab
+    if job.train.init_from:
+        over.add(check_weights(Path(job.train.init_from), job.model_spec(vocab)))
+        if dry:
+            over.note(UNREAD, job.train.init_from)
+    _check_processors(job, place)
+    return Checked(over, vocabulary_note(job, vocab, own=False))
+
+
+def check_ranks(plan: Plan, place: Place, on: str) -> str:
+    """Refuse a plan of more ranks than the place has, or of other hosts. Returns a sentence that names the
+    spare hosts of a lab, or nothing. Raises JobError. on: the place, as the user named it."""
+    from plait.core.base.errors import JobError
+    from plait.core.base.lab_hosts import name
+
+    world = plan.layout.world_size
+    if not place.takes(world):
+        problem = f"{on} has {place.world} ranks, the job needs {world}"
+        raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
+    if not (place.lab and place.world and world < place.world):
+        return ""
+    used, hosts = world // place.lab.ranks_per_host, place.lab.hosts
+    spares = ", ".join(name(host) for host in range(used, hosts)[:5]) + (", ..." if hosts - used > 5 else "")
+    return f"{hosts - used} of {hosts} hosts are spares: {spares}"
+
+
+def room_of(plan: Plan, place: Place) -> Room | None:
+    """The memory for the ranks of a plan; None if they run elsewhere."""
+    from plait.plan.fits import room
+
+    return room(plan.job.run.device, plan.layout.world_size) if place.ours and plan.job else None
+
+
+def planned_lab(job: Job, place: Place) -> LabSpec | None:
+    """The lab to plan for: without the hosts that the job wants kept free."""
+    from dataclasses import replace
+
+    from plait.core.base.errors import JobError
+
+    lab, spares = place.lab, job.run.spares
+    if lab is None or not spares:
+        return lab
+    if spares >= lab.hosts or (lab.hosts - spares) % lab.pods:
+        problem = f"{spares} of {lab.hosts} hosts in {lab.pods} minipods leave no equal minipods"
+        raise JobError(problem, key="run.spares", fix="Choose fewer, or more hosts with --on")
+    return replace(lab, hosts=lab.hosts - spares)
+
+
+def check_room(job: Job, vocab: int) -> None:
+    """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
+    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.fits import check_device, check_fits, check_size, room
+
+    check_device(job.run.device, job.world_size)
+    there = room(job.run.device, job.world_size)
+    check_size(job, vocab, there)
+    if there:
+        check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
+
+
+def _check_processors(job: Job, place: Place) -> None:
+    """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
+    from plait.core.base.errors import JobError
+    from plait.core.job.compiler import check_compiler
+    from plait.plan.fits import room
+
+    if True not in (job.strategy.compile, job.strategy.cuda_graphs):
+        return
+    there = room(job.run.device, job.world_size) if place.ours else None
+    if not (place.lab or (there and not there.each)):
+        return
+    if job.strategy.cuda_graphs is True:
+        raise JobError("true, and ranks here compute on processors, which capture nothing",
+                       key="strategy.cuda_graphs", fix='Use "auto" or false')  # fmt: skip
+    if job.strategy.compile is True:
+        check_compiler()
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise LaunchError for a run's folder that cannot be written, or where something else is in the way."""
+    from plait.core.base.errors import LaunchError
+    from plait.core.base.files import check_target, kind_of
+
+    fix = "Choose another with run.folder=FOLDER or run.name=NAME"
+    check_target(folder / "plan.json", fix=fix)
+    for name in ("logs", "checkpoints", "corpus"):  # a run goes on without what cannot be recorded
+        if (kind := kind_of(folder / name)) not in ("", "folder"):
+            raise LaunchError(f"{folder / name} is a {kind}, and a run needs a folder there. {fix}.")
