@@ -74,6 +74,7 @@ def test_a_script_says_what_each_op_needs_and_what_follows() -> None:
     ]  # fmt: skip
     assert [len(entry.arrivals) for entry in computing] == [0, 0, 1, 1]
     assert [entry.key and entry.key[:2] for entry in second if entry.key] == [(0, "F"), (0, "B")] * 2
+    assert {(entry.way, entry.sends) for entry in computing} == {(-1, False)}, "of computations there is no transfer"
     moves = [(entry.way, entry.sends) for entry in (*first, *second) if not entry.key]
     assert sorted(moves) == [(way, sends) for way in range(4) for sends in (False, True)]
 

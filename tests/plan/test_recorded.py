@@ -19,7 +19,7 @@ from plait.plan.closed_form import step_seconds
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.make import make_plan
 from plait.plan.points import Points
-from plait.plan.recorded import Recorded, refit
+from plait.plan.recorded import Recorded, read_seconds, refit
 
 CLUSTER = Cluster.preset("a100-80")
 
@@ -193,3 +193,41 @@ def test_a_constant_of_nothing_can_grow(monkeypatch: pytest.MonkeyPatch) -> None
     found = refit(none, _runs(CLUSTER)[:1], date="2026-01-01")
     assert asked["host_layer"].value == 1e-12
     assert constant_of(found.cluster, "host_layer").value == pytest.approx(1e-6)
+
+
+def test_seconds_of_every_step_that_a_run_has_recorded(tmp_path: Path) -> None:
+    lines = [{"step": 1, "seconds": 2}, {"seconds": 1e-9}, {"seconds": 1e9, "loss": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_seconds(tmp_path) == [2.0, 1e-9, 1e9]
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert read_seconds(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe", r"metrics\.jsonl: is damaged: 'utf-8' codec"),
+        (b"{}\n" * 30, r"line 1: is damaged: it has no seconds"),
+        (b'{"seconds": null}\n', "line 1: is damaged: "),
+        (b'{"seconds": [1]}\n', "line 1: is damaged: "),
+        (b'{"seconds": "long"}\n', "line 1: is damaged: "),
+        (b'{"seconds": 1}\n{"seconds": true}\n', "line 2: True are no seconds of a step. Leave this run out"),
+        (b'{"seconds": 0.9e-9}\n', "line 1: 9e-10 are no seconds of a step"),
+        (b'{"seconds": 1.1e9}\n', "line 1: 1100000000.0 are no seconds"),
+        (b'{"seconds": 1' + b"0" * 400 + b"}\n", "line 1: "),
+    ],
+)
+def test_metrics_that_say_no_seconds_are_named_by_their_line(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(JobError, match=says) as caught:
+        read_seconds(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_metrics_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JobError, match=r"metrics\.jsonl: cannot be read: No such file.*Name a run's folder"):
+        read_seconds(tmp_path)
+    monkeypatch.setattr(recorded, "DOCUMENT", 10)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"seconds": 1}\n')
+    with pytest.raises(JobError, match=r"metrics\.jsonl: is damaged: .*10"):
+        read_seconds(tmp_path)

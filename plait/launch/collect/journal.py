@@ -68,10 +68,8 @@ class Journal:
         return sum(map(len, self._spans))
 
     def add(self, records: Records) -> None:
-        """Take the records of some whole steps, which follow those before."""
+        """Take the records of some whole steps, at least one, which follow those before."""
         table = records.table
-        if not len(table):
-            return
         self._names, self._groups = dict(records.names), dict(records.groups)
         self.last = max(self.last, int(table["step"].max()))
         for row in table[table["kind"] == Kind.STEP]:

@@ -198,6 +198,41 @@ def test_a_full_disk_is_said_once_and_costs_the_timeline_only(
     assert "is written again" in capsys.readouterr().err
 
 
+def test_sums_that_cannot_be_written_are_said_also_where_spans_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring, agent = open_ring(tmp_path), collector(tmp_path)
+    (tmp_path / "timeline" / "rollup").write_text("in the way")
+    for number in range(3):
+        write_step(ring, number)
+    agent.look()
+    agent.flush(last=True)
+    agent.flush(last=True)
+    assert capsys.readouterr().err.count("the timeline cannot be written") == 1
+    (tmp_path / "timeline" / "rollup").unlink()
+    agent.flush(last=True)
+    assert "is written again" in capsys.readouterr().err
+    assert read_timeline(tmp_path).rollups["step"].unique().sort().to_list() == [0, 1]
+    ring.close()
+    agent.finish()
+
+
+def test_what_a_start_before_has_left_and_cannot_be_written_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, agent = open_ring(tmp_path), collector(tmp_path)
+    for number in range(3):
+        write_step(old, number)
+    agent.look()
+    (tmp_path / "timeline").rmdir()
+    (tmp_path / "timeline").write_text("in the way")
+    new = open_ring(tmp_path)
+    agent.look()
+    assert capsys.readouterr().err.count("the timeline cannot be written") == 1
+    new.close()
+    agent.finish()
+
+
 def test_a_run_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "timeline").mkdir(parents=True)

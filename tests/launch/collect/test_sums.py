@@ -142,6 +142,42 @@ def test_a_full_disk_is_waited_for_and_costs_blocks_that_are_over(tmp_path: Path
     assert pl.read_parquet(folder / "rollup" / "**" / "*.parquet")["step"].n_unique() == 1000 * blocks - 2000
 
 
+def test_steps_of_which_nothing_is_summed_make_no_file(tmp_path: Path) -> None:
+    sums, empty = Sums(tmp_path, range(1)), records(range(3))
+    empty.table["ended"] = 0  # nothing of it has ended
+    sums.add(ring(0), empty)
+    assert sums.flush(last=True) is None and files(tmp_path, "rollup") == []
+    sums.add(ring(0), records(range(3, 5)))
+    assert sums.flush(last=True) is None
+    assert files(tmp_path, "rollup") == ["block=0/ranks-00000-00000-step-00000003.parquet"]
+    assert sums.lost == 0
+
+
+def test_names_of_files_are_taken_by_no_other(tmp_path: Path) -> None:
+    """Three starts of a rank, one after the other and then at once."""
+    for token in (7, 8):
+        sums = Sums(tmp_path, range(1))
+        sums.add(ring(0, token=token, wall=token), records(range(4)))
+        assert sums.flush(last=True) is None
+    sums = Sums(tmp_path, range(1))
+    for token in (9, 10):
+        sums.add(ring(0, token=token, wall=token), records(range(4)))
+    assert sums.flush(last=True) is None
+    first = "block=0/ranks-00000-00000-step-00000000"
+    assert files(tmp_path, "rollup") == [f"{first}{more}.parquet" for more in ("-2", "-3", "-4", "")]
+
+
+def test_what_may_not_be_written_yet_is_kept(tmp_path: Path) -> None:
+    sums = Sums(tmp_path, range(1))
+    sums.add(ring(0), records(range(4)))
+    assert sums.flush(last=True, write=False) is None and files(tmp_path, "rollup") == []
+    assert sums.flush(last=True) is None and len(files(tmp_path, "rollup")) == 1
+    before = (tmp_path / "rollup" / files(tmp_path, "rollup")[0]).stat().st_mtime_ns
+    assert sums.flush(last=True) is None
+    after = (tmp_path / "rollup" / files(tmp_path, "rollup")[0]).stat().st_mtime_ns
+    assert after == before, "there is nothing new"
+
+
 def test_a_run_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
     sums = Sums(tmp_path / "run" / "timeline", range(1))
     sums.add(ring(0), records(range(5)))
