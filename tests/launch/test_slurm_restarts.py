@@ -11,7 +11,9 @@ import pytest
 
 from plait.core.base.errors import LaunchError, PlaitError, RankFailure
 from plait.core.cluster.hardware import HERE
+from plait.core.job.slurm_settings import SlurmSection
 from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.launch import slurm, slurm_job
 from plait.launch.run_folder import DO_NOT_RETRY, write_run
 from plait.plan.make import make_plan
@@ -395,3 +397,26 @@ def test_a_plan_that_is_not_there_is_in_the_jobs_log(
     monkeypatch.setattr("sys.argv", ["in_slurm", str(tmp_path)])
     assert slurm_job.main() == DO_NOT_RETRY
     assert capsys.readouterr().err.startswith(f"plait: {tmp_path}/plan.json")
+
+
+def test_a_job_that_is_submitted_finds_all_that_it_needs_in_the_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, folder = list[tuple[str, ...]](), tmp_path / "new" / "run"
+
+    def command(*argv: str) -> str:
+        asked.append(argv)
+        return "12;cluster\n" if argv[0] == "sbatch" else "3|/elsewhere/slurm.sh\n4|\n"
+
+    monkeypatch.setattr(slurm, "command", command)
+    table = RankTable(("n2", "n1"), 1)
+    for placed in (table, None):
+        batch = slurm.Batch(folder=folder, name="job", world_size=2, settings=SlurmSection(nodes=2), table=placed)
+        submitted = slurm.submit(batch)
+        assert submitted == slurm.Submitted("12", folder / "logs" / "slurm-12.log", 0, placed.hosts if placed else ())
+        assert (folder / "logs").is_dir(), "Slurm makes no folder for its log"
+        assert (folder / "slurm.sh").read_text() == batch.script()
+        assert (folder / "placed_ranks.json").exists() == (placed is not None), "no table of a start before is followed"
+    assert asked[-1] == ("sbatch", "--parsable", str(folder / "slurm.sh"))
+    (folder / "logs" / "slurm-12.log").write_text("of another job")
+    assert slurm.submit(batch).written == len("of another job")
