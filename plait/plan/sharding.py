@@ -7,37 +7,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.sharding import WHOLE, Sharding, Unit
+from plait.core.parallel.sharding import VECTORS, WHOLE, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import Collective
-from plait.core.step.stages import Stage
+from plait.core.step.stages import Stage, stage_weights
 from plait.plan.traffic import ring_bytes
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
     """Numbers in every unit of one rank's share of a stage, padding included."""
-    tp, hidden = strategy.tp, model.hidden
-    query, kv = (
-        model.num_heads * model.head_size // tp,
-        model.num_kv_heads * model.head_size * strategy.kv_replicas(model) // tp,
-    )
-    inner, biased = model.ffn_hidden // tp, model.has_bias
-    norm, block = hidden * (1 + biased), model.parallel_block
-    sizes: dict[Unit, int] = {}
-    if stage.embeds:
-        sizes["embedding", 0] = strategy.padded_vocab(model) // tp * hidden
-    if stage.embeds and model.learned_positions:
-        sizes["positions", 0] = model.max_sequence * hidden
-    vectors = norm if stage.heads else 0
-    for layer in stage.layers:
-        for _, way, level in (change for change in model.resampling if change[0] == layer):
-            sizes[way, level] = hidden * hidden * (2 if way == "down" else 1)
-            vectors += hidden
-        sizes["attn", layer] = hidden * (2 * query + 2 * kv)
-        sizes["mlp", layer] = hidden * inner * (2 + model.gated)
-        vectors += norm * (1 if block else 2) + (query + 2 * kv + inner + hidden * (1 if block else 2)) * biased
-    if stage.heads and not (model.tied_embeddings and stage.embeds):
-        sizes["head", 0] = strategy.padded_vocab(model) // tp * hidden
+    sizes, vectors = dict[Unit, int](), 0
+    for name, weight in stage_weights(model, stage):
+        unit, numel = unit_of(name, len(weight.shape)), strategy.share(model, weight)
+        if unit == VECTORS:
+            vectors += numel
+        else:
+            sizes[unit] = sizes.get(unit, 0) + numel
     sizes["vectors", stage.index] = vectors
     return {unit: sharding.padded(numel) for unit, numel in sizes.items() if numel}
 

@@ -11,7 +11,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.attention_ops import AttentionTraffic
 from plait.core.step.segments import Collective, SegmentGraph, SegmentOp
-from plait.core.step.stages import Stage
+from plait.core.step.stages import Stage, stage_weights
 
 STATISTICS = 3
 """Numbers of a token that vocabulary-parallel loss gathers."""
@@ -103,13 +103,9 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     """Numbers whose gradients the ranks of a tensor-parallel group add up at the end of a step, a place for
     every set of ranks that hold the same ones: key/value heads that several hold; where the sequence is cut,
     norms and biases after it."""
-    norm, heads = model.hidden * (1 + model.has_bias), strategy.kv_replicas(model)
-    numbers = 0
-    if heads > 1:
-        numbers += len(stage.layers) * 2 * model.num_kv_heads * model.head_size * model.hidden
-    if strategy.sequence_parallel:
-        numbers += norm if stage.heads else 0
-        numbers += model.max_sequence * model.hidden if stage.embeds and model.learned_positions else 0
-        sublayers = 1 if model.parallel_block else 2
-        numbers += len(stage.layers) * sublayers * (norm + model.hidden * model.has_bias)
-    return numbers
+    copied = strategy.kv_replicas(model) > 1
+    return sum(
+        weight.numbers(model.letters)
+        for _, weight in stage_weights(model, stage)
+        if (weight.cut == "kv" and copied) or (weight.sums == "sp" and strategy.sequence_parallel)
+    )

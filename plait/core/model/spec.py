@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -22,6 +22,7 @@ from plait.core.base.numbers import LARGEST as LARGEST
 from plait.core.base.numbers import check_number, divisors, multiples
 from plait.core.base.numbers import shown as shown
 from plait.core.model.experts import Experts
+from plait.core.model.weights import MLP, Letters, Site, count, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
 ROPE_THETA = 10000.0
@@ -231,20 +232,17 @@ class ModelSpec:
     # ---- counts ----
 
     @property
-    def attention_parameters(self) -> int:
-        """Parameters of one attention sublayer, its norm included. In a parallel block its output has no bias
-        of its own."""
-        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        weights = self.hidden * (query + 2 * kv) + query * self.hidden
-        biases = (query + 2 * kv) + (0 if self.parallel_block else self.hidden) if self.has_bias else 0
-        return weights + biases + self._norm_parameters
+    def letters(self) -> Letters:
+        """Sizes, for the rows of ``weights``."""
+        return Letters(
+            H=self.hidden, Q=self.num_heads * self.head_size, K=self.num_kv_heads * self.head_size, F=self.ffn_hidden,
+            V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
+            learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
+        )  # fmt: skip
 
-    @property
-    def mlp_parameters(self) -> int:
-        """Parameters of one MLP sublayer, its norm included unless it is attention's."""
-        weights = self.hidden * self.ffn_hidden * (3 if self.gated else 2)
-        biases = self.ffn_hidden + self.hidden if self.has_bias else 0
-        return weights + biases + (0 if self.parallel_block else self._norm_parameters)
+    def numbers_of(self, *sites: Site) -> int:
+        """Parameters of one segment of each of these sites, norms included."""
+        return count(weights_of(*sites), self.letters)
 
     @property
     def num_expert_layers(self) -> int:
@@ -253,8 +251,7 @@ class ModelSpec:
 
     def expert_parameters(self, ffn_hidden: int) -> int:
         """Parameters of one expert of this width: an MLP without a norm."""
-        weights = self.hidden * ffn_hidden * (3 if self.gated else 2)
-        return weights + (ffn_hidden + self.hidden if self.has_bias else 0)
+        return count(MLP, replace(self.letters, F=ffn_hidden))
 
     def expert_mlp_parameters(self, routed: int) -> int:
         """Parameters of one sublayer of experts: ``routed`` of these, the shared ones, router and norm."""
@@ -262,14 +259,8 @@ class ModelSpec:
             return 0
         experts = self.experts
         shared = experts.shared * self.expert_parameters(experts.shared_ffn_hidden)
-        norm = 0 if self.parallel_block else self._norm_parameters
+        norm = self.numbers_of("mlp") - count(MLP, self.letters)
         return routed * self.expert_parameters(experts.ffn_hidden) + shared + experts.count * self.hidden + norm
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Word and position embeddings, and the head where it is not tied."""
-        words = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        return words + (self.max_sequence * self.hidden if self.learned_positions else 0)
 
     @property
     def num_parameters(self) -> int:
@@ -282,15 +273,10 @@ class ModelSpec:
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, routed: int) -> int:
-        resampling = self.levels * (3 * self.hidden * self.hidden + 2 * self.hidden)
-        layers = self.num_layers * self.attention_parameters
-        layers += (self.num_layers - self.num_expert_layers) * self.mlp_parameters
+        layers = self.num_layers * self.numbers_of("attn")
+        layers += (self.num_layers - self.num_expert_layers) * self.numbers_of("mlp")
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
-        return layers + resampling + self.embedding_parameters + self._norm_parameters
-
-    @property
-    def _norm_parameters(self) -> int:
-        return self.hidden * (2 if self.has_bias else 1)
+        return layers + self.levels * self.numbers_of("down", "up") + self.numbers_of("embed", "head")
 
     def attention_flops(self, sequence: int) -> int:
         """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not

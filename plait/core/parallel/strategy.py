@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Weight
 
 Overlap = Literal["sync", "async", "domino", "none"]
 Recompute = Literal["none", "selective", "full"]
@@ -194,6 +195,20 @@ class Strategy:
         """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or
         gradient."""
         return -(-model.vocab // self.tp) * self.tp
+
+    def share(self, model: ModelSpec, weight: Weight) -> int:
+        """Numbers of a tensor that one rank holds, rows of padding included."""
+        shape = [size(model.letters) for size in weight.shape]
+        match weight.cut:
+            case "words":
+                shape[weight.dim] = self.padded_vocab(model) // self.tp
+            case "kv":
+                shape[weight.dim] = shape[weight.dim] * self.kv_replicas(model) // self.tp
+            case "heads":
+                shape[weight.dim] //= self.tp
+            case _:
+                pass
+        return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``from_dict`` reads them back."""

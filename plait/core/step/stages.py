@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site, Weight, weights_of
 from plait.core.parallel.strategy import slice_sizes
 
 
@@ -40,6 +41,26 @@ class Stage:
     def layers(self) -> range:
         """Its layers, counted from the model's first."""
         return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]]:
+    """(name, row) of every logical tensor that a stage has, in the order in which ranks hold them. The head
+    has a weight of its own where it has none of an embedding in the same stage."""
+    letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and stage.embeds))
+
+    def named(prefix: str, site: Site) -> Iterator[tuple[str, Weight]]:
+        return ((prefix + weight.name, weight) for weight in weights_of(site) if weight.when(letters))
+
+    if stage.embeds:
+        yield from named("", "embed")
+    for layer in stage.layers:
+        for before, site, level in model.resampling:
+            if before == layer:
+                yield from named(f"{site}.{level}.", site)
+        yield from named(f"layers.{layer}.attn.", "attn")
+        yield from named(f"layers.{layer}.mlp.", "mlp")
+    if stage.heads:
+        yield from named("", "head")
 
 
 class Crossing(NamedTuple):

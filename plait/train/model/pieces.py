@@ -9,13 +9,13 @@ concatenations of pieces along dim 0; a piece is cut along one dim, or replicate
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Weight
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.stages import Stage
+from plait.core.step.stages import Stage, stage_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,104 +60,33 @@ class Piece:
 def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | None = None) -> list[Piece]:
     """Every piece of the stage (of the model, if none is given) that tensor-parallel rank ``tp_rank`` holds,
     in a fixed order."""
-    return list(_Pieces(spec, strategy, tp_rank, stage or Stage(0, 1, 0, spec.num_layers)))
+    stage = stage or Stage(0, 1, 0, spec.num_layers)
+    found, offsets = list[Piece](), dict[str, int]()
+    for name, weight in stage_weights(spec, stage):
+        shape = tuple(int(size(spec.letters)) for size in weight.shape)
+        held = name.removesuffix(weight.name) + (weight.held or weight.name)
+        start, stop, replicas = _range(spec, strategy, tp_rank, weight, shape[weight.dim])
+        offset = offsets.get(held, 0)
+        cut = weight.dim if weight.cut else None
+        piece = Piece(name, shape, cut, start, stop, held, offset, replicas)
+        if name == "head.weight" and spec.tied_embeddings:
+            piece = replace(piece, name="embedding.weight", copy=True)
+        offsets[held] = offset + piece.local_shape[0]
+        found.append(piece)
+    return found
 
 
-class _Pieces:
-    def __init__(self, spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage) -> None:
-        self.spec, self.tp, self.rank, self.stage = spec, strategy.tp, tp_rank, stage
-        self.kv_replicas = strategy.kv_replicas(spec)
-        self.vocab_rows = strategy.padded_vocab(spec) // strategy.tp
-
-    def __iter__(self) -> Iterator[Piece]:
-        spec, hidden = self.spec, self.spec.hidden
-        if self.stage.embeds:
-            yield self._vocabulary("embedding.weight")
-        if self.stage.embeds and spec.learned_positions:
-            yield self._whole("positions.weight", (spec.max_sequence, hidden))
-        for layer in self.stage.layers:
-            for _, direction, level in (change for change in spec.resampling if change[0] == layer):
-                yield self._whole(f"{direction}.{level}.weight", (hidden, hidden * (2 if direction == "down" else 1)))
-                yield self._whole(f"{direction}.{level}.bias", (hidden,))
-            yield from self._attention(f"layers.{layer}.attn")
-            yield from self._mlp(f"layers.{layer}.mlp")
-        if self.stage.heads:
-            yield from self._norm("norm")
-        if self.stage.heads and not spec.tied_embeddings:
-            yield self._vocabulary("head.weight")
-        elif self.stage.heads and not self.stage.embeds:
-            yield replace(self._vocabulary("embedding.weight"), parameter="head.weight", copy=True)
-
-    def _attention(self, at: str) -> Iterator[Piece]:
-        spec, size = self.spec, self.spec.head_size
-        yield from self._norm(f"{at}.norm")
-        for tail, width in self._weight_and_bias():
-            offset = 0
-            for name, heads, replicas in (
-                ("q", spec.num_heads, 1),
-                ("k", spec.num_kv_heads, self.kv_replicas),
-                ("v", spec.num_kv_heads, self.kv_replicas),
-            ):
-                rows = heads * size * replicas // self.tp
-                start = self.rank // replicas * rows
-                yield Piece(
-                    f"{at}.{name}.{tail}",
-                    (heads * size, *width),
-                    0,
-                    start,
-                    start + rows,
-                    f"{at}.column.{tail}",
-                    offset,
-                    replicas,
-                )
-                offset += rows
-        yield from self._row(at, "o", spec.num_heads * size, bias=not spec.parallel_block)
-
-    def _mlp(self, at: str) -> Iterator[Piece]:
-        spec, rows = self.spec, self.spec.ffn_hidden // self.tp
-        if not spec.parallel_block:
-            yield from self._norm(f"{at}.norm")
-        for tail, width in self._weight_and_bias():
-            for i, name in enumerate(("gate", "up") if spec.gated else ("up",)):
-                start = self.rank * rows
-                yield Piece(
-                    f"{at}.{name}.{tail}",
-                    (spec.ffn_hidden, *width),
-                    0,
-                    start,
-                    start + rows,
-                    f"{at}.column.{tail}",
-                    i * rows,
-                    1,
-                )
-        yield from self._row(at, "down", spec.ffn_hidden)
-
-    def _row(self, at: str, name: str, inputs: int, *, bias: bool = True) -> Iterator[Piece]:
-        share = inputs // self.tp
-        start = self.rank * share
-        yield Piece(
-            f"{at}.{name}.weight", (self.spec.hidden, inputs), 1, start, start + share, f"{at}.row.weight", 0, 1
-        )
-        if self.spec.has_bias and bias:
-            yield self._whole(f"{at}.{name}.bias", (self.spec.hidden,), f"{at}.row.bias")
-
-    def _norm(self, at: str) -> Iterator[Piece]:
-        for tail in ("weight", "bias") if self.spec.has_bias else ("weight",):
-            yield self._whole(f"{at}.{tail}", (self.spec.hidden,))
-
-    def _weight_and_bias(self) -> list[tuple[str, tuple[int, ...]]]:
-        weight = [("weight", (self.spec.hidden,))]
-        return [*weight, ("bias", ())] if self.spec.has_bias else [*weight]
-
-    def _whole(self, name: str, shape: tuple[int, ...], parameter: str | None = None) -> Piece:
-        return Piece(name, shape, None, 0, shape[0], parameter or name, 0, self.tp)
-
-    def _vocabulary(self, name: str) -> Piece:
-        start = min(self.rank * self.vocab_rows, self.spec.vocab)
-        stop = min(
-            start + self.vocab_rows, self.spec.vocab
-        )  # rows beyond the vocabulary are padding: no piece holds them
-        return Piece(name, (self.spec.vocab, self.spec.hidden), 0, start, stop, name, 0, 1)
+def _range(spec: ModelSpec, strategy: Strategy, rank: int, weight: Weight, size: int) -> tuple[int, int, int]:
+    """What a rank holds of the dimension that is cut, and how many ranks hold the same."""
+    tp = strategy.tp
+    if not weight.cut:
+        return 0, size, tp
+    if weight.cut == "words":  # rows beyond the vocabulary are padding: no piece holds them
+        rows = strategy.padded_vocab(spec) // tp
+        return min(rank * rows, size), min((rank + 1) * rows, size), 1
+    copies = strategy.kv_replicas(spec) if weight.cut == "kv" else 1
+    rows = size * copies // tp
+    return rank // copies * rows, (rank // copies + 1) * rows, copies
 
 
 def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:

@@ -139,4 +139,4 @@ def test_widths_of_experts_add_up() -> None:
 def test_an_expert_is_an_mlp_without_a_norm(family: Any, products: int, biases: int) -> None:
     spec = ModelSpec(family=family, num_layers=2, hidden=64, num_heads=4, ffn_hidden=160, vocab=99, max_sequence=64)
     assert spec.expert_parameters(10) == products * 64 * 10 + biases
-    assert spec.mlp_parameters == spec.expert_parameters(160) + (2 * 64 if family == "gpt" else 64)
+    assert spec.numbers_of("mlp") == spec.expert_parameters(160) + (2 * 64 if family == "gpt" else 64)
