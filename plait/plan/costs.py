@@ -18,6 +18,7 @@ from functools import cached_property
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.overlap import Load
 from plait.core.step.segment_costs import SegmentCosts
@@ -128,31 +129,18 @@ class _Costs:
     # ---- widths ----
 
     @property
-    def query(self) -> float:
-        """Numbers of a token's queries on one rank."""
-        return self.model.num_heads * self.model.head_size / self.strategy.tp
-
-    @property
-    def kv(self) -> float:
-        """Of its keys, and of its values."""
-        copies = self.strategy.kv_replicas(self.model)
-        return self.model.num_kv_heads * self.model.head_size * copies / self.strategy.tp
-
-    @property
-    def inner(self) -> float:
-        """Of the MLP."""
-        return self.model.ffn_hidden / self.strategy.tp
-
-    @property
     def rows(self) -> float:
         """Of the vocabulary."""
         return self.strategy.padded_vocab(self.model) / self.strategy.tp
 
-    def _branches(self, site: str) -> list[tuple[str, float, float]]:
-        """(which, numbers of a token after the first weight, and before the second)."""
-        mlp = ("mlp", self.inner * (1 + self.model.gated), self.inner)
-        attn = ("attn", self.query + 2 * self.kv, self.query)
-        return {"attn": [attn], "mlp": [mlp]}.get(site, [attn, mlp])
+    @cached_property
+    def widths(self) -> dict[Site, tuple[float, float]]:
+        """Numbers of a token after a first weight, and before a second."""
+        sites: tuple[Site, ...] = ("attn", "mlp")
+        return {site: self.strategy.widths(self.model, site) for site in sites}
+
+    def _branches(self, site: str) -> list[tuple[Site, float, float]]:
+        return [(one, *pair) for one, pair in self.widths.items() if site in (one, "block")]
 
     # ---- ops ----
 
@@ -201,7 +189,7 @@ class _Costs:
         """Between a first and a second weight: forward, or backward in D."""
         times = 2 if op.kind == "D" else 1
         if which == "mlp":
-            return self._pass(tokens * self.inner * (2 + self.model.gated) * times)
+            return self._pass(tokens * sum(self.widths["mlp"]) * times)
         turned = self._turned(tokens) * times
         if self.strategy.cp > 1:
             return 0.0 if op.kind == "D" else turned
@@ -209,7 +197,7 @@ class _Costs:
 
     def _turned(self, tokens: float) -> float:
         """Queries, keys and values brought to the layout of kernels, and rotated."""
-        return self._pass(tokens * (self.query + 2 * self.kv) * 2)
+        return self._pass(tokens * self.widths["attn"][0] * 2)
 
     def _shared(self, op: SegmentOp, tokens: float) -> float:
         """An op of attention that is shared: kernels, and what ``_core`` has beside them."""

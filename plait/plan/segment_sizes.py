@@ -89,11 +89,8 @@ class Sizes:
         if op.site == "head":
             return self.strategy.padded_vocab(spec) // tp * spec.hidden * each
         attends = op.site == "attn" or (op.site == "block" and op.part < 2)
-        query = spec.num_heads // tp * spec.head_size
-        first = query + 2 * max(1, spec.num_kv_heads // tp) * spec.head_size
-        second = query if attends else spec.ffn_hidden // tp
-        first = first if attends else second * (1 + spec.gated)
-        return spec.hidden * (first if op.part % 2 else second) * each
+        first, second = self.strategy.widths(spec, "attn" if attends else "mlp")
+        return spec.hidden * int(first if op.part % 2 else second) * each
 
     def branches(self, op: SegmentOp) -> list[Core]:
         """What stands between a first and a second weight."""

@@ -7,12 +7,13 @@ and columns of several models, which a calibration needs, have shapes all the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Letters, count, matrices_of
 
 Number = Any
 """A number, or a column (float) of as many as there are points."""
@@ -86,15 +87,24 @@ class Shapes:
         return self.ffn_hidden * (1 - self.expert_share) + self.shared_ffn * self.expert_share
 
     @property
+    def letters(self) -> Letters:
+        """For the rows of ``core.model.weights``; F is of the MLP that every token goes to."""
+        return Letters(
+            H=self.hidden, Q=self.query, K=self.kv, F=self.whole_ffn, V=self.vocab, P=self.max_sequence, biased=0,
+            gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings, block=0,
+        )  # fmt: skip
+
+    @property
     def layer_weights(self) -> Number:
         """Parameters of one layer's matrices, routed experts left out; on the mean of all layers."""
-        router = self.expert_share * self.experts
-        return self.hidden * (2 * self.query + 2 * self.kv + (2 + self.gated) * self.whole_ffn + router)
+        router = self.expert_share * self.experts * self.hidden
+        return count(matrices_of("attn", "mlp"), self.letters) + router
 
     @property
     def expert_weights(self) -> Number:
         """Parameters of one layer's routed experts, on the mean of all layers."""
-        return self.expert_share * self.experts * self.hidden * (2 + self.gated) * self.expert_ffn
+        one = count(matrices_of("mlp"), replace(self.letters, F=self.expert_ffn))
+        return self.expert_share * self.experts * one
 
     @property
     def words(self) -> Number:

@@ -107,5 +107,5 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     return sum(
         weight.numbers(model.letters)
         for _, weight in stage_weights(model, stage)
-        if (weight.cut == "kv" and copied) or (weight.sums == "sp" and strategy.sequence_parallel)
+        if (weight.cut == "kv" and copied) or (weight.summed and strategy.sequence_parallel)
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -22,7 +23,7 @@ from plait.core.base.numbers import LARGEST as LARGEST
 from plait.core.base.numbers import check_number, divisors, multiples
 from plait.core.base.numbers import shown as shown
 from plait.core.model.experts import Experts
-from plait.core.model.weights import MLP, Letters, Site, count, weights_of
+from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
 ROPE_THETA = 10000.0
@@ -231,7 +232,7 @@ class ModelSpec:
 
     # ---- counts ----
 
-    @property
+    @cached_property
     def letters(self) -> Letters:
         """Sizes, for the rows of ``weights``."""
         return Letters(
@@ -285,32 +286,27 @@ class ModelSpec:
         The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
         counted.
         """
-        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        linears = 2 * sequence * self.hidden * (2 * query + 2 * kv)
-        return linears + 4 * sequence * sequence * query
+        return self.product_flops(sequence, "attn") + 4 * sequence * sequence * self.letters.Q
 
-    def mlp_flops(self, sequence: int) -> int:
-        """Forward FLOPs of one MLP sublayer for one sequence."""
-        return 2 * sequence * self.hidden * self.ffn_hidden * (3 if self.gated else 2)
+    def product_flops(self, tokens: int, *sites: Site) -> int:
+        """Forward FLOPs of ``tokens`` times the matrices of one segment of each of these sites."""
+        return 2 * tokens * count(matrices_of(*sites), self.letters)
 
     def expert_mlp_flops(self, sequence: int) -> int:
         """Forward FLOPs of one sublayer of experts for one sequence: of the experts that tokens go to, and of
         the router."""
-        experts = self.experts
-        width = experts.active_width * (3 if self.gated else 2) + experts.count if experts else 0
-        return 2 * sequence * self.hidden * width
-
-    def head_flops(self, sequence: int) -> int:
-        """Forward FLOPs of the language-model head for one sequence."""
-        return 2 * sequence * self.hidden * self.vocab
+        if self.experts is None:
+            return 0
+        experts = count(matrices_of("mlp"), replace(self.letters, F=self.experts.active_width))
+        return 2 * sequence * (experts + self.experts.count * self.hidden)
 
     def step_flops(self, sequence: int, batch: int) -> int:
         """Forward and backward FLOPs of one step: the backward costs twice the forward."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
-        forward = sum(map(self.attention_flops, lengths)) + self.head_flops(sequence)
+        forward = sum(map(self.attention_flops, lengths)) + 2 * sequence * self.hidden * self.vocab
         routed = self.num_expert_layers  # of a model whose layers are all as long
-        forward += sum(map(self.mlp_flops, lengths[routed:])) + routed * self.expert_mlp_flops(sequence)
-        forward += sum(6 * (sequence >> level + 1) * self.hidden * self.hidden for level in range(self.levels))
+        forward += self.product_flops(sum(lengths[routed:]), "mlp") + routed * self.expert_mlp_flops(sequence)
+        forward += sum(self.product_flops(sequence >> level + 1, "down", "up") for level in range(self.levels))
         return 3 * forward * batch
 
     # ---- reading ----

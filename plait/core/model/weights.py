@@ -1,29 +1,31 @@
-"""The weights of a model: one row for every logical tensor, from which parameters are counted, sharded units
-sized, and what each rank holds of which tensor is told.
+"""The weights of a model: one row for every logical tensor. Parameters are counted, sharded units sized, and
+what a rank holds of which tensor told, from these rows alone.
 
-Shapes are arithmetic over ``Letters``, without conditions, so that a row works on numbers and on columns of
-many models alike: whether a model has a tensor is 0 or 1.
+Shapes are letters of ``Letters``, which may be numbers or columns of many models; whether a model has a
+tensor is a letter too, 0 or 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-Number = Any
+Number: TypeAlias = Any
 """A number, or a column of one for each model."""
 Site = Literal["embed", "attn", "mlp", "down", "up", "head"]
-Cut = Literal["", "heads", "kv", "words"]
-Sums = Literal["never", "sp"]
+Cut = Literal["", "even", "kv", "words"]
+Letter = Literal["H", "2H", "Q", "K", "F", "V", "P"]
+Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
     """Sizes of a model. H: hidden. Q: all queries; K: all keys, and all values. F: of the MLP. V:
-    vocabulary. P: learned positions. The others are 0 or 1: biases; a gate beside the MLP's first weight;
-    positions are learned; the head has the embedding's weight; attention and MLP share one norm."""
+    vocabulary. P: learned positions. The others are 0 or 1: linear layers and norms have biases; a gate
+    stands beside the MLP's first weight; positions are learned; the head has the embedding's weight;
+    attention and MLP share one norm."""
 
     H: Number
     Q: Number
@@ -37,106 +39,106 @@ class Letters:
     tied: Number
     block: Number
 
+    def size(self, letter: Letter) -> Number:
+        """Numbers along a dimension."""
+        return 2 * self.H if letter == "2H" else getattr(self, letter)
 
-Size = Callable[[Letters], Number]
+    def has(self, condition: Condition) -> Number:
+        """0 or 1."""
+        match condition:
+            case "":
+                return 1
+            case "untied":
+                return 1 - self.tied
+            case "own norm":
+                return 1 - self.block
+            case "own bias":  # in a parallel block both outputs are added at once: one bias serves both
+                return self.biased * (1 - self.block)
+            case _:
+                return getattr(self, condition)
 
 
 class Weight(NamedTuple):
     """A logical tensor, as nobody has cut it.
 
-    site: the segment it is of. name: within it; in ``layers.0.attn`` and the like for those of a layer. cut:
-    which dimension tensor parallelism divides, and by what: ``heads`` or any even division; ``kv``, key/value
-    heads, of which several ranks may hold the same; ``words``, padded; empty: whole on every rank. dim: the
-    dimension. held: the module's parameter that holds it, with others in the order of the rows. sums: whether
+    site: the segment it is of. name: within ``layers.0.attn`` and the like. cut: what tensor parallelism
+    divides the dimension ``dim`` by: ``even``, the ranks; ``kv``, key/value heads, of which several ranks may
+    hold the same; ``words``, the ranks after padding; empty: whole on every rank. held: the module's
+    parameter that holds it, with others in the order of the rows; its own name if empty. summed: whether
     ranks of a tensor-parallel group add their gradients where the sequence is cut. when: whether the model
     has it.
     """
 
     site: Site
     name: str
-    shape: tuple[Size, ...]
+    shape: tuple[Letter, ...]
     cut: Cut = ""
     dim: int = 0
     held: str = ""
-    sums: Sums = "never"
-    when: Size = lambda x: 1
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it is of a unit of its own; vectors share one."""
-        return len(self.shape) > 1
+    summed: bool = False
+    when: Condition = ""
 
     def numbers(self, letters: Letters) -> Number:
         """How many it has; 0 if the model has no such tensor."""
-        return self.when(letters) * prod(size(letters) for size in self.shape)
-
-
-def _h(x: Letters) -> Number:
-    return x.H
-
-
-def _q(x: Letters) -> Number:
-    return x.Q
-
-
-def _k(x: Letters) -> Number:
-    return x.K
-
-
-def _f(x: Letters) -> Number:
-    return x.F
-
-
-def _biased(x: Letters) -> Number:
-    return x.biased
-
-
-def _own_norm(x: Letters) -> Number:
-    return 1 - x.block
-
-
-def _gated(x: Letters) -> Number:
-    return x.gated
+        return letters.has(self.when) * prod(letters.size(letter) for letter in self.shape)
 
 
 WEIGHTS: tuple[Weight, ...] = (
-    Weight("embed", "embedding.weight", (lambda x: x.V, _h), "words"),
-    Weight("embed", "positions.weight", (lambda x: x.P, _h), sums="sp", when=lambda x: x.learned),
-    Weight("down", "weight", (_h, lambda x: 2 * x.H)),
-    Weight("down", "bias", (_h,)),
-    Weight("up", "weight", (_h, _h)),
-    Weight("up", "bias", (_h,)),
-    Weight("attn", "norm.weight", (_h,), sums="sp"),
-    Weight("attn", "norm.bias", (_h,), sums="sp", when=_biased),
-    Weight("attn", "q.weight", (_q, _h), "heads", held="column.weight"),
-    Weight("attn", "k.weight", (_k, _h), "kv", held="column.weight"),
-    Weight("attn", "v.weight", (_k, _h), "kv", held="column.weight"),
-    Weight("attn", "q.bias", (_q,), "heads", held="column.bias", when=_biased),
-    Weight("attn", "k.bias", (_k,), "kv", held="column.bias", when=_biased),
-    Weight("attn", "v.bias", (_k,), "kv", held="column.bias", when=_biased),
-    Weight("attn", "o.weight", (_h, _q), "heads", dim=1, held="row.weight"),
-    # In a parallel block both outputs are added at once, and the MLP's bias serves both.
-    Weight("attn", "o.bias", (_h,), held="row.bias", sums="sp", when=lambda x: x.biased * (1 - x.block)),
-    Weight("mlp", "norm.weight", (_h,), sums="sp", when=_own_norm),
-    Weight("mlp", "norm.bias", (_h,), sums="sp", when=lambda x: x.biased * (1 - x.block)),
-    Weight("mlp", "gate.weight", (_f, _h), "heads", held="column.weight", when=_gated),
-    Weight("mlp", "up.weight", (_f, _h), "heads", held="column.weight"),
-    Weight("mlp", "up.bias", (_f,), "heads", held="column.bias", when=_biased),
-    Weight("mlp", "down.weight", (_h, _f), "heads", dim=1, held="row.weight"),
-    Weight("mlp", "down.bias", (_h,), held="row.bias", sums="sp", when=_biased),
-    Weight("head", "norm.weight", (_h,), sums="sp"),
-    Weight("head", "norm.bias", (_h,), sums="sp", when=_biased),
-    Weight("head", "head.weight", (lambda x: x.V, _h), "words", when=lambda x: 1 - x.tied),
+    Weight("embed", "embedding.weight", ("V", "H"), "words"),
+    Weight("embed", "positions.weight", ("P", "H"), summed=True, when="learned"),
+    Weight("down", "weight", ("H", "2H")),
+    Weight("down", "bias", ("H",)),
+    Weight("up", "weight", ("H", "H")),
+    Weight("up", "bias", ("H",)),
+    Weight("attn", "norm.weight", ("H",), summed=True),
+    Weight("attn", "norm.bias", ("H",), summed=True, when="biased"),
+    Weight("attn", "q.weight", ("Q", "H"), "even", held="column.weight"),
+    Weight("attn", "k.weight", ("K", "H"), "kv", held="column.weight"),
+    Weight("attn", "v.weight", ("K", "H"), "kv", held="column.weight"),
+    Weight("attn", "q.bias", ("Q",), "even", held="column.bias", when="biased"),
+    Weight("attn", "k.bias", ("K",), "kv", held="column.bias", when="biased"),
+    Weight("attn", "v.bias", ("K",), "kv", held="column.bias", when="biased"),
+    Weight("attn", "o.weight", ("H", "Q"), "even", dim=1, held="row.weight"),
+    Weight("attn", "o.bias", ("H",), held="row.bias", summed=True, when="own bias"),
+    Weight("mlp", "norm.weight", ("H",), summed=True, when="own norm"),
+    Weight("mlp", "norm.bias", ("H",), summed=True, when="own bias"),
+    Weight("mlp", "gate.weight", ("F", "H"), "even", held="column.weight", when="gated"),
+    Weight("mlp", "up.weight", ("F", "H"), "even", held="column.weight"),
+    Weight("mlp", "up.bias", ("F",), "even", held="column.bias", when="biased"),
+    Weight("mlp", "down.weight", ("H", "F"), "even", dim=1, held="row.weight"),
+    Weight("mlp", "down.bias", ("H",), held="row.bias", summed=True, when="biased"),
+    Weight("head", "norm.weight", ("H",), summed=True),
+    Weight("head", "norm.bias", ("H",), summed=True, when="biased"),
+    Weight("head", "head.weight", ("V", "H"), "words", when="untied"),
 )
-
-
 MLP = tuple(weight for weight in WEIGHTS if weight.site == "mlp" and not weight.name.startswith("norm"))
-"""Of an MLP without its norm, as experts are."""
+"""An MLP without its norm, as experts are."""
 
 
 def weights_of(*sites: Site) -> Iterator[Weight]:
     """Rows of these sites."""
     return (weight for weight in WEIGHTS if weight.site in sites)
+
+
+def matrices_of(*sites: Site) -> Iterator[Weight]:
+    """Rows of these sites that are matrices: their numbers are the multiply-adds of a token."""
+    return (weight for weight in weights_of(*sites) if len(weight.shape) > 1)
+
+
+def widths(site: Site, letters: Letters, tp: Number = 1, kv: Number = 1) -> tuple[Number, Number]:
+    """Numbers of a token on one rank: after a segment's first weight, and before its second. tp: ranks that
+    divide a layer; kv: of them, those that divide key/value heads.
+
+    >>> letters = Letters(H=8, Q=8, K=4, F=32, V=9, P=4, biased=0, gated=1, learned=0, tied=0, block=0)
+    >>> widths("attn", letters), widths("mlp", letters, 2)
+    ((16.0, 8.0), (32.0, 16.0))
+    """
+    cuts: dict[Cut, Number] = {"even": tp, "kv": kv}
+    found = {"column.weight": 0, "row.weight": 0}
+    for weight in weights_of(site):
+        if weight.held in found:
+            found[weight.held] += letters.has(weight.when) * letters.size(weight.shape[weight.dim]) / cuts[weight.cut]
+    return found["column.weight"], found["row.weight"]
 
 
 def count(weights: Iterable[Weight], letters: Letters) -> Number:

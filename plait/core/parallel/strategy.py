@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Weight
+from plait.core.model.weights import Site, Weight, widths
 
 Overlap = Literal["sync", "async", "domino", "none"]
 Recompute = Literal["none", "selective", "full"]
@@ -196,15 +196,19 @@ class Strategy:
         gradient."""
         return -(-model.vocab // self.tp) * self.tp
 
+    def widths(self, model: ModelSpec, site: Site) -> tuple[float, float]:
+        """Numbers of a token on one rank: after a segment's first weight, and before its second."""
+        return widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
+
     def share(self, model: ModelSpec, weight: Weight) -> int:
         """Numbers of a tensor that one rank holds, rows of padding included."""
-        shape = [size(model.letters) for size in weight.shape]
+        shape = [model.letters.size(letter) for letter in weight.shape]
         match weight.cut:
             case "words":
                 shape[weight.dim] = self.padded_vocab(model) // self.tp
             case "kv":
                 shape[weight.dim] = shape[weight.dim] * self.kv_replicas(model) // self.tp
-            case "heads":
+            case "even":
                 shape[weight.dim] //= self.tp
             case _:
                 pass

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
 from plait.core.step.attention_ops import AttentionTraffic
@@ -20,6 +21,7 @@ from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, nu
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
 FLOPS, BANDWIDTH = 5e10, 1.25e8
+SITES: tuple[Site, ...] = ("attn", "mlp")
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,9 @@ def segment_costs(
     """
     tp, tokens = strategy.tp, batch * sequence // strategy.cp
     numbers = tokens * model.hidden
-    query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size * strategy.kv_replicas(model)
-    first = {
-        "attn": 2 * tokens * model.hidden * (query + 2 * kv) / tp,
-        "mlp": 2 * tokens * model.hidden * model.ffn_hidden * (1 + model.gated) / tp,
-    }
-    second = {"attn": 2 * tokens * model.hidden * query / tp, "mlp": 2 * tokens * model.hidden * model.ffn_hidden / tp}
-    core = {"attn": 4 * tokens * sequence * query / tp / 2, "mlp": 0.0}  # causal: half the square
+    widths = {site: strategy.widths(model, site) for site in SITES}
+    first, second = ({site: 2 * tokens * model.hidden * pair[at] for site, pair in widths.items()} for at in (0, 1))
+    core = {"attn": 4 * tokens * sequence * widths["attn"][1] / 2, "mlp": 0.0}  # causal: half the square
     for each in (first, second, core):
         each["block"] = each["attn"] + each["mlp"]
     norm = 4.0 * bytes_per_number * 4 * numbers / (tp if strategy.sequence_parallel else 1)
@@ -98,7 +96,7 @@ def segment_costs(
             f"{site}.W": first[site] + second[site],
         }
     if strategy.cp > 1:
-        _share_attention(work, core["attn"], tokens * (query + 2 * kv) / tp, strategy)
+        _share_attention(work, core["attn"], tokens * widths["attn"][0], strategy)
     share = (tp - 1) / tp * bytes_per_number / bandwidth
     whole = numbers * share * (1 if strategy.sequence_parallel else 2)
     wire = {f"{site}.{kind}": whole for site in ("embed", *LAYERS, "head") for kind in "RCNMJ"}

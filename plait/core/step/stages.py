@@ -49,7 +49,7 @@ def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]
     letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and stage.embeds))
 
     def named(prefix: str, site: Site) -> Iterator[tuple[str, Weight]]:
-        return ((prefix + weight.name, weight) for weight in weights_of(site) if weight.when(letters))
+        return ((prefix + weight.name, weight) for weight in weights_of(site) if letters.has(weight.when))
 
     if stage.embeds:
         yield from named("", "embed")

@@ -63,7 +63,7 @@ def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | Non
     stage = stage or Stage(0, 1, 0, spec.num_layers)
     found, offsets = list[Piece](), dict[str, int]()
     for name, weight in stage_weights(spec, stage):
-        shape = tuple(int(size(spec.letters)) for size in weight.shape)
+        shape = tuple(spec.letters.size(letter) for letter in weight.shape)
         held = name.removesuffix(weight.name) + (weight.held or weight.name)
         start, stop, replicas = _range(spec, strategy, tp_rank, weight, shape[weight.dim])
         offset = offsets.get(held, 0)

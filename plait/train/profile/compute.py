@@ -12,6 +12,7 @@ from torch import Tensor
 from plait.core.cluster.profile import AttentionCore, MemoryPass, Product
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site, widths
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.profile.clock import Clock
 
@@ -59,13 +60,9 @@ def layer_weights(model: ModelSpec) -> list[tuple[int, int]]:
     >>> layer_weights(ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=2, vocab=9, max_sequence=4))
     [(8, 24), (8, 8), (8, 32), (32, 8)]
     """
-    query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    return [
-        (model.hidden, query + 2 * kv),
-        (query, model.hidden),
-        (model.hidden, model.ffn_hidden * (1 + model.gated)),
-        (model.ffn_hidden, model.hidden),
-    ]
+    sites: tuple[Site, ...] = ("attn", "mlp")
+    pairs = [widths(site, model.letters) for site in sites]
+    return [shape for first, second in pairs for shape in ((model.hidden, int(first)), (int(second), model.hidden))]
 
 
 def measure_attention(device: Device, precision: Precision, clock: Clock, say: Say) -> list[AttentionCore]:

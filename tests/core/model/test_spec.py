@@ -365,6 +365,6 @@ def test_contradictions_are_refused_by_key(change: dict[str, Any], key: str) -> 
 
 def test_a_step_costs_three_forwards() -> None:
     spec = ModelSpec.from_dict(TINY)
-    forward = spec.attention_flops(16) + spec.mlp_flops(16) + spec.head_flops(16)
+    forward = spec.attention_flops(16) + spec.product_flops(16, "mlp") + 2 * 16 * spec.vocab * spec.hidden
     assert spec.step_flops(16, batch=2) == 3 * 2 * forward
-    assert spec.mlp_flops(16) == 2 * 16 * 3 * 32 * 64
+    assert spec.product_flops(16, "mlp") == 2 * 16 * 3 * 32 * 64
