@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["dropout", "experts", "huggingface", "precision", "spec"]
+__all__ = ["dropout", "experts", "huggingface", "precision", "spec", "weights"]
