@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.record.timeline import Hidden
+from plait.core.record.exposure import Exposure
 from plait.core.step.overlap import Load
 from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import Wire, open_wire
@@ -169,15 +169,14 @@ def _cpu() -> float:
 def _recorded(bench: Bench, strategy: Strategy, costs: SegmentCosts, recorder: Recorder) -> float | None:
     """Hidden fraction of three steps as the recorder counts it."""
     executor = bench.executor(strategy, costs, recorder)
-    total = exposed = 0.0
+    found = Exposure(0.0, 0.0)
     for _ in range(3):
         dist.barrier()
         recorder.take()
         executor.run(bench.batch)
-        spans = recorder.take()
-        total += sum(s.end - s.start for s in spans if s.kind == "comm")
-        exposed += sum(s.end - s.start for s in spans if s.kind == "wait")
-    return Hidden(total, exposed).fraction
+        more = recorder.records().exposure()
+        found = Exposure(found.total + more.total, found.exposed + more.exposed)
+    return found.fraction
 
 
 if __name__ == "__main__":

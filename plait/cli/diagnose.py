@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from plait.core.job.plan import Plan
     from plait.core.runs.evidence import Verdict
+    from plait.diagnose.compare import Prediction
     from plait.diagnose.explain import Report
-    from plait.diagnose.predicted import Prediction
     from plait.diagnose.reading import Run
     from plait.diagnose.recording import Recording
 
@@ -160,7 +160,7 @@ def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, li
     """What the plan that the run obeyed predicts, if it is made of measured costs; and what has to be said of
     it."""
     from plait.core.base.errors import PlaitError
-    from plait.diagnose.predicted import UNMEASURED, against, table_of
+    from plait.diagnose.compare import UNMEASURED, against, table_of
     from plait.diagnose.recording import grid_of, with_axes
     from plait.plan.simulate import simulate_plan
 

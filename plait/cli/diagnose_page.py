@@ -226,11 +226,18 @@ def _predicted(report: Report) -> None:
     found = report.prediction
     if not found:
         return
-    from plait.diagnose.predicted import MISSED
+    from plait.diagnose.compare import MISSED
 
     terminal.say("")
     rows = [
-        (row.kind, row.axis or "-", row.direction or "-", _ms(row.predicted), _ms(row.measured), _ratio(row.ratio))
+        (
+            row.kind,
+            row.where or "-",
+            row.direction or "-",
+            _ms(row.predicted or 0.0),
+            _ms(row.measured),
+            _ratio(row.ratio),
+        )
         for row in found.rows[:ROWS]
     ]
     terminal.table(("against the plan", "axis", "direction", "predicted ms", "measured ms", "ratio"), rows)

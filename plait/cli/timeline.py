@@ -13,7 +13,7 @@ from plait.cli import terminal
 from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
-    from plait.core.record.timeline import Hidden
+    from plait.core.record.exposure import Exposure
     from plait.diagnose.compare import Comparison, Unmatched
     from plait.diagnose.reading import Tables
     from plait.diagnose.summary import Summary
@@ -22,8 +22,6 @@ COMPARED = 50
 """Steps that are compared, the last ones."""
 DRAWN = 5
 """Steps that a trace holds, the last ones."""
-SHOWN = 5e-5
-"""Seconds of waiting beyond communication that are worth a line."""
 
 
 def timeline(
@@ -79,13 +77,11 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
     rows = [(row.kind, row.site, row.direction, _ms(row.seconds), _ms(row.of_all)) for row in found.whats]
     terminal.table(("what", "where", "direction", "last", "all"), rows)
     if found.hidden.fraction is not None:
-        total, exposed, waiting = (part / found.lanes for part in found.hidden)
+        total, exposed = (part / found.lanes for part in found.hidden)
         terminal.say(
             f"communication {total * 1e3:.1f} ms a step: exposed {exposed * 1e3:.1f} ms, hidden "
             f"{found.hidden.fraction:.0%}"
         )
-        if waiting > SHOWN:
-            terminal.say(f"waiting beyond communication {waiting * 1e3:.1f} ms a step")
     if len(found.trend) > 1 and found.hidden.fraction is not None:
         shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
         terminal.say(f"hidden by step: {', '.join(shares)}")
@@ -123,8 +119,7 @@ def _summary(found: Summary) -> dict[str, Any]:
 
 
 def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
-    from plait.diagnose.compare import compare
-    from plait.diagnose.predicted import UNMEASURED
+    from plait.diagnose.compare import UNMEASURED, compare
     from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
 
     recent = last_steps(measured.spans, COMPARED)
@@ -154,7 +149,7 @@ def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tupl
     Raises JobError for a plan that the run has not obeyed."""
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan
-    from plait.diagnose.predicted import kinds_of_measured_costs, table_of
+    from plait.diagnose.compare import kinds_of_measured_costs, table_of
     from plait.plan.simulate import simulate_plan
 
     plan = Plan.read(file)
@@ -172,7 +167,7 @@ def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
     terminal.title(f"{what}: a rank's mean step over {ranks} ranks, steps {steps[0] + 1} to {steps[-1] + 1}")
     if any(row.predicted is not None for row in result.rows):
         rows = [
-            (row.kind, row.site, row.direction, _ms(row.predicted), _ms(row.measured), _ratio(row.ratio))
+            (row.kind, row.where, row.direction, _ms(row.predicted), _ms(row.measured), _ratio(row.ratio))
             for row in result.rows
         ]
         terminal.table(("what", "where", "direction", first, second, "ratio"), rows)
@@ -184,26 +179,22 @@ def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
             terminal.table(("what", "where", "direction", "number", "ms", "such as"), found)
     for word, comm in zip((first, second), (result.predicted, result.measured), strict=True):
         word = word.replace("ms ", "").replace(" ms", "")
-        if comm is None:
-            continue
-        if comm.fraction is not None:
+        if comm and comm.fraction is not None:
             exposed, total = _ms(comm.exposed), _ms(comm.total)
             terminal.say(f"exposed communication, {word}: {exposed} of {total} ms ({comm.fraction:.0%} hidden)")
-        if comm.waiting > SHOWN:
-            terminal.say(f"waiting beyond communication, {word}: {_ms(comm.waiting)} ms (others, a free processor)")
 
 
 def _plain(result: Comparison) -> dict[str, Any]:
     def unmatched(several: Sequence[Unmatched]) -> list[dict[str, Any]]:
         return [one._asdict() for one in several]
 
-    def communication(comm: Hidden | None) -> dict[str, float | None] | None:
+    def communication(comm: Exposure | None) -> dict[str, float | None] | None:
         return comm and {**comm._asdict(), "hidden": comm.fraction}
 
     return {
         "steps": result.steps,
         "ranks": result.ranks,
-        "rows": [{**row._asdict(), "ratio": row.ratio} for row in result.rows],
+        "rows": [row.named("site") for row in result.rows],
         "never_seen": unmatched(result.never_seen),
         "not_planned": unmatched(result.not_planned),
         "communication": {"predicted": communication(result.predicted), "measured": communication(result.measured)},

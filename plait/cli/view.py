@@ -74,7 +74,7 @@ def tools() -> Tools:
 
     def predicted(plan: Plan, ranks: Sequence[int]) -> Any:
         from plait.core.base.errors import PlaitError
-        from plait.diagnose.predicted import table_of
+        from plait.diagnose.compare import table_of
         from plait.diagnose.recording import grid_of, with_axes
         from plait.plan.simulate import simulate_plan
 

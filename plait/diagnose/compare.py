@@ -1,38 +1,62 @@
-"""Two timelines side by side: what was predicted and what was measured, or two runs of one job."""
+"""Two timelines side by side: what a plan predicts and what was measured, or two runs of one job."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from plait.core.base.errors import DataError
-from plait.core.record.timeline import Hidden
+from plait.core.record.exposure import Exposure
+from plait.core.record.records import axis_of
+from plait.core.record.timeline import PLANNED, Timeline
+from plait.diagnose.exposed import LANE, added_up, exposed
+from plait.diagnose.recording import SPANS, Recording
 
 WHAT = ("kind", "site", "direction")
-"""The rows of a comparison."""
-LANE = ("step", "rank")
-KEY = (*LANE, "kind", "name", "seq")
-"""What two timelines of one job join on, as ``core.record.timeline.SpanKey``."""
+"""Columns that the rows of a comparison of two timelines are grouped by."""
+KEY = ("rank", "kind", "name", "seq")
+"""Columns that two timelines of one job are joined on, within a step: ``core.record.timeline.SpanKey``."""
 LENGTH = pl.col("end") - pl.col("start")
+LEAST = 1e-6
+"""Seconds that are predicted from which on a ratio means something."""
+MISSED = 0.01
+"""Share of a step that was to be hidden and was not, from which on it is told."""
+MEASURED = ("", "tp", "cp")
+"""Axes whose costs are measured before training, with those of computation. Those of gradients, parameters
+and tensors between stages are not."""
+UNMEASURED = (
+    "The plan holds no measured costs, so its times compare with nothing that was measured. Costs are measured before "
+    'training where strategy.slices = "auto"; of any job by plait profile JOB, for plait plan check JOB '
+    "cluster.profile=profile.json to predict from."
+)
+"""What is said in place of a comparison."""
 
 
 class Row(NamedTuple):
-    """Spans that both timelines have: seconds of a rank in a step. predicted: None where no costs were
-    measured to predict from."""
+    """Spans that both timelines have: seconds of a rank in a mean step. where: site or axis. predicted: None
+    where no costs were measured to predict from."""
 
     kind: str
-    site: str
+    where: str
     direction: str
     predicted: float | None
     measured: float
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where nothing was predicted to take any time."""
-        return self.measured / self.predicted if self.predicted else None
+        """Measured over predicted; None where next to nothing is predicted."""
+        return self.measured / self.predicted if self.predicted and self.predicted >= LEAST else None
+
+    def named(self, where: str) -> dict[str, Any]:
+        """The row for programs. where: name of that field."""
+        return {
+            "kind": self.kind, where: self.where, "direction": self.direction, "predicted": self.predicted,
+            "measured": self.measured, "ratio": self.ratio,
+        }  # fmt: skip
 
 
 class Unmatched(NamedTuple):
@@ -57,14 +81,42 @@ class Comparison:
     rows: tuple[Row, ...]
     never_seen: tuple[Unmatched, ...]
     not_planned: tuple[Unmatched, ...]
-    predicted: Hidden | None
-    measured: Hidden
+    predicted: Exposure | None
+    measured: Exposure
+
+
+class Overlap(NamedTuple):
+    """An axis' communication in a step: shares that computation was to hide, and did; seconds of the mean
+    rank that it was under way, and that were exposed, as ``core.record.timeline.Hidden`` has them."""
+
+    axis: str
+    planned: float
+    measured: float
+    total: float
+    exposed: float
+
+    @property
+    def missed(self) -> float:
+        """Seconds that were to be hidden and were not."""
+        return max(0.0, self.planned - self.measured) * self.total
+
+
+class Prediction(NamedTuple):
+    """rows: by axis, the longest first. seconds: of a step, predicted and measured (the median); None where
+    some of it is not made of measured costs. matched: share of measured spans that were predicted, of kinds
+    that are."""
+
+    rows: tuple[Row, ...]
+    overlap: tuple[Overlap, ...]
+    seconds: tuple[float, float] | None
+    matched: float
 
 
 def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collection[str] | None = None) -> Comparison:
-    """Spans in the columns of a timeline's files, times in seconds. Rows in order of their measured time.
-    timed: kinds of which the times of the first mean anything, all if None; of others only which spans there
-    are is compared. Raises DataError if no step of any rank is in both."""
+    """The steps of ranks that two timelines have in common; both in columns of a timeline's files, times in
+    seconds. Rows in order of their measured time. timed: kinds of which the times of the first mean anything,
+    all if None; of others only which spans there are is compared. Raises DataError if no step of any rank is
+    in both."""
     lanes = predicted.select(LANE).unique().join(measured.select(LANE).unique(), on=LANE)
     if lanes.is_empty():
         raise DataError("the two timelines have no step of any rank in common")
@@ -73,46 +125,80 @@ def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collectio
     def told(row: Any, name: str) -> Any:
         return row if timed is None or row.kind in timed else row._replace(**{name: None})
 
-    planned = left.unique(KEY, keep="first", maintain_order=True).select(*KEY, planned=LENGTH)
-    pairs = right.join(planned, on=KEY)
-    rows = pairs.group_by(WHAT).agg(pl.col("planned").sum() / lanes.height, LENGTH.sum() / lanes.height)
+    rows = _rows(_paired(left, right, ("step", *KEY)), WHAT, lanes.height)
     return Comparison(
         steps=tuple(lanes["step"].unique().sort().to_list()),
         ranks=tuple(lanes["rank"].unique().sort().to_list()),
-        rows=tuple(sorted((told(Row(*row), "predicted") for row in rows.iter_rows()), key=lambda row: -row.measured)),
+        rows=tuple(told(row, "predicted") for row in rows),
         never_seen=tuple(told(one, "seconds") for one in _unmatched(left, right, lanes.height)),
         not_planned=_unmatched(right, left, lanes.height),
-        predicted=hidden_in(hidden_by_lane(left), lanes.height) if timed is None or "comm" in timed else None,
-        measured=hidden_in(hidden_by_lane(right), lanes.height),
+        predicted=added_up(exposed(left), lanes.height) if timed is None or "comm" in timed else None,
+        measured=added_up(exposed(right), lanes.height),
     )
 
 
-def hidden_by_lane(spans: pl.DataFrame) -> pl.DataFrame:
-    """Per step and rank ``core.record.timeline.hidden``, in seconds: ``total``, ``exposed``, ``waiting``."""
-    lanes = spans.select(LANE).unique()
-    for name, kinds in (("total", ["comm"]), ("waited", ["wait"]), ("either", ["comm", "wait"])):
-        lanes = lanes.join(_busy(spans.filter(pl.col("kind").is_in(kinds)), name), on=LANE, how="left")
-    total, waited, either = (pl.col(name).fill_null(0.0) for name in ("total", "waited", "either"))
-    exposed = (total + waited - either).clip(0.0, total)
-    return lanes.select(*LANE, total=total, exposed=exposed, waiting=waited - exposed).sort(LANE)
+def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Prediction | None:
+    """A recording beside one steady step that its plan predicts, of the ranks that are to be compared. axes:
+    the spans of ``predicted`` with their axes, as the recording has them. Only what is made of measured costs
+    is compared. None where the two have nothing in common."""
+    timed = axes.filter(pl.col("axis").is_in(MEASURED))
+    steps = [step for step in recording.spans["step"].unique().sort().to_list() if step > 0]
+    of_ranks = recording.chosen(timed["rank"].unique().to_list(), steps)
+    seen = of_ranks.filter(pl.col("axis").is_in(MEASURED), pl.col("kind").is_in(PLANNED))
+    both = _paired(timed, seen, KEY)
+    if both.is_empty() or not predicted.spans:
+        return None
+    first, second = _by_axis(axes), _by_axis(of_ranks)
+    ends = timed["start", "end"].to_numpy()
+    measured = [recording.seconds[step] for step in steps if step in recording.seconds]
+    return Prediction(
+        rows=_rows(both, ("kind", "axis", "direction"), both.select(LANE).n_unique()),
+        overlap=tuple(
+            Overlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis])
+            for axis in sorted(set(first) & set(second) & set(MEASURED))
+        ),
+        seconds=(float(np.ptp(ends)), float(np.median(measured))) if timed.height == axes.height and measured else None,  # type: ignore[arg-type]
+        matched=both.height / max(1, seen.height),
+    )
 
 
-def _busy(spans: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Per step and rank, how long at least one of these was under way."""
-    before = pl.col("end").cum_max().shift(1).over(LANE, order_by="start")
-    alone = (pl.col("end") - pl.max_horizontal("start", before)).clip(0)
-    return spans.with_columns(alone=alone).group_by(LANE).agg(pl.col("alone").sum().alias(name))
+def _by_axis(spans: pl.DataFrame) -> dict[str, Exposure]:
+    """Communication of a rank's mean step by axis."""
+    lanes = spans.select(LANE).n_unique()
+    parts = exposed(spans, by_axis=True).partition_by("axis", as_dict=True)
+    return {str(axis): added_up(rows, lanes) for (axis,), rows in parts.items()}
 
 
-def hidden_in(lanes: pl.DataFrame, steps: int = 1) -> Hidden:
-    """All that ``hidden_by_lane`` found added up, over so many steps of a rank."""
-    return Hidden(*(float(lanes[name].sum()) / steps for name in Hidden._fields))
+def _paired(first: pl.DataFrame, second: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
+    """Spans of ``second`` whose key a span of ``first`` has, with its seconds (``planned``); of several the
+    first."""
+    planned = first.unique(key, keep="first", maintain_order=True).select(*key, planned=LENGTH)
+    return second.join(planned, on=key)
+
+
+def _rows(pairs: pl.DataFrame, by: Sequence[str], lanes: int) -> tuple[Row, ...]:
+    found = pairs.group_by(by).agg(pl.col("planned").sum() / lanes, LENGTH.sum() / lanes)
+    return tuple(sorted((Row(*row) for row in found.iter_rows()), key=lambda row: -row.measured))
 
 
 def _unmatched(spans: pl.DataFrame, other: pl.DataFrame, lanes: int) -> tuple[Unmatched, ...]:
-    alone = spans.join(other, on=KEY, how="anti", maintain_order="left")
+    alone = spans.join(other, on=("step", *KEY), how="anti", maintain_order="left")
     groups = alone.group_by(WHAT, maintain_order=True).agg(
         pl.len() / lanes, LENGTH.sum() / lanes, pl.col("name").first()
     )  # fmt: skip
     found = (Unmatched(*row) for row in groups.iter_rows())
     return tuple(sorted(found, key=lambda one: (-(one.seconds or 0.0), one.example)))
+
+
+def kinds_of_measured_costs(predicted: pl.DataFrame) -> Collection[str]:
+    """Of a plan that has some: the kinds of its spans whose times they tell; of communication only where all
+    of it is along ``MEASURED``."""
+    names = predicted.filter(pl.col("kind").is_in(["comm", "wait"])).select("kind", "name").unique()
+    along = {axis_of(*one) for one in names.iter_rows()}
+    return ("compute", "comm", "wait") if along <= set(MEASURED) else ("compute",)
+
+
+def table_of(timeline: Timeline) -> pl.DataFrame:
+    """Spans of a timeline as they stand in its files."""
+    columns = timeline.columns()
+    return pl.DataFrame(columns).cast({name: SPANS[name] for name in columns})  # type: ignore[arg-type]

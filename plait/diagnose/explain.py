@@ -10,10 +10,10 @@ import polars as pl
 
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict
+from plait.diagnose.compare import Prediction
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
 from plait.diagnose.late import Late, late_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
-from plait.diagnose.predicted import Prediction
 from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
 from plait.diagnose.reading import Run
 from plait.diagnose.recording import Recording
@@ -172,7 +172,7 @@ def _what_if(found: WhatIf) -> dict[str, Any]:
 
 def _prediction(found: Prediction) -> dict[str, Any]:
     return {
-        "rows": [{**row._asdict(), "ratio": row.ratio} for row in found.rows],
+        "rows": [row.named("axis") for row in found.rows],
         "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
         "step_seconds": found.seconds and dict(zip(("predicted", "measured"), found.seconds, strict=True)),
         "matched": found.matched,

@@ -10,6 +10,7 @@ import polars as pl
 
 from plait.core.base.numbers import is_number
 from plait.diagnose.awaited import awaited
+from plait.diagnose.exposed import exposed
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import AFTER, Recording
 
@@ -101,11 +102,34 @@ def _seconds(recording: Recording, steps: Sequence[int]) -> pl.DataFrame:
         parts = [own, other, *_blocking(recording, steps)]
     else:
         own = rollup.filter(kind.is_in([*NAMES, "wait"]))
-        exposed = own.with_columns(
+        own = own.with_columns(
             what=pl.when(kind == "wait").then(axis).when(kind == "idle").then(pl.lit("bubble")).otherwise(kind)
         )
-        parts = [exposed, *_crossing(recording, steps)]
+        parts = [*_exposed(recording, own, steps), *_crossing(recording, steps)]
     return pl.concat([part.select("step", pl.col("what").cast(pl.String), "seconds") for part in parts])
+
+
+def _exposed(recording: Recording, rows: pl.DataFrame, steps: Sequence[int]) -> list[pl.DataFrame]:
+    """``rows``, where waits are replaced by exposed communication (``core.record.exposure``) if the spans of
+    all steps are kept; roll-ups know no more than waits. What is exposed without a wait is no time of the
+    host's between ops."""
+    spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
+    if spans["step"].n_unique() < rows["step"].n_unique():
+        return [rows]
+    waits, lane = pl.col("kind").cast(pl.String) == "wait", ("step", "rank")
+    found = exposed(spans, by_axis=True)
+    host = rows.filter(pl.col("what") == "host").group_by(lane).agg(host=pl.col("seconds").sum())
+    waited = rows.filter(waits).group_by(lane).agg(waited=pl.col("seconds").sum())
+    still = found.group_by(lane).agg(pl.col("exposed").sum())
+    still = still.join(host.cast({"rank": still.schema["rank"]}), on=lane).join(
+        waited.cast({"rank": still.schema["rank"]}), on=lane, how="left"
+    )
+    beyond = (pl.col("exposed") - pl.col("waited").fill_null(0.0)).clip(0.0)
+    return [
+        rows.filter(~waits),
+        found.select("step", what=pl.col("axis"), seconds=pl.col("exposed")),
+        still.select("step", what=pl.lit("host"), seconds=-pl.min_horizontal(beyond, "host")),
+    ]
 
 
 def _blocking(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:

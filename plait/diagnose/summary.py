@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import polars as pl
 
-from plait.core.record.timeline import Hidden
-from plait.diagnose.compare import LENGTH, WHAT, hidden_by_lane, hidden_in
+from plait.core.record.exposure import Exposure
+from plait.diagnose.compare import LENGTH, WHAT
+from plait.diagnose.exposed import added_up, exposed
 
 GROUPS = 5
 """Groups of steps over which the trend of hidden communication is shown."""
@@ -33,7 +34,7 @@ class Group(NamedTuple):
 
     first: int
     last: int
-    hidden: Hidden
+    hidden: Exposure
 
 
 class Slow(NamedTuple):
@@ -54,7 +55,7 @@ class Summary:
     sampled: int
     lanes: int
     steps: tuple[int, ...]
-    hidden: Hidden
+    hidden: Exposure
     whats: tuple[What, ...]
     trend: tuple[Group, ...]
     slowest: tuple[Slow, ...]
@@ -65,14 +66,14 @@ def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame)
     lanes = spans.select("step", "rank").n_unique()
     rollups = rollups.with_columns(pl.col(WHAT).cast(pl.String))
     known = pl.concat([spans["step"], sampled["step"], rollups["step"]]).unique().sort().to_list()
-    by_lane = pl.concat([hidden_by_lane(sampled), hidden_by_lane(spans)])
-    recent = hidden_by_lane(spans)
+    recent = exposed(spans)
+    by_lane = pl.concat([exposed(sampled), recent])
     return Summary(
         spans=spans.height,
         sampled=sampled.height,
         lanes=lanes,
         steps=tuple(known),
-        hidden=hidden_in(recent if _tells_work(spans) else recent.clear()),
+        hidden=added_up(recent if _tells_work(spans) else recent.clear()),
         whats=_whats(spans, rollups, lanes),
         trend=_trend(by_lane),
         slowest=_slowest(rollups),
@@ -100,10 +101,10 @@ def _whats(spans: pl.DataFrame, rollups: pl.DataFrame, lanes: int) -> tuple[What
 
 def _trend(lanes: pl.DataFrame) -> tuple[Group, ...]:
     """A few groups of equally many steps."""
-    steps = lanes.group_by("step").agg(pl.col(*Hidden._fields).sum()).sort("step")
+    steps = lanes.group_by("step").agg(pl.col(*Exposure._fields).sum()).sort("step")
     size = max(1, -(-steps.height // GROUPS))
     groups = [steps.slice(at, size) for at in range(0, steps.height, size)]
-    return tuple(Group(own["step"][0], own["step"][-1], hidden_in(own)) for own in groups)
+    return tuple(Group(own["step"][0], own["step"][-1], added_up(own)) for own in groups)
 
 
 def _slowest(rollups: pl.DataFrame) -> tuple[Slow, ...]:

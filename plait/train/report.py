@@ -191,8 +191,8 @@ class Screen:
 
 
 def describe(metrics: dict[str, Any]) -> list[str]:
-    """Metrics in few words, the loss first, then what matters most. exposed: communication that the step has
-    waited for, and its share of the step; hidden: the share of communication that computation hid."""
+    """Metrics in few words, the loss first, then what matters most. exposed, hidden: as
+    ``core.record.exposure`` defines them; exposed also as a share of the step."""
     loss = metrics["loss"]
     parts = [f"loss {loss:.3f}" if abs(loss) < 1e5 else f"loss {loss:.3g}"]
     if "eval_loss" in metrics:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from plait.diagnose.predicted import Prediction
+from plait.diagnose.compare import Prediction
 from plait.diagnose.series import SERIES, Series
 from plait.view.words import seconds_text
 
@@ -46,8 +46,8 @@ def prediction_words(found: Prediction | None) -> str:
     if found is None or not found.rows:
         return ""
     rows = [
-        f"{' '.join(part for part in (row.kind, row.axis, row.direction) if part)} "
-        f"{seconds_text(row.predicted)} predicted, {seconds_text(row.measured)} measured"
+        f"{' '.join(part for part in (row.kind, row.where, row.direction) if part)} "
+        f"{seconds_text(row.predicted or 0.0)} predicted, {seconds_text(row.measured)} measured"
         for row in found.rows[:TOLD]
     ]
     return _sentence("; ".join(rows))

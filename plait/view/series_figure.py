@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.diagnose.predicted import Prediction
+from plait.diagnose.compare import Prediction
 from plait.diagnose.series import SERIES, Series
 from plait.view.words import layout, nothing, plain
 
@@ -128,7 +128,7 @@ def prediction_figure(found: Prediction | None, most: int = 12) -> dict[str, Any
     if found is None or not found.rows:
         return nothing("The run has no plan with measured costs, or nothing that it predicts was recorded.")
     rows = list(found.rows[:most])[::-1]
-    names = [plain(" ".join(part for part in (row.kind, row.axis, row.direction) if part)) for row in rows]
+    names = [plain(" ".join(part for part in (row.kind, row.where, row.direction) if part)) for row in rows]
     data = [
         {
             "type": "bar", "orientation": "h", "name": word, "y": names, "x": [value * 1e3 for value in values],
@@ -136,7 +136,7 @@ def prediction_figure(found: Prediction | None, most: int = 12) -> dict[str, Any
         }
         for word, values, colour in (
             ("measured", [row.measured for row in rows], "#2f6db3"),
-            ("predicted", [row.predicted for row in rows], "#f0b26a"),
+            ("predicted", [row.predicted or 0.0 for row in rows], "#f0b26a"),
         )
     ]  # fmt: skip
     figure = layout(

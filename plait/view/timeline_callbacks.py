@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import polars as pl
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
+from plait.diagnose.compare import UNMEASURED
 from plait.diagnose.dependencies import Around, Key, Link, around
 from plait.diagnose.places import place_of
-from plait.diagnose.predicted import UNMEASURED
 from plait.diagnose.recording import Recording
 from plait.diagnose.window import Window, shifted, together, window
 from plait.view.figure_words import spans_words

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from plait.core.job.plan import Plan
-from plait.core.record.timeline import Timeline, hidden
+from plait.core.record.timeline import Timeline
+from tests.support.exposure import exposure_of
 from tests.support.runs import (
     assert_refused,
     curve,
@@ -66,7 +67,7 @@ def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
     assert whole.plan_hash == plan.key
     assert {span.rank for span in whole.spans} == {0, 1}
     assert {span.name for span in whole.spans if span.kind == "comm"} >= {"embed.R0", "attn1.R1", "mlp0.C1", "head.F0"}
-    assert hidden(s for s in whole.spans if s.rank == 0 and s.step == 11).total > 0
+    assert exposure_of(s for s in whole.spans if s.rank == 0 and s.step == 11).total > 0
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["tokens"], summary["plan"]) == (12, 12 * 4 * 16, plan.key)
     assert summary["seconds"] > sum(m["seconds"] for m in found)

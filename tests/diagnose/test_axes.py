@@ -12,7 +12,7 @@ from plait.core.job.spec import Job
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.record.rollup import PROCESSOR
-from plait.diagnose.predicted import table_of
+from plait.diagnose.compare import table_of
 from plait.diagnose.reading import recorded
 from plait.diagnose.recording import Recording, grid_of, unknown_grid, with_axes
 from plait.plan.simulate import simulate_plan

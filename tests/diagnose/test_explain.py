@@ -12,9 +12,9 @@ import pytest
 
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict
+from plait.diagnose.compare import Overlap, Prediction, Row
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.imported import Said
-from plait.diagnose.predicted import Overlap, Prediction, Row
 from plait.diagnose.reading import Run, read_run
 from plait.diagnose.recording import Recording
 from tests.diagnose.test_stragglers import recording, slower
@@ -77,7 +77,9 @@ def test_a_prediction_and_a_hang_for_programs(seen: Recording) -> None:
     told = replace(explain(seen, "run", prediction=prediction), hang=hang).to_dict()
     assert told["predicted"]["step_seconds"] == {"predicted": 2.0, "measured": 3.0}
     assert told["predicted"]["matched"] == 0.5
-    assert told["predicted"]["rows"] == [prediction.rows[0]._asdict() | {"ratio": prediction.rows[0].ratio}]
+    assert told["predicted"]["rows"] == [
+        {"kind": "compute", "axis": "mlp", "direction": "forward", "predicted": 2.0, "measured": 3.0, "ratio": 1.5}
+    ]
     assert told["predicted"]["overlap"] == [
         prediction.overlap[0]._asdict() | {"missed": prediction.overlap[0].missed}
     ]  # fmt: skip

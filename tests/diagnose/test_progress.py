@@ -14,8 +14,8 @@ import pytest
 from plait.cli.diagnose_page import show
 from plait.core.parallel.layout import Layout
 from plait.core.runs.attempts import FILE, Attempt, read_attempts, write_attempts
+from plait.diagnose.compare import Row
 from plait.diagnose.explain import explain
-from plait.diagnose.predicted import Row
 from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording

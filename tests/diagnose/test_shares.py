@@ -104,7 +104,8 @@ def test_waiting_for_the_last_to_come_is_a_part_of_what_is_exposed(agree: bool) 
                    "direction": "forward", "bytes": 8}  # fmt: skip
             clock = 0.0 if agree else 1000.0 * rank
             for kind, start, end in (
-                ("compute", begin, came), ("comm", came, begin + 1.4), ("wait", waits, begin + 1.4),
+                ("compute", begin, came), ("comm", came, begin + 1.4), ("compute", came, waits),
+                ("wait", waits, begin + 1.4),
             ):  # fmt: skip
                 name = "attn0.F0" if kind == "compute" else "attn0.R0"
                 spans.append(own | {"kind": kind, "name": name, "start": start + clock, "end": end + clock})

@@ -9,11 +9,12 @@ import pytest
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.core.record.timeline import Span, hidden
+from plait.core.record.timeline import Span
 from plait.plan.simulate import simulate_plan
 from tests.dist import recording
 from tests.dist.test_estimate import GPT, JOBS, LLAMA, MORE, job
 from tests.support.drawn import Chance, drawn_plan
+from tests.support.exposure import exposure_of
 from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
@@ -69,7 +70,7 @@ def test_what_an_optimizer_waits_for_is_recorded(pool: Pool, shard: str) -> None
             (wait,) = (span for span in own if span.kind == "wait" and span.name.startswith("settle"))
             reduced = [span.end for span in own if span.kind == "comm" and span.name.startswith("reduce")]
             assert reduced and max(reduced) <= wait.end
-            assert hidden(own).exposed > 0
+            assert exposure_of(own).exposed > 0
 
 
 @pytest.mark.contract

@@ -19,7 +19,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.record.records import axis_of
-from plait.core.record.timeline import Span, Timeline, hidden
+from plait.core.record.timeline import Span, Timeline
 from plait.core.step.dry_run import PipelineCosts, dry_run
 from plait.core.step.overlap import segment_order
 from plait.core.step.schedule import whole_steps
@@ -32,6 +32,7 @@ from plait.plan.prices import ClusterPrices
 from plait.plan.simulate import AXES, Run, Simulation, simulate_plan
 from tests.plan.machines import SPEC, Given, cluster, pipelined, plan_of
 from tests.support.drawn import Chance, drawn_plan
+from tests.support.exposure import exposure_of
 
 U = ModelSpec(family="utransformer", levels=1, num_layers=6, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0, "jitter": 0.0}
@@ -148,7 +149,9 @@ def test_a_whole_model_is_its_list_once_for_every_micro_batch() -> None:
         assert max(span.end for span in spans) == pytest.approx(3 * makespan(once))
         third = [span for span in spans if span.seq == 2]
         assert min(span.start for span in third) == pytest.approx(2 * makespan(once))
-        assert hidden(spans).exposed == pytest.approx(3 * sum(p.end - p.start for p in once if p.action.verb == "wait"))
+        assert exposure_of(spans).exposed == pytest.approx(
+            3 * sum(p.end - p.start for p in once if p.action.verb == "wait")
+        )
 
 
 def test_spans_of_a_rank_do_not_overlap_on_its_processor_nor_on_a_stream() -> None:

@@ -4,6 +4,7 @@
 
 __all__ = [
     "clocks",
+    "exposure",
     "records",
     "ring",
     "ring_follower",

@@ -1,4 +1,4 @@
-"""Records of a ring as columns: spans of a timeline, communication that was hidden, sums per kind of op.
+"""Records of a ring as columns: spans of a timeline, exposed communication, sums per kind of op.
 
 Pure functions over NumPy arrays, which serve the running rank, step by step, as well as whoever reads a ring
 afterwards.
@@ -13,9 +13,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.base.columns import Coded
+from plait.core.record.exposure import AXES, BUSY, ROLES, Exposure, exposures
 from plait.core.record.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
 from plait.core.record.rollup import PROCESSOR, joined
-from plait.core.record.timeline import Hidden, SpanKind, hidden_between
+from plait.core.record.timeline import SpanKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,29 +117,44 @@ class Records:
             "bytes": self.sent(table),
         }
 
-    def hidden(self) -> Hidden:
-        """Communication of the ops of a plan, as ``hidden`` of ``core.record.timeline`` has it."""
+    def exposure(self) -> Exposure:
+        """Communication of all axes as one; steps added up."""
+        return self._exposures(by_axis=False).get(AXES[0], Exposure(0.0, 0.0))
+
+    def exposure_by_axis(self) -> dict[str, Exposure]:
+        """Communication of every axis that has any; steps added up."""
+        return self._exposures(by_axis=True)
+
+    def _exposures(self, *, by_axis: bool) -> dict[str, Exposure]:
         import numpy as np
 
         table = self._of_a_timeline
-        kinds = _kind_numbers()[table["kind"]]
-        which = [np.flatnonzero(kinds == _WORDS.index(kind)) for kind in ("comm", "wait")]
-        found = hidden_between(*(np.stack([table["started"][own], table["ended"][own]], 1) for own in which))
-        return Hidden(*(ns / 1e9 for ns in found))
+        axes = self._axes(table) if by_axis else None
+        roles = np.array([ROLES.get(word, BUSY) for word in _WORDS])[_kind_numbers()[table["kind"]]]
+        lanes = table["step"].astype(np.int64)
+        lanes -= lanes.min(initial=lanes[0] if len(lanes) else 0)
+        found = exposures(lanes, roles, axes, table["started"], table["ended"]).sum(axis=0) / 1e9
+        return {axis: Exposure(*row) for axis, row in zip(AXES, found.tolist(), strict=False) if row[0] > 0}
 
-    def seconds(self) -> dict[tuple[str, str], float]:
-        """Of the timeline's spans, by kind and axis."""
+    def _axes(self, table: np.ndarray) -> np.ndarray:
+        """Index in ``AXES`` of each record; 0 where it has none of them."""
+        import numpy as np
+
+        codes, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
+        names = (
+            axis_of(_WORDS[_kind_numbers()[code & 255]], self.names.get(code >> 8, Name("")).text)
+            for code in codes.tolist()
+        )
+        return np.array([AXES.index(name) if name in AXES else 0 for name in names], np.int64)[which]
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the timeline's spans by kind; spans that overlap count each."""
         import numpy as np
 
         table = self._of_a_timeline
-        numbers, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
-        sums = np.bincount(which, table["ended"] - table["started"], len(numbers)) / 1e9
-        found: dict[tuple[str, str], float] = {}
-        for code, seconds in zip(numbers.tolist(), sums.tolist(), strict=True):
-            kind = _WORDS[_kind_numbers()[code & 255]]
-            key = kind, axis_of(kind, self.names.get(code >> 8, Name("")).text)
-            found[key] = found.get(key, 0.0) + seconds
-        return found
+        numbers = _kind_numbers()[table["kind"]]
+        sums = np.bincount(numbers, table["ended"] - table["started"], len(_WORDS)) / 1e9
+        return {_WORDS[number]: float(sums[number]) for number in np.unique(numbers).tolist()}
 
     def idle(self) -> float | None:
         """Seconds in which a stage waited for others; None where none ever waits."""

@@ -7,7 +7,7 @@ within the step (micro-batches repeat names). Predicted and measured timelines j
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -189,60 +189,3 @@ def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str, began: i
     stored = {_TIMES.get(name, name): "int64" if name in _TIMES else kind for name, kind in _COLUMNS.items()}
     metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash, "plait.began": str(began)}
     write_columns(path, {name: (kind, columns[name]) for name, kind in stored.items()}, metadata)
-
-
-class Hidden(NamedTuple):
-    """Communication of one step on one rank, seconds. total: at least one collective was under way. exposed:
-    of that, what the rank waited for. waiting: it waited while none was: for others, or to be woken.
-    ``fraction`` = 1 - exposed / total, None without communication."""
-
-    total: float
-    exposed: float
-    waiting: float = 0.0
-
-    @property
-    def fraction(self) -> float | None:
-        """Share of the communication that computation hid."""
-        return max(0.0, 1.0 - self.exposed / self.total) if self.total > 0 else None
-
-
-def hidden(spans: Iterable[Span]) -> Hidden:
-    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting,
-    for these and beyond; ranks and steps added up."""
-    import numpy as np
-
-    # Apart, because ranks, and runs that were resumed, have clocks of their own.
-    groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
-    for span in spans:
-        groups[span.step, span.rank].append(span)
-    found = [Hidden(0.0, 0.0)]
-    for own in groups.values():
-        travel, waits = (
-            np.array([(span.start, span.end) for span in own if span.kind == kind]).reshape(-1, 2)
-            for kind in ("comm", "wait")
-        )
-        found.append(hidden_between(travel, waits))
-    return Hidden(*map(sum, zip(*found, strict=True)))
-
-
-def hidden_between(travel: np.ndarray, waits: np.ndarray) -> Hidden:
-    """Of one rank's step, in the unit of the times. travel: [collectives, 2], when each started and ended;
-    waits: likewise."""
-    import numpy as np
-
-    total, waited = busy_time(*travel.T), busy_time(*waits.T)
-    either = busy_time(*np.concatenate([travel, waits]).T)
-    exposed = min(max(0.0, total + waited - either), total)  # what both have; rounding aside
-    return Hidden(total, exposed, waited - exposed)
-
-
-def busy_time(started: np.ndarray, ended: np.ndarray) -> float:
-    """How long at least one of some things was under way, in the unit of their times."""
-    import numpy as np
-
-    if not len(started):
-        return 0.0
-    order = np.argsort(started, kind="stable")
-    started, ended = started[order], np.maximum.accumulate(ended[order])
-    alone = np.maximum(0, ended[1:] - np.maximum(started[1:], ended[:-1])).sum()
-    return float(alone + (ended[0] - started[0]))

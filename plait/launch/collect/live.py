@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.core.record.exposure import Exposure
 from plait.core.record.records import Records
 from plait.core.record.ring import Header, Kind
 
@@ -44,7 +45,8 @@ class Live:
         self.folder, self.plan = folder, plan
         self._lock = threading.Lock()
         self._headers: dict[int, Header] = {}
-        self._seconds: defaultdict[tuple[int, str, str], float] = defaultdict(float)
+        self._seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._exposure: defaultdict[tuple[int, str], Exposure] = defaultdict(lambda: Exposure(0.0, 0.0))
         self._hidden: dict[int, float] = {}
         self._steps: defaultdict[int, int] = defaultdict(int)
         self._lost: dict[int, int] = {}
@@ -56,15 +58,18 @@ class Live:
         """Whole steps of a rank."""
         steps = records.table[records.table["kind"] == Kind.STEP]
         with self._lock:
-            for (kind, axis), seconds in records.seconds().items():
-                self._seconds[header.rank, kind, axis] += seconds
+            for kind, seconds in records.seconds().items():
+                self._seconds[header.rank, kind] += seconds
+            for axis, more in records.exposure_by_axis().items():
+                known = self._exposure[header.rank, axis]
+                self._exposure[header.rank, axis] = Exposure(known.total + more.total, known.exposed + more.exposed)
             for taken in ((steps["ended"] - steps["started"]) / 1e9).tolist():
                 self._durations[bisect_left(BUCKETS, taken)] += 1
                 self._duration += taken
             self._steps[header.rank] += len(steps)
             if len(steps):
                 last = records.table[records.table["step"] == steps["step"].max()]
-                hidden = Records(last, records.names, records.groups).hidden().fraction
+                hidden = Records(last, records.names, records.groups).exposure().fraction
                 self._hidden[header.rank] = math.nan if hidden is None else hidden
 
     def at(self, header: Header, lost: int) -> None:
@@ -134,19 +139,18 @@ class Live:
             "plait_activity_seconds", "What ranks did, by kind of span; kinds overlap", labels=["rank", "kind"]
         )
         under_way = CounterMetricFamily(
-            "plait_communication_seconds", "Communication under way, by axis", labels=["rank", "axis"]
+            "plait_communication_seconds", "Communication under way or waited for, by axis", labels=["rank", "axis"]
         )
         exposed = CounterMetricFamily(
-            "plait_exposed_communication_seconds", "Waiting for communication, by axis", labels=["rank", "axis"]
+            "plait_exposed_communication_seconds", "Of it, while the rank did nothing else", labels=["rank", "axis"]
         )
-        for kind, axes in self._by_kind().items():
-            for rank, seconds in axes.items():
-                busy.add_metric([str(rank), kind], seconds)
-        for (rank, kind, axis), seconds in sorted(self._seconds.items()):
-            if kind in ("comm", "transfer"):
-                under_way.add_metric([str(rank), axis], seconds)
-            elif kind in ("wait", "idle"):
-                exposed.add_metric([str(rank), axis], seconds)
+        for (rank, kind), seconds in sorted(self._seconds.items()):
+            busy.add_metric([str(rank), kind], seconds)
+            if kind in ("transfer", "idle"):  # of stages: what is sent here, and waiting for what others send
+                (under_way if kind == "transfer" else exposed).add_metric([str(rank), "pp"], seconds)
+        for (rank, axis), found in sorted(self._exposure.items()):
+            under_way.add_metric([str(rank), axis], found.total)
+            exposed.add_metric([str(rank), axis], found.exposed)
         hidden = GaugeMetricFamily(
             "plait_hidden_communication_ratio", "Of the last step's communication, what computation hid",
             labels=["rank"],
@@ -154,12 +158,6 @@ class Live:
         for rank, ratio in sorted(self._hidden.items()):
             hidden.add_metric([str(rank)], ratio)
         yield from (busy, under_way, exposed, hidden)
-
-    def _by_kind(self) -> dict[str, dict[int, float]]:
-        found: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for (rank, kind, _), seconds in sorted(self._seconds.items()):
-            found[kind][rank] += seconds
-        return {kind: dict(axes) for kind, axes in found.items()}
 
     def _of_the_job(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily

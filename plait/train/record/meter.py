@@ -26,10 +26,10 @@ class Meter:
         return Meter(batch * sequence, work, peak)
 
     def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
-        """Of a step that took so long. communication_seconds: of this rank's, some was under way;
-        exposed_seconds: of that, the rank waited; hidden: the share of the rest. idle: share of the step in
-        which this rank's stages waited for others."""
-        communication, idle = records.hidden(), records.idle()
+        """Numbers of a step that took so long. communication_seconds, exposed_seconds, hidden (a share): of
+        this rank, by ``core.record.exposure``. idle: share of the step in which this rank's stages waited for
+        others."""
+        communication, idle = records.exposure(), records.idle()
         return {
             "seconds": seconds,
             "tokens_per_second": self.tokens / seconds,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from plait.core.record.records import SPANS, Records, axis_of, sent_bytes
 from plait.core.record.ring import Kind, Place, Ring, call_of
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.record.timeline import OpSpan, Span, hidden, spans_of
+from plait.core.record.timeline import OpSpan, Span, spans_of
+from tests.support.exposure import exposure_of
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ def test_columns_are_what_spans_are_one_by_one(found: list[tuple[Op, Kind, int, 
 
 @given(st.lists(entries, max_size=20))
 @settings(max_examples=80, deadline=None)
-def test_hidden_communication_is_what_spans_say(found: list[tuple[Op, Kind, int, int, int]]) -> None:
+def test_exposed_communication_is_what_spans_say(found: list[tuple[Op, Kind, int, int, int]]) -> None:
     found = [(op, kind, 0, start, taken) for op, kind, _, start, taken in found]
-    want = hidden(spans_of(0, 0, [OpSpan(op, SPANS[k], s / 1e9, (s + t) / 1e9) for op, k, _, s, t in found]))
-    assert ring_of(found).hidden() == pytest.approx(want, abs=1e-12)
+    want = exposure_of(spans_of(0, 0, [OpSpan(op, SPANS[k], s / 1e9, (s + t) / 1e9) for op, k, _, s, t in found]))
+    assert ring_of(found).exposure() == pytest.approx(want, abs=1e-12)
     waits = [taken for _, kind, _, _, taken in found if kind is Kind.IDLE]
     assert ring_of(found).idle() == (pytest.approx(sum(waits) / 1e9) if waits else None)
 
@@ -83,7 +84,7 @@ def test_what_has_no_known_start_has_no_length() -> None:
     unknown = table[:1].copy()
     unknown["started"] = 0
     both = Records(np.concatenate([table, unknown]), known.names, known.groups)
-    assert both.hidden() == known.hidden() and both.hidden().total == pytest.approx(1e-8)
+    assert both.exposure() == known.exposure() and both.exposure() == pytest.approx((1.1e-8, 2e-9))
     assert both.seconds() == known.seconds() and both.idle() == known.idle()
     for one, other in ((both.spans(0), known.spans(0)), (both.rolled_up(0), known.rolled_up(0))):
         assert {name: column.tolist() for name, column in one.items()} == {n: c.tolist() for n, c in other.items()}
@@ -180,10 +181,10 @@ def test_what_is_beside_a_plans_ops_has_its_own_name_for_a_site() -> None:
     assert columns["site"].tolist() == ["batch", "attn"]
     assert (columns["layer"].tolist(), columns["slice"].tolist()) == ([-1, 3], [-1, 1])
     assert columns["direction"].tolist() == ["", "forward"]
-    assert records.seconds() == {("data", ""): pytest.approx(2e-8), ("compute", ""): pytest.approx(1e-8)}
+    assert records.seconds() == {"data": pytest.approx(2e-8), "compute": pytest.approx(1e-8)}
 
 
-def test_seconds_of_kinds_and_axes_are_sums() -> None:
+def test_seconds_of_kinds_are_sums_and_axes_count_overlaps_once() -> None:
     def write(ring: RingWriter) -> None:
         for text, kind, taken in (
             ("attn3.R0", Kind.COLLECTIVE, 5), ("attn3.R0", Kind.COLLECTIVE, 7), ("attn3.C0", Kind.COLLECTIVE, 11),
@@ -191,9 +192,11 @@ def test_seconds_of_kinds_and_axes_are_sums() -> None:
         ):  # fmt: skip
             ring.begin(kind, ring.name(text, ATTENTION), 0, 100, 100, 100 + taken)
 
-    assert made(write).seconds() == {
-        ("comm", "tp"): pytest.approx(23e-9), ("wait", "tp"): pytest.approx(13e-9),
-        ("comm", "dp"): pytest.approx(17e-9), ("comm", "cp"): pytest.approx(19e-9),
+    records = made(write)
+    assert records.seconds() == {"comm": pytest.approx(59e-9), "wait": pytest.approx(13e-9)}
+    assert records.exposure() == pytest.approx((19e-9, 19e-9))
+    assert records.exposure_by_axis() == {
+        "tp": pytest.approx((13e-9, 13e-9)), "cp": pytest.approx((19e-9, 6e-9)), "dp": pytest.approx((17e-9, 0.0)),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.record.timeline import SCHEMA_VERSION, Span, SpanKind, Timeline, hidden
+from plait.core.record.timeline import SCHEMA_VERSION, Span, SpanKind, Timeline
 
 
 def span(
@@ -85,55 +85,6 @@ def test_columns_are_arrays() -> None:
     assert columns["kind"].tolist() == ["compute", "comm", "compute", "wait"]
     assert (columns["end"] - columns["start"]).sum() == 5.0
     assert columns["step"].dtype == "int64"
-
-
-# ---- hidden communication ----
-
-
-def test_hidden_is_what_nobody_waited_for() -> None:
-    result = hidden(TIMELINE.spans)
-    assert (result.total, result.exposed, result.fraction) == (2.0, 0.5, 0.75)
-
-
-def test_overlapping_collectives_of_a_rank_count_once() -> None:
-    assert hidden([span("comm", 0, 2), span("comm", 1, 3), span("comm", 1.5, 2), span("comm", 4, 5)]).total == 4.0
-
-
-def test_ranks_and_steps_add_up() -> None:
-    both = [
-        span("comm", 0, 2),
-        span("comm", 0, 2, rank=1),
-        span("wait", 1, 2, rank=1),
-        span("comm", 0, 1, step=1),
-        span("wait", 0, 9, step=1),
-    ]
-    assert hidden(both).total == 5.0
-
-
-def test_waiting_beyond_communication_is_not_exposed_communication() -> None:
-    found = hidden([span("comm", 0, 2), span("wait", 1, 5), span("comm", 6, 7), span("wait", 8, 9)])
-    assert found == (3.0, 1.0, 4.0)
-    assert found.fraction == pytest.approx(2 / 3)
-
-
-@given(st.lists(spans, max_size=20))
-def test_what_is_exposed_is_communication_and_was_waited_for(several: list[Span]) -> None:
-    ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
-    found = hidden(ordered)
-    waited = sum(one.seconds for one in ordered if one.kind == "wait")
-    assert 0 <= found.exposed <= found.total
-    assert -1e-6 <= found.waiting <= waited + 1e-6
-
-
-def test_without_communication_there_is_no_fraction() -> None:
-    assert hidden([span("compute", 0, 1)]).fraction is None
-
-
-@given(st.lists(spans, max_size=20))
-def test_the_fraction_lies_between_zero_and_one(several: list[Span]) -> None:
-    ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
-    fraction = hidden(ordered).fraction
-    assert fraction is None or 0 <= fraction <= 1
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import torch
 
 from plait.core.record.ring import Kind
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.record.timeline import Span, Timeline, hidden, spans_of
+from plait.core.record.timeline import Span, Timeline, spans_of
 from plait.core.step.segments import SegmentOp
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
 from plait.launch.collect.sums import Sums
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
+from tests.support.exposure import exposure_of
 
 TIER = "unit"
 
@@ -169,7 +170,7 @@ def test_columns_and_spans_say_the_same() -> None:
     columns = records.spans(0)
     keys = zip(columns["kind"].tolist(), columns["name"].tolist(), columns["seq"].tolist(), strict=True)
     assert [span.key for span in found] == [(0, 0, *key) for key in keys if key[0] == "compute"]
-    assert hidden(found) == records.hidden()
+    assert exposure_of(found) == records.exposure()
 
 
 @pytest.mark.parametrize(

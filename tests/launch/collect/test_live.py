@@ -41,17 +41,18 @@ def live(tmp_path: Path) -> Live:
 
 
 def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
-    """A step in which half of 0.2 s of tp's communication is waited for, and 0.1 s for another stage. At the
-    same time it waits for a gather, which counts once for the whole."""
+    """A step in which half of 0.2 s of tp's communication is waited for, then 0.1 s for another stage and
+    0.05 s for a gather."""
     ring = RingWriter(None, this_process(rank=rank, world=2, capacity=64))
     op = ring.name("attn0.R0", Place("attn", 0, 0, True))
     gather = ring.name("gather mlp1", Place("mlp", 1, -1, True))
     crossing = ring.name("0RECV_F0", Place("pp", 0, 0, True))
-    for kind, name, taken in (
-        (Kind.COMPUTE, op, 0.5), (Kind.COLLECTIVE, op, 0.2), (Kind.WAIT, op, 0.1), (Kind.IDLE, crossing, 0.1),
-        (Kind.WAIT, gather, 0.05),
+    for kind, name, began, ended in (
+        (Kind.COMPUTE, op, 0, 500), (Kind.COLLECTIVE, op, 400, 600), (Kind.WAIT, op, 500, 600),
+        (Kind.IDLE, crossing, 600, 700), (Kind.WAIT, gather, 700, 750),
     ):  # fmt: skip
-        ring.begin(kind, name, number, 10**9, 10**9, 10**9 + round(taken * 1e9))
+        start = 10**9 + began * 10**6
+        ring.begin(kind, name, number, start, start, 10**9 + ended * 10**6)
     ring.begin(Kind.STEP, ring.name("step"), number, 10**9, 10**9, 10**9 + round(seconds * 1e9))
     found = Ring(ring.header, ring.rows(np.arange(1, 7)), ring.names, ring.groups)
     live.add(ring.header, Records.of(found))
@@ -86,7 +87,7 @@ def test_sums_and_last_values_of_every_rank(live: Live) -> None:
     exposed = {axis: found["plait_exposed_communication_seconds_total", axis, "0"] for axis in ("tp", "dp", "pp")}
     assert exposed == pytest.approx({"tp": 0.2, "dp": 0.1, "pp": 0.2})
     assert found["plait_activity_seconds_total", "compute", "1"] == pytest.approx(1.0)
-    assert found["plait_hidden_communication_ratio", "0"] == pytest.approx(0.5)
+    assert found["plait_hidden_communication_ratio", "0"] == pytest.approx(0.4)
     assert (found["plait_loss",], found["plait_model_flops_utilization_ratio",]) == (3.5, 0.4)
     assert any(name == "plait_run_info" and labels["run"] == "gpt" for name, labels, _ in scraped(live))
 

@@ -11,7 +11,7 @@ import polars as pl
 from plait.core.cluster.hardware import Cluster, Hosts
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.diagnose.predicted import table_of
+from plait.diagnose.compare import table_of
 from plait.diagnose.recording import grid_of, with_axes
 from plait.diagnose.tables import SPAN_COLUMNS
 from plait.plan.make import make_plan

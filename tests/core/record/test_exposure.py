@@ -1,0 +1,108 @@
+"""What is exposed and what is hidden: against sets of moments, and case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.record.exposure import AXES, BUSY, NEITHER, UNDER_WAY, WAIT, Exposure, exposures
+
+TP, CP, DP = (AXES.index(axis) for axis in ("tp", "cp", "dp"))
+
+
+def found(*spans: tuple[int, int, int, float, float], by_axis: bool = True) -> Any:
+    """[lanes, axes, (total, exposed)] of spans (lane, role, axis, start, end)."""
+    lanes, roles, axes, starts, ends = (np.array(column) for column in zip(*spans, strict=True))
+    return exposures(lanes, roles, axes if by_axis else None, starts, ends)
+
+
+def one(*spans: tuple[int, float, float]) -> Exposure:
+    """Exposure of a rank with one axis; spans: (role, start, end)."""
+    return Exposure(*found(*((0, role, TP, start, end) for role, start, end in spans))[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("spans", "total", "exposed"),
+    [
+        ([(UNDER_WAY, 0, 4), (BUSY, 0, 3), (WAIT, 3, 4)], 4, 1),
+        ([(UNDER_WAY, 0, 4), (BUSY, 0, 3)], 4, 1),  # nobody says that the rank waits, and it does nothing else
+        ([(UNDER_WAY, 1, 4), (WAIT, 0, 6)], 6, 6),  # until it begins, and until the rank is woken
+        ([(UNDER_WAY, 0, 4), (UNDER_WAY, 2, 6), (BUSY, 0, 6)], 6, 0),
+        ([(WAIT, 0, 4), (WAIT, 2, 5)], 5, 5),
+        ([(UNDER_WAY, 0, 2), (UNDER_WAY, 4, 6), (BUSY, 1, 5)], 4, 2),
+        ([(UNDER_WAY, 0, 2), (BUSY, 0, 2), (WAIT, 1, 2)], 2, 0),  # computes after all, as of two streams one may
+        ([(NEITHER, 0, 2), (BUSY, 3, 4)], 0, 0),
+        ([(UNDER_WAY, 3, 2)], 0, 0),  # ends before it begins
+    ],
+)
+def test_one_axis(spans: list[tuple[int, float, float]], total: float, exposed: float) -> None:
+    assert one(*spans) == (total, exposed)
+
+
+def test_a_rank_stands_still_for_one_axis_at_a_time() -> None:
+    told = found(
+        (0, UNDER_WAY, TP, 0, 4), (0, UNDER_WAY, DP, 0, 8), (0, WAIT, DP, 1, 2), (0, BUSY, TP, 5, 6)
+    )[0]  # fmt: skip
+    assert told.tolist() == [[4, 3], [0, 0], [8, 4]], "tp from 0 to 1 and 2 to 4; dp from 1 to 2, 4 to 5 and 6 to 8"
+
+
+def test_lanes_are_never_compared() -> None:
+    told = found((0, UNDER_WAY, TP, 0, 4), (2, BUSY, TP, 0, 4), (2, WAIT, TP, 5, 6), (2, UNDER_WAY, CP, 1, 2))
+    assert told.tolist() == [[[4, 4], [0, 0]], [[0, 0], [0, 0]], [[1, 1], [1, 0]]]
+
+
+def test_a_lane_of_transfers_alone_has_no_communication() -> None:
+    assert found((1, NEITHER, TP, 0, 4), by_axis=False).tolist() == [[[0, 0]], [[0, 0]]]
+
+
+def test_nothing_is_of_no_lane() -> None:
+    nothing = np.array([], np.int64)
+    assert exposures(nothing, nothing, None, nothing, nothing).shape == (0, 1, 2)
+
+
+spans = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from([UNDER_WAY, WAIT, BUSY, NEITHER]), st.sampled_from([TP, CP, DP]),
+        st.integers(0, 12), st.integers(0, 6),
+    ).map(lambda row: (*row[:4], row[3] + row[4])),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@given(spans)
+def test_it_is_what_sets_of_moments_say(rows: list[tuple[int, int, int, int, int]]) -> None:
+    told = found(*rows)
+    for lane in range(told.shape[0]):
+
+        def moments(role: int, axis: int | None = None, lane: int = lane) -> set[int]:
+            own = [r for r in rows if r[:2] == (lane, role) and axis in (None, r[2])]
+            return {moment for *_, start, end in own for moment in range(start, end)}
+
+        busy, waits, taken = moments(BUSY), moments(WAIT), set[int]()
+        for axis in range(told.shape[1]):
+            moving, waited = moments(UNDER_WAY, axis), moments(WAIT, axis)
+            still = (waited - busy | moving - busy - waits) - taken
+            taken |= still
+            assert told[lane, axis].tolist() == [len(moving | waited), len(still)]
+
+
+@given(spans)
+def test_axes_add_up_to_all_that_is_exposed(rows: list[tuple[int, int, int, int, int]]) -> None:
+    together, apart = found(*rows, by_axis=False), found(*rows)
+    assert together[:, 0, 1].tolist() == apart[:, :, 1].sum(axis=1).tolist()
+    assert (together[:, 0, 0] >= apart[:, :, 0].max(axis=1)).all()
+    assert (apart[:, :, 1] <= apart[:, :, 0]).all()
+
+
+def test_times_in_ns_of_a_clock_stay_exact() -> None:
+    now = 1_700_000_000_000_000_001
+    assert one((UNDER_WAY, now, now + 10), (WAIT, now + 7, now + 11), (BUSY, now, now + 7)) == (11, 4)
+
+
+def test_hidden_is_what_is_not_exposed() -> None:
+    assert (Exposure(4.0, 1.0).hidden, Exposure(4.0, 1.0).fraction) == (3.0, 0.75)
+    assert Exposure(0.0, 0.0).fraction is None and Exposure(1.0, 1.0 + 1e-12).fraction == 0.0

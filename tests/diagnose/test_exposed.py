@@ -1,0 +1,157 @@
+"""One made-up run, and all that say how much of its communication is exposed: they say the same."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.cli.timeline import timeline
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.record.exposure import Exposure
+from plait.core.record.records import Records
+from plait.core.record.ring import Kind, Place, Ring
+from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record.timeline import write_spans
+from plait.diagnose.compare import Overlap, against, compare, table_of
+from plait.diagnose.exposed import added_up, exposed
+from plait.diagnose.reading import placed, read_timeline
+from plait.diagnose.recording import grid_of, with_axes
+from plait.diagnose.shares import shares
+from plait.launch.collect.live import Live
+from plait.plan.make import make_plan
+from plait.plan.simulate import simulate_plan
+from plait.train.record.meter import Meter
+from plait.train.report import describe
+
+STEPS = 3
+OF_A_STEP = (
+    (Kind.DATA, "data", 0, 5),
+    (Kind.COMPUTE, "attn0.F0", 5, 30),
+    (Kind.COLLECTIVE, "attn0.R0", 20, 44),  # 10 ms beside computation, 4 ms while the host hands it over
+    (Kind.WAIT, "attn0.R0", 34, 46),  # 2 ms until the rank is woken
+    (Kind.COMPUTE, "mlp0.F0", 46, 60),
+    (Kind.COLLECTIVE, "mlp0.R0", 50, 64),
+    (Kind.JOB, "reduce mlp0", 55, 80),  # of another axis, beside that
+    (Kind.WAIT, "mlp0.R0", 60, 64),
+    (Kind.COMPUTE, "mlp0.C0", 64, 75),
+    (Kind.WAIT, "settle vectors0", 75, 80),
+    (Kind.OPTIMIZER, "optimizer", 80, 90),
+)
+"""Records of a step of 0.1 s: kind, name, begin and end in ms."""
+TP, DP = Exposure(0.040, 0.020), Exposure(0.025, 0.005)
+ALL = Exposure(0.056, 0.025)
+"""Seconds: tp lasts from 20 to 46 ms and from 50 to 64, dp from 55 to 80."""
+
+
+@pytest.fixture
+def plan() -> Plan:
+    job = {
+        "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8},
+        "data": {"sequence_length": 8}, "train": {"global_batch_size": 2, "micro_batch_size": 1},
+        "strategy": {"tp": 2},
+    }  # fmt: skip
+    return make_plan(Job.from_dict(job), HERE, vocab=16)
+
+
+def ring_of(steps: range) -> Ring:
+    ring = RingWriter(None, this_process(rank=0, world=1, capacity=64))
+    for step in steps:
+        at = 10**9 + 10**8 * step
+        for kind, text, begin, end in OF_A_STEP:
+            place = None if kind in (Kind.DATA, Kind.OPTIMIZER) else Place(text.split(".")[0], 0, 0, True)
+            ring.begin(kind, ring.name(text, place), step, at, at + begin * 10**6, at + end * 10**6)
+        ring.begin(Kind.STEP, ring.name("step"), step, at, at, at + 10**8)
+    return Ring(ring.header, ring.rows(np.arange(1, len(steps) * (len(OF_A_STEP) + 1) + 1)), ring.names, ring.groups)
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Plan) -> Path:
+    """A run's folder."""
+    (tmp_path / "timeline").mkdir()
+    columns = Records.of(ring_of(range(STEPS))).spans(0)
+    write_spans(tmp_path / "timeline" / "rank-00000-step-00000000.parquet", columns, plan.key)
+    plan.write(tmp_path / "plan.json")
+    return tmp_path
+
+
+def said(run: Path, **options: Any) -> dict[str, Any]:
+    with redirect_stdout(StringIO()) as out:
+        timeline(run, json=True, **options)
+    return json.loads(out.getvalue())
+
+
+def test_the_log_and_metrics(plan: Plan) -> None:
+    metrics = Meter.of(plan, 2, 1e12).metrics(0.1, Records.of(ring_of(range(1))))
+    assert (metrics["communication_seconds"], metrics["exposed_seconds"]) == pytest.approx(ALL)
+    assert metrics["hidden"] == pytest.approx(31 / 56)
+    assert "exposed 25 ms (25%), hidden 55%" in describe({"loss": 1.0, **metrics})
+
+
+def test_live_metrics(tmp_path: Path, plan: Plan) -> None:
+    live, ring = Live(tmp_path, plan), ring_of(range(STEPS))
+    live.add(ring.header, Records.of(ring))
+    found = {
+        (sample.name.removeprefix("plait_"), sample.labels.get("axis")): sample.value
+        for family in live.collect() for sample in family.samples
+    }  # fmt: skip
+    for axis, one in (("tp", TP), ("dp", DP)):
+        assert found["communication_seconds_total", axis] == pytest.approx(STEPS * one.total)
+        assert found["exposed_communication_seconds_total", axis] == pytest.approx(STEPS * one.exposed)
+    assert found["hidden_communication_ratio", None] == pytest.approx(31 / 56)
+
+
+def test_plait_timeline(run: Path) -> None:
+    found = said(run)
+    assert found["communication"] == pytest.approx(ALL._asdict())
+    assert [found["hidden"], *(one["hidden"] for one in found["hidden_by_step"])] == pytest.approx([31 / 56] * 4)
+    with redirect_stdout(StringIO()) as out:
+        timeline(run)
+    assert "communication 56.0 ms a step: exposed 25.0 ms, hidden 55%" in out.getvalue()
+
+
+def test_plait_timeline_against_another_run(run: Path) -> None:
+    for one in said(run, against=run)["communication"].values():
+        assert one == pytest.approx({**ALL._asdict(), "hidden": 31 / 56})
+
+
+def test_plait_diagnose_and_the_page(run: Path) -> None:
+    recording = placed(read_timeline(run), run, STEPS)
+    found = {one.what: one.seconds for one in shares(recording)}
+    assert (found["tp"], found["dp"]) == pytest.approx((TP.exposed, DP.exposed))
+    assert found["compute"] == pytest.approx(0.050)
+    assert "host" not in found, "handing over a collective that nothing runs beside is waiting for it"
+    assert sum(found.values()) == pytest.approx(0.090), "from the first span to the last"
+
+
+def test_the_plan_beside_the_run(run: Path, plan: Plan) -> None:
+    recording = placed(read_timeline(run), run, STEPS)
+    planned = simulate_plan(plan).timeline((1,), [0])
+    axes = with_axes(table_of(planned), grid_of(plan.layout), plan.shardings, {0: 0})
+    found = against(recording, planned, axes)
+    own = added_up(exposed(axes))
+    assert found is not None and own.fraction is not None
+    assert found.overlap == (Overlap("tp", pytest.approx(own.fraction), pytest.approx(0.5), *map(pytest.approx, TP)),)  # type: ignore[arg-type]
+
+
+def test_a_simulated_timeline(plan: Plan) -> None:
+    """Its own seconds by axis hold what slows computation down, too; here nothing does."""
+    simulated = simulate_plan(plan)
+    table = table_of(simulated.timeline((1, 2)))
+    found = compare(table, table).measured
+    assert found.exposed == pytest.approx(simulated.exposed["tp"], rel=1e-9)
+
+
+def test_sums_without_spans_know_waits_alone(run: Path) -> None:
+    recording = placed(read_timeline(run), run, STEPS)
+    bare = replace(recording, spans=recording.spans.clear())
+    found = {one.what: one.seconds for one in shares(bare)}
+    assert (found["tp"], found["host"]) == pytest.approx((0.016, 0.004))
