@@ -16,7 +16,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 from plait.plan.activations import activations
-from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.estimate import PlannedStep, estimate, hidden_behind
 from plait.plan.pipeline_memory import stage_activations
 
 PRESETS = sorted(path.stem for path in Path("specs/models").glob("*.toml") if "[experts]" not in path.read_text())
@@ -111,3 +111,39 @@ def test_tied_embeddings_are_summed_over_both_ends() -> None:
     assert found.places[0].sent["tied"] == 50000 * 768 * 4  # a ring of two sends half twice
     untied = estimate(replace(step, model=replace(step.model, tied_embeddings=False)))
     assert not any("tied" in place.sent for place in untied.places)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hidden"),
+    [
+        ({"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": "domino"},
+         {"tp": "other slices, weight gradients", "rows": "other slices"}),
+        ({"tp": 2, "slices": {"p1": 1, "p2": 1}, "overlap": "domino"},
+         {"tp": "backward: weight gradients", "rows": "nothing"}),
+        ({"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": "sync"}, {"tp": "nothing", "rows": "nothing"}),
+        ({"tp": 2, "overlap": "async"}, {"tp": "backward: weight gradients of the sublayer", "rows": "nothing"}),
+        ({"cp": 2, "cp_kind": "ulysses", "overlap": "sync"}, {"ulysses": "nothing", "dp": "nothing"}),
+        ({"cp": 2, "cp_kind": "ring", "overlap": "sync"}, {"ring": "nothing", "dp": "nothing"}),
+        ({"cp": 2, "cp_kind": "ring", "overlap": "async"},
+         {"ring": "attention to the block before", "dp": "forward and backward"}),
+        ({"dp": 2, "overlap": {"tp": "domino", "shard": "forward"}}, {"dp": "forward"}),
+        ({"dp": 2, "overlap": {"tp": "domino", "shard": "backward"}}, {"dp": "backward"}),
+        ({"pp": 2, "schedule": "gpipe"}, {"pp": "the micro-batches after it"}),
+        ({"pp": 2, "schedule": "1f1b"}, {"pp": "nothing in the steady state"}),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 2},
+         {"pp": "what the schedule leaves between send and use"}),
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_what_communication_is_hidden_behind_follows_from_the_strategy(
+    strategy: dict[str, Any], hidden: dict[str, str]
+) -> None:
+    assert hidden_behind(of("gpt3-125m", strategy, micro=2)) == hidden
+
+
+def test_a_schedule_that_has_its_transfers_keeps_them() -> None:
+    step = of("gpt3-125m", {"pp": 3, "schedule": "1f1b"})
+    listed = step.listed
+    assert sum(op.sends for ops in listed.ranks for op in ops) == 2 * 2 * step.workload.num_micro_batches
+    assert replace(step, schedule=listed).listed is listed
+    assert replace(step, schedule=listed).listed == listed
