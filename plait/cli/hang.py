@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from plait.api.diagnose_run import explain_hang
 from plait.cli import terminal
-from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,47 +28,16 @@ def hang(folder: Path, *, as_json: bool) -> int:
     What the launcher found is read again. Without it, the evidence is put together here: of a run that goes
     on, or of one whose ranks were started by torchrun or a cluster manager.
     """
-    verdict, evidence, over = _found(folder)
+    hung = explain_hang(folder)
+    verdict, evidence = hung.verdict, hung.evidence
+    for problem in hung.problems:
+        terminal.aside(f"plait: left out: {problem}")
     if as_json:
         found = {"verdict": asdict(verdict), "evidence": [_short(one) for one in evidence]}
-        typer.echo(json.dumps(found | {"passed_over": over.rows()}))
+        typer.echo(json.dumps(found | {"passed_over": hung.over.rows()}))
     else:
         _tell(verdict, evidence)
     return FOUND if verdict.certain else 0 if verdict.cause == "none" else 1
-
-
-def _found(folder: Path) -> tuple[Verdict, list[Evidence], PassedOver]:
-    from plait.core.runs.evidence import FILE, read_hang
-    from plait.diagnose.hang import localise
-    from plait.launch.gather import gather
-
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no run's folder.")
-    if (folder / FILE).exists():
-        return *read_hang(folder / FILE), PassedOver()
-    gathered = gather(folder)
-    if not gathered.headers:
-        raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(gathered.problems)}".strip())
-    for problem in gathered.problems:
-        typer.echo(terminal.fitted(f"plait: left out: {problem}", sys.stderr), err=True)
-    over = PassedOver()
-    over.note("rings that cannot be read", next(iter(gathered.problems), ""), len(gathered.problems))
-    verdict = localise(gathered.evidence, world=len(gathered.evidence), **deadlines_of(folder))
-    return verdict, gathered.evidence, over
-
-
-def deadlines_of(folder: Path) -> dict[str, float]:
-    """Those of ``localise``, by the run's plan; the default's if it has none."""
-    from plait.core.base.errors import PlaitError
-    from plait.core.job.plan import Plan
-    from plait.core.job.settings import RunSection
-
-    try:
-        job = Plan.read(folder / "plan.json").job
-    except PlaitError:
-        job = None
-    run = job.run if job else RunSection()
-    return {"deadline": run.call_deadline, "first": run.first_deadline}
 
 
 def _tell(verdict: Verdict, evidence: Sequence[Evidence]) -> None:

@@ -12,10 +12,10 @@ import typer
 
 if TYPE_CHECKING:
     from plait.api.places.base import Place
-    from plait.core.base.passed_over import PassedOver
+    from plait.api.plan_job import Planning
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.plan.answer import Answer, Candidate, Planner
+    from plait.plan.answer import Answer
 
 CHECK = "check"
 """In place of the job, before it: predict its own strategy."""
@@ -62,6 +62,8 @@ def plan(
 
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
+    from plait.api.places import place_of
+    from plait.api.plan_job import draw_step, planning
     from plait.core.base.errors import JobError
     from plait.core.job.spec import naming
     from plait.core.model.experts import refuse_experts
@@ -100,23 +102,25 @@ def plan(
         check_format(picture, (*FORMATS, "html"))
         check_target(picture, fix="Choose another with --picture")
     with naming(job, given):
-        line = _CommandLine(job, given, what_if or [], on)
+        place = place_of(on)
+        asked = planning(job, given, place, what_if or [])
+        _remark(asked)
         for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
             if wanted:
-                refuse_experts(line.planner.model, doing)
-        found = line.planner.checked(line.written) if check or line.written else line.planner.answer()
-    plans = [line.written or line.planner.plan(one.job) for one in found.candidates[:measure]]
-    measured = _measured(plans, line.place) if plans else {}
+                refuse_experts(asked.planner.model, doing)
+        found = asked.answer(check=check)
+    plans = [asked.plan(one) for one in found.candidates[:measure]]
+    measured = _measured(plans, place) if plans else {}
     at = min(measured, key=lambda number: measured[number]) if measured else 0
     best = found.candidates[at]
     if target:
-        _write(plans[at] if plans else line.planner.plan(best.job), target)
+        _write(plans[at] if plans else asked.plan(best), target)
     if picture:
-        _draw(line.planner, best, picture, line.written)
+        draw_step(asked, best, picture)
     if emit:
         _emit(best.job, emit)
     elif as_json:
-        more = {"plan": target and str(target), "what_if": line.factors, "passed_over": line.over.rows()}
+        more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
         _print_json(found, at, measured, more)
     else:
         _show(found, measured, explain)
@@ -144,67 +148,14 @@ def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
     return target
 
 
-class _CommandLine:
-    """What the command line asks for. written: the plan, where one is given in place of a job."""
-
-    def __init__(self, file: Path, overrides: Sequence[str], changes: Sequence[str], on: str) -> None:
-        from plait.api.choose import the_cluster
-        from plait.api.places import place_of
-        from plait.core.base.errors import JobError
-        from plait.core.base.passed_over import PassedOver
-        from plait.core.job.plan import Plan
-        from plait.core.job.spec import Job
-        from plait.plan.answer import Planner
-        from plait.plan.asking import with_own_vocabulary
-        from plait.plan.other_device import other_device
-        from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
-        from plait.train.data.tokenizer import load_tokenizer
-
-        self.written: Plan | None = None
-        self.factors, self.over = parse_changes(changes), PassedOver()
-        if file.suffix == ".json":
-            if overrides:
-                problem = f"'{overrides[0]}' would change the plan"
-                raise JobError(problem, file=str(file), fix="Change the job file and plan again")
-            self.written = Plan.read(file)
-            job = job_of(self.written, file)
-        else:
-            as_written = Job.read(file, overrides).named(file.stem)
-            job = with_own_vocabulary(as_written)
-            self.over = _passed_over(as_written)
-        self.place = place_of(on)
-        there = the_cluster(job, self.place.lab)
-        if warning := other_device(job, there):
-            typer.echo(f"plait: {warning}", err=True)
-        vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
-        job, cluster = changed_ranks(job, there, self.factors), changed_cluster(there, self.factors)
-        self.planner = Planner(job, cluster, vocab)
-
-
-def _passed_over(job: Job) -> PassedOver:
-    """Say what of the model's files, and of weights that lie here, is not taken, and whose vocabulary is;
-    refuse weights of another model."""
-    from plait.api.choose import model_notes, vocabulary_note
+def _remark(asked: Planning) -> None:
+    """Say on standard error what was not taken, and what may surprise."""
     from plait.cli import terminal
-    from plait.train.checkpoint.weight_files import check_weights
-    from plait.train.data.tokenizer import load_tokenizer
 
-    over, vocab = model_notes(job), load_tokenizer(job.data.tokenizer).vocab
-    if job.train.init_from and Path(job.train.init_from).exists():  # a plan may be for another machine
-        over.add(check_weights(Path(job.train.init_from), job.model_spec(vocab)))
-    terminal.passed_over(over)
-    terminal.note(vocabulary_note(job, vocab, own=True))
-    return over
-
-
-def job_of(plan: Plan, file: Path) -> Job:
-    """The job of a plan. Raises JobError where there is none."""
-    from plait.core.base.errors import JobError
-
-    if plan.job is None:
-        problem = "was made without a job file and says nothing of a cluster"
-        raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
-    return plan.job
+    terminal.passed_over(asked.over)
+    terminal.note(asked.note)
+    if asked.warning:
+        typer.echo(f"plait: {asked.warning}", err=True)
 
 
 def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
@@ -219,29 +170,11 @@ def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
 
 
 def _compare(files: tuple[Path, Path], as_json: bool) -> None:
-    from plait.api.choose import the_cluster
+    from plait.api.plan_job import predicted
     from plait.cli.plan_tables import show_comparison
-    from plait.core.job.plan import Plan
-    from plait.plan.answer import Planner
 
-    sides: list[tuple[str, Planner, Candidate]] = []
-    for file in files:
-        plan = Plan.read(file)
-        job = job_of(plan, file)
-        planner = Planner(job, the_cluster(job, None), plan.model.vocab)
-        sides.append((str(file), planner, planner.predict(job, plan)))
+    sides = [(str(file), *predicted(file)) for file in files]
     show_comparison(sides[0], sides[1], as_json)
-
-
-def _draw(planner: Planner, best: Candidate, file: Path, written: Plan | None) -> None:
-    from plait.core.base.text import in_seconds
-    from plait.diagnose.plots import draw_step
-    from plait.plan.over_time import memory_curves, step_bars
-
-    simulated = planner.simulated(best.job, written)
-    curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
-    title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
-    draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
 
 
 def _emit(job: Job, framework: str) -> None:

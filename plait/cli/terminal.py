@@ -76,8 +76,13 @@ def passed_over(over: PassedOver) -> None:
 def remarked(notes: Sequence[str], over: PassedOver) -> None:
     """What there is to say of a file that was read, on standard error."""
     for line in notes:
-        typer.echo(fitted(f"note: {line}"), err=True)
+        aside(f"note: {line}")
     passed_over(over)
+
+
+def aside(message: str) -> None:
+    """Running text on standard error."""
+    typer.echo(fitted(message, sys.stderr), err=True)
 
 
 def note(line: str) -> None:

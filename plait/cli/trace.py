@@ -25,9 +25,9 @@ def import_(
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
 ) -> None:
     """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains it."""
-    from plait.cli.foreign import imported
+    from plait.api.diagnose_run import import_run
 
-    found = imported(files, out)
+    found = import_run(files, out, terminal.aside)
     terminal.passed_over(found.over)
     for note in found.notes:
         terminal.text(f"note: {note}")

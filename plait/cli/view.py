@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    from plait.core.job.plan import Plan
     from plait.diagnose.reading import Run
-    from plait.plan.simulate import Simulated
     from plait.view.store import Hang, Told, Tools
 
-RINGS = 64
-"""Rings of a run that goes on that are read to say what its ranks are at, at most: each has megabytes."""
 SIGNS = ("plan.json", "job.toml", "rings", "timeline")
 """Of which a run's folder has one as soon as it is started."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -67,35 +62,15 @@ def view(
 
 def tools() -> Tools:
     """What the page needs of other folders of Plait. Simulated plans are kept."""
-    from plait.cli.diagnose import predicted_memory
+    from plait.api.diagnose_run import page_predictions, predicted_memory
     from plait.view.store import Tools
 
-    simulated: dict[str, Simulated | None] = {}
-
-    def predicted(plan: Plan, ranks: Sequence[int]) -> Any:
-        from plait.core.base.errors import PlaitError
-        from plait.diagnose.compare import table_of
-        from plait.diagnose.recording import grid_of, with_axes
-        from plait.plan.simulate import simulate_plan
-
-        if plan.key not in simulated:
-            try:
-                simulated[plan.key] = simulate_plan(plan)
-            except PlaitError:
-                simulated[plan.key] = None
-        found = simulated[plan.key]
-        if found is None:
-            return None
-        places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
-        table = table_of(found.timeline((1,), list(ranks)))
-        return with_axes(table, grid_of(plan.layout), plan.shardings, places)
-
-    return Tools(explain=_explained, hang=_hang, predicted=predicted, memory=predicted_memory)
+    return Tools(explain=_explained, hang=_hang, predicted=page_predictions(), memory=predicted_memory)
 
 
 def _explained(run: Run) -> Told:
+    from plait.api.diagnose_run import report_of
     from plait.cli import diagnose_page
-    from plait.cli.diagnose import report_of
     from plait.view.store import Told
 
     report = report_of(run)
@@ -105,18 +80,8 @@ def _explained(run: Run) -> Told:
 
 
 def _hang(folder: Path) -> Hang | None:
-    """What the launcher found; of a run that goes on, what its rings say."""
-    from plait.cli.hang import deadlines_of
-    from plait.core.runs.evidence import FILE, read_hang
-    from plait.core.runs.ring_calls import RINGS as FOLDER
-    from plait.diagnose.hang import localise
-    from plait.launch.gather import gather
+    from plait.api.diagnose_run import live_hang
     from plait.view.store import is_live
 
-    if (folder / FILE).exists():
-        return read_hang(folder / FILE)
-    if not is_live(folder) or not 0 < len(list((folder / FOLDER).glob("rank-*.ring"))) <= RINGS:
-        return None
-    gathered = gather(folder)
-    world = len(gathered.evidence)
-    return localise(gathered.evidence, world=world, **deadlines_of(folder)), gathered.evidence
+    found = live_hang(folder, live=is_live(folder))
+    return found and (found.verdict, found.evidence)

@@ -1,0 +1,116 @@
+"""Planning: from a job, or a plan, to the strategies that would run it fastest, and their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.core.base.passed_over import PassedOver
+
+if TYPE_CHECKING:
+    from plait.api.places.base import Place
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
+    from plait.plan.answer import Answer, Candidate, Planner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """A job on a cluster, ready to be planned.
+
+    written: the plan, if one was given in place of a job. factors: changes of the cluster that are only
+    tried. warning: a sentence on a device that is not the cluster's. note: a sentence on the vocabulary, or
+    nothing. over: what readers passed over.
+    """
+
+    planner: Planner
+    written: Plan | None = None
+    factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    warning: str = ""
+    note: str = ""
+    over: PassedOver = field(default_factory=PassedOver)
+
+    def answer(self, *, check: bool = False) -> Answer:
+        """The best strategies; with check, or of a plan, its own strategy alone. Raises InfeasiblePlan."""
+        return self.planner.checked(self.written) if check or self.written else self.planner.answer()
+
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate; the plan that was given, if one was."""
+        return self.written or self.planner.plan(candidate.job)
+
+
+def planning(
+    file: Path, overrides: Sequence[str] = (), place: Place | None = None, changes: Sequence[str] = ()
+) -> Planning:
+    """Read a job file (TOML) or a plan (``plan.json``), and find its cluster.
+
+    place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
+    Raises JobError and DataError.
+    """
+    from plait.api.choose import model_notes, the_cluster, vocabulary_note
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
+    from plait.plan.answer import Planner
+    from plait.plan.asking import with_own_vocabulary
+    from plait.plan.other_device import other_device
+    from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
+    from plait.train.checkpoint.weight_files import check_weights
+    from plait.train.data.tokenizer import load_tokenizer
+
+    factors, over, note = parse_changes(changes), PassedOver(), ""
+    written: Plan | None = None
+    if file.suffix == ".json":
+        if overrides:
+            problem = f"'{overrides[0]}' would change the plan"
+            raise JobError(problem, file=str(file), fix="Change the job file and plan again")
+        written = Plan.read(file)
+        job, vocab = job_of(written, file), written.model.vocab
+    else:
+        asked = Job.read(file, overrides).named(file.stem)
+        job, over = with_own_vocabulary(asked), model_notes(asked)
+        own, weights = load_tokenizer(asked.data.tokenizer).vocab, asked.train.init_from
+        if weights and Path(weights).exists():  # a plan may be for another machine
+            over.add(check_weights(Path(weights), asked.model_spec(own)))
+        note, vocab = vocabulary_note(asked, own, own=True), load_tokenizer(job.data.tokenizer).vocab
+    there = the_cluster(job, place.lab if place else None)
+    warning = other_device(job, there) or ""
+    planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab)
+    return Planning(planner=planner, written=written, factors=factors, warning=warning, note=note, over=over)
+
+
+def predicted(file: Path) -> tuple[Planner, Candidate]:
+    """The prediction of a plan (``plan.json``) on its cluster. Raises JobError."""
+    from plait.api.choose import the_cluster
+    from plait.core.job.plan import Plan
+    from plait.plan.answer import Planner
+
+    plan = Plan.read(file)
+    job = job_of(plan, file)
+    planner = Planner(job, the_cluster(job, None), plan.model.vocab)
+    return planner, planner.predict(job, plan)
+
+
+def job_of(plan: Plan, file: Path) -> Job:
+    """The job of a plan. Raises JobError where there is none."""
+    from plait.core.base.errors import JobError
+
+    if plan.job is None:
+        problem = "was made without a job file and says nothing of a cluster"
+        raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
+    return plan.job
+
+
+def draw_step(asked: Planning, best: Candidate, file: Path) -> None:
+    """Draw the predicted step of a candidate, and its memory over time, into a picture or a page."""
+    from plait.core.base.text import in_seconds
+    from plait.diagnose import plots
+    from plait.plan.over_time import memory_curves, step_bars
+
+    planner = asked.planner
+    simulated = planner.simulated(best.job, asked.written)
+    curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
+    title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
+    plots.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)

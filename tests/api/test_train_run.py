@@ -1,0 +1,84 @@
+"""Runs that are made ready by values, and not started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.api.checks import UNREAD, check_ranks
+from plait.api.places import place_of
+from plait.api.train_run import dry_run, prepare, write_plan
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.job.plan import Plan
+
+HERE = place_of("local")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 200)
+    file = tmp_path / "job.toml"
+    file.write_text(
+        f'[model]\nfamily = "gpt"\nnum_layers = 2\nhidden = 32\nnum_heads = 2\nmax_sequence = 64\n'
+        f'[data]\ntext = "{tmp_path}/text.txt"\nsequence_length = 64\n'
+        "[train]\nsteps = 5\neval_every = 0\nglobal_batch_size = 4\n"
+        f'[strategy]\ntp = 2\n[run]\nfolder = "{tmp_path}/runs"\ndevice = "cpu"\n'
+    )
+    return file
+
+
+def test_a_job_file_becomes_a_plan_in_a_folder_of_its_name(job: Path) -> None:
+    ready = prepare(job, ["run.name=first"], HERE)
+    assert ready.folder == job.parent / "runs" / "first"
+    assert ready.plan.layout.world_size == 2
+    assert not ready.folder.exists()
+    assert ready.open_job is not None and ready.chosen == ""
+
+
+def test_a_run_that_has_begun_goes_on_with_its_plan(job: Path) -> None:
+    ready = prepare(job, (), HERE)
+    write_plan(ready)
+    assert prepare(job, (), HERE).plan.key == ready.plan.key
+    with pytest.raises(JobError):
+        prepare(job, ["train.global_batch_size=8"], HERE)
+
+
+def test_of_a_plan_only_where_it_runs_may_be_changed(job: Path) -> None:
+    file = job.with_name("plan.json")
+    prepare(job, (), HERE).plan.write(file)
+    assert prepare(file, ["run.name=other"], HERE).folder.name == "other"
+    with pytest.raises(JobError, match="would change the plan"):
+        prepare(file, ["train.steps=6"], HERE)
+
+
+def test_a_dry_run_predicts_and_leaves_the_verdict_to_who_asks(job: Path) -> None:
+    found = dry_run(job, (), HERE)
+    assert found.estimate.world_size == 2 and found.room is not None
+    found.check_fits()
+    big = dry_run(job, ["model.hidden=65536", "model.num_heads=512", "model.num_layers=100"], HERE)
+    with pytest.raises(InfeasiblePlan):
+        big.check_fits()
+    with pytest.raises(InfeasiblePlan):
+        prepare(job, ["model.hidden=65536", "model.num_heads=512", "model.num_layers=100"], HERE)
+
+
+def test_a_lab_has_as_many_ranks_as_it_has_and_names_its_spares(job: Path) -> None:
+    plan: Plan = prepare(job, (), HERE).plan
+    assert check_ranks(plan, place_of("lab:2x1@1gbit"), "lab:2x1@1gbit") == ""
+    assert "host2, host3" in check_ranks(plan, place_of("lab:4x1@1gbit"), "lab:4x1@1gbit")
+    with pytest.raises(JobError, match="has 1 ranks, the job needs 2"):
+        check_ranks(plan, place_of("lab:1x1@1gbit"), "lab:1x1@1gbit")
+
+
+def test_data_that_are_missing_are_refused_before_ranks_start(job: Path) -> None:
+    (job.parent / "text.txt").unlink()
+    with pytest.raises(JobError):
+        prepare(job, (), HERE)
+    assert UNREAD not in dry_run_over(job)
+
+
+def dry_run_over(job: Path) -> dict[str, int]:
+    """What a dry run of whole data passes over."""
+    (job.parent / "text.txt").write_text("to be or not to be\n" * 400)
+    return dry_run(job, (), HERE).checked.over.counts
