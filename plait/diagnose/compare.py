@@ -157,7 +157,7 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
             Overlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis])
             for axis in sorted(set(first) & set(second) & set(MEASURED))
         ),
-        seconds=(float(np.ptp(ends)), float(np.median(measured))) if timed.height == axes.height and measured else None,  # type: ignore[arg-type]
+        seconds=(float(np.ptp(ends)), float(np.median(measured))) if timed.height == axes.height and measured else None,
         matched=both.height / max(1, seen.height),
     )
 

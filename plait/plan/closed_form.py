@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
+from plait.core.step.stages import crossing_bytes
 from plait.plan import micro_batch, owners, rates
 from plait.plan.distinct import distinct
 from plait.plan.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
@@ -212,8 +213,7 @@ class _Step:
     def _transfer(self) -> Column:
         """One micro-batch's activations to the next stage; tensor-parallel ranks send a part each."""
         asked, points = self.asked, self.points
-        tokens = points.micro * asked.sequence / points.cp
-        nbytes = tokens * asked.model.hidden * 2 / points.tp
+        nbytes = crossing_bytes(asked.sequence, points.micro, asked.model.hidden, cut=points.cp, itemsize=2) / points.tp
         return rates.collective(asked.cluster, "send", nbytes, points.pp, points.tp * points.replicas)
 
     def _sync(self) -> Column:

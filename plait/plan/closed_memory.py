@@ -20,6 +20,7 @@ from plait.core.cluster.overhead import Overhead
 from plait.core.model.precision import ITEMSIZE
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.stages import crossing_bytes
 from plait.plan import live
 from plait.plan.closed_activations import size_rows
 from plait.plan.closed_states import KINDS, Factors, held_by, place_states
@@ -219,8 +220,10 @@ class _Step:
     def _stream(self) -> Column:
         """Of what goes from stage to stage, for one micro-batch."""
         points = self.points
-        tokens = self.sequence // points.cp // np.where(points.sequence_parallel > 0, points.tp, 1)
-        return (points.micro * tokens * self.model.hidden * self.itemsize).astype(np.float64)
+        cut = points.cp * np.where(points.sequence_parallel > 0, points.tp, 1)
+        return crossing_bytes(self.sequence, points.micro, self.model.hidden, cut=cut, itemsize=self.itemsize).astype(
+            np.float64
+        )
 
     def _logits(self, place: Ints) -> Column:
         points, options = self.points, self.options

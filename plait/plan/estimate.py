@@ -22,7 +22,7 @@ from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
 from plait.core.step.segments import Phase
-from plait.core.step.stages import Stage, crossings, split_layers
+from plait.core.step.stages import Stage, crossing_bytes, crossings, split_layers
 from plait.core.step.tied import Tie, tie_of
 from plait.plan.activations import Activations
 from plait.plan.make import job_schedule, job_workload
@@ -273,8 +273,8 @@ class _OnePlace:
         step, cut, loads = self.step, self.strategy.cp, self.step.workload
         cut *= self.strategy.tp if self.strategy.sequence_parallel else 1
         levels = [level for _, level in step.edges[edge]]
-        return sum(
-            (loads.sequence >> level) // cut * self.share * step.model.hidden * loads.itemsize for level in levels
+        return crossing_bytes(
+            loads.sequence, self.share, step.model.hidden, cut=cut, itemsize=loads.itemsize, levels=levels
         )
 
     def sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:

@@ -11,14 +11,14 @@ from typing import Protocol
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
+from plait.core.record.records import sent_bytes
 from plait.core.step.overlap import Load
 from plait.core.step.schedule import Edge
 from plait.core.step.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_costs
 from plait.core.step.segments import Collective
-from plait.core.step.stages import crossings
+from plait.core.step.stages import crossing_bytes, crossings
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
-from plait.plan.traffic import ring_bytes
 
 OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
 """Of the memory traffic of a parameter's update, and of a byte of it, where nothing is described."""
@@ -133,7 +133,7 @@ class ClusterPrices:
         """Every node of the target gets each part once, over all its links, and shares it out inside."""
         meshes, ends = self.plan.layout.meshes, [self.plan.schedule.rank_of[stage] for stage in (source, target)]
         shares = {place: self.plan.largest_share(place) for place in ends}
-        tile = max(crossing_bytes(self.plan, place, (source, target), share) for place, share in shares.items())
+        tile = max(sent_over(self.plan, place, (source, target), share) for place, share in shares.items())
         tp = min(meshes[place].tp for place in ends)
         inside = self._stride(ends) < self.cluster.ranks_per_node
         copies = 1 if self.plan.strategy.sequence_parallel or inside else min(tp, self.cluster.ranks_per_node)
@@ -165,7 +165,7 @@ class PlanPrices:
         return order_costs(self.plan, place)
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
-        return ring_bytes(kind, int(nbytes), ranks) / BANDWIDTH
+        return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
 
     def tier(self, ranks: int, stride: int) -> int:
         return 0
@@ -190,7 +190,7 @@ def order_costs(plan: Plan, place: int) -> SegmentCosts:
     return segment_costs(plan.model, plan.strategy_of(place), batch=share, sequence=sequence)
 
 
-def crossing_bytes(plan: Plan, place: int, edge: Edge, share: int) -> int:
+def sent_over(plan: Plan, place: int, edge: Edge, share: int) -> int:
     """Of what crosses an edge, what a rank of a place has where it computes ``share`` sequences of a
     micro-batch."""
     work, mesh = plan.workload, plan.layout.meshes[place]
@@ -198,4 +198,4 @@ def crossing_bytes(plan: Plan, place: int, edge: Edge, share: int) -> int:
     levels = [0]  # the residual stream alone
     if plan.model.levels:
         levels = [one.level for one in crossings(plan.model, plan.stages)[min(edge), max(edge)]]
-    return sum((work.sequence >> level) // cut * share * plan.model.hidden * work.itemsize for level in levels)
+    return crossing_bytes(work.sequence, share, plan.model.hidden, cut=cut, itemsize=work.itemsize, levels=levels)

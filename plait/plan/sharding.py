@@ -9,9 +9,9 @@ from typing import NamedTuple
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import VECTORS, WHOLE, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import Strategy
+from plait.core.record.records import sent_bytes
 from plait.core.step.segments import Collective
 from plait.core.step.stages import Stage, stage_weights
-from plait.plan.traffic import ring_bytes
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
@@ -40,7 +40,7 @@ class Sent(NamedTuple):
     @property
     def bytes(self) -> int:
         """What a rank sends."""
-        return ring_bytes(self.kind, self.whole, self.ranks)
+        return sent_bytes(self.kind, self.whole, self.ranks)
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,13 @@ from dataclasses import dataclass
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.record.records import sent_bytes
 from plait.core.step.attention_ops import AttentionTraffic
-from plait.core.step.segments import Collective, SegmentGraph, SegmentOp
+from plait.core.step.segments import SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage, stage_weights
 
 STATISTICS = 3
 """Numbers of a token that vocabulary-parallel loss gathers."""
-
-
-def ring_bytes(kind: Collective, whole: int, ranks: int) -> int:
-    """What each of ``ranks`` sends where ``whole`` bytes are gathered or reduced among them, as a ring
-    would."""
-    return whole * (ranks - 1) // ranks * (2 if kind == "all_reduce" else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +55,8 @@ class SegmentTraffic:
         """Bytes that a rank sends for an op's collective; 0 if it has none."""
         kind = self.graph.collective(op)
         if kind in ("all_to_all", "rotate"):
-            held, ulysses = self.exchanged(op), self.strategy.cp // self.strategy.ring
-            return held if kind == "rotate" else ring_bytes(kind, held, ulysses)
-        return ring_bytes(kind, self.whole(op), self.strategy.tp) if kind else 0
+            return sent_bytes(kind, self.exchanged(op), self.strategy.cp // self.strategy.ring)
+        return sent_bytes(kind, self.whole(op), self.strategy.tp) if kind else 0
 
     def exchanged(self, op: SegmentOp) -> int:
         """Bytes that a rank holds of what it exchanges after an op of attention."""

@@ -11,7 +11,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.segments import SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
-from plait.plan.traffic import SegmentTraffic, micro_batch_bytes, replicated_numbers, ring_bytes
+from plait.plan.traffic import SegmentTraffic, micro_batch_bytes, replicated_numbers
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=8, num_heads=4, vocab=10, max_sequence=16, ffn_hidden=24)
 LLAMA = ModelSpec(
@@ -31,12 +31,6 @@ def traffic(model: ModelSpec = GPT, stage: Stage = WHOLE, batch: int = 5, **stra
 
 def op(site: Any, kind: Any, at: int = 0, part: int = 0, layer: int = 0) -> SegmentOp:
     return SegmentOp(site, layer, kind, at, part)
-
-
-def test_a_ring_sends_all_but_one_part_and_an_all_reduce_twice_that() -> None:
-    assert [ring_bytes(kind, 120, 4) for kind in ("all_gather", "reduce_scatter", "all_to_all")] == [90] * 3
-    assert ring_bytes("all_reduce", 120, 4) == 180
-    assert ring_bytes("all_reduce", 120, 1) == 0
 
 
 @pytest.mark.parametrize(

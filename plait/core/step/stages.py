@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, Weight, weights_of
 from plait.core.parallel.strategy import slice_sizes
+
+Number = Any
+"""An int or a column [points] of ints."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,15 @@ def crossings(model: ModelSpec, stages: Sequence[Stage]) -> dict[tuple[int, int]
         if edge[0] != edge[1]:
             found.setdefault(edge, []).append(Crossing(f"skip{level}", level))
     return {edge: tuple(tensors) for edge, tensors in sorted(found.items())}
+
+
+def crossing_bytes(
+    sequence: Number, samples: Number, hidden: Number, *, cut: Number, itemsize: Number, levels: Sequence[int] = (0,)
+) -> Number:
+    """Bytes that a rank has of what one micro-batch hands to another stage: a tensor [sequence / 2^level,
+    samples, hidden] for each of ``levels``. cut: ranks that share the sequence: cp, times tp where the
+    sequence is parallel. All but ``levels`` may be columns of strategies."""
+    return sum(((sequence >> level) // cut * samples * hidden * itemsize for level in levels), start=0)
 
 
 def _stage_of(layer: int, stages: Sequence[Stage]) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
-from plait.core.step.stages import Crossing, crossings, split_layers
+from plait.core.step.stages import Crossing, crossing_bytes, crossings, split_layers
 
 
 def u(levels: int, each: int) -> ModelSpec:
@@ -61,3 +62,11 @@ def test_a_skip_never_leads_back(levels: int, each: int, data: st.DataObject) ->
 def test_what_does_not_divide_is_refused(layers: int, stages: int, given_: tuple[int, ...], says: str) -> None:
     with pytest.raises(JobError, match=says):
         split_layers(layers, stages, given_)
+
+
+def test_bytes_of_what_crosses_are_of_numbers_and_columns() -> None:
+    assert crossing_bytes(32, 3, 64, cut=4, itemsize=2) == 32 // 4 * 3 * 64 * 2
+    assert crossing_bytes(32, 3, 64, cut=4, itemsize=2, levels=(0, 1, 1)) == 2 * 32 // 4 * 3 * 64 * 2
+    assert crossing_bytes(32, 3, 64, cut=4, itemsize=2, levels=()) == 0
+    told = crossing_bytes(32, np.array([1, 3]), 64, cut=np.array([1, 4]), itemsize=2)
+    assert told.tolist() == [32 * 64 * 2, 8 * 3 * 64 * 2]
