@@ -1,1 +1,44 @@
-"""What combines planning, placing, training and diagnosing, as plain functions of values."""
+"""What combines planning, placing, training and diagnosing, as plain functions of values. ``plait`` gives the
+same names.
+
+>>> import plait
+>>> plait.place_of("lab:2x1@1gbit").world
+2
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.api.diagnosing import diagnose_run, explain_hang
+    from plait.api.measuring import measure_plans
+    from plait.api.places import place_of
+    from plait.api.placing import Placing, place_job
+    from plait.api.planning import plan_job
+    from plait.api.trained import export_run, sampler
+    from plait.api.training import dry_run, prepare, run_plan
+
+__all__ = [
+    "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "measure_plans", "place_job", "place_of",
+    "plan_job", "prepare", "run_plan", "sampler",
+]  # fmt: skip
+
+_HOMES = {
+    "diagnosing": ("diagnose_run", "explain_hang"), "measuring": ("measure_plans",), "places": ("place_of",),
+    "placing": ("Placing", "place_job"), "planning": ("plan_job",),
+    "trained": ("export_run", "sampler"), "training": ("dry_run", "prepare", "run_plan"),
+}  # fmt: skip
+"""Modules of the names: they are imported when a name is first asked for, since some load for a second."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"plait.api.{home}"), name)
+    raise AttributeError(f"module 'plait.api' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

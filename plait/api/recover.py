@@ -34,7 +34,7 @@ def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], sp
 
 def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
     """As ``plait place --repair`` has it. Raises PlacementError."""
-    from plait.api.place_job import volumes_of
+    from plait.api.placing import volumes_of
     from plait.core.job.communication import CommunicationMatrix
     from plait.place.affinity import affinity_of, known_profiled
     from plait.place.pools import Wanted, pools_of, spots_of

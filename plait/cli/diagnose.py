@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plait.api.diagnose_run import as_run, diagnose_run, explain_trace
+from plait.api.diagnosing import as_run, diagnose_run, explain_trace
 from plait.cli import diagnose_page, terminal
 
 if TYPE_CHECKING:

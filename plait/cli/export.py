@@ -16,7 +16,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's checkpoint as a Hugging Face folder: safetensors, configuration and tokenizer."""
-    from plait.train.checkpoint.export import export_run
+    from plait.api.trained import export_run
 
     exported = export_run(run, out, step)
     for warning in exported.warnings:

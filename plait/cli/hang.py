@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from plait.api.diagnose_run import explain_hang
+from plait.api.diagnosing import explain_hang
 from plait.cli import terminal
 
 if TYPE_CHECKING:

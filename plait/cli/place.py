@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.api.place_job import Asked
+    from plait.api.placing import Placing
     from plait.core.topology.placement import Placement
     from plait.place.repair import Repair
 
@@ -79,11 +79,11 @@ def place(
 
     Example: plait place plan.json --topology topology.conf --alpha 0.3
     """
-    from plait.api.place_job import Asked, alpha_of, names_of, spares_of
+    from plait.api.placing import Placing, alpha_of, names_of, spares_of
     from plait.cli import place_tables, terminal
     from plait.core.base.errors import JobError
 
-    asked = Asked(
+    asked = Placing(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=names_of(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
@@ -131,11 +131,11 @@ def _refuse_down() -> None:
 
 
 def _finish(
-    asked: Asked, placement: Placement, target: Path, draw: Path | None, as_json: bool, repaired: Repair | None
+    asked: Placing, placement: Placement, target: Path, draw: Path | None, as_json: bool, repaired: Repair | None
 ) -> None:
     """Draw, check once more, write, tell. Ranks are bound by the table: it comes last, when nothing else can
     fail."""
-    from plait.api.place_job import beside
+    from plait.api.placing import beside
     from plait.cli import place_tables, terminal
     from plait.core.base.files import explained
 

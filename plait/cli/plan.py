@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from plait.api.places.base import Place
-    from plait.api.plan_job import Planning
+    from plait.api.planning import Planning
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.answer import Answer
@@ -63,7 +63,7 @@ def plan(
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
     from plait.api.places import place_of
-    from plait.api.plan_job import draw_step, planning
+    from plait.api.planning import draw_step, plan_job
     from plait.core.base.errors import JobError
     from plait.core.job.spec import naming
     from plait.core.model.experts import refuse_experts
@@ -103,7 +103,7 @@ def plan(
         check_target(picture, fix="Choose another with --picture")
     with naming(job, given):
         place = place_of(on)
-        asked = planning(job, given, place, what_if or [])
+        asked = plan_job(job, given, place, what_if or [])
         _remark(asked)
         for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
             if wanted:
@@ -159,21 +159,21 @@ def _remark(asked: Planning) -> None:
 
 
 def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
-    from plait.api.measure import measure
+    from plait.api.measuring import measure_plans
     from plait.core.base.text import in_seconds
 
     measured = dict[int, float]()
-    for at, seconds in enumerate(measure(plans, place)):
+    for at, seconds in enumerate(measure_plans(plans, place)):
         typer.echo(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step", err=True)
         measured[at] = seconds
     return measured
 
 
 def _compare(files: tuple[Path, Path], as_json: bool) -> None:
-    from plait.api.plan_job import predicted
+    from plait.api.planning import predict_plan
     from plait.cli.plan_tables import show_comparison
 
-    sides = [(str(file), *predicted(file)) for file in files]
+    sides = [(str(file), *predict_plan(file)) for file in files]
     show_comparison(sides[0], sides[1], as_json)
 
 

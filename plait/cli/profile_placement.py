@@ -154,7 +154,7 @@ def _collectives(
 
 def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet: bool) -> PlacedJob:
     """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns."""
-    from plait.api.place_job import plan_of, volumes_of
+    from plait.api.placing import plan_of, volumes_of
     from plait.cli import terminal
     from plait.core.base.errors import JobError
     from plait.core.cluster.placement_profile import PlacedJob
@@ -185,22 +185,16 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     0; of random ones the first that spreads both kinds of groups, where one is found."""
     import random
 
-    from plait.api.place_job import Asked
+    from plait.api.placing import Placing, place_job
     from plait.core.cluster.placement_profile import Steps
-    from plait.place.problem import Spares
 
     found: list[Steps] = []
     kept: tuple[tuple[str, ...], int] = ((), 1)
-    asked: Asked | None = None
+    asked: Placing | None = None
     aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
     for order, alpha in aligned:
-        asked = Asked(
-            job=file, overrides=[], topology=topology, form="", states=[], level="", avoid=[], gpus=[], forbid=[],
-            preempt=None, unit="both", literal=False, spares=Spares(), gpus_per_node=0, limit=10.0, method="exact",
-            alpha=alpha,
-        )  # fmt: skip
-        asked.read("auto")
-        one = asked.placed()
+        asked = Placing(job=file, topology=topology, alpha=alpha)
+        one = place_job(asked)
         kept = one.hosts, one.ranks_per_node
         found.append(
             Steps(order=order, hosts=one.hosts, dp_spread=one.column_spread, pp_spread=one.row_spread, seconds=(1.0,))
@@ -221,10 +215,10 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
 
 def _spreads(asked: object, hosts: Sequence[str]) -> tuple[int, int]:
     """Minipods of the most spread DP group and PP group."""
-    from plait.api.place_job import Asked
+    from plait.api.placing import Placing
     from plait.core.job.communication import columns_of, rows_of
 
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Placing)
     heights, block = asked.problem.heights, asked.problem.nodes_per_cell
     pods = [asked.spots[host].minipod for host in hosts]
     cells = [pods[at : at + block] for at in range(0, len(pods), block)]
@@ -240,7 +234,7 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
     import statistics
 
     from plait.api.places import place_of, with_table
-    from plait.api.train_run import prepare, run_plan
+    from plait.api.training import prepare, run_plan
     from plait.core.base.errors import LaunchError
     from plait.core.topology.rank_table import RankTable
     from plait.plan.recorded import read_seconds

@@ -21,11 +21,11 @@ def sample(
     step: Annotated[int | None, typer.Option(help="Of the checkpoint; the newest if not given.")] = None,
 ) -> None:
     """Continue a text with a run's newest checkpoint: shows what it has learned."""
-    from plait.train.sample import Sampler
+    from plait.api.trained import sampler
 
-    sampler = Sampler.of_run(run, step)
-    pieces = sampler.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
-    for warning in sampler.warnings:
+    trained = sampler(run, step)
+    pieces = trained.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    for warning in trained.warnings:
         typer.echo(f"warning: {warning}", err=True)
     for piece in chain([prompt], pieces):
         sys.stdout.write(printable(piece, kept="\n\t"))

@@ -25,7 +25,7 @@ def import_(
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
 ) -> None:
     """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains it."""
-    from plait.api.diagnose_run import import_run
+    from plait.api.diagnosing import import_run
 
     found = import_run(files, out, terminal.aside)
     terminal.passed_over(found.over)

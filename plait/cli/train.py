@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from plait.api.places.base import Place
-    from plait.api.train_run import Prepared
+    from plait.api.training import Prepared
 
 WIDTH = 100
 """Columns of a log, also of one in a file, which somebody reads."""
@@ -57,8 +57,8 @@ def train(
     """
     from plait.api.checks import check_ranks, room_of
     from plait.api.places import place_of, with_table
-    from plait.api.train_run import prepare, write_plan
-    from plait.api.what_runs import what_runs
+    from plait.api.summary import what_runs
+    from plait.api.training import prepare, write_plan
     from plait.cli import terminal
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
@@ -97,7 +97,7 @@ def _remark(ready: Prepared) -> None:
 def _run(ready: Prepared, place: Place, *, follow: bool) -> int:
     """Run the plan, or send it to a cluster's manager; the exit status."""
     from plait.api.places.base import Managed
-    from plait.api.train_run import run_plan
+    from plait.api.training import run_plan
     from plait.cli import terminal
 
     if not isinstance(place, Managed) or place.inside:
@@ -126,7 +126,7 @@ def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, 
 def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) -> None:
     """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
     from plait.api.places.kubernetes import InKubernetes
-    from plait.api.train_run import prepare
+    from plait.api.training import prepare
     from plait.cli import terminal
     from plait.core.base.files import explained, replacing
 
@@ -143,7 +143,7 @@ def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
     """The dry run: remarks, then the tables, then what would be sent."""
     from plait.api.places.base import Managed
-    from plait.api.train_run import dry_run
+    from plait.api.training import dry_run
     from plait.cli import terminal
     from plait.cli.dry_run import show
 

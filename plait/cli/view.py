@@ -62,14 +62,14 @@ def view(
 
 def tools() -> Tools:
     """What the page needs of other folders of Plait. Simulated plans are kept."""
-    from plait.api.diagnose_run import page_predictions, predicted_memory
+    from plait.api.diagnosing import page_predictions, predicted_memory
     from plait.view.store import Tools
 
     return Tools(explain=_explained, hang=_hang, predicted=page_predictions(), memory=predicted_memory)
 
 
 def _explained(run: Run) -> Told:
-    from plait.api.diagnose_run import report_of
+    from plait.api.diagnosing import report_of
     from plait.cli import diagnose_page
     from plait.view.store import Told
 
@@ -80,7 +80,7 @@ def _explained(run: Run) -> Told:
 
 
 def _hang(folder: Path) -> Hang | None:
-    from plait.api.diagnose_run import live_hang
+    from plait.api.diagnosing import live_hang
     from plait.view.store import is_live
 
     found = live_hang(folder, live=is_live(folder))

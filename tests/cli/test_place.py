@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plait.api.place_job import Asked
+from plait.api.placing import Placing
 from plait.cli.main import app
 from plait.core.base.errors import PlacementError, PlaitError
 from plait.core.job.plan import Plan
@@ -191,14 +191,14 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
     """The topology is read again before anything is written."""
     file = folder / "taken.conf"
     file.write_text(TOPOLOGY)
-    placing = Asked.placed
+    placing = Placing.placed
 
-    def meanwhile(asked: Asked) -> Placement:
+    def meanwhile(asked: Placing) -> Placement:
         found = placing(asked)
         file.write_text(TOPOLOGY.replace("a[00-03]", "a[01-03]"))
         return found
 
-    monkeypatch.setattr(Asked, "placed", meanwhile)
+    monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match="a00 is no longer free"):
         run(folder, "plan.json", "--topology", "taken.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
@@ -208,14 +208,14 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
 def test_a_topology_that_goes_while_solving(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     file = folder / "going.conf"
     file.write_text(TOPOLOGY)
-    placing = Asked.placed
+    placing = Placing.placed
 
-    def meanwhile(asked: Asked) -> Placement:
+    def meanwhile(asked: Placing) -> Placement:
         found = placing(asked)
         file.unlink() if text is None else file.write_text(text)
         return found
 
-    monkeypatch.setattr(Asked, "placed", meanwhile)
+    monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match=r"going.conf: .* it has changed since. Nothing was written"):
         run(folder, "plan.json", "--topology", "going.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.api.diagnose_run import report_of
+from plait.api.diagnosing import report_of
 from plait.cli.diagnose_page import show
 from plait.cli.hang import hang
 from plait.core.base.errors import PlaitError
@@ -38,7 +38,7 @@ SIGNATURE = signature_of("all_reduce", "float32", 16)
 def soon() -> Iterator[None]:
     """A call of half a second is suspicious."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plait.api.diagnose_run.deadlines_of", lambda folder: {"deadline": 0.1, "first": 0.2})
+        patch.setattr("plait.api.diagnosing.deadlines_of", lambda folder: {"deadline": 0.1, "first": 0.2})
         yield
 
 

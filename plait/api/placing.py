@@ -1,4 +1,4 @@
-"""What ``plait place`` is asked, read and checked: job, topology, weights; and the placements of it."""
+"""Placing: job, topology and weights, read and checked, and the placements of them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from plait.place.repair import Repair, Spot, from_table, repair
 
 
 @dataclass(kw_only=True)
-class Asked:
-    """The command line's wishes; ``read`` makes the problem of them."""
+class Placing:
+    """A job to place, and what to respect; ``read`` makes the problem of it. docs/place.md explains the
+    options, which have the same names and defaults as those of ``plait place``."""
 
     job: Path
-    overrides: Sequence[str]
     topology: str
-    form: str
-    states: Sequence[str]
-    level: str
-    avoid: Sequence[str]
-    gpus: Sequence[str]
-    forbid: Sequence[str]
-    preempt: float | None
-    unit: str
-    literal: bool
-    spares: Spares
-    gpus_per_node: int
-    limit: float
-    method: str
+    overrides: Sequence[str] = ()
+    form: str = ""
+    states: Sequence[str] = ()
+    level: str = ""
+    avoid: Sequence[str] = ()
+    gpus: Sequence[str] = ()
+    forbid: Sequence[str] = ()
+    preempt: float | None = None
+    unit: str = "both"
+    literal: bool = False
+    spares: Spares = field(default_factory=Spares)
+    gpus_per_node: int = 0
+    limit: float = 10.0
+    method: str = "exact"
     flows: int = 0
     by: str = "spread"
     network: Path | None = None
@@ -59,8 +60,8 @@ class Asked:
     each: int = 0
     """Ranks of a node."""
 
-    def read(self, affinity: str) -> None:
-        """Job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
+    def read(self, affinity: str = "auto") -> None:
+        """Read job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
         plan, rate, device, each = plan_of(self.job, self.overrides)
         self.tree, self.remarks = self._read_topology()
         self.spots = spots_of(self.tree, self.level or None)
@@ -165,7 +166,7 @@ class Asked:
                 found.append((name, str(error)))
         return found
 
-    def like(self, other: Asked) -> Asked:
+    def like(self, other: Placing) -> Placing:
         """With what another has read."""
         self.problem, self.tree, self.spots = other.problem, other.tree, other.spots
         return self
@@ -234,6 +235,14 @@ class Asked:
         from plait.place.ecmp import Fabric, conflict_factor
 
         return replace(network, conflicts=network.conflicts * conflict_factor(Fabric.of(self.tree, free), self.flows))
+
+
+def place_job(asked: Placing, affinity: str = "auto") -> Placement:
+    """The host of every rank of a job, and how much better any other placement could be. affinity: ``auto``,
+    or a file of profiled jobs, from which the weights of DP and PP groups are taken. Raises JobError and
+    PlacementError."""
+    asked.read(affinity)
+    return asked.placed()
 
 
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:

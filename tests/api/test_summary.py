@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.what_runs import what_runs
+from plait.api.summary import what_runs
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Choices, Plan
 from plait.core.job.spec import Job

@@ -18,7 +18,7 @@ STEPS, SKIPPED = 10, 4
 """Steps of a run, and of these the first, which do not count."""
 
 
-def measure(plans: Sequence[Plan], place: Place) -> Iterator[float]:
+def measure_plans(plans: Sequence[Plan], place: Place) -> Iterator[float]:
     """Seconds of a median step of each plan. Raises JobError where its ranks do not exist here, and what a
     run raises."""
     for plan in plans:
@@ -56,7 +56,7 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
 
 
 def _seconds(plan: Plan, place: Place) -> float:
-    from plait.api.train_run import run_plan
+    from plait.api.training import run_plan
     from plait.core.base.errors import LaunchError
     from plait.plan.recorded import read_seconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.api.places import place_of
-from plait.api.plan_job import planning, predicted
+from plait.api.planning import plan_job, predict_plan
 from plait.core.base.errors import JobError
 
 JOB = """
@@ -35,40 +35,40 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_jobs_best_strategy_becomes_a_plan_that_is_predicted_alike(job: Path) -> None:
-    asked = planning(job, SETTINGS)
+    asked = plan_job(job, SETTINGS)
     best = asked.answer().best
     plan = asked.plan(best)
     assert plan.layout.world_size == 8
     plan.write(job.with_name("plan.json"))
-    _, again = predicted(job.with_name("plan.json"))
+    _, again = predict_plan(job.with_name("plan.json"))
     assert again.seconds == pytest.approx(best.seconds, rel=1e-12)
 
 
 def test_a_plan_is_checked_as_it_stands(job: Path) -> None:
-    asked = planning(job, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
+    asked = plan_job(job, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
     plan = asked.plan(asked.answer(check=True).best)
     file = job.with_name("plan.json")
     plan.write(file)
-    of_plan = planning(file)
+    of_plan = plan_job(file)
     assert of_plan.written is not None
     assert of_plan.plan(of_plan.answer().best).key == plan.key
     with pytest.raises(JobError, match="would change the plan"):
-        planning(file, ["strategy.tp=1"])
+        plan_job(file, ["strategy.tp=1"])
 
 
 def test_a_lab_stands_for_this_machine(job: Path) -> None:
-    asked = planning(job, (), place_of("lab:2x2@1gbit"))
+    asked = plan_job(job, (), place_of("lab:2x2@1gbit"))
     assert asked.answer().best.job.world_size == 4
 
 
 def test_changes_are_of_the_cluster_alone(job: Path) -> None:
-    asked, as_it_is = planning(job, SETTINGS, changes=["compute=2x"]), planning(job, SETTINGS)
+    asked, as_it_is = plan_job(job, SETTINGS, changes=["compute=2x"]), plan_job(job, SETTINGS)
     assert asked.factors == {"compute": 2.0}
     assert asked.planner.cluster != as_it_is.planner.cluster
 
 
 def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:
     job.write_text('[model]\npreset = "gpt3-125m"\n' + JOB[JOB.index("[data]") :])
-    asked = planning(job, SETTINGS)
+    asked = plan_job(job, SETTINGS)
     assert asked.planner.model.vocab > 50_000
     assert "byte tokenizer" in asked.note

@@ -44,13 +44,14 @@ class HangReport:
         return over
 
 
-def diagnose_run(folder: Path) -> Report:
+def diagnose_run(folder: Path | str) -> Report:
     """The report of a run's folder: where steps go, which ranks are slow, why it hung. Raises DataError if
     no step was recorded; a run that hung before its first step is left to ``explain_hang``."""
     from dataclasses import replace
 
     from plait.diagnose.reading import read_run
 
+    folder = Path(folder)
     run = read_run(folder)
     verdict, notes = hang_of(folder)
     report = report_of(run)
@@ -115,7 +116,7 @@ def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
     return (None if verdict.cause == "none" else verdict), []
 
 
-def explain_hang(folder: Path) -> HangReport:
+def explain_hang(folder: Path | str) -> HangReport:
     """Why the run in a folder hangs, or hung.
 
     The verdict of the launcher is read again. Without one, evidence is gathered from the rings, also of a run
@@ -124,6 +125,7 @@ def explain_hang(folder: Path) -> HangReport:
     from plait.core.base.errors import DataError
     from plait.core.runs.evidence import FILE, read_hang
 
+    folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is no run's folder.")
     if (folder / FILE).exists():

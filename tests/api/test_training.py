@@ -8,7 +8,7 @@ import pytest
 
 from plait.api.checks import UNREAD, check_ranks
 from plait.api.places import place_of
-from plait.api.train_run import dry_run, prepare, write_plan
+from plait.api.training import dry_run, prepare, write_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.job.plan import Plan
 

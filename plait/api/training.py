@@ -53,7 +53,7 @@ class DryRun:
             check_fits(self.job, self.estimate, self.vocab, self.room)
 
 
-def prepare(file: Path, overrides: Sequence[str], place: Place, *, refuse: bool = True) -> Prepared:
+def prepare(file: Path | str, overrides: Sequence[str], place: Place, *, refuse: bool = True) -> Prepared:
     """The run of a job file (TOML), or of a plan (``plan.json``), which is obeyed as it stands.
 
     A run that has begun in the same folder goes on with its own plan. refuse: whether a job is refused that
@@ -66,6 +66,7 @@ def prepare(file: Path, overrides: Sequence[str], place: Place, *, refuse: bool 
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
+    file = Path(file)
     if file.suffix == ".json":
         return _written(file, overrides, place)
     asked = Job.read(file, overrides).named(file.stem)
@@ -80,7 +81,7 @@ def prepare(file: Path, overrides: Sequence[str], place: Place, *, refuse: bool 
     return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
 
 
-def dry_run(file: Path, overrides: Sequence[str], place: Place) -> DryRun:
+def dry_run(file: Path | str, overrides: Sequence[str], place: Place) -> DryRun:
     """Check a job or a plan as ``prepare`` does, and predict memory and traffic of every rank. Whether it
     fits is left to ``DryRun.check_fits``."""
     from plait.api.checks import check_files, planned_lab
@@ -92,6 +93,7 @@ def dry_run(file: Path, overrides: Sequence[str], place: Place) -> DryRun:
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
+    file = Path(file)
     if file.suffix == ".json":
         ready = _written(file, overrides, place, dry=True)
         plan, device = ready.plan, ready.plan.job.run.device if ready.plan.job else "auto"

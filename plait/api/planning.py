@@ -41,8 +41,8 @@ class Planning:
         return self.written or self.planner.plan(candidate.job)
 
 
-def planning(
-    file: Path, overrides: Sequence[str] = (), place: Place | None = None, changes: Sequence[str] = ()
+def plan_job(
+    file: Path | str, overrides: Sequence[str] = (), place: Place | None = None, changes: Sequence[str] = ()
 ) -> Planning:
     """Read a job file (TOML) or a plan (``plan.json``), and find its cluster.
 
@@ -60,6 +60,7 @@ def planning(
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.tokenizer import load_tokenizer
 
+    file = Path(file)
     factors, over, note = parse_changes(changes), PassedOver(), ""
     written: Plan | None = None
     if file.suffix == ".json":
@@ -81,7 +82,7 @@ def planning(
     return Planning(planner=planner, written=written, factors=factors, warning=warning, note=note, over=over)
 
 
-def predicted(file: Path) -> tuple[Planner, Candidate]:
+def predict_plan(file: Path) -> tuple[Planner, Candidate]:
     """The prediction of a plan (``plan.json``) on its cluster. Raises JobError."""
     from plait.api.choose import the_cluster
     from plait.core.job.plan import Plan

@@ -1,0 +1,26 @@
+"""What a run has trained: for other programs, or to continue a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.train.checkpoint.export import Exported
+    from plait.train.sample import Sampler
+
+
+def export_run(run: Path | str, out: Path | str, step: int | None = None) -> Exported:
+    """Write a checkpoint of a run as a Hugging Face folder. step: of the checkpoint; None: the newest that is
+    whole. Raises CheckpointError."""
+    from plait.train.checkpoint import export
+
+    return export.export_run(Path(run), Path(out), step)
+
+
+def sampler(run: Path | str, step: int | None = None) -> Sampler:
+    """The model of a run, which continues texts with ``generate``. step: of the checkpoint; None: the newest
+    that is whole. Raises CheckpointError."""
+    from plait.train.sample import Sampler
+
+    return Sampler.of_run(Path(run), step)
