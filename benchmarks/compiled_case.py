@@ -13,6 +13,7 @@ from typing import Any
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]  # read when torch is imported
 
 import torch
+from typical import typical_costs
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
@@ -24,7 +25,6 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import typical_costs
 
 DOMINO: dict[str, Any] = {
     "family": "gpt", "num_layers": 3, "hidden": 768, "num_heads": 12, "vocab": 256, "max_sequence": 256,

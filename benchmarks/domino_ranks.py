@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from dtensor_tp import DTensorGpt, dtensor_step
 from torch.distributed.device_mesh import DeviceMesh
+from typical import typical_costs
 
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
@@ -32,7 +33,6 @@ from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import typical_costs
 
 SLICED = {
     "sync": Strategy(tp=2, overlap="sync"),

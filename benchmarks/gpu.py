@@ -33,6 +33,7 @@ from keeping import finish, keep, make_parser
 from modelled_wire import ModelledWire
 from rich.console import Console
 from rich.table import Table
+from typical import typical_costs
 
 from plait.core.base.env import specs_folder
 from plait.core.model.spec import ModelSpec
@@ -47,7 +48,7 @@ from plait.train.machine.device import Device
 from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import matrix_rate, time_interleaved, typical_costs
+from plait.train.tune.timing import matrix_rate, time_interleaved
 
 TP = 8
 SHARES = (0.3, 0.5)

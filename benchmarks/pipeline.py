@@ -17,7 +17,7 @@ Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule
 order on torch's action runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``:
 bound / time. ``filled``: the same without the transfers of fill and drain, which no schedule hides (twice the
 sum over boundaries). ``steady``: periods after the fill compared likewise. The theorem:
-``core.step.schedules.steady_period`` with each boundary's transfer as measured alone.
+``steady.steady_period`` with each boundary's transfer as measured alone.
 """
 
 from __future__ import annotations

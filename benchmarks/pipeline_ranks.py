@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
+from steady import steady_period
 from torch import Tensor
 
 from plait.core.base.env import RankEnv
@@ -25,7 +26,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Transfer
-from plait.core.step.schedules import Shape, enough_slack, generate, steady_period
+from plait.core.step.schedules import Shape, enough_slack, generate
 from plait.core.step.segments import SegmentGraph
 from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble

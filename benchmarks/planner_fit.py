@@ -18,7 +18,7 @@ from planner_row import Row
 from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant, Efficiency
 from plait.core.cluster.hardware import Cluster
-from plait.plan.band import REGIMES, regimes, spread_of
+from plait.plan.band import P90, REGIMES, regimes
 from plait.plan.calibrate import Calibrated, Known, calibrate
 from plait.plan.closed_form import Seconds, step_seconds
 from plait.plan.layer_time import Options
@@ -156,6 +156,13 @@ def left_out(rows: Sequence[Row]) -> Iterator[tuple[list[int], dict[str, float]]
     for origin in sorted({origin_of(row) for row in rows}):
         found = fit([row for row in timed if origin_of(row) != origin], start=start)
         yield [at for at, row in enumerate(rows) if origin_of(row) == origin], found.values
+
+
+def spread_of(residuals: Floats, weights: Floats) -> float:
+    """The spread with which four fifths of ``residuals`` (log predicted / measured) lie within the band."""
+    order = np.argsort(np.abs(residuals))
+    reached = np.cumsum(weights[order]) / np.sum(weights)
+    return float(np.abs(residuals)[order][np.searchsorted(reached, 0.8)]) / P90
 
 
 def spreads(rows: Sequence[Row]) -> dict[str, float]:

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from frameworks import FRAMEWORKS
 from numpy.typing import NDArray
 from planner_row import GIB, Row
 from planner_rows import default_files, read_rows
 
 from plait.core.cluster.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
-from plait.plan.memory_options import FRAMEWORKS, MemoryOptions
+from plait.plan.memory_options import MemoryOptions
 from plait.plan.points import Points
 
 MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "tensors"),

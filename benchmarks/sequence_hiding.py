@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from typical import typical_costs
 
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
@@ -30,7 +31,6 @@ from plait.train.machine.threads import take_cores
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import typical_costs
 
 
 @dataclass

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from plait.core.runs.evidence import Evidence
 
-Pair = tuple[str, str]
-
 
 def cut_off(evidence: Iterable[Evidence], concerned: set[int]) -> tuple[list[str], bool] | None:
     """The hosts whose network explains that some ranks do not reach others, and whether it is only the path

@@ -37,7 +37,6 @@ SCENARIOS = 64
 """Data-parallel ranks and stages of which S_w is found; of more, the worst is taken from own work alone."""
 WORST = 0.03
 """Share of workers that M_W is about."""
-ASYNCHRONOUS = ("dp", "pp", "tp")
 
 
 class Worker(NamedTuple):

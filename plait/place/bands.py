@@ -1,7 +1,7 @@
 """Constructions for a matrix of equal columns: no solver, well under a millisecond each.
 
 ``bands`` with one band keeps rows whole; with ``cut`` it is a chain of rows over the largest minipods. These
-two attain the optimum of the paper's program for identical units (``plait.place.bounds.program_optimum``).
+two attain the optimum of the paper's program for identical units.
 More bands go on where that program stops: the columns are cut into r bands, each with minipods of its own, so
 that a row spreads over r minipods and a column over those of one band. r = 1 keeps PP groups whole, r =
 columns DP groups; what lies between is the trade that eq. 2 asks for. The same with rows and columns

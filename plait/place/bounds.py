@@ -10,7 +10,7 @@ other has an exact answer: whole rows (or columns) packed into the fewest minipo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, inf, sqrt
+from math import ceil, sqrt
 
 from plait.place.problem import Problem
 
@@ -38,15 +38,6 @@ def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
         if not rest:
             break
     return total * total / (rows * columns)
-
-
-def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
-    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole nodes) is at
-    least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else capacity alone."""
-    whole = fewest_minipods(free, groups, size)
-    split = fewest_minipods(free, groups * size, 1)
-    aligned = inf if whole is None else weight * whole + 1 - weight
-    return min(aligned, inf if split is None else weight * split + 2 * (1 - weight))
 
 
 def frontier(problem: Problem) -> list[tuple[int, int]]:

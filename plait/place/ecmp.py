@@ -13,7 +13,6 @@ exchange much under the same switch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -140,39 +139,3 @@ def conflict_factor(fabric: Fabric, flows_per_nic: int = 1) -> float:
     """
     load = largest_load(fabric.active * flows_per_nic, fabric.uplinks) / flows_per_nic
     return max(load / fabric.speedup, 1.0)
-
-
-def aligned(first_nic: int, second_nic: int, rails: int) -> bool:
-    """Whether two NICs are on one rail, NIC i being on rail i modulo ``rails``."""
-    return first_nic % rails == second_nic % rails
-
-
-def slowdown(
-    topology: Topology, first: str, second: str, fabric: Fabric, *, nics: tuple[int, int] = (0, 0),
-    flows_per_nic: int = 1,
-) -> float:  # fmt: skip
-    """By what factor a transfer between two nodes is slowed by hashing: 1 inside a node and under one leaf on
-    one rail. NICs of different rails have no switch in common below the spine, even under the same leaf."""
-    levels = topology.distance(first, second)
-    if levels == 0 or (levels == 1 and aligned(*nics, fabric.rails)):
-        return 1.0
-    return conflict_factor(fabric, flows_per_nic)
-
-
-def slowest(
-    topology: Topology, pairs: Sequence[tuple[str, str]], *, speedup: float = 1.0, flows_per_nic: int = 1
-) -> float:
-    """By what factor the last of the transfers between pairs of nodes, all at once over all their NICs on
-    equal rails, is slowed: those that leave a leaf share its uplinks."""
-    leaving: dict[int, tuple[str, int]] = {}
-    for first, second in pairs:
-        if topology.distance(first, second) > 1:
-            leaf = topology.node(first).leaf
-            leaving[leaf] = (first, leaving.get(leaf, ("", 0))[1] + 1)
-    factors = [1.0]
-    for name, count in leaving.values():
-        hardware = topology.node(name).hardware
-        each = max(-(-(hardware.nics or 1) // max(hardware.rails or 1, 1)), 1)
-        fabric = Fabric.of(topology, name, speedup=speedup, active=count * each)
-        factors.append(conflict_factor(fabric, flows_per_nic))
-    return max(factors)

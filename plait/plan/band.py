@@ -34,10 +34,3 @@ def band(total: Seconds, points: Points, cluster: Cluster) -> tuple[Seconds, Sec
     told = cluster.efficiency.spread
     spread = np.array([getattr(told, regime).value for regime in REGIMES])[regimes(points, cluster)]
     return total * np.exp(-P90 * spread), total * np.exp(P90 * spread)
-
-
-def spread_of(residuals: Seconds, weights: Seconds) -> float:
-    """The spread with which four fifths of ``residuals`` (log predicted / measured) lie within the band."""
-    order = np.argsort(np.abs(residuals))
-    reached = np.cumsum(weights[order]) / np.sum(weights)
-    return float(np.abs(residuals)[order][np.searchsorted(reached, 0.8)]) / P90

@@ -7,7 +7,7 @@ more to do, and once before its last, with k backwards to do: max(0, D - k f_i) 
 that takes longest decides. If that is the last one, as with a head, the step is exactly m max(w) + sum of the
 others; else this is a bound, missed by 5 % at most where places differ sixfold. A transfer is hidden by
 nothing in 1F1B: stages i to j hold one micro-batch each while one goes there and back, so a micro-batch takes
-at least (sum w + 2 c (j - i)) / (j - i + 1) in the steady state (``core.step.schedules.steady_period``).
+at least (sum w + 2 c (j - i)) / (j - i + 1) in the steady state (``core.step.schedules``).
 With all w equal but one, the longest such range is either one stage or the whole pipeline.
 
 A rank of an interleaved schedule has v chunks, which divides the filling; zero-bubble schedules fill it with

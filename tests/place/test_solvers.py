@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from math import inf
 
 import pytest
 
 from plait.core.base.errors import PlacementError
 from plait.core.job.communication import Volume
-from plait.place.bounds import program_optimum
+from plait.place.bounds import fewest_minipods
 from plait.place.cpsat import cpsat
 from plait.place.mip import mip
 from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, spread_of
+
+
+def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
+    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole nodes) is at
+    least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else capacity alone."""
+    whole = fewest_minipods(free, groups, size)
+    split = fewest_minipods(free, groups * size, 1)
+    aligned = inf if whole is None else weight * whole + 1 - weight
+    return min(aligned, inf if split is None else weight * split + 2 * (1 - weight))
 
 
 @pytest.mark.parametrize("free", [[6, 6, 6], [6, 5, 4], [3, 3, 3, 3], [9, 2, 2, 1]])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from planner_fit import spread_of
 
 from plait.core.cluster.hardware import Cluster
-from plait.plan.band import P90, band, regimes, spread_of
+from plait.plan.band import P90, band, regimes
 from plait.plan.points import Points
 
 A100 = Cluster.preset("a100-80")

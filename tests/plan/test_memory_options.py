@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.step.stages import split_layers
 from plait.plan.layer_time import Options
-from plait.plan.memory_options import FRAMEWORKS, PLAIT, MemoryOptions
+from plait.plan.memory_options import PLAIT, MemoryOptions
 
 
 @pytest.mark.parametrize(("itemsize", "each"), [(2, 6), (4, 4), (8, 8)])
@@ -21,11 +21,12 @@ def test_logits_are_kept_as_computed_and_in_fp32_if_that_is_wider(itemsize: int,
     ("layers", "stages", "sizes"), [(22, 4, [5, 6, 6, 5]), (6, 4, [1, 2, 2, 1]), (7, 3, [2, 3, 2]), (7, 1, [7])]
 )
 def test_ends_may_count_as_layers(layers: int, stages: int, sizes: list[int]) -> None:
-    found = FRAMEWORKS["zero-bubble"].stages(layers, stages)
+    ends = MemoryOptions(ends_count=True)
+    found = ends.stages(layers, stages)
     assert [stage.num_layers for stage in found] == sizes
     assert [stage.first_layer for stage in found] == [sum(sizes[:at]) for at in range(stages)]
     assert [(stage.index, stage.num_stages) for stage in found] == [(at, stages) for at in range(stages)]
-    assert FRAMEWORKS["zero-bubble"].most_stages(layers) == layers + 2
+    assert ends.most_stages(layers) == layers + 2
     assert PLAIT.stages(layers, stages) == split_layers(layers, stages)
     assert PLAIT.most_stages(layers) == layers
 

@@ -126,13 +126,6 @@ class CommunicationMatrix:
         """Cells of every PP group, in order of the columns."""
         return rows_of(self.heights)
 
-    def vector(self, cell: int) -> tuple[float, float, float]:
-        """[v_w, v_d, v_p] of each GPU of a cell, in bytes; what experts exchange stays in the column, and is
-        part of v_d."""
-        ends = list(accumulate(self.heights))
-        volume = self.volumes[next(at for at, end in enumerate(ends) if cell < end)]
-        return volume.weights, volume.dp + volume.ep, volume.pp
-
     @cached_property
     def mean(self) -> Volume:
         """Of all GPUs; nothing where nobody has counted."""

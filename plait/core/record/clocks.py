@@ -89,18 +89,6 @@ def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
     return -1 if a.at < b.at else 1
 
 
-def pinged(exchanges: Sequence[tuple[int, int, int, int]]) -> Clock:
-    """The clock that asked, led to the one that answered. exchanges: asked (here), heard, answered (both
-    there), back (here), ns. The quickest one counts; drift is not known from it.
-
-    >>> pinged([(1000, 5100, 5110, 1220), (2000, 6050, 6060, 2100)])
-    Clock(offset=4005, drift=0.0, origin=2050, error=45, drift_error=0.0001)
-    """
-    asked, heard, answered, back = min(exchanges, key=lambda one: (one[3] - one[0]) - (one[2] - one[1]))
-    here, there = (asked + back) // 2, (heard + answered) // 2
-    return Clock(offset=there - here, origin=here, error=((back - asked) - (answered - heard)) // 2, drift_error=QUARTZ)
-
-
 def compared(there: np.ndarray, here: np.ndarray) -> Clock | None:
     """The clock of ``here`` led to that of ``there``, from when each began and ended the same collectives:
     two arrays [n, 2], ns. None for too few.

@@ -16,8 +16,9 @@ micro-batches.
     zb-v            two stages a rank, down and up again, no bubble with the memory of 1f1b where F, I and W
                     take equally long (same)
 
-``steady_period`` is the theorem behind eager and slack: with asynchronous links the time per micro-batch is
-the longest mean circuit.
+The theorem behind eager and slack: with asynchronous links, one a direction, the seconds per micro-batch are
+the longest mean circuit. Between stages i and j a micro-batch goes there and back, sum(compute) + 2
+sum(transfer), while 1 + sum(slack) micro-batches are in between.
 """
 
 from __future__ import annotations
@@ -299,29 +300,11 @@ def closed_form(
             return None
 
 
-def steady_period(compute: Sequence[float], transfer: Sequence[float], slack: Sequence[int]) -> float:
-    """Seconds per micro-batch of a 1F1B-like schedule in its steady state.
-
-    compute: forward and backward of each stage; transfer: one way over each boundary; slack: of each
-    boundary, the difference of its two stages' warm-up (1f1b: 1, eager: 2). Links are asynchronous, one a
-    direction. Between stages i and j a micro-batch goes there and back, sum(compute) + 2 sum(transfer), while
-    1 + sum(slack) micro-batches are in between.
-    """
-    period = max(*compute, *transfer, 0.0)
-    for i in range(len(compute)):
-        work, between = compute[i], 1
-        for j in range(i + 1, len(compute)):
-            work += compute[j] + 2 * transfer[j - 1]
-            between += slack[j - 1]
-            period = max(period, work / between)
-    return period
-
-
 def enough_slack(compute: Sequence[float], transfer: Sequence[float], tolerance: float = 0.0) -> tuple[int, ...]:
     """The least slack with which transfers cost no more than ``tolerance`` of the period: fewest live
     activations over all stages.
 
-    Every range of stages asks for a sum of slacks (``steady_period`` <= (1 + tolerance) max(compute,
+    Every range of stages asks for a sum of slacks (longest mean circuit <= (1 + tolerance) max(compute,
     transfer)). Slack at a boundary is paid by all stages before it, so ranges are served from the last to
     begin to the first, each at its first boundary: no other choice needs fewer, or less far back.
 

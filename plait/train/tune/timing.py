@@ -22,13 +22,6 @@ RECORDED = 5
 to 3 % longer."""
 
 
-def typical_costs(run: Callable[[], object], recorder: Recorder, micro_batches: int = 1) -> SegmentCosts:
-    """What ops and collectives of one micro-batch take when ``run`` is run alone, which records: medians of
-    several runs, the mean over ranks, the same on every rank."""
-    run()  # to warm up
-    return median_costs(recorded(run, recorder, RECORDED), micro_batches)
-
-
 def recorded(run: Callable[[], object], recorder: Recorder, times: int) -> list[list[OpSpan]]:
     """The spans of each of so many runs, whole: a device may run far behind the host, and what it has not
     reached is not read."""

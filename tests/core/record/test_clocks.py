@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.record.clocks import LEAST, REFERENCE, Clock, Clocks, Moment, aligned, compared, order, pinged
+from plait.core.record.clocks import LEAST, REFERENCE, Clock, Clocks, Moment, aligned, compared, order
 from plait.core.record.ring import Header, Kind, Ring, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 
@@ -88,11 +88,6 @@ def test_a_host_that_was_not_compared_has_no_order() -> None:
     assert clocks.order((0, 1), (2, 10**15)) == 0
     assert clocks.order((0, 1), (1, 2)) == -1  # one host, one clock
     assert order(Moment(100, 3), Moment(106, 3)) == 0 and order(Moment(107, 3), Moment(100, 3)) == 1
-
-
-def test_the_quickest_ping_counts() -> None:
-    clock = pinged([(0, 90_000, 90_100, 1_000), (5_000, 10_100, 10_200, 5_400), (9_000, 99_000, 99_100, 90_000)])
-    assert abs(clock.moment(5_200).at - 10_150) <= clock.error == 150
 
 
 def written(folder: Path, rank: int, host: str, clock: tuple[int, float], begins: np.ndarray, ends: np.ndarray,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.errors import ReshardError
-from plait.core.reshard import script as reshard_script
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
 from plait.core.reshard.plan import Chain, Message, ReshardPlan, Step, Way
-from plait.core.reshard.script import WINDOW, Act, check, script, unfinished
+from plait.core.reshard.script import WINDOW, Act, script
+from tests.support import reshard_check
+from tests.support.reshard_check import check, unfinished
 
 
 def plan(size: int = 8, *, receivers: tuple[int, ...] = (1, 2), way: Way = "send_recv") -> ReshardPlan:
@@ -67,7 +68,7 @@ def test_what_does_not(listed: list[Message], says: str) -> None:
 
 
 def test_a_list_that_does_not_end_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reshard_script, "script", lambda *_: [Act("wait", 0)])
+    monkeypatch.setattr(reshard_check, "script", lambda *_: [Act("wait", 0)])
     with pytest.raises(ReshardError, match=r"Deadlock: 2 messages never end, the first is Message\(src=0, dst=1"):
         check(plan(), WHOLE)
 

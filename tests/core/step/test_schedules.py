@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steady import steady_period
 
 from plait.core.base.errors import ScheduleError
 from plait.core.step.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
@@ -22,7 +23,6 @@ from plait.core.step.schedules import (
     find_schedule,
     generate,
     rank_ops,
-    steady_period,
 )
 
 SHAPES = [

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from typical import typical_costs
 
 from plait.core.record.ring import Kind
 from plait.core.record.timeline import OpSpan
@@ -24,7 +25,6 @@ from plait.train.tune.timing import (
     median_costs,
     recorded,
     time_interleaved,
-    typical_costs,
 )
 from tests.support.threads import threads
 
