@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Recompute, Strategy
-from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.segment_lists import sync_order
-from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp
+from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, SharedAttention
 from plait.core.step.stages import Stage
 from plait.plan.activations import Walk
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT

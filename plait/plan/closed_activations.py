@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute
-from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.segments import SharedAttention
 from plait.plan.activation_columns import (
     OWN,
     Bytes,

@@ -120,11 +120,12 @@ class _Costs:
         if kind is None:
             return 0.0
         tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
+        whole = traffic.whole(op)
         if kind == "rotate":
-            return float(rates.collective(self.cluster, "send", traffic.exchanged(op), 2, tp * ulysses))
+            return float(rates.collective(self.cluster, "send", whole, 2, tp * ulysses))
         if kind == "all_to_all":
-            return float(rates.collective(self.cluster, kind, traffic.exchanged(op) * ulysses, ulysses, tp))
-        return float(rates.collective(self.cluster, kind, traffic.whole(op), tp, 1))
+            return float(rates.collective(self.cluster, kind, whole * ulysses, ulysses, tp))
+        return float(rates.collective(self.cluster, kind, whole, tp, 1))
 
     # ---- widths ----
 

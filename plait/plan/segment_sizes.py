@@ -8,8 +8,8 @@ from typing import NamedTuple
 from plait.core.model.dropout import HASHED, Blocks
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.attention_ops import AttentionTraffic
 from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.sends import exchanged
 
 MASTER = 4
 """Bytes of a gradient, a master weight or a moment, unless the model itself computes in more."""
@@ -175,7 +175,7 @@ def _blocks(sizes: Sizes, op: SegmentOp, heads: int, kv_heads: int, ulysses: int
 @dataclass(frozen=True)
 class Shared:
     """Bytes of attention that ranks share. first: of the first weight's output. query: of queries, and of
-    what attention gives. there, block: as ``AttentionTraffic``. lse: log-sum-exp. turned: rotated queries and
+    what attention gives. there, block: as ``exchanged``. lse: log-sum-exp. turned: rotated queries and
     keys. turning: working set of rotating queries, with the tables of scattered positions. expanded: keys and
     values for every query head, where kernels want that. forward, backward: working sets of attention in
     blocks."""
@@ -199,7 +199,7 @@ class Shared:
         row = rows * sizes.itemsize
         heads, kv_heads = _heads(sizes)
         query, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
-        held, ulysses = AttentionTraffic.of(spec, strategy, row), strategy.cp // strategy.ring
+        ulysses, (there, _, block) = strategy.cp // strategy.ring, exchanged(spec, strategy, row)
         here, kv_here = heads // ulysses, max(1, kv_heads // ulysses)
         blocks = _blocks(sizes, op, here, kv_here, ulysses)
         rotary = spec.family == "llama"
@@ -207,8 +207,8 @@ class Shared:
         return Shared(
             first=query + 2 * kv,
             query=query,
-            there=held.there,
-            block=held.block,
+            there=there,
+            block=block,
             lse=rows * heads * sizes.master,
             turned=(query + kv) * rotary,
             turning=(3 * query + tables) * rotary,

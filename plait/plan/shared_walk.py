@@ -4,8 +4,7 @@ walks."""
 
 from __future__ import annotations
 
-from plait.core.step.attention_ops import SharedAttention
-from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.segments import SegmentGraph, SegmentOp, SharedAttention
 from plait.plan.segment_sizes import MASTER, Shared, Sizes
 
 NOTHING = 0

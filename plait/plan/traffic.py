@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import sent_bytes
-from plait.core.step.attention_ops import AttentionTraffic
-from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
+from plait.core.step.sends import Sizes, exchanged, send_of
 from plait.core.step.stages import Stage, stage_weights
-
-STATISTICS = 3
-"""Numbers of a token that vocabulary-parallel loss gathers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,29 +36,26 @@ class SegmentTraffic:
         return self.shares[op.slice] * (self.sequence >> self.graph.level(self.model, op.site, op.layer))
 
     def whole(self, op: SegmentOp) -> int:
-        """Bytes of the tensor that an op's collective gathers or reduces; of embedding rows, which depend on
-        the tokens, at most."""
-        tokens, tp = self.tokens(op), self.strategy.tp
-        row = self.model.hidden * self.itemsize
-        if op.site == "embed" and op.kind == "R":
-            return min(tokens, self.strategy.padded_vocab(self.model) // tp) * row * tp  # distinct rows of one rank
-        if op.site == "head" and op.kind == "F":
-            return tp * STATISTICS * tokens * self.loss_itemsize
-        if op.kind == "C":  # row blocks
-            return slice_sizes(tokens, self.graph.parts(op.site, "C"))[op.part] * row
-        return tokens * row // (self.graph.p2 if op.kind == "R" else 1)  # R: column blocks
+        """Bytes that an op's collective gathers or reduces, or that a rank holds of what it exchanges."""
+        tokens, parts = self.tokens(op), self.graph.parts(op.site, "C")
+        there, back, block = exchanged(self.model, self.strategy, tokens * self.itemsize)
+        return send_of(op.site, op.kind).nbytes(
+            Sizes(
+                tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == "C" else tokens,
+                row=self.model.hidden * self.itemsize, columns=self.graph.p2 if op.site in LAYERS else 1,
+                tp=self.strategy.tp, words=self.strategy.padded_vocab(self.model) // self.strategy.tp,
+                number=self.loss_itemsize, there=there, back=back, block=block,
+            )
+        )  # fmt: skip
 
     def sent(self, op: SegmentOp) -> int:
         """Bytes that a rank sends for an op's collective; 0 if it has none."""
         kind = self.graph.collective(op)
-        if kind in ("all_to_all", "rotate"):
-            return sent_bytes(kind, self.exchanged(op), self.strategy.cp // self.strategy.ring)
-        return sent_bytes(kind, self.whole(op), self.strategy.tp) if kind else 0
-
-    def exchanged(self, op: SegmentOp) -> int:
-        """Bytes that a rank holds of what it exchanges after an op of attention."""
-        row = self.tokens(op) * self.itemsize
-        return AttentionTraffic.of(self.model, self.strategy, row).of_kind(op.kind)
+        if kind is None:
+            return 0
+        shared = kind in ("all_to_all", "rotate")
+        ranks = self.strategy.cp // self.strategy.ring if shared else self.strategy.tp
+        return sent_bytes(kind, self.whole(op), ranks)
 
 
 def micro_batch_bytes(
@@ -88,8 +82,8 @@ def micro_batch_bytes(
         sequence=sequence // strategy.cp, itemsize=itemsize, loss_itemsize=loss_itemsize,
     )  # fmt: skip
     for op in graph.ops():
-        axis = {"all_to_all": "ulysses", "rotate": "ring"}.get(graph.collective(op) or "", "tp")
-        sent["rows" if op.site == "embed" and op.kind == "R" else axis] += traffic.sent(op)
+        if graph.collective(op):
+            sent[send_of(op.site, op.kind).axis] += traffic.sent(op)
     return dict(sent)
 
 

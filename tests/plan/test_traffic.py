@@ -46,7 +46,6 @@ def op(site: Any, kind: Any, at: int = 0, part: int = 0, layer: int = 0) -> Segm
         (op("head", "F", 1), 2 * 3 * 32 * 4, 384),
         (op("head", "C", 1, 1), 16 * 16, 256),
         (op("attn", "N"), 48 * 16, 0),
-        (op("mlp", "F"), 48 * 16, 0),
     ],
 )
 def test_the_tensor_of_a_collective(asked: SegmentOp, whole: int, sent: int) -> None:
@@ -83,7 +82,7 @@ def test_a_shorter_level_has_fewer_tokens() -> None:
 )  # fmt: skip
 def test_attention_exchanges_heads_and_passes_blocks_on(kind: str, held: int, sent: int) -> None:
     one = traffic(LLAMA, cp=4, ring=2)
-    assert (one.exchanged(op("attn", kind)), one.sent(op("attn", kind))) == (held, sent)
+    assert (one.whole(op("attn", kind)), one.sent(op("attn", kind))) == (held, sent)
     assert traffic(LLAMA, cp=4, ring=4).sent(op("attn", "F")) == 0
     assert traffic(LLAMA, cp=4, ring=1).sent(op("attn", "F")) == 20 * 2 * 2 * (4 + 2 * 4) * 3 // 4  # heads are copied
 

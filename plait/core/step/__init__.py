@@ -3,7 +3,6 @@
 # pyright: reportUnsupportedDunderAll=false
 
 __all__ = [
-    "attention_ops",
     "dry_run",
     "overlap",
     "schedule",
@@ -12,6 +11,7 @@ __all__ = [
     "segment_costs",
     "segment_lists",
     "segments",
+    "sends",
     "stages",
     "tied",
     "units",

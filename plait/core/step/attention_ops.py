@@ -25,9 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Strategy
-
 K = TypeVar("K", bound=str)
 KEEPS_GOING: frozenset[str] = frozenset("TS")
 """Kinds whose collectives even plain ring attention hides behind its own blocks."""
@@ -118,32 +115,3 @@ class SharedAttention:
 
 _ORDER = ("NF", "TK", "R", "MAX", "first S", "D", "SGH", "EZCWJ")
 _GROUPS = {kind: group for group in _ORDER if group != "first S" for kind in group}
-
-
-@dataclass(frozen=True)
-class AttentionTraffic:
-    """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences.
-
-    there: queries, keys and values before an all-to-all over the Ulysses group; back: attention's output.
-    block: keys and values that go round the ring.
-    """
-
-    there: int
-    back: int
-    block: int
-
-    @staticmethod
-    def of(model: ModelSpec, strategy: Strategy, row: int) -> AttentionTraffic:
-        """row: bytes of one number for each token of a rank."""
-        ulysses = strategy.cp // strategy.ring
-        heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
-        each = max(1, kv_heads // ulysses) * ulysses
-        # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
-        size = row * model.head_size
-        return AttentionTraffic(size * (heads + 2 * each), size * heads, 2 * size * each)
-
-    def of_kind(self, kind: str) -> int:
-        """After an op of attention."""
-        if kind in "TSH":
-            return self.block
-        return self.there if kind in "FAGE" else self.back

@@ -15,8 +15,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
-from plait.core.step.attention_ops import AttentionTraffic
 from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
+from plait.core.step.sends import exchanged
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
@@ -103,11 +103,15 @@ def segment_costs(
     wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
     wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
     if strategy.cp > 1:
-        exchanged = AttentionTraffic.of(model, strategy, tokens * bytes_per_number)
+        there, back, block = exchanged(model, strategy, tokens * bytes_per_number)
         ulysses, ring = strategy.cp // strategy.ring, strategy.ring
-        for kind in EXCHANGED:
-            times = ring - 1 if kind in "TSH" else (ulysses - 1) / ulysses
-            wire |= {f"{site}.{kind}": exchanged.of_kind(kind) * times / bandwidth for site in ("attn", "block")}
+        held = {
+            "FAGE": there * (ulysses - 1) / ulysses,
+            "KXD": back * (ulysses - 1) / ulysses,
+            "TSH": block * (ring - 1),
+        }
+        for kinds, nbytes in held.items():
+            wire |= {f"{site}.{kind}": nbytes / bandwidth for site in ("attn", "block") for kind in kinds}
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
 
 

@@ -54,7 +54,7 @@ from typing import Literal, NamedTuple, cast
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
-from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.attention_ops import SharedAttention as SharedAttention
 from plait.core.step.stages import Stage
 
 Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from plait.core.base.errors import ScheduleError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.attention_ops import AttentionTraffic, SharedAttention
+from plait.core.record.records import EXCHANGED
+from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.overlap import domino_order, segment_order
 from plait.core.step.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.step.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
 from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, needs_table
+from plait.core.step.sends import SENDS, exchanged, send_of
 from plait.core.step.stages import Stage
 
 graphs = st.builds(
@@ -226,11 +228,17 @@ def test_bytes_that_attention_exchanges() -> None:
         (Strategy(tp=2, cp=2), 2), (Strategy(tp=1, cp=2), 2), (Strategy(tp=1, cp=8, ring=4), 2), (Strategy(tp=4), 1),
     ):  # fmt: skip
         heads, size = 8 // strategy.tp, 10 * model.head_size
-        traffic = AttentionTraffic.of(model, strategy, 10)
-        assert traffic == AttentionTraffic(size * (heads + 2 * kept), size * heads, 2 * size * kept)
-        assert [traffic.of_kind(kind) for kind in "TSHFAGEKXD"] == (
-            [traffic.block] * 3 + [traffic.there] * 4 + [traffic.back] * 3
-        )
+        assert exchanged(model, strategy, 10) == (size * (heads + 2 * kept), size * heads, 2 * size * kept)
+
+
+def test_what_goes_over_the_ranks_that_share_a_sequence_is_recorded_as_theirs() -> None:
+    kinds = "".join(send.kinds for send in SENDS if send.axis in ("ulysses", "ring"))
+    assert sorted(kinds) == sorted(EXCHANGED)
+    assert send_of("embed", "R").axis == "rows" and send_of("attn", "R").axis == send_of("head", "F").axis == "tp"
+    with pytest.raises(KeyError, match=r"attn\.W sends nothing"):
+        send_of("attn", "W")
+    with pytest.raises(KeyError, match=r"mlp\.F sends nothing"):
+        send_of("mlp", "F")
 
 
 @pytest.mark.parametrize("tp", [1, 2])
