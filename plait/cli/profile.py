@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,21 +10,11 @@ import typer
 from typer.core import TyperGroup
 
 from plait.cli.profile_placement import placement
-from plait.core.base import programs
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
     from plait.core.cluster.profile import ModulePhase, Profile
-    from plait.core.job.spec import Job
 
-LEAST_SECONDS = 5.0
-TIMEOUT = 600.0
-"""Seconds that a rank may be silent."""
 PHASES: tuple[ModulePhase, ...] = ("forward", "input gradient", "weight gradient")
-MOST_RANKS, MOST_EACH = 64, 8
-"""Ranks that are started here, and on each core."""
-MOST_HERE = 8
-"""Ranks on a CPU, where nobody says how many."""
 
 
 class _Measures(TyperGroup):
@@ -76,6 +65,8 @@ def profile(
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
     What spreading over minipods costs: plait profile placement --help
     """
+    from plait.api.places import place_of
+    from plait.api.profiling import profile_machine
     from plait.cli import terminal
     from plait.core.base.files import check_target, explained
     from plait.core.base.passed_over import PassedOver
@@ -95,7 +86,9 @@ def profile(
         with explained(f"{out} cannot be written", fix="Choose another with --out"):
             found.write(out)
     else:
-        status = _measure(job, on, ranks, out, seconds, nodes_per_minipod, quiet=as_json)
+        status = profile_machine(
+            out, job, place_of(on), ranks=ranks, seconds=seconds, nodes_per_minipod=nodes_per_minipod, quiet=as_json
+        )
         if status:
             raise typer.Exit(status)
         found = Profile.read(out)
@@ -106,58 +99,6 @@ def profile(
         _print(found, out)
     if over is not None:
         terminal.passed_over(over)
-
-
-def _measure(
-    file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
-) -> int:
-    """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
-    from plait.api.places import place_of
-    from plait.api.ranks import Ranks
-    from plait.core.base.errors import JobError
-    from plait.core.base.files import explained
-    from plait.core.job.spec import Job
-
-    if not LEAST_SECONDS <= seconds < 1e6:
-        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
-    if minipod < 0:
-        raise JobError(f"{minipod} is not allowed", key="--nodes-per-minipod", fix="Allowed: at least 0")
-    job = Job.read(file) if file else None
-    place = place_of(on)
-    world = _ranks(ranks, job, place)
-    arguments = ["--out", str(out.absolute()), "--seconds", str(seconds)]
-    arguments += ["--job", str(file.absolute())] if file else []
-    arguments += ["--nodes-per-minipod", str(minipod)] if minipod else []
-    arguments += ["--quiet"] if quiet else []
-    logs = out.with_name(f"{out.name}.logs")
-    with explained(f"{logs} cannot be made", fix="Choose another with --out"):
-        logs.mkdir(parents=True, exist_ok=True)
-    timeout = job.run.timeout if job else TIMEOUT
-    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=timeout))
-    shutil.rmtree(logs, ignore_errors=True)
-    return status
-
-
-def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
-    from plait.core.base.errors import JobError
-    from plait.core.base.process import usable_cores
-    from plait.plan.this_machine import ranks_here
-
-    if asked is not None and asked < 1:
-        raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
-    if place.world is not None:
-        if asked not in (None, place.world):
-            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--ranks", fix="Leave it out")
-        return place.world
-    if asked is not None:
-        most = max(MOST_RANKS, MOST_EACH * usable_cores())
-        if asked > most:
-            fix = "Ranks are processes of this machine; on several, start them with torchrun (docs/profile.md)"
-            raise JobError(f"{asked:,} are more than the {most:,} that are started here", key="--ranks", fix=fix)
-        return asked
-    if job:
-        return ranks_here(job.run.device, on_cpu=job.world_size)
-    return ranks_here("auto", on_cpu=min(MOST_HERE, usable_cores()))
 
 
 # ---- what it says ----

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from plait.core.base import programs
-
-if TYPE_CHECKING:
-    from plait.core.cluster.placement_profile import Order, PlacedJob, PlacementProfile, Steps
-
-TIMEOUT = 600.0
-"""Seconds that a rank may be silent."""
-WARM = 2
-"""Steps of a run that are left out."""
-FEWEST_STEPS = WARM + 3
-MOST_DRAWN = 64
-"""Random orders that are looked at for one that keeps neither kind of group together."""
 
 
 def placement(
@@ -64,6 +48,7 @@ def placement(
     Example: plait profile placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
     """
     from plait.api.places import place_of
+    from plait.api.spreading import own_affinity, profile_spread, time_by_placement
     from plait.cli import terminal
     from plait.cli.placement_profile_tables import draw_profile, show
     from plait.core.base.errors import JobError
@@ -75,13 +60,16 @@ def placement(
         check_format(draw)
     if affinity and not job:
         raise JobError("is a job's", key="--affinity", fix="Name a job file, whose steps are timed")
-    found = _collectives(on, nodes_per_minipod, ranks, seconds, out, quiet=as_json)
+    said = None if as_json else terminal.say
+    found = profile_spread(out, place_of(on), nodes_per_minipod, ranks, seconds, quiet=as_json)
+    if isinstance(found, int):
+        raise typer.Exit(found)
     if job:
-        timed = _timed(job, on, topology, rounds, seed, quiet=as_json)
+        timed = time_by_placement(job, on, topology, rounds=rounds, seed=seed, said=said)
         found = found.model_copy(update={"job": timed})
         found.write(out)
     if job and not affinity and place_of(on).lab is None:
-        affinity = _own(found)
+        affinity = own_affinity(found)
     if affinity:
         row = affinity_row(found)
         with explained(f"{affinity} cannot be written", fix="Choose another with --affinity"):
@@ -105,148 +93,3 @@ def placement(
         ):
             if file:
                 terminal.text(f"{file} has {what}.")
-
-
-def _own(found: PlacementProfile) -> Path | None:
-    """The user's own file, if a row follows from what was measured."""
-    from plait.core.base.errors import JobError
-    from plait.core.cluster.placement_profile import affinity_row
-    from plait.place.affinity import own_rows
-
-    try:
-        affinity_row(found)
-    except JobError:
-        return None
-    return own_rows()
-
-
-def _collectives(
-    on: str, nodes_per_minipod: int, ranks: int | None, seconds: float, out: Path, *, quiet: bool
-) -> PlacementProfile:
-    """Start the ranks and read what they wrote."""
-    from plait.api.places import place_of
-    from plait.api.ranks import Ranks
-    from plait.core.base.errors import JobError
-    from plait.core.base.files import explained
-    from plait.core.cluster.placement_profile import PlacementProfile
-
-    if not 5 <= seconds < 1e6:
-        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix="Allowed: at least 5")
-    place = place_of(on)
-    world = place.world or ranks
-    if world is None:
-        raise JobError("has no number of ranks", key="--on", fix="Give it with --ranks")
-    pod = nodes_per_minipod or (place.lab.hosts // place.lab.pods if place.lab else 0)
-    if place.lab and (place.lab.hosts == pod or pod < 1 or place.lab.hosts % pod):
-        fix = "Use several minipods, such as lab:4x1@1gbit,2pods@300mbit"
-        raise JobError(f"has no several minipods of {pod} hosts", key="--on", fix=fix)
-    arguments = ["--placement", "--out", str(out.absolute()), "--seconds", str(seconds)]
-    arguments += ["--nodes-per-minipod", str(pod), *(["--quiet"] if quiet else [])]
-    logs = out.with_name(f"{out.name}.logs")
-    with explained(f"{logs} cannot be made", fix="Choose another with --out"):
-        logs.mkdir(parents=True, exist_ok=True)
-    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
-    if status:
-        raise typer.Exit(status)
-    shutil.rmtree(logs, ignore_errors=True)
-    return PlacementProfile.read(out)
-
-
-def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet: bool) -> PlacedJob:
-    """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns."""
-    from plait.api.placing import plan_of, volumes_of
-    from plait.cli import terminal
-    from plait.core.base.errors import JobError
-    from plait.core.cluster.placement_profile import PlacedJob
-    from plait.core.job.communication import CommunicationMatrix
-
-    plan, _, _, _ = plan_of(file, [])
-    if plan.job is None or plan.job.train.steps < FEWEST_STEPS:
-        raise JobError(f"has too few steps to time: at least {FEWEST_STEPS}", file=str(file), key="train.steps")
-    orders, each = _orders(file, topology or on, seed)
-    matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
-    taken: dict[str, list[float]] = {one.order: [] for one in orders}
-    for number in range(rounds):
-        shift = number % len(orders)
-        for one in (*orders[shift:], *orders[:shift]):
-            if not quiet:
-                terminal.say(f"round {number + 1} of {rounds}: {file.stem} in order {one.order}")
-            taken[one.order].append(_run(file, on, one.hosts, each))
-    mean = matrix.mean
-    return PlacedJob(
-        name=plan.job.run.name or file.stem, micro_batch=matrix.micro_batch,
-        weights=mean.weights, dp=mean.dp + mean.ep, pp=mean.pp,
-        steps=tuple(one.model_copy(update={"seconds": tuple(taken[one.order])}) for one in orders),
-    )  # fmt: skip
-
-
-def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
-    """What is compared, and the ranks of a node. Aligned orders are those of ``plait place`` at alpha 1 and
-    0; of random ones the first that spreads both kinds of groups, where one is found."""
-    import random
-
-    from plait.api.placing import Placing, place_job
-    from plait.core.cluster.placement_profile import Steps
-
-    found: list[Steps] = []
-    kept: tuple[tuple[str, ...], int] = ((), 1)
-    asked: Placing | None = None
-    aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
-    for order, alpha in aligned:
-        asked = Placing(job=file, topology=topology, alpha=alpha)
-        one = place_job(asked)
-        kept = one.hosts, one.ranks_per_node
-        found.append(
-            Steps(order=order, hosts=one.hosts, dp_spread=one.column_spread, pp_spread=one.row_spread, seconds=(1.0,))
-        )
-    assert asked is not None
-    best = [min(getattr(one, key) for one in found) for key in ("dp_spread", "pp_spread")]
-    chance, hosts = random.Random(seed), list(kept[0])
-    drawn: Steps | None = None
-    for _ in range(MOST_DRAWN):
-        chance.shuffle(hosts)
-        spreads = _spreads(asked, hosts)
-        drawn = Steps(order="random", hosts=tuple(hosts), dp_spread=spreads[0], pp_spread=spreads[1], seconds=(1.0,))
-        if spreads[0] > best[0] and spreads[1] > best[1]:
-            break
-    assert drawn is not None
-    return [*found, drawn], kept[1]
-
-
-def _spreads(asked: object, hosts: Sequence[str]) -> tuple[int, int]:
-    """Minipods of the most spread DP group and PP group."""
-    from plait.api.placing import Placing
-    from plait.core.job.communication import columns_of, rows_of
-
-    assert isinstance(asked, Placing)
-    heights, block = asked.problem.heights, asked.problem.nodes_per_cell
-    pods = [asked.spots[host].minipod for host in hosts]
-    cells = [pods[at : at + block] for at in range(0, len(pods), block)]
-    dp, pp = (
-        max(len({pod for cell in group for pod in cells[cell]}) for group in groups)
-        for groups in (columns_of(heights), rows_of(heights))
-    )
-    return dp, pp
-
-
-def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
-    """Train in that order; the median step."""
-    import statistics
-
-    from plait.api.places import place_of, with_table
-    from plait.api.training import prepare, run_plan
-    from plait.core.base.errors import LaunchError
-    from plait.core.topology.rank_table import RankTable
-    from plait.plan.recorded import read_seconds
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "run"
-        RankTable(tuple(hosts), each).write(Path(name) / "table.json")
-        place = with_table(place_of(on), Path(name) / "table.json")
-        settings = [f"run.folder={name}", "run.name=run", "train.checkpoint_every=0", "train.eval_every=0"]
-        plan = prepare(file, settings, place, refuse=False).plan
-        status = run_plan(plan, folder, place, silent=True)
-        if status:
-            logs = " ".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])
-            raise LaunchError(f"a run of {file} ended with status {status}. {logs}")
-        return statistics.median(read_seconds(folder)[WARM:])

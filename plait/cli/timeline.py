@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from plait.diagnose.reading import Tables
     from plait.diagnose.summary import Summary
 
-COMPARED = 50
-"""Steps that are compared, the last ones."""
 DRAWN = 5
 """Steps that a trace holds, the last ones."""
 
@@ -119,45 +117,17 @@ def _summary(found: Summary) -> dict[str, Any]:
 
 
 def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
-    from plait.diagnose.compare import UNMEASURED, compare
-    from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
+    from plait.api.comparing import compare_run
 
-    recent = last_steps(measured.spans, COMPARED)
-    names, timed, notes, over = ("", ""), None, [*measured.notes], PassedOver()
-    over.add(measured.passed_over)
-    if against.is_dir():
-        there = read_timeline(against)
-        other, names = there.spans, (str(against), str(run))
-        notes += [f"{against}: {note}" for note in there.notes]
-        over.add(there.passed_over, str(against))
-    else:
-        steps = recent["step"].unique().sort().to_list()
-        (other, timed), recent = _predicted(run, measured.plan_hash, against, steps), planned_kinds(recent)
-        notes += [] if timed else [UNMEASURED]
-    result = compare(other, recent, timed=timed)
+    found = compare_run(run, measured, against)
     if json:
-        found = {"run": str(run), "against": str(against), **_plain(result), **_left_out(notes, over)}
-        typer.echo(json_format.dumps(found))
+        values = {"run": str(run), "against": str(against), **_plain(found.result)}
+        typer.echo(json_format.dumps({**values, **_left_out(found.notes, found.over)}))
         return
-    _show(result, f"{run} against {against}", names)
-    for note in notes:
+    names = ("", "") if found.predicted else (str(against), str(run))
+    _show(found.result, f"{run} against {against}", names)
+    for note in found.notes:
         terminal.text(note)
-
-
-def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
-    """What a plan predicts for ``steps``, in columns, and the kinds whose times are made of measured costs.
-    Raises JobError for a plan that the run has not obeyed."""
-    from plait.core.base.errors import JobError
-    from plait.core.job.plan import Plan
-    from plait.diagnose.compare import kinds_of_measured_costs, table_of
-    from plait.plan.simulate import simulate_plan
-
-    plan = Plan.read(file)
-    if plan.key != obeyed:
-        problem = f"is plan {plan.key[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
-        raise JobError(problem, file=str(file), fix=f"The plan that it obeyed is {run / 'plan.json'}")
-    table = table_of(simulate_plan(plan).timeline(steps))
-    return table, kinds_of_measured_costs(table) if plan.costs else ()
 
 
 def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:

@@ -127,13 +127,12 @@ def test_a_clusters_row_is_known_to_place_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str, kept: bool
 ) -> None:
     """A lab's is not: its processors and links are nobody's cluster."""
-    from plait.cli import profile_placement
     from plait.cli.main import app
     from plait.place.affinity import known_profiled, own_rows
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(profile_placement, "_collectives", lambda *_, **__: PROFILE)
-    monkeypatch.setattr(profile_placement, "_timed", lambda *_, **__: JOB)
+    monkeypatch.setattr("plait.api.spreading.profile_spread", lambda *_, **__: PROFILE)
+    monkeypatch.setattr("plait.api.spreading.time_by_placement", lambda *_, **__: JOB)
     words = ["profile", "placement", "job.toml", "--on", on, "--out", str(tmp_path / "p.json")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert (str(own_rows()) in done.stdout) == kept == own_rows().is_file()
