@@ -1,4 +1,4 @@
-"""Planning before something else: where a job is to run, and the job with what it leaves open chosen."""
+"""Choices before a run or a placement: the cluster of a job, and the values that it leaves open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
-    """What ``[cluster]`` names; where that is this machine, and a lab is asked for, the lab."""
+    """The cluster that ``[cluster]`` names; a lab, if there is one, stands for this machine."""
     from plait.plan.this_machine import emulated
     from plait.plan.where import find_cluster
 
@@ -23,8 +23,8 @@ def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
 
 
 def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
-    """The job with nothing left open but what is timed, and a line about what was chosen; empty if nothing
-    was. A run that has begun goes on as it was planned."""
+    """The job with all open values chosen, but for those that timed steps close, and a sentence on the
+    choice, empty if there was none. A run that has begun goes on as it was planned."""
     if not job.open:
         return job, ""
     if earlier := _earlier(job, lab):
@@ -39,8 +39,8 @@ def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
 
 
 def model_notes(job: Job) -> PassedOver:
-    """What was passed over in the ``config.json`` that describes the job's model; nothing where none does, or
-    where the weights' folder, which says it, is the same."""
+    """Keys passed over in the ``config.json`` of the job's model; nothing without such a file, or if it lies
+    in the folder of the weights, whose check counts them."""
     from plait.core.base.passed_over import PassedOver
     from plait.core.model.huggingface import read_config
 
@@ -51,8 +51,8 @@ def model_notes(job: Job) -> PassedOver:
 
 
 def vocabulary_note(job: Job, vocab: int, *, own: bool) -> str:
-    """What to say where a preset's vocabulary and the byte tokenizer's differ; empty where they do not. own:
-    the preset's counts, as in planning."""
+    """A sentence for a preset whose vocabulary is not the byte tokenizer's; else empty. own: whether the
+    preset's counts, as in planning."""
     from plait.core.base.env import specs_folder
     from plait.core.job.settings import BYTES
     from plait.core.model.spec import ModelSpec

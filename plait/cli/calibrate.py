@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.cluster.hardware import Cluster
     from plait.plan.recorded import Recorded, Refitted
 
 
@@ -29,28 +28,15 @@ def calibrate(
 
     Example: plait calibrate runs/first runs/second; plait plan job.toml cluster.file=cluster.toml
     """
-    from datetime import UTC, datetime
-
+    from plait.api.planning import calibrate_cluster
     from plait.core.base.codec.toml_text import to_toml
     from plait.core.base.files import check_target, explained, replacing
-    from plait.plan.recorded import Recorded, refit
 
     check_target(out, fix=OUT)
-    recorded = [Recorded.read(folder) for folder in runs]
-    found = refit(_cluster(cluster, recorded[0]), recorded, date=datetime.now(UTC).date().isoformat())
+    recorded, found = calibrate_cluster(runs, cluster)
     with explained(f"{out} cannot be written", fix=OUT), replacing(out) as partial:
         partial.write_text(to_toml(found.cluster.model_dump(mode="json", exclude_none=True)))
     _show(recorded, found, out, as_json)
-
-
-def _cluster(named: str | None, first: Recorded) -> Cluster:
-    from plait.core.cluster.hardware import Cluster
-    from plait.plan.where import find_cluster
-
-    if named is None:
-        assert first.plan.job is not None
-        return find_cluster(first.plan.job)
-    return Cluster.read(Path(named)) if Path(named).is_file() else Cluster.preset(named)
 
 
 def _show(recorded: list[Recorded], found: Refitted, out: Path, as_json: bool) -> None:

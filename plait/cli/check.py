@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
     from plait.launch.self_check_verdict import Finding
 
 SHOWN = 20
@@ -42,9 +42,9 @@ def check(
     """
     from dataclasses import asdict
 
+    from plait.api.hosts import check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
-    from plait.launch.self_check_verdict import Limits, findings
 
     for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock), ("--disk", disk)):
         if not 0 < value < 1e9:
@@ -55,9 +55,10 @@ def check(
             f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
             fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
         )  # fmt: skip
-    report = _measured(place, nodes, folder, int(size * 2**20))
-    limits = Limits(rate=_rate(least), clock=clock, disk_rate=disk * 1e6)
-    bad = findings(report, limits, _names(place))
+    found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), least=least, clock=clock, disk=disk * 1e6)
+    if isinstance(found, int):
+        raise typer.Exit(found)
+    report, bad = found.report, found.bad
     if as_json:
         typer.echo(json.dumps({"version": 1, **report, "bad": [asdict(one) for one in bad]}))
     else:
@@ -65,45 +66,7 @@ def check(
     raise typer.Exit(1 if bad else 0)
 
 
-def _measured(place: Place, nodes: int, folder: Path, nbytes: int) -> dict[str, Any]:
-    """What the hosts have found."""
-    from tempfile import TemporaryDirectory
-
-    from plait.api.ranks import Ranks
-    from plait.core.base import programs
-    from plait.core.base.errors import LaunchError
-
-    with TemporaryDirectory(prefix="plait-check-") as name:
-        result = Path(name)
-        status = place.run(
-            Ranks(
-                module=programs.SELF_CHECK, arguments=[name, str(folder.absolute()), str(nbytes)],
-                world=place.world or nodes, logs=result / "logs", timeout=600.0,
-            )
-        )  # fmt: skip
-        if status:
-            raise typer.Exit(status)
-        try:
-            return json.loads((result / "check.json").read_text())
-        except OSError:
-            raise LaunchError("the first host ended without a result.") from None
-
-
-def _names(place: Place) -> list[str]:
-    """Of all hosts that were to come."""
-    from plait.core.base.lab_hosts import name
-
-    return [name(host) for host in range(place.lab.hosts)] if place.lab else []
-
-
-def _rate(text: str | None) -> float:
-    """Bytes per second."""
-    from plait.lab.spec import to_bits
-
-    return to_bits(text) / 8 if text else 0.0
-
-
-def _show(report: dict[str, Any], bad: list[Finding]) -> None:
+def _show(report: Mapping[str, Any], bad: Sequence[Finding]) -> None:
     """Tables, then what is wrong."""
     from plait.cli import terminal
     from plait.launch.self_check_verdict import in_rate
