@@ -32,7 +32,7 @@ from plait.core.job.plan import Plan, Workload
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
-from plait.core.record.rollup import COLUMNS, FOLDER, Source, rollup_file, write_rollup
+from plait.core.record.rollup import COLUMNS, FOLDER, RollupSource, rollup_file, write_rollup
 from plait.core.step.schedules import Shape, generate
 from plait.plan.make import Design, assemble_plan
 
@@ -99,7 +99,7 @@ def _write_host(timeline: Path, sums: Sequence[pl.DataFrame], plan: str) -> None
     table = pl.concat(sums)
     columns: dict[str, Any] = {name: _column(table[name]) for name in COLUMNS}
     ranks, first = table["rank"].unique().sort().to_list(), int(columns["step"].min())
-    source = Source(plan=plan, began=0, rings={rank: (1, int(columns["step"].max())) for rank in ranks})
+    source = RollupSource(plan=plan, began=0, rings={rank: (1, int(columns["step"].max())) for rank in ranks})
     write_rollup(rollup_file(timeline, range(ranks[0], ranks[-1] + 1), first), columns, source)
 
 

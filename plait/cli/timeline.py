@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plait.core.record.exposure import Exposure
     from plait.diagnose.compare import Comparison, Unmatched
     from plait.diagnose.reading import Tables
-    from plait.diagnose.summary import Summary
+    from plait.diagnose.summary import TimelineSummary
 
 DRAWN = 5
 """Steps that a trace holds, the last ones."""
@@ -93,7 +93,7 @@ def _left_out(notes: Sequence[str], over: PassedOver) -> dict[str, Any]:
     return {"notes": list(notes), "passed_over": over.rows()}
 
 
-def _summary(found: Summary) -> dict[str, Any]:
+def _summary(found: TimelineSummary) -> dict[str, Any]:
     recent = [row for row in found.whats if row.seconds is not None]
     all_of_them = [row for row in found.whats if row.of_all is not None]
 

@@ -11,7 +11,7 @@ from plait.cli import terminal
 
 if TYPE_CHECKING:
     from plait.diagnose.reading import Run
-    from plait.view.store import Hang, Told, Tools
+    from plait.view.store import Diagnosis, Hang, Tools
 
 SIGNS = ("plan.json", "job.toml", "rings", "timeline")
 """Of which a run's folder has one as soon as it is started."""
@@ -68,15 +68,15 @@ def tools() -> Tools:
     return Tools(explain=_explained, hang=_hang, predicted=page_predictions(), memory=predicted_memory)
 
 
-def _explained(run: Run) -> Told:
+def _explained(run: Run) -> Diagnosis:
     from plait.api.diagnosing import report_of
     from plait.cli import diagnose_page
-    from plait.view.store import Told
+    from plait.view.store import Diagnosis
 
     report = report_of(run)
     with terminal.captured() as lines:
         diagnose_page.show(report)
-    return Told(text="\n".join(lines), report=report)
+    return Diagnosis(text="\n".join(lines), report=report)
 
 
 def _hang(folder: Path) -> Hang | None:

@@ -36,7 +36,7 @@ UNMEASURED = (
 """What is said in place of a comparison."""
 
 
-class Row(NamedTuple):
+class ComparedRow(NamedTuple):
     """Spans that both timelines have: seconds of a rank in a mean step. where: site or axis. predicted: None
     where no costs were measured to predict from."""
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 class Unmatched(NamedTuple):
     """Spans that only one timeline has: how many and how many seconds of a rank in a step, None as in
-    ``Row``; the name of one."""
+    ``ComparedRow``; the name of one."""
 
     kind: str
     site: str
@@ -74,20 +74,20 @@ class Unmatched(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """steps, ranks: in both timelines; nothing else is compared. predicted, measured: all communication of a
-    rank in a step; None as in ``Row``."""
+    rank in a step; None as in ``ComparedRow``."""
 
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     never_seen: tuple[Unmatched, ...]
     not_planned: tuple[Unmatched, ...]
     predicted: Exposure | None
     measured: Exposure
 
 
-class Overlap(NamedTuple):
+class AxisOverlap(NamedTuple):
     """An axis' communication in a step: shares that computation was to hide, and did; seconds of the mean
-    rank that it was under way, and that were exposed, as ``core.record.timeline.Hidden`` has them."""
+    rank that it was under way, and that were exposed, as ``core.record.exposure`` defines them."""
 
     axis: str
     planned: float
@@ -106,8 +106,8 @@ class Prediction(NamedTuple):
     some of it is not made of measured costs. matched: share of measured spans that were predicted, of kinds
     that are."""
 
-    rows: tuple[Row, ...]
-    overlap: tuple[Overlap, ...]
+    rows: tuple[ComparedRow, ...]
+    overlap: tuple[AxisOverlap, ...]
     seconds: tuple[float, float] | None
     matched: float
 
@@ -154,7 +154,7 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
     return Prediction(
         rows=_rows(both, ("kind", "axis", "direction"), both.select(LANE).n_unique()),
         overlap=tuple(
-            Overlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis])
+            AxisOverlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis])
             for axis in sorted(set(first) & set(second) & set(MEASURED))
         ),
         seconds=(float(np.ptp(ends)), float(np.median(measured))) if timed.height == axes.height and measured else None,
@@ -176,9 +176,9 @@ def _paired(first: pl.DataFrame, second: pl.DataFrame, key: Sequence[str]) -> pl
     return second.join(planned, on=key)
 
 
-def _rows(pairs: pl.DataFrame, by: Sequence[str], lanes: int) -> tuple[Row, ...]:
+def _rows(pairs: pl.DataFrame, by: Sequence[str], lanes: int) -> tuple[ComparedRow, ...]:
     found = pairs.group_by(by).agg(pl.col("planned").sum() / lanes, LENGTH.sum() / lanes)
-    return tuple(sorted((Row(*row) for row in found.iter_rows()), key=lambda row: -row.measured))
+    return tuple(sorted((ComparedRow(*row) for row in found.iter_rows()), key=lambda row: -row.measured))
 
 
 def _unmatched(spans: pl.DataFrame, other: pl.DataFrame, lanes: int) -> tuple[Unmatched, ...]:

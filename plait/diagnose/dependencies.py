@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
+from plait.core.record.timeline import SpanKey
 from plait.diagnose.awaited import awaited
 
 Why = Literal["order", "collective", "member", "transfer", "wait"]
@@ -20,17 +21,7 @@ ROUNDED = 1e-6
 """Seconds by which neighbours may seem to overlap."""
 
 
-class Key(NamedTuple):
-    """Which span: the key of a timeline."""
-
-    step: int
-    rank: int
-    kind: str
-    name: str
-    seq: int
-
-
-class Link(NamedTuple):
+class Dependency(NamedTuple):
     """A span that another one needs, or that needs it.
 
     axis: of the communication between them; "" on the same rank. why: ``order`` of the program on a rank,
@@ -39,7 +30,7 @@ class Link(NamedTuple):
     after the first.
     """
 
-    key: Key
+    key: SpanKey
     axis: str
     why: Why
     start: float
@@ -52,11 +43,11 @@ class Around(NamedTuple):
     """A span with its columns, and its neighbours: the nearest in time first."""
 
     span: dict[str, Any]
-    needs: tuple[Link, ...]
-    needed_by: tuple[Link, ...]
+    needs: tuple[Dependency, ...]
+    needed_by: tuple[Dependency, ...]
 
     @property
-    def held_up_by(self) -> Link | None:
+    def held_up_by(self) -> Dependency | None:
         """What it needed last: the member that came last; for that one itself, and for all else, what ended
         last of what it needed. Who goes on from there never comes back."""
         last = [link for link in self.needs if link.last]
@@ -64,7 +55,7 @@ class Around(NamedTuple):
         return max(last or others, key=lambda link: link.end, default=None)
 
 
-def around(spans: pl.DataFrame, key: Key, *, clocks_agree: bool = True) -> Around | None:
+def around(spans: pl.DataFrame, key: SpanKey, *, clocks_agree: bool = True) -> Around | None:
     """spans: of a recording, any number of steps. None if there is no such span.
 
     clocks_agree: whether starts on different ranks can be compared; else who came last is told by durations.
@@ -87,29 +78,29 @@ def around(spans: pl.DataFrame, key: Key, *, clocks_agree: bool = True) -> Aroun
     return Around(one, _once([*matched, *members, *needs]), _once([*waits, *needed]))
 
 
-def _once(links: list[Link]) -> tuple[Link, ...]:
-    kept: dict[Key, Link] = {}
+def _once(links: list[Dependency]) -> tuple[Dependency, ...]:
+    kept: dict[SpanKey, Dependency] = {}
     for link in links:
         kept.setdefault(link.key, link)
     return tuple(kept.values())
 
 
-def _is(key: Key) -> pl.Expr:
+def _is(key: SpanKey) -> pl.Expr:
     return (
         (pl.col("rank") == key.rank) & (pl.col("kind") == key.kind) & (pl.col("name") == key.name)
         & (pl.col("seq") == key.seq)
     )  # fmt: skip
 
 
-def _link(row: dict[str, Any], axis: str, why: Why, **more: Any) -> Link:
-    return Link(_key(row), axis, why, row["start"], row["end"], **more)
+def _link(row: dict[str, Any], axis: str, why: Why, **more: Any) -> Dependency:
+    return Dependency(_key(row), axis, why, row["start"], row["end"], **more)
 
 
-def _key(row: dict[str, Any]) -> Key:
-    return Key(row["step"], row["rank"], row["kind"], row["name"], row["seq"])
+def _key(row: dict[str, Any]) -> SpanKey:
+    return SpanKey(row["step"], row["rank"], row["kind"], row["name"], row["seq"])
 
 
-def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
+def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency], list[Dependency]]:
     """On its own rank: what the processor did before and after; what communication it set off."""
     before = mine.filter(
         pl.col("lane") == "processor", pl.col("end") <= one["start"] + ROUNDED, pl.col("start") < one["start"]
@@ -127,7 +118,7 @@ def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list
     return needs, needed + [_link(row, "", "order") for row in begun.iter_rows(named=True)]
 
 
-def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
+def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency], list[Dependency]]:
     """What it waited for, and the waits that waited for it."""
     if one["kind"] in ("idle", "transfer"):
         near = step.filter(pl.col("meeting") == pl.lit(one["meeting"], pl.UInt64))
@@ -141,7 +132,7 @@ def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[
     return [_link(row, one["axis"], why) for row in needs], [_link(row, one["axis"], "wait") for row in needed]
 
 
-def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> list[Link]:
+def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> list[Dependency]:
     """Of its collective, the others; the last to come first."""
     if one["kind"] != "comm" or one["meeting"] is None:
         return []

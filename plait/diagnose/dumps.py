@@ -15,7 +15,7 @@ from dataclasses import replace
 from plait.core.record.ring import RingGroup
 from plait.core.runs.evidence import Call, Channel, Evidence, Verdict, Wait, spoken_ranks
 from plait.diagnose.deadlock import deadlock
-from plait.diagnose.flight_recorder import Dump, Entry, ends_of
+from plait.diagnose.flight_recorder import Dump, DumpEntry, ends_of
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.waits import Waits
 
@@ -172,7 +172,7 @@ def _calls(dumps: Mapping[int, Dump]) -> dict[int, list[Call]]:
 
 def _collectives(dump: Dump, groups: Mapping[str, RingGroup]) -> list[Call]:
     """By group and number; of those begun together one."""
-    parts: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+    parts: dict[tuple[str, int], list[DumpEntry]] = defaultdict(list)
     for one in dump.entries:
         if one.message:
             continue
@@ -183,7 +183,7 @@ def _collectives(dump: Dump, groups: Mapping[str, RingGroup]) -> list[Call]:
     return [_call(Channel(groups[group]), number, some) for (group, number), some in parts.items()]
 
 
-def _call(channel: Channel, number: int, parts: Sequence[Entry]) -> Call:
+def _call(channel: Channel, number: int, parts: Sequence[DumpEntry]) -> Call:
     whole = [one for one in parts if not one.batch] or parts
     verbs, agreed = {one.verb for one in whole}, [_agreed(one) for one in whole]
     return Call(
@@ -194,7 +194,7 @@ def _call(channel: Channel, number: int, parts: Sequence[Entry]) -> Call:
     )  # fmt: skip
 
 
-def _agreed(one: Entry) -> tuple[str, int]:
+def _agreed(one: DumpEntry) -> tuple[str, int]:
     """Dtype and bytes that must be equal on all members; 0 where they need not, or are not known."""
     verb = one.verb.lower()
     if re.search("all_?to_?all", verb):
@@ -207,7 +207,7 @@ def _agreed(one: Entry) -> tuple[str, int]:
 def _messages(dumps: Mapping[int, Dump], groups: Mapping[int, Mapping[str, RingGroup]]) -> dict[int, list[Call]]:
     """Messages of every rank, numbered by their order between two ranks. Where one end's older ones are
     lost, the first that is open on both ends is the same."""
-    ends: dict[Channel, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    ends: dict[Channel, dict[int, list[DumpEntry]]] = defaultdict(lambda: defaultdict(list))
     for rank, dump in dumps.items():
         for one in dump.entries:
             if not one.message:

@@ -11,13 +11,13 @@ import polars as pl
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict
 from plait.diagnose.compare import Prediction
-from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
+from plait.diagnose.imbalance import BatchImbalance, StageImbalance, batches_of, stages_of
 from plait.diagnose.late import Late, late_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
-from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
+from plait.diagnose.progress import CheckpointPauses, Goodput, Loss, checkpoints_of, goodput_of, loss_of
 from plait.diagnose.reading import Run
 from plait.diagnose.recording import Recording
-from plait.diagnose.shares import Drift, Share, Steps, drift_of, shares, steps_of
+from plait.diagnose.shares import Drift, StepShare, StepTimes, drift_of, shares, steps_of
 from plait.diagnose.stragglers import Straggler, Verdicts, verdicts
 from plait.diagnose.what_if import WhatIf, what_if
 
@@ -35,17 +35,17 @@ class Report:
     name: str
     ranks: int
     axes: Mapping[str, int]
-    steps: Steps | None
-    shares: tuple[Share, ...]
+    steps: StepTimes | None
+    shares: tuple[StepShare, ...]
     verdicts: Verdicts
     costs: tuple[float | None, ...]
     what_if: WhatIf | None
-    stages: Stages | None
-    batches: Batches | None
+    stages: StageImbalance | None
+    batches: BatchImbalance | None
     drift: Drift | None
     prediction: Prediction | None = None
     loss: Loss | None = None
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointPauses | None = None
     goodput: Goodput | None = None
     memory: tuple[MemoryUse, ...] = ()
     late: Late | None = None

@@ -34,7 +34,7 @@ import polars as pl
 
 from plait.core.base.numbers import is_number
 from plait.core.base.passed_over import PassedOver
-from plait.diagnose.foreign import FOREIGN, LATEST, NS, Part, axis_of, bytes_of_dtype, members_of
+from plait.diagnose.foreign import FOREIGN, LATEST, NS, ForeignSpans, axis_of, bytes_of_dtype, members_of
 
 State = Literal["scheduled", "started", "completed"]
 STATES: tuple[State, ...] = ("scheduled", "started", "completed")
@@ -53,7 +53,7 @@ MOST_SIZES = 2_000_000
 _VERB = re.compile(r"(?:\w+:)?(\w+)(?: (\d+)(->|<-)(\d+))?$")
 
 
-class Group(NamedTuple):
+class DumpGroup(NamedTuple):
     """A process group. ranks: its members in their order; empty where the dump does not tell them."""
 
     name: str
@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DumpEntry:
     """An operation on one rank. peer: of a message, the other end's rank in the group; None of a collective.
     Times are ns since 1970, sizes bytes; None: not known."""
 
@@ -108,8 +108,8 @@ class Dump:
     over: PassedOver
     told: Any = None
     version: str = ""
-    groups: dict[str, Group] = field(default_factory=dict[str, Group])
-    entries: list[Entry] = field(default_factory=list[Entry])
+    groups: dict[str, DumpGroup] = field(default_factory=dict[str, DumpGroup])
+    entries: list[DumpEntry] = field(default_factory=list[DumpEntry])
     sizes: int = 0
 
     def add(self, value: Any) -> None:
@@ -135,7 +135,7 @@ class Dump:
             self.over.note("entries that the recorder had overwritten", f"the first kept is {min(records)}", lost)
         self.entries = _with_states_of_batches(self.entries)
 
-    def loose(self, rank: int) -> list[Entry]:
+    def loose(self, rank: int) -> list[DumpEntry]:
         """What has not ended and cannot be laid beside what others did: messages whose ends are not told,
         also batches whose parts are not in the dump; collectives without a number."""
         parts = {one.begun_with for one in self.entries if not one.batch}
@@ -158,7 +158,7 @@ def is_dump(header: Mapping[str, Any]) -> bool:
     return "version" in header and any(key in header for key in ("entries", "pg_config", "pg_status"))
 
 
-def dump_spans(dump: Dump, rank: int) -> Part:
+def dump_spans(dump: Dump, rank: int) -> ForeignSpans:
     """What has ended and is known when: from when it was seen to begin, or else was enqueued, until it was
     seen to end."""
     since = min((at for one in dump.entries for at in (one.created, one.started) if at), default=0)
@@ -182,10 +182,10 @@ def dump_spans(dump: Dump, rank: int) -> Part:
              one.verb, (start - since) / NS, (end - since) / NS, size,
              "pp" if one.message else axis_of(one.label), group)
         )  # fmt: skip
-    return Part(pl.DataFrame(rows, schema=FOREIGN, orient="row"), since)
+    return ForeignSpans(pl.DataFrame(rows, schema=FOREIGN, orient="row"), since)
 
 
-def ends_of(entry: Entry, dump: Dump, rank: int) -> tuple[int, int] | None:
+def ends_of(entry: DumpEntry, dump: Dump, rank: int) -> tuple[int, int] | None:
     """Who sends a message, and to whom; None of a collective, and where the dump does not tell."""
     if not entry.message or entry.peer is None:
         return None
@@ -201,7 +201,7 @@ def ends_of(entry: Entry, dump: Dump, rank: int) -> tuple[int, int] | None:
 # ---- reading ----
 
 
-def _entry(value: Mapping[str, Any], over: PassedOver) -> Entry | None:
+def _entry(value: Mapping[str, Any], over: PassedOver) -> DumpEntry | None:
     named = _VERB.match(str(value.get("profiling_name") or "")[:200])
     if named is None:
         return None
@@ -213,7 +213,7 @@ def _entry(value: Mapping[str, Any], over: PassedOver) -> Entry | None:
         _time(value, "time_discovered_completed_ns", over),
         _time(value, "time_discovered_started_ns", over),
     )
-    return Entry(
+    return DumpEntry(
         record=_whole(value.get("record_id")), group=group, label=label, verb=verb, message=message,
         peer=int(other[:9]) if mine and other else None, sends=arrow == "->",
         sequence=next((n for key in keys if (n := _whole(value.get(key))) is not None), None),
@@ -240,11 +240,11 @@ def _state(value: Mapping[str, Any], started: int | None, completed: int | None,
     return "started" if told == "started" or started is not None else "scheduled"
 
 
-def _with_states_of_batches(entries: list[Entry]) -> list[Entry]:
+def _with_states_of_batches(entries: list[DumpEntry]) -> list[DumpEntry]:
     """Entries, of which those begun together have the state and the end of their batch: they have none of
     their own."""
     batches = {one.begun_with: one for one in entries if one.batch}
-    found: list[Entry] = []
+    found: list[DumpEntry] = []
     for one in entries:
         batch = batches.get(one.begun_with)
         if batch is None or one.batch or one.completed is not None:
@@ -254,7 +254,7 @@ def _with_states_of_batches(entries: list[Entry]) -> list[Entry]:
     return found
 
 
-def _replaced(one: Entry, batch: Entry) -> Entry:
+def _replaced(one: DumpEntry, batch: DumpEntry) -> DumpEntry:
     return replace(one, state=batch.state, started=batch.started, completed=batch.completed, took=batch.took)
 
 
@@ -267,9 +267,9 @@ def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     return name, name
 
 
-def _groups(config: Any, over: PassedOver) -> dict[str, Group]:
+def _groups(config: Any, over: PassedOver) -> dict[str, DumpGroup]:
     """Groups by their names."""
-    found: dict[str, Group] = {}
+    found: dict[str, DumpGroup] = {}
     for key, one in config.items() if isinstance(config, dict) else ():
         ranks = members_of(one.get("ranks"), in_order=True) if isinstance(one, dict) else None
         if not isinstance(one, dict) or (ranks is None and str(one.get("ranks")).strip() not in ("[]", "None", "")):
@@ -277,7 +277,7 @@ def _groups(config: Any, over: PassedOver) -> dict[str, Group]:
             continue
         name = str(one.get("name", key))[:200]
         members = tuple(int(rank) for rank in ranks.split(",")) if ranks else ()
-        found[name] = Group(name, str(one.get("desc") or name)[:200], members)
+        found[name] = DumpGroup(name, str(one.get("desc") or name)[:200], members)
     return found
 
 

@@ -31,7 +31,7 @@ SIZES = (
 )  # fmt: skip
 
 
-class Part(NamedTuple):
+class ForeignSpans(NamedTuple):
     """Spans of a file, of one rank: columns ``FOREIGN``, times in seconds from ``since``, ns since 1970."""
 
     spans: pl.DataFrame

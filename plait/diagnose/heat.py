@@ -46,7 +46,7 @@ ALL_OWN = "own work"
 """The segment that is all of ``OWN`` together."""
 
 
-class Segment(NamedTuple):
+class HeatColumn(NamedTuple):
     """A column: what is done, on what, in which direction."""
 
     kind: str
@@ -69,7 +69,7 @@ class Heat:
     where a rank did no such thing; excess: beyond the median of its equals, NaN where it has none."""
 
     ranks: Ints
-    columns: tuple[Segment, ...] | tuple[int, ...]
+    columns: tuple[HeatColumn, ...] | tuple[int, ...]
     seconds: Floats
     excess: Floats
 
@@ -126,13 +126,13 @@ def heat_of_segments(found: pl.DataFrame, grid: pl.DataFrame, order: Sequence[st
     place = pl.col("kind_text").replace_strict({k: n for n, k in enumerate(KINDS)}, default=len(KINDS))
     columns = columns.with_columns(place=place).sort("place", -pl.col("seconds"), *(f"{k}_text" for k in keys))
     columns = columns.with_row_index("column")
-    segments = tuple(Segment(*row) for row in columns.select(f"{key}_text" for key in keys).iter_rows())
+    segments = tuple(HeatColumn(*row) for row in columns.select(f"{key}_text" for key in keys).iter_rows())
     cells = found.join(columns.select(*keys, "column"), on=keys)
     return _heat(cells, segments, grid, order)
 
 
 def heat_of_steps(
-    rollup: pl.DataFrame, grid: pl.DataFrame, order: Sequence[str] = AXES, segment: Segment | None = None
+    rollup: pl.DataFrame, grid: pl.DataFrame, order: Sequence[str] = AXES, segment: HeatColumn | None = None
 ) -> Heat:
     """Seconds of every rank in every step: of one segment, or of all own work."""
     if segment is None or segment.kind == ALL_OWN:
@@ -201,7 +201,7 @@ def pooled(heat: Heat, most: int = 512, window: tuple[int, int] | None = None) -
 def unlike(heat: Heat, most: int = 10) -> list[Unlike]:
     """Ranks with the most own work beyond their equals', of a heat map of segments; the furthest first. Who
     is *named* is decided by ``plait.diagnose.stragglers``, which looks at recurrence as well."""
-    own = [n for n, column in enumerate(heat.columns) if isinstance(column, Segment) and column.own]
+    own = [n for n, column in enumerate(heat.columns) if isinstance(column, HeatColumn) and column.own]
     if not own:
         return []
     told = np.isfinite(heat.excess[:, own]).any(axis=1)

@@ -20,7 +20,7 @@ ALIKE = 0.8
 """Correlation of forward and backward from which on it is the micro-batches."""
 
 
-class Stages(NamedTuple):
+class StageImbalance(NamedTuple):
     """Seconds that each stage's ranks compute in a step, mean; the heaviest against the mean of the
     others."""
 
@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     ratio: float
 
 
-class Batches(NamedTuple):
+class BatchImbalance(NamedTuple):
     """spread: standard deviation of a stage's computation over micro-batches of one rank's step, against the
     mean. alike: correlation of micro-batches' forward and backward, near 1 where their lengths differ and not
     the machine's speed. turns: share of steps in which the slowest rank was not the one that was so most
@@ -42,7 +42,7 @@ class Batches(NamedTuple):
     longer: float
 
 
-def stages_of(recording: Recording) -> Stages | None:
+def stages_of(recording: Recording) -> StageImbalance | None:
     """None where there is one stage only."""
     own = _computing(recording).group_by("pp").agg(pl.col("seconds").mean()).sort("pp")
     seconds = own["seconds"].to_list()
@@ -51,10 +51,10 @@ def stages_of(recording: Recording) -> Stages | None:
     heaviest = max(range(len(seconds)), key=lambda stage: seconds[stage])
     others = [value for stage, value in enumerate(seconds) if stage != heaviest]
     mean = sum(others) / len(others)
-    return Stages(tuple(seconds), heaviest, seconds[heaviest] / mean if mean > 0 else 1.0)
+    return StageImbalance(tuple(seconds), heaviest, seconds[heaviest] / mean if mean > 0 else 1.0)
 
 
-def batches_of(recording: Recording) -> Batches | None:
+def batches_of(recording: Recording) -> BatchImbalance | None:
     """None without spans of several micro-batches, or with nobody to compare."""
     ops = recording.spans.filter(pl.col("kind") == "compute", pl.col("slice") >= 0, pl.col("step") > 0)
     length = pl.col("end") - pl.col("start")
@@ -74,7 +74,7 @@ def batches_of(recording: Recording) -> Batches | None:
     alike = both.select(pl.corr("relative", "relative_right")).item()
     varies, by = each["spread"].median(), slowest["longer"].median()
     known = 0.0 if alike != alike else float(alike)  # NaN where they do not differ
-    return Batches(float(varies or 0.0), known, 1 - most / slowest.height, float(by))  # type: ignore[arg-type]
+    return BatchImbalance(float(varies or 0.0), known, 1 - most / slowest.height, float(by))  # type: ignore[arg-type]
 
 
 def _computing(recording: Recording) -> pl.DataFrame:

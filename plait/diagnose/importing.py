@@ -20,9 +20,9 @@ from plait.core.record.timeline import SCHEMA_VERSION
 from plait.core.runs.evidence import spoken_ranks, write_hang
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
-from plait.diagnose.foreign import LATEST, NS, Part
+from plait.diagnose.foreign import LATEST, NS, ForeignSpans
 from plait.diagnose.imported import Said, write_notes
-from plait.diagnose.kineto import Trace, Work
+from plait.diagnose.kineto import TraceEvents, Work
 from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
@@ -59,13 +59,13 @@ class _Unread(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class _File:
+class _ImportedFile:
     """One that could be read. rank: None where nothing tells it. communicates: whether a trace shows any.
     has_base: whether it has a base time."""
 
     path: Path
     rank: int | None
-    part: Part
+    part: ForeignSpans
     over: PassedOver
     dump: Dump | None = None
     world: int | None = None
@@ -129,9 +129,9 @@ def _begins(path: Path) -> bool:
 # ---- reading ----
 
 
-def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_File], dict[Path, _Unread]]:
+def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_ImportedFile], dict[Path, _Unread]]:
     """Those that can be read; the others, and whose they are by their names."""
-    found: list[_File] = []
+    found: list[_ImportedFile] = []
     unread: dict[Path, _Unread] = {}
     low = max(LOW, 8 * len(files))
     for path in files:
@@ -143,17 +143,17 @@ def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_File
     return found, unread
 
 
-def _of_the_job(unread: Mapping[Path, _Unread], read: Mapping[int, _File]) -> list[int]:
+def _of_the_job(unread: Mapping[Path, _Unread], read: Mapping[int, _ImportedFile]) -> list[int]:
     """Ranks whose files cannot be read, of the job as far as its size is known."""
     world = max((one.world or 0 for one in read.values()), default=0) or MOST_RANKS
     ranks = {one.rank for one in unread.values() if one.rank is not None}
     return sorted(rank for rank in ranks if rank < world and rank not in read)
 
 
-def _read(path: Path, low: int) -> _File:
+def _read(path: Path, low: int) -> _ImportedFile:
     """Raises DataError for whatever cannot be used, so that the other files are not lost with it."""
     over = PassedOver()
-    trace, dump = Trace(over), Dump(over)
+    trace, dump = TraceEvents(over), Dump(over)
     try:
         if _head(path)[:2] in MARKS:
             header = read_plain(path, {"entries": dump.add}, over)
@@ -178,27 +178,27 @@ def _read(path: Path, low: int) -> _File:
     raise DataError("neither a PyTorch profiler trace nor a flight recorder's dump")
 
 
-def _trace(path: Path, trace: Trace, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
+def _trace(path: Path, trace: TraceEvents, header: Mapping[str, Any], over: PassedOver, low: int) -> _ImportedFile:
     said = trace.told(header)
     rank = rank_by_path(path, low) if said.rank is None else said.rank
     part, comm = trace.spans(header, rank)
-    return _File(path=path, rank=rank, part=_sound(part), over=over, world=said.world, untold=comm.untold,
+    return _ImportedFile(path=path, rank=rank, part=_sound(part), over=over, world=said.world, untold=comm.untold,
                  communicates=not comm.comm.is_empty(), groups=said.groups, work=trace.work,
                  has_base=header.get("baseTimeNanoseconds") is not None)  # fmt: skip
 
 
-def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
+def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _ImportedFile:
     dump.finish(header)
     rank = rank_by_path(path, low) if dump.told is None else checked_rank(dump.told)
     if rank is None:
         raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
     world = 1 + max({rank, *dump.mentioned})
-    return _File(
+    return _ImportedFile(
         path=path, rank=checked_rank(rank), part=_sound(dump_spans(dump, rank)), over=over, dump=dump, world=world
     )
 
 
-def _sound(part: Part) -> Part:
+def _sound(part: ForeignSpans) -> ForeignSpans:
     """Raises DataError for times that no clock has."""
     longest = float(part.spans["end"].max() or 0.0)  # type: ignore[arg-type]
     if not (longest >= 0 and -LATEST * NS <= part.since <= (LATEST - longest) * NS):
@@ -215,9 +215,9 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]) -> dict[int, _File]:
+def _by_rank(read: Sequence[_ImportedFile], found: Imported, told: Callable[[str], None]) -> dict[int, _ImportedFile]:
     """One file a rank: of several the first. Files that tell none are numbered."""
-    by_rank: dict[int, _File] = {}
+    by_rank: dict[int, _ImportedFile] = {}
     for one in read:
         if one.rank is None:
             continue
@@ -239,7 +239,7 @@ def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]
     return dict(sorted(by_rank.items()))
 
 
-def _remark(read: Mapping[int, _File], unread: Mapping[Path, _Unread], found: Imported) -> None:
+def _remark(read: Mapping[int, _ImportedFile], unread: Mapping[Path, _Unread], found: Imported) -> None:
     """What is wrong with the whole, although each file can be read."""
     worlds = sorted({one.world for one in read.values() if one.world})
     if len(worlds) > 1 and not any(one.dump for one in read.values()):
@@ -301,19 +301,19 @@ def _remark(read: Mapping[int, _File], unread: Mapping[Path, _Unread], found: Im
         )
 
 
-def _timeless(read: Mapping[int, _File]) -> list[int]:
+def _timeless(read: Mapping[int, _ImportedFile]) -> list[int]:
     """Ranks whose traces have no base time, where others' have one: their clock is another."""
     ranks = [rank for rank, one in read.items() if not one.has_base]
     return ranks if len(ranks) < len(read) else []
 
 
-def _unknown(read: Mapping[int, _File]) -> dict[int, Work]:
+def _unknown(read: Mapping[int, _ImportedFile]) -> dict[int, Work]:
     """Ranks of whose work too much cannot be read."""
     works = {rank: one.work for rank, one in read.items() if one.work and one.work.unread}
     return {rank: work for rank, work in works.items() if work.unread >= LOST * work.count}
 
 
-def _said_of_times(read: Mapping[int, _File]) -> list[str]:
+def _said_of_times(read: Mapping[int, _ImportedFile]) -> list[str]:
     ranks = _timeless(read)
     if not ranks:
         return []
@@ -321,7 +321,7 @@ def _said_of_times(read: Mapping[int, _File]) -> list[str]:
     return [f"{whose} no base time (baseTimeNanoseconds): lateness cannot be told"]
 
 
-def _said_of_steps(traces: Mapping[int, _File]) -> list[str]:
+def _said_of_steps(traces: Mapping[int, _ImportedFile]) -> list[str]:
     """Where not all have the same."""
     ranks: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank, one in traces.items():
@@ -343,7 +343,7 @@ def _spoken_steps(steps: Sequence[int]) -> str:
 # ---- writing ----
 
 
-def _write(read: Mapping[int, _File], out: Path, found: Imported) -> None:
+def _write(read: Mapping[int, _ImportedFile], out: Path, found: Imported) -> None:
     """One file a rank, as a run has them, and what there is to say."""
     timeless = _timeless(read)
     told = {rank: one.part.since for rank, one in read.items() if one.part.spans.height and rank not in timeless}
@@ -369,7 +369,7 @@ def _write(read: Mapping[int, _File], out: Path, found: Imported) -> None:
     )  # fmt: skip
 
 
-def _finished(part: Part, rank: int, origin: int) -> tuple[pl.DataFrame, int]:
+def _finished(part: ForeignSpans, rank: int, origin: int) -> tuple[pl.DataFrame, int]:
     """With the rest of a timeline's columns, and times from ``origin``; how many spans stood twice.
     Occurrences that were not counted are, in each group in the order of their starts."""
     keys = ["step", "kind", "name", "group"]

@@ -39,8 +39,8 @@ import polars as pl
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import LARGEST
 from plait.core.base.passed_over import PassedOver
-from plait.diagnose.foreign import FOREIGN, LATEST, NS, Part, members_of
-from plait.diagnose.kineto_comm import Found, on_device
+from plait.diagnose.foreign import FOREIGN, LATEST, NS, ForeignSpans, members_of
+from plait.diagnose.kineto_comm import TracedWork, on_device
 from plait.diagnose.kineto_host import on_host
 from plait.diagnose.kineto_ops import RANGE, Comm, Listed, Ops, comm_of
 from plait.diagnose.whose import checked_rank
@@ -78,7 +78,7 @@ _NOTHING: dict[str, Any] = {}
 PAIRS = "begin and end events, which are not read"
 
 
-class Told(NamedTuple):
+class TraceFacts(NamedTuple):
     """What a trace says of its job. rank: None where it does not. groups: how many it lists."""
 
     rank: int | None
@@ -94,7 +94,7 @@ class Work(NamedTuple):
     unread: int
 
 
-class Trace:
+class TraceEvents:
     """Events of one rank's trace as they are read: a number for each of its kinds, names, threads."""
 
     def __init__(self, over: PassedOver) -> None:
@@ -183,7 +183,7 @@ class Trace:
         kind = "kernels" if self.unread["kernels"] or CODES["kernels"] in self.kind else "operators"
         return Work(kind, self.unread[kind] + self.kind.count(CODES[kind]), self.unread[kind])
 
-    def told(self, header: Mapping[str, Any]) -> Told:
+    def told(self, header: Mapping[str, Any]) -> TraceFacts:
         """Whose it is, as it says itself, or as the members of its groups and its place in them show. Raises
         DataError for a rank that cannot be."""
         info = header.get("distributedInfo")
@@ -196,9 +196,9 @@ class Trace:
         world = info.get("world_size")
         if not (isinstance(world, int) and 0 < world <= LARGEST):
             world = 1 + max((max(comm.ranks) for comm in self.comms if comm.ranks), default=-1)
-        return Told(rank, world or None, len(groups) if isinstance(groups, list) else 0)
+        return TraceFacts(rank, world or None, len(groups) if isinstance(groups, list) else 0)
 
-    def spans(self, header: Mapping[str, Any], rank: int | None) -> tuple[Part, Found]:
+    def spans(self, header: Mapping[str, Any], rank: int | None) -> tuple[ForeignSpans, TracedWork]:
         """Its spans, and what was found of communication. Raises DataError for a trace without events of
         use."""
         base = header.get("baseTimeNanoseconds")
@@ -225,7 +225,7 @@ class Trace:
         first = float(spans["start"].min() or 0.0)  # type: ignore[arg-type]
         spans = spans.with_columns((pl.col("start", "end") - first) / 1e6)
         since = (base or 0) + round(first * 1e3)
-        return Part(spans.select([pl.col(name).cast(kind) for name, kind in FOREIGN.items()]), since), found
+        return ForeignSpans(spans.select([pl.col(name).cast(kind) for name, kind in FOREIGN.items()]), since), found
 
     def _ops(self, groups: Mapping[str, Listed]) -> Ops:
         arrays = (self.start, self.length, self.kind, self.name, self.thread, self.external, self.correlation)
@@ -278,7 +278,7 @@ def _groups(header: Mapping[str, Any]) -> dict[str, Listed]:
 # ---- spans ----
 
 
-def _computed(ops: Ops, found: Found) -> pl.DataFrame:
+def _computed(ops: Ops, found: TracedWork) -> pl.DataFrame:
     """Computation, each from where the one before it ended."""
     rows = found.compute[np.argsort(ops.start[found.compute], kind="stable")]
     start, end = ops.start[rows], ops.start[rows] + ops.length[rows]
@@ -295,7 +295,7 @@ def _computed(ops: Ops, found: Found) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _communicated(found: Found) -> pl.DataFrame:
+def _communicated(found: TracedWork) -> pl.DataFrame:
     return found.comm.select(
         pl.col("row").cast(pl.Int64), "start", "end", pl.col("name").str.slice(0, LONGEST_NAME), "kind",
         pl.col("name").str.slice(0, LONGEST_NAME).alias("site"), "axis", "group", "seq", "bytes",

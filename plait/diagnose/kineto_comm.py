@@ -34,7 +34,7 @@ LOOK_BACK = 8
 """Operators of a thread, one around the other, among which the one that launched is looked for."""
 
 
-class Found(NamedTuple):
+class TracedWork(NamedTuple):
     """compute: events. comm: communication, times in microseconds, a row each. untold: how many of these say
     nothing of their groups."""
 
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 # ---- on a device ----
 
 
-def on_device(ops: Ops, device: np.ndarray, rank: int | None) -> Found:
+def on_device(ops: Ops, device: np.ndarray, rank: int | None) -> TracedWork:
     """Kernels that compute and those that communicate. device: whether an event is a kernel or a copy."""
     rows = np.flatnonzero(device)
     kernels = ops.kind[rows] == ops.codes["kernels"]
@@ -59,7 +59,7 @@ def on_device(ops: Ops, device: np.ndarray, rank: int | None) -> Found:
     communicates |= kernels & ((ranges >= 0) | known)
     made = [_row(ops, int(row), launches, int(ranges[at]), rank) for at, row in _pick(rows, communicates)]
     untold = sum(one[-1] for one in made)
-    return Found(rows[~communicates], table_of([one[:-1] for one in made]), untold)
+    return TracedWork(rows[~communicates], table_of([one[:-1] for one in made]), untold)
 
 
 def _pick(rows: np.ndarray, chosen: np.ndarray) -> list[tuple[int, int]]:

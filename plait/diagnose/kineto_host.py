@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from plait.diagnose.kineto_comm import DISPATCHED, RECORDED, Found, plain, row_of, table_of
+from plait.diagnose.kineto_comm import DISPATCHED, RECORDED, TracedWork, plain, row_of, table_of
 from plait.diagnose.kineto_ops import RANGE, Ops
 
 NOT_WORK = re.compile(
@@ -26,7 +26,7 @@ WAITING = 256
 """Calls whose ranges may still come."""
 
 
-def on_host(ops: Ops, rank: int | None) -> Found:
+def on_host(ops: Ops, rank: int | None) -> TracedWork:
     """Operators of a trace without kernels, and the ranges of its process groups. A range that a thread of
     the group wrote begins where the operator did that called it, if there is one."""
     operators = ops.rows("operators")
@@ -35,7 +35,7 @@ def on_host(ops: Ops, rank: int | None) -> Found:
     work = operators[(~ops.named(NOT_WORK) & ~waits)[operators]]
     ranges = np.flatnonzero(ops.named(RANGE) & np.isin(ops.kind, [ops.codes[kind] for kind in ("ranges", "operators")]))
     rows = [_called(ops, int(one), call, rank) for one, call in _paired(ops, calls, ranges)]
-    return Found(_outermost(ops, work), table_of(rows), sum(ops.comm_of(int(one[0])) is None for one in rows))
+    return TracedWork(_outermost(ops, work), table_of(rows), sum(ops.comm_of(int(one[0])) is None for one in rows))
 
 
 def _paired(ops: Ops, calls: np.ndarray, ranges: np.ndarray) -> list[tuple[int, int]]:

@@ -59,7 +59,7 @@ class Outlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class UnitSpread:
     """How far units are apart that do not stand out: the largest effect and z of any of them. named_from: the
     z from which on they would."""
 
@@ -85,7 +85,7 @@ def threshold(units: int, steps: int) -> float:
 
 
 def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None = None,
-             lower: bool = False) -> tuple[list[Outlier], Spread]:  # fmt: skip
+             lower: bool = False) -> tuple[list[Outlier], UnitSpread]:  # fmt: skip
     """Of (units, steps), how much longer than its equals each took, as a share; NaN: not known.
 
     All is judged by logarithms, because chance lengthens what takes longer by more. minimum: of effects.
@@ -97,7 +97,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None 
     """
     units, steps = deviation.shape
     if units < 2 or steps < FEWEST:
-        return [], Spread(effect=0.0, z=0.0, unit=-1)
+        return [], UnitSpread(effect=0.0, z=0.0, unit=-1)
     least = threshold(units, steps)
     deviation = np.log1p(np.maximum(deviation, LEAST))
     single = np.arange(units) // (2 if units == 2 else 1) if twins is None else twins
@@ -178,12 +178,12 @@ def _since(deviation: Floats, earliest: int, effect: float) -> int:
     return earliest + int(np.argmax(np.cumsum(above[::-1])[::-1]))
 
 
-def _nearest(seen: _Seen, named: set[int], least: float) -> Spread:
+def _nearest(seen: _Seen, named: set[int], least: float) -> UnitSpread:
     """Of those not named, the one that comes nearest to it, in whichever window."""
     left = np.where(np.isfinite(seen.z), seen.z, -np.inf)
     left[sorted(named)] = -np.inf
     unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
     if not np.isfinite(left[unit, window]):
-        return Spread(effect=0.0, z=0.0, unit=-1, named_from=least)
+        return UnitSpread(effect=0.0, z=0.0, unit=-1, named_from=least)
     effect = float(np.expm1(seen.effect[unit, window]))
-    return Spread(effect=effect, z=float(seen.z[unit, window]), unit=int(unit), named_from=least)
+    return UnitSpread(effect=effect, z=float(seen.z[unit, window]), unit=int(unit), named_from=least)

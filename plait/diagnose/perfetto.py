@@ -49,7 +49,7 @@ class Event(NamedTuple):
     track: Track
 
 
-class Told(NamedTuple):
+class SpanFacts(NamedTuple):
     """What is told of a span. began, ended: ns since the first begin."""
 
     rank: int
@@ -180,8 +180,8 @@ def _laid(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(*ns, label=named).sort("began", -pl.col("ended"), maintain_order=True)
 
 
-def _told(laid: pl.DataFrame) -> list[Told]:
-    return [Told(*row) for row in laid.select(Told._fields).iter_rows()]
+def _told(laid: pl.DataFrame) -> list[SpanFacts]:
+    return [SpanFacts(*row) for row in laid.select(SpanFacts._fields).iter_rows()]
 
 
 def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:

@@ -98,7 +98,7 @@ def parse_plain(data: bytes, over: PassedOver) -> Any:
 def _parsed(data: bytes, over: PassedOver) -> tuple[Any, _Sizes]:
     """The value, and the sizes of all in it."""
     try:
-        value = _Machine(data, over).run()
+        value = _PickleMachine(data, over).run()
     except IndexError:
         raise ValueError("it is a damaged pickle: it takes a value that is not there") from None
     sizes = _Sizes()
@@ -107,7 +107,7 @@ def _parsed(data: bytes, over: PassedOver) -> tuple[Any, _Sizes]:
     return value, sizes
 
 
-class _Machine:
+class _PickleMachine:
     """Runs the instructions that make plain data. stack: values, and the marks that begin a list of them;
     memo: values that may come again, by number."""
 

@@ -25,7 +25,7 @@ class Loss(NamedTuple):
     skipped: int
 
 
-class Checkpoints(NamedTuple):
+class CheckpointPauses(NamedTuple):
     """seconds: for which training paused for one, between two steps, beyond what passes there without; None
     where no step after one was recorded. every: steps between two. share: of the run's time. last: seconds
     for which the end of the run waited until the last one was written; None if that was not recorded."""
@@ -65,7 +65,7 @@ def loss_of(metrics: Sequence[Mapping[str, Any]]) -> Loss | None:
     return Loss(found[0], found[-1], min(found), evaluated[-1] if evaluated else None, skipped)
 
 
-def checkpoints_of(recording: Recording, folder: Path) -> Checkpoints | None:
+def checkpoints_of(recording: Recording, folder: Path) -> CheckpointPauses | None:
     """What checkpoints cost, by what passed between the steps around each. None where there are none."""
     saved = sorted(
         int(found[1])
@@ -84,7 +84,7 @@ def checkpoints_of(recording: Recording, folder: Path) -> Checkpoints | None:
     every = float(np.median(np.diff(saved))) if len(saved) > 1 else None
     step = float(np.median(list(recording.seconds.values()))) if recording.seconds else 0.0
     share = seconds / (seconds + every * step) if seconds is not None and every and step else None
-    return Checkpoints(len(saved), seconds, every, share, last)
+    return CheckpointPauses(len(saved), seconds, every, share, last)
 
 
 def _between_steps(recording: Recording, saved: Sequence[int]) -> float | None:

@@ -30,7 +30,7 @@ RECENT = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class EventGraph:
     """Events of all steps, and what each waits for.
 
     event: of every op. seconds: of every event, as seen. lead: what passed before an op that is alone, after
@@ -72,7 +72,7 @@ class Graph:
         return found[:, 0] if seconds.ndim == 1 else found
 
 
-def graph_of(ops: pl.DataFrame, *, clocks_agree: bool = True, tolerance: float = 0.0) -> Graph:
+def graph_of(ops: pl.DataFrame, *, clocks_agree: bool = True, tolerance: float = 0.0) -> EventGraph:
     """Of ops with columns step, rank, lane, start, end, waits and meeting.
 
     waits: whether it is a wait, which takes as long as what it waits for. meeting: equal for ops that run
@@ -116,7 +116,7 @@ def graph_of(ops: pl.DataFrame, *, clocks_agree: bool = True, tolerance: float =
     found = _ordered(edges, gap[to], began, of_event)
     in_order = np.empty(len(ops), np.int64)
     in_order[ops["row"].to_numpy()] = event
-    return Graph(step_names, in_order, seconds, lead, of_event, *found[:-1], first, found[-1])
+    return EventGraph(step_names, in_order, seconds, lead, of_event, *found[:-1], first, found[-1])
 
 
 def _events(ops: pl.DataFrame) -> Ints:

@@ -29,7 +29,7 @@ NEVER = "never trained"
 """In place of a step."""
 
 
-class Series(NamedTuple):
+class StepSeries(NamedTuple):
     """A quantity over steps, counted from 1."""
 
     name: str
@@ -37,7 +37,7 @@ class Series(NamedTuple):
     values: tuple[float, ...]
 
 
-class Attempt(NamedTuple):
+class AttemptRow(NamedTuple):
     """A time the run was started. Texts, for people; empty where it is not known."""
 
     number: str
@@ -49,18 +49,18 @@ class Attempt(NamedTuple):
     step: str
 
 
-def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple(SERIES)) -> list[Series]:
+def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple(SERIES)) -> list[StepSeries]:
     """Those of ``names`` that there are. What is no finite number is left out."""
     rows = [line for line in metrics if _number(line.get("step")) is not None]
-    found: list[Series] = []
+    found: list[StepSeries] = []
     for name in names:
         pairs = [(int(line["step"]), value) for line in rows if (value := _number(line.get(name))) is not None]
         if pairs:
-            found.append(Series(name, *zip(*pairs, strict=True)))
+            found.append(StepSeries(name, *zip(*pairs, strict=True)))
     return found
 
 
-def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
+def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:
     """Whatever lines say of tensors' memory, in bytes: a number, or one for each rank (a list, or an
     object)."""
     split: list[dict[str, Any]] = []
@@ -80,10 +80,10 @@ def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
     return series_of(split, names)
 
 
-def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attempt]:
+def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[AttemptRow]:
     """Of attempts.jsonl, as far as its lines tell. live: whether the run goes on; else an attempt that is
     said to run was cut off with whoever wrote that."""
-    found: list[Attempt] = []
+    found: list[AttemptRow] = []
     for place, line in enumerate(lines, 1):
         hosts = line.get("hosts")
         step = next(
@@ -91,7 +91,7 @@ def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attem
         )
         step = NEVER if _number(step) == -1 else step
         found.append(
-            Attempt(
+            AttemptRow(
                 str(line.get("number", line.get("attempt", place))), _moment(line.get("started")),
                 _moment(line.get("ended")), "cut off" if line.get("outcome") == "running" and not live
                 else str(line.get("outcome") or ""), str(line.get("cause") or ""),

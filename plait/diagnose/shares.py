@@ -27,7 +27,7 @@ CLEAR = 6.0
 """And how many standard errors."""
 
 
-class Share(NamedTuple):
+class StepShare(NamedTuple):
     """what: a key of ``NAMES``. seconds: of a step. late: of ``seconds``, what was waiting for the last of a
     group to arrive, where that is known. share: of the step; of what is ``AFTER`` it, how much longer it is
     with that."""
@@ -55,7 +55,7 @@ class Drift(NamedTuple):
         return self.last / self.first - 1 if self.first > 0 else 0.0
 
 
-class Steps(NamedTuple):
+class StepTimes(NamedTuple):
     """Of all steps but a run's first: seconds, and how many tokens a second the median one is."""
 
     count: int
@@ -77,7 +77,7 @@ def steady(recording: Recording) -> list[int]:
     return [step for step in spans if step > 0] or [step for step in steps if step > 0] or steps
 
 
-def shares(recording: Recording) -> list[Share]:
+def shares(recording: Recording) -> list[StepShare]:
     """The largest first. They add up to the mean step, with the evaluations and checkpoints after it."""
     steps = steady(recording)
     found = {what: seconds for what, seconds in _means(recording, steps).items() if seconds > 0}
@@ -85,7 +85,7 @@ def shares(recording: Recording) -> list[Share]:
     late = _late(recording, steps)
     return sorted(
         (
-            Share(what, seconds, late.get(what), seconds / inside if inside > 0 else 0.0)
+            StepShare(what, seconds, late.get(what), seconds / inside if inside > 0 else 0.0)
             for what, seconds in found.items()
         ),
         key=lambda one: -one.seconds,
@@ -186,7 +186,7 @@ def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
     return dict(found.group_by("axis").agg(late.sum() / lanes).iter_rows())
 
 
-def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Steps | None:
+def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> StepTimes | None:
     """None where no step's length is known."""
     chosen = {step: seconds for step, seconds in recording.seconds.items() if step > 0} or dict(recording.seconds)
     if not chosen:
@@ -196,7 +196,7 @@ def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Step
     tokens = [float(one["tokens_per_second"]) * float(one["seconds"]) for one in speeds]
     at = max(chosen, key=lambda step: chosen[step])
     p10, median, p90 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9)))
-    return Steps(
+    return StepTimes(
         len(chosen), min(chosen), max(chosen), median, p10, p90, chosen[at], at,
         float(np.median(tokens)) / median if tokens and median > 0 else None,
     )  # fmt: skip

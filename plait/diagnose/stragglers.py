@@ -25,7 +25,7 @@ from plait.diagnose.equals import (
     typical_work,
 )
 from plait.diagnose.noise import SIGMA
-from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, Spread, outliers
+from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, UnitSpread, outliers
 from plait.diagnose.recording import Recording
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Verdicts:
     comparable: ranks that had anybody to be compared with."""
 
     stragglers: tuple[Straggler, ...]
-    spread: Spread
+    spread: UnitSpread
     comparable: int
     arrivals: tuple[Arrival, ...]
 
@@ -99,7 +99,7 @@ def verdicts(recording: Recording) -> Verdicts:
     work = own_work(recording)
     minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
     ranks: dict[tuple[int, ...], Straggler] = {}
-    nearest: list[tuple[Spread, Compared]] = []
+    nearest: list[tuple[UnitSpread, Compared]] = []
     by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
     if len(work.units) <= PAIR:
         minimum = by_the_clock
@@ -118,7 +118,7 @@ def verdicts(recording: Recording) -> Verdicts:
     ]
     return Verdicts(
         stragglers=(*slow, *links),
-        spread=max(rest, key=lambda one: one.z - one.named_from, default=Spread(effect=0.0, z=0.0, unit=-1)),
+        spread=max(rest, key=lambda one: one.z - one.named_from, default=UnitSpread(effect=0.0, z=0.0, unit=-1)),
         comparable=int(np.isfinite(work.deviation).any(axis=1).sum()),
         arrivals=_arrivals(recording, work),
     )

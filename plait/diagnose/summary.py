@@ -29,7 +29,7 @@ class What(NamedTuple):
     of_all: float | None
 
 
-class Group(NamedTuple):
+class StepGroup(NamedTuple):
     """Some steps that follow each other. hidden: of those whose spans are kept, all or a sample."""
 
     first: int
@@ -46,7 +46,7 @@ class Slow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summary:
+class TimelineSummary:
     """spans: how many are kept of the last steps, sampled: of others. lanes: steps of ranks whose spans are
     kept. steps: that are known at all, from 0. hidden: of nothing where spans tell communication alone.
     slowest: the longest first."""
@@ -57,18 +57,18 @@ class Summary:
     steps: tuple[int, ...]
     hidden: Exposure
     whats: tuple[What, ...]
-    trend: tuple[Group, ...]
+    trend: tuple[StepGroup, ...]
     slowest: tuple[Slow, ...]
 
 
-def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame) -> Summary:
+def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame) -> TimelineSummary:
     """spans: of the last steps. sampled: of some before them. rollups: of all, or nothing."""
     lanes = spans.select("step", "rank").n_unique()
     rollups = rollups.with_columns(pl.col(WHAT).cast(pl.String))
     known = pl.concat([spans["step"], sampled["step"], rollups["step"]]).unique().sort().to_list()
     recent = exposed(spans)
     by_lane = pl.concat([exposed(sampled), recent])
-    return Summary(
+    return TimelineSummary(
         spans=spans.height,
         sampled=sampled.height,
         lanes=lanes,
@@ -99,12 +99,12 @@ def _whats(spans: pl.DataFrame, rollups: pl.DataFrame, lanes: int) -> tuple[What
     return tuple(What(*row) for row in ordered.select(*WHAT, "seconds", "of_all").iter_rows())
 
 
-def _trend(lanes: pl.DataFrame) -> tuple[Group, ...]:
+def _trend(lanes: pl.DataFrame) -> tuple[StepGroup, ...]:
     """A few groups of equally many steps."""
     steps = lanes.group_by("step").agg(pl.col(*Exposure._fields).sum()).sort("step")
     size = max(1, -(-steps.height // GROUPS))
     groups = [steps.slice(at, size) for at in range(0, steps.height, size)]
-    return tuple(Group(own["step"][0], own["step"][-1], added_up(own)) for own in groups)
+    return tuple(StepGroup(own["step"][0], own["step"][-1], added_up(own)) for own in groups)
 
 
 def _slowest(rollups: pl.DataFrame) -> tuple[Slow, ...]:

@@ -120,7 +120,7 @@ def _number(name: str) -> int:
 # ---- files ----
 
 
-class _File(NamedTuple):
+class _TimelineFile(NamedTuple):
     """began: when the rank started that wrote it; of what it did twice, the later start counts."""
 
     began: int
@@ -133,7 +133,7 @@ def _read_all(
     files: Sequence[Path], plan: str | None, notes: Notes, spans: list[tuple[int, int]] | None = None
 ) -> dict[str, list[pl.DataFrame]]:
     """Tables by what they are of. spans: gets the first and the last step of files of totals."""
-    kinds: dict[tuple[str, str], list[_File]] = {}
+    kinds: dict[tuple[str, str], list[_TimelineFile]] = {}
     skipped: dict[str, str] = {}
     strange: dict[str, int] = {}
     other: list[str] = []
@@ -152,7 +152,7 @@ def _read_all(
         elif plan and belongs and belongs != plan:
             other.append(path.name)
         else:
-            file = _File(counted(metadata.get("plait.began", "")) or 0, _written(path), path, belongs)
+            file = _TimelineFile(counted(metadata.get("plait.began", "")) or 0, _written(path), path, belongs)
             kinds.setdefault((noun, version), []).append(file)
             ends = [end for word in metadata.get(STEPS, "").split() if (end := counted(word)) is not None]
             if spans is not None and len(ends) == 2:
@@ -180,7 +180,7 @@ def _read_all(
 
 
 def _read(
-    files: list[_File], noun: str, order: dict[_File, int], skipped: dict[str, str]
+    files: list[_TimelineFile], noun: str, order: dict[_TimelineFile, int], skipped: dict[str, str]
 ) -> list[tuple[str, pl.DataFrame]]:
     """Files of one form at once, and what they are of; where that fails, in halves, until those are alone
     that cannot be read."""
@@ -268,7 +268,7 @@ def _of_its_step(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.filter((pl.col("start") - middle).abs() <= LONGEST)
 
 
-def _count(read: pl.DataFrame, kept: pl.DataFrame, order: dict[_File, int], strange: dict[str, int]) -> None:
+def _count(read: pl.DataFrame, kept: pl.DataFrame, order: dict[_TimelineFile, int], strange: dict[str, int]) -> None:
     """Add the rows that were left out, by the names of their files."""
     before, after = (dict(table.group_by("_file").len().iter_rows()) for table in (read, kept))
     names = {number: file.path.name for file, number in order.items()}

@@ -27,7 +27,7 @@ from plait.diagnose.replay import TOLERANCE, graph_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from plait.diagnose.replay import Graph
+    from plait.diagnose.replay import EventGraph
 
     Floats = NDArray[np.float64]
 
@@ -102,7 +102,7 @@ def _last(spans: pl.DataFrame, since: int | None) -> pl.DataFrame:
 class _Replays:
     """One graph and several durations for it."""
 
-    def __init__(self, recording: Recording, spans: pl.DataFrame, graph: Graph) -> None:
+    def __init__(self, recording: Recording, spans: pl.DataFrame, graph: EventGraph) -> None:
         self.recording, self.spans, self.graph = recording, spans, graph
         self.seen = graph.seconds + (0.0 if recording.blocking else graph.lead)
         self.computes = self._of_events(pl.col("kind") == "compute").astype(bool)

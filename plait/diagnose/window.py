@@ -14,7 +14,7 @@ LANES = ("processor", "tp", "cp", "dp", "pp", "other")
 Group = Literal["rank", "tp", "cp", "dp", "pp", "host"]
 
 
-class Window(NamedTuple):
+class SpanWindow(NamedTuple):
     """bars: (rank, lane, kind, name, seq, step, start, end, count, busy), in order of ranks and lanes; count:
     spans in it; busy: seconds of them. begin, end: seconds. single: whether every bar is one span."""
 
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 def window(
     spans: pl.DataFrame, ranks: Sequence[int], steps: tuple[int, int], *,
     between: tuple[float, float] | None = None, most: int = MOST,
-) -> Window | None:  # fmt: skip
+) -> SpanWindow | None:  # fmt: skip
     """between: seconds; without it, all of the steps, which are counted from 0. None if there is nothing.
 
     Spans longer than a part of the window (there are ``most`` of them over all lanes) stay alone. What is
@@ -58,7 +58,7 @@ def window(
         bars = pl.concat([long, merged.select(bars.columns)])
     order = pl.col("rank").replace_strict({rank: n for n, rank in enumerate(ranks)}, default=len(ranks))
     place = pl.col("lane").replace_strict({lane: n for n, lane in enumerate(LANES)}, default=len(LANES))
-    return Window(bars.sort(order, place, "start"), begin, end, single)
+    return SpanWindow(bars.sort(order, place, "start"), begin, end, single)
 
 
 def together(grid: pl.DataFrame, rank: int, group: Group, most: int = 32) -> list[int]:

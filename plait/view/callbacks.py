@@ -50,7 +50,7 @@ def first_paint(run: Watched) -> dict[str, Any]:
     heat = heat_of(snapshot, "mean", None, tuple(found[0]["value"].split()), "segments")
     if heat is None:
         return known
-    figure = heat_callbacks.figure_of(snapshot, heat, found[0]["value"].split(), "excess", heat_callbacks.Place())
+    figure = heat_callbacks.figure_of(snapshot, heat, found[0]["value"].split(), "excess", heat_callbacks.HeatCell())
     return {**known, "figure": figure, "version": version_of(0, snapshot)}
 
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from plait.diagnose.compare import Prediction
-from plait.diagnose.series import SERIES, Series
+from plait.diagnose.series import SERIES, StepSeries
 from plait.view.words import seconds_text
 
 TOLD = 8
 """Rows of a figure that are put in words."""
 
 
-def series_words(runs: Mapping[str, Sequence[Series]]) -> str:
+def series_words(runs: Mapping[str, Sequence[StepSeries]]) -> str:
     """Of every quantity its last value, and between what it lay.
 
     >>> series_words({"job": [Series("loss", (1, 2, 3), (5.0, 6.0, 4.5))]})
@@ -32,7 +32,7 @@ def series_words(runs: Mapping[str, Sequence[Series]]) -> str:
     return " ".join(parts) or "No step has numbers."
 
 
-def memory_words(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: Sequence[Series]) -> str:
+def memory_words(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: Sequence[StepSeries]) -> str:
     """Of every place what is predicted, of every rank the most that was measured."""
     places = [f"{place} {_mib(sum(sizes.values()))} predicted" for place, sizes in predicted[:TOLD]]
     most = [f"{one.name} {_mib(max(one.values))} at most" for one in measured[:TOLD]]

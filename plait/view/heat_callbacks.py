@@ -10,7 +10,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 from plait.diagnose.heat import STATISTICS, Heat, Statistic, Unlike, pooled, unlike
 from plait.diagnose.places import place_of
 from plait.view.heat_figure import Value, cell_text, heat_figure
-from plait.view.moves import Place, around_row, is_number, moved, point_of
+from plait.view.moves import HeatCell, around_row, is_number, moved, point_of
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.words import nothing, seconds_text
 
@@ -21,7 +21,7 @@ CONTROLS = (State("heat-at", "data"), State("run", "value"), *(State(name, "valu
 
 
 def figure_of(
-    snapshot: Snapshot, heat: Heat, order: Sequence[str], value: Value, at: Place, marked: bool = False
+    snapshot: Snapshot, heat: Heat, order: Sequence[str], value: Value, at: HeatCell, marked: bool = False
 ) -> dict[str, Any]:
     """The map with the ranks that the diagnosis names."""
     assert snapshot.grid is not None
@@ -32,7 +32,7 @@ def figure_of(
     )  # fmt: skip
 
 
-def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[Place, bool]:
+def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:
     """Where the marked cell is, inside the map whatever a request says; and whether there is one."""
     values = data if isinstance(data, dict) else {}
     rows, columns = heat.ranks.size, len(heat.columns)
@@ -45,7 +45,7 @@ def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[Place, bool]:
     both = isinstance(window, list) and len(window) == 2 and all(map(is_number, window))
     ends = (max(0, int(window[0])), min(rows, int(window[1]))) if both and window else None
     ends = ends if ends and ends[1] - ends[0] >= 1 and ends != (0, rows) else None
-    return Place(number("row", rows), number("column", columns), ends), "row" in values
+    return HeatCell(number("row", rows), number("column", columns), ends), "row" in values
 
 
 def asked(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, list[str], Value]:
@@ -79,11 +79,13 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         return {}
 
 
-def standing(runs: Sequence[Watched], at: Any, number: Any, controls: Sequence[Any]) -> tuple[Heat | None, Place, bool]:
+def standing(
+    runs: Sequence[Watched], at: Any, number: Any, controls: Sequence[Any]
+) -> tuple[Heat | None, HeatCell, bool]:
     """What is shown, where on it one is, and whether that cell is marked: for callbacks with ``CONTROLS``."""
     heat = asked(chosen_run(runs, number), controls)[0]
     if heat is None or not heat.columns:
-        return None, Place(), False
+        return None, HeatCell(), False
     return heat, *place(at, heat)
 
 
@@ -121,7 +123,7 @@ def _mark(app: Dash, runs: Sequence[Watched]) -> None:
         return _marked(heat, now, int(rank)), {"rank": int(rank)}
 
 
-def opened(heat: Heat, now: Place) -> dict[str, Any]:
+def opened(heat: Heat, now: HeatCell) -> dict[str, Any]:
     """The rank of the marked cell, and its step where columns are steps."""
     cells = pooled(heat, CELLS, now.window)
     column = heat.columns[now.column]
@@ -133,18 +135,18 @@ def opened(heat: Heat, now: Place) -> dict[str, Any]:
     return {"rank": rank, **({"step": column} if isinstance(column, int) else {})}
 
 
-def by_key(heat: Heat, now: Place, marked: bool, key: str) -> Place:
+def by_key(heat: Heat, now: HeatCell, marked: bool, key: str) -> HeatCell:
     """Where a key leads to from a place, which is marked or not."""
     if not marked and key.startswith(("Arrow", "Page")):
         return now._replace(row=now.window[0] if now.window else 0, column=0)
     return moved(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
 
 
-def _inside(now: Place, cells: Any) -> bool:
+def _inside(now: HeatCell, cells: Any) -> bool:
     return 0 <= (now.row - cells.first) // cells.size < cells.rank.shape[0]
 
 
-def _marked(heat: Heat, now: Place, rank: int) -> dict[str, Any]:
+def _marked(heat: Heat, now: HeatCell, rank: int) -> dict[str, Any]:
     """The rank's row, in view."""
     rows = [n for n, one in enumerate(heat.ranks) if int(one) == rank]
     if not rows:
@@ -155,7 +157,7 @@ def _marked(heat: Heat, now: Place, rank: int) -> dict[str, Any]:
     return now._replace(row=rows[0], window=window)._asdict()
 
 
-def _by_mouse(heat: Heat, now: Place, click: Any) -> tuple[Any, Any]:
+def _by_mouse(heat: Heat, now: HeatCell, click: Any) -> tuple[Any, Any]:
     point = point_of(click)
     rank, row = point.get("customdata"), point.get("y")
     if not is_number(rank) or not is_number(row):
@@ -170,7 +172,7 @@ def _by_mouse(heat: Heat, now: Place, click: Any) -> tuple[Any, Any]:
     return now._replace(row=int(row), column=column)._asdict(), chosen
 
 
-def _window(heat: Heat, now: Place, marked: bool, zoom: Any) -> Any:
+def _window(heat: Heat, now: HeatCell, marked: bool, zoom: Any) -> Any:
     zoom = zoom if isinstance(zoom, dict) else {}
     data = now._asdict() if marked else {}
     if zoom.get("yaxis.autorange"):

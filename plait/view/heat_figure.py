@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.heat import Heat, Pooled, Segment
+from plait.diagnose.heat import Heat, HeatColumn, Pooled
 from plait.diagnose.outliers import MINIMUM
 from plait.diagnose.places import WORDS, place_of
 from plait.view.words import FONT, layout, packed, plain, seconds_text
@@ -42,11 +42,11 @@ def heat_figure(
     bins = shown.seconds.shape[0]
     rows = shown.first + np.arange(bins) * shown.size + (shown.size - 1) / 2
     last = min(shown.first + bins * shown.size, heat.ranks.size)
-    segments = bool(heat.columns) and isinstance(heat.columns[0], Segment)
+    segments = bool(heat.columns) and isinstance(heat.columns[0], HeatColumn)
     labels = column_labels(heat)
     data: list[dict[str, Any]] = []
     for own, axis in ((True, "coloraxis"), (False, "coloraxis2")):
-        at = [n for n, one in enumerate(heat.columns) if (not isinstance(one, Segment) or one.own) == own]
+        at = [n for n, one in enumerate(heat.columns) if (not isinstance(one, HeatColumn) or one.own) == own]
         if not at:
             continue
         numbers = (shown.excess if value == "excess" else shown.seconds)[:, at] * 1e3
@@ -74,7 +74,7 @@ def column_labels(heat: Heat) -> list[Any]:
     """What stands below every column; no two alike."""
     found: list[Any] = []
     for column in heat.columns:
-        label = plain(column) if isinstance(column, Segment) else column + 1
+        label = plain(column) if isinstance(column, HeatColumn) else column + 1
         while label in found:
             label = f"{label} "
         found.append(label)
@@ -97,10 +97,10 @@ def _columns(labels: Sequence[Any], segments: bool) -> dict[str, Any]:
 def _colours(heat: Heat, shown: Pooled, value: Value) -> dict[str, Any]:
     """A scale for own work, another for waiting; each with the range of the whole map, so that a colour means
     the same at every zoom."""
-    own = [n for n, one in enumerate(heat.columns) if not isinstance(one, Segment) or one.own]
+    own = [n for n, one in enumerate(heat.columns) if not isinstance(one, HeatColumn) or one.own]
     other = [n for n in range(len(heat.columns)) if n not in own]
     works = heat.seconds[:, own]
-    sums = np.nansum(works, axis=1) if own and isinstance(heat.columns[0], Segment) else works[np.isfinite(works)]
+    sums = np.nansum(works, axis=1) if own and isinstance(heat.columns[0], HeatColumn) else works[np.isfinite(works)]
     worth = MINIMUM * float(np.median(sums)) * 1e3 if sums.size else 0.0  # less is noise, and stays pale
     found: dict[str, Any] = {}
     for name, at, colours, place, title in (

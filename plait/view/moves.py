@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import polars as pl
 
-from plait.diagnose.dependencies import Key
+from plait.core.record.timeline import SpanKey
 
 ZOOM = 4
 """Rows of the heat map in view are so many times fewer after a ``+``."""
@@ -33,7 +33,7 @@ def point_of(click: object) -> Mapping[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-class Place(NamedTuple):
+class HeatCell(NamedTuple):
     """On the heat map: a row and a column, and the rows in view (None: all)."""
 
     row: int = 0
@@ -57,7 +57,7 @@ def unanswered(keys: object, answered: object) -> tuple[list[tuple[str, str]], i
     return [(str(one[0]), str(one[1])) for one in pressed if isinstance(one, list) and len(one) == 2], count
 
 
-def moved(at: Place, key: str, *, rows: int, columns: int, cells: int) -> Place:
+def moved(at: HeatCell, key: str, *, rows: int, columns: int, cells: int) -> HeatCell:
     """cells: of rows, in view. Arrows go a cell on, with PageUp and PageDown a tenth of the view; ``+`` and
     ``-`` zoom around the cell, ``0`` shows all.
 
@@ -76,13 +76,13 @@ def moved(at: Place, key: str, *, rows: int, columns: int, cells: int) -> Place:
     elif key in ("Home", "End"):
         row = first if key == "Home" else last - 1
     elif key == "0":
-        return Place(row, column, None)
+        return HeatCell(row, column, None)
     elif key in ("+", "=", "-"):
         wanted = (last - first) // ZOOM if key != "-" else (last - first) * ZOOM
-        return Place(row, column, around_row(row, max(8, wanted), rows))
+        return HeatCell(row, column, around_row(row, max(8, wanted), rows))
     if at.window and not first <= row < last:
-        return Place(row, column, around_row(row, last - first, rows))
-    return Place(row, column, at.window)
+        return HeatCell(row, column, around_row(row, last - first, rows))
+    return HeatCell(row, column, at.window)
 
 
 def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
@@ -93,7 +93,7 @@ def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
     return first, first + size
 
 
-def next_span(bars: pl.DataFrame, key: Key, press: str) -> Key | None:
+def next_span(bars: pl.DataFrame, key: SpanKey, press: str) -> SpanKey | None:
     """The span before or after in its lane (ArrowLeft, ArrowRight), or at the same time in the row above or
     below (ArrowUp, ArrowDown). bars: those of a window, in the order of rows. None if there is none.
 
@@ -125,10 +125,10 @@ def next_span(bars: pl.DataFrame, key: Key, press: str) -> Key | None:
     return _key(other.with_columns(away=away).sort("away", "start"), 0)
 
 
-def _index(lane: pl.DataFrame, key: Key) -> int:
+def _index(lane: pl.DataFrame, key: SpanKey) -> int:
     names: Sequence[str] = ("step", "rank", "kind", "name", "seq")
     return list(lane.select(names).iter_rows()).index(tuple(key))
 
 
-def _key(bars: pl.DataFrame, row: int) -> Key:
-    return Key(*bars.select("step", "rank", "kind", "name", "seq").row(row))
+def _key(bars: pl.DataFrame, row: int) -> SpanKey:
+    return SpanKey(*bars.select("step", "rank", "kind", "name", "seq").row(row))

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from plait.core.base.files import replacing
-from plait.diagnose.dependencies import Key
+from plait.core.record.timeline import SpanKey
 from plait.diagnose.heat import orders, pooled, unlike
 from plait.diagnose.places import place_of
 from plait.diagnose.series import attempts_of, series_of
@@ -164,7 +164,7 @@ def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
     beside = recording.grid.filter(pl.col("rank").is_in(list(named)))
     near = waits.join(recording.grid.select("rank", "dp"), on="rank").filter(pl.col("dp").is_in(beside["dp"].to_list()))
     one = (near if near.height else waits).sort(pl.col("end") - pl.col("start")).row(-1, named=True)
-    return {"rank": one["rank"], "step": one["step"], "span": [one[name] for name in Key._fields]}
+    return {"rank": one["rank"], "step": one["step"], "span": [one[name] for name in SpanKey._fields]}
 
 
 def _timeline(snapshot: Snapshot, shown: Shown) -> str:

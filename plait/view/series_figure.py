@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from plait.diagnose.compare import Prediction
-from plait.diagnose.series import SERIES, Series
+from plait.diagnose.series import SERIES, StepSeries
 from plait.view.words import layout, nothing, plain
 
 RUNS = ("#2f6db3", "#e08a2e", "#3a9a6a", "#b8425c", "#7a6a50", "#8a5cb8")
@@ -25,7 +25,7 @@ MEMORY = {
 }  # fmt: skip
 
 
-def thinned(series: Series, most: int = POINTS) -> tuple[list[int], list[float]]:
+def thinned(series: StepSeries, most: int = POINTS) -> tuple[list[int], list[float]]:
     """At most ``most`` points: of each part of a long line the least and the largest, so that peaks stay."""
     steps, values = np.array(series.steps), np.array(series.values)
     if steps.size <= most:
@@ -37,7 +37,7 @@ def thinned(series: Series, most: int = POINTS) -> tuple[list[int], list[float]]
     return steps[at].tolist(), values[at].tolist()
 
 
-def series_figure(runs: Mapping[str, Sequence[Series]]) -> dict[str, Any]:
+def series_figure(runs: Mapping[str, Sequence[StepSeries]]) -> dict[str, Any]:
     """A panel for each quantity, one below the other; a colour for each run."""
     there = {one.name for found in runs.values() for one in found}
     panels = {title: [name for name in panel if name in there] for panel, title in PANELS.items()}
@@ -72,7 +72,7 @@ def series_figure(runs: Mapping[str, Sequence[Series]]) -> dict[str, Any]:
     return {"data": data, "layout": figure}
 
 
-def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: Sequence[Series]) -> dict[str, Any]:
+def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: Sequence[StepSeries]) -> dict[str, Any]:
     """predicted: bytes by kind, of every place of the pipeline. measured: over steps."""
     if not predicted and not measured:
         return nothing(
@@ -112,7 +112,7 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
     return {"data": data, "layout": figure}
 
 
-def _reached(places: Sequence[str], measured: Sequence[Series]) -> dict[str, tuple[float, str]]:
+def _reached(places: Sequence[str], measured: Sequence[StepSeries]) -> dict[str, tuple[float, str]]:
     """The most that was measured of any rank of a place, and of which; rank and place are in a series'
     name."""
     found: dict[str, tuple[float, str]] = {}

@@ -27,7 +27,7 @@ from plait.core.job.plan import Plan
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
-from plait.diagnose.heat import Heat, Segment, Statistic, by_segment, heat_of_segments, heat_of_steps
+from plait.diagnose.heat import Heat, HeatColumn, Statistic, by_segment, heat_of_segments, heat_of_steps
 from plait.diagnose.reading import Run, glance, read_run
 from plait.diagnose.recording import Recording, grid_of
 from plait.diagnose.states import Standing, standings
@@ -43,7 +43,7 @@ PATIENCE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Diagnosis:
     """What the diagnosis says: its text, and the values behind it."""
 
     text: str
@@ -59,7 +59,7 @@ class Tools:
     a rank of every place, as predicted.
     """
 
-    explain: Callable[[Run], Told]
+    explain: Callable[[Run], Diagnosis]
     hang: Callable[[Path], Hang | None]
     predicted: Callable[[Plan, Sequence[int]], pl.DataFrame | None]
     memory: Callable[[Plan], Sequence[tuple[str, Mapping[str, int]]]]
@@ -77,7 +77,7 @@ class Snapshot:
     glance: Glance | None = None
     run: Run | None = None
     whole: bool = False
-    told: Told | None = None
+    told: Diagnosis | None = None
     hang: Hang | None = None
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     said: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ KEPT = 8
 
 def heat_of(
     snapshot: Snapshot, statistic: Statistic, steps: tuple[int, int] | None, order: tuple[str, ...],
-    columns: str, segment: Segment | None = None,
+    columns: str, segment: HeatColumn | None = None,
 ) -> Heat | None:  # fmt: skip
     """Of a snapshot; None where that does not tell, or not yet. columns: ``segments`` or ``steps``."""
     recording, first, grid = snapshot.recording, snapshot.glance, snapshot.grid

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import polars as pl
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
+from plait.core.record.timeline import SpanKey
 from plait.diagnose.compare import UNMEASURED
-from plait.diagnose.dependencies import Around, Key, Link, around
+from plait.diagnose.dependencies import Around, Dependency, around
 from plait.diagnose.places import place_of
 from plait.diagnose.recording import Recording
-from plait.diagnose.window import Window, shifted, together, window
+from plait.diagnose.window import SpanWindow, shifted, together, window
 from plait.view.figure_words import spans_words
 from plait.view.layout import WITH
 from plait.view.moves import is_number, next_span, point_of
@@ -33,7 +34,7 @@ class Shown(NamedTuple):
     step: int
     spans: pl.DataFrame
     ranks: list[int]
-    window: Window | None
+    window: SpanWindow | None
     origin: float
     around: Around | None
 
@@ -121,14 +122,14 @@ def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
     return min(steps.to_list(), key=lambda step: abs(step - wanted))
 
 
-def key_of(values: Any) -> Key | None:
+def key_of(values: Any) -> SpanKey | None:
     """A span's key, as it comes with a request; None for anything else."""
     kinds = (int, int, str, str, int)
     if not isinstance(values, list) or len(values) != len(kinds):
         return None
     if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
         return None
-    return Key(*values)
+    return SpanKey(*values)
 
 
 def _click(app: Dash, runs: Sequence[Watched]) -> None:
@@ -169,7 +170,7 @@ def _ask(app: Dash) -> None:
         return (no_update, no_update) if wanted == now else (wanted, None)
 
 
-def _with(key: Key) -> dict[str, Any]:
+def _with(key: SpanKey) -> dict[str, Any]:
     return {"rank": key.rank, "step": key.step, "span": list(key)}
 
 
@@ -190,7 +191,7 @@ def _clicked(click: Any, shown: Shown) -> tuple[Any, Any]:
     one = bars.row(int(number), named=True)
     if one["count"] > 1:
         return no_update, _around(one, shown, 4 * (one["end"] - one["start"]))
-    return _with(Key(one["step"], one["rank"], one["kind"], one["name"], one["seq"])), no_update
+    return _with(SpanKey(one["step"], one["rank"], one["kind"], one["name"], one["seq"])), no_update
 
 
 def _around(span: Mapping[str, Any], shown: Shown, length: float) -> list[float]:
@@ -214,7 +215,7 @@ def by_key(key: str, shown: Shown, chosen: Any, zoom: Any) -> tuple[Any, Any]:
         return (_with(link.key), zoom) if link else (chosen, zoom)
     if key.startswith("Arrow"):
         one = shown.around.span if shown.around else None
-        at = Key(*(one[name] for name in Key._fields)) if one else Key(-1, shown.rank, "", "", -1)
+        at = SpanKey(*(one[name] for name in SpanKey._fields)) if one else SpanKey(-1, shown.rank, "", "", -1)
         to = next_span(view.bars, at, key)
         return (_with(to), zoom) if to else (chosen, zoom)
     return chosen, zoom
@@ -339,7 +340,7 @@ WHY = {
 }  # fmt: skip
 
 
-def link_text(link: Link, shown: Shown, recording: Recording) -> str:
+def link_text(link: Dependency, shown: Shown, recording: Recording) -> str:
     """A neighbour in words."""
     last = f", LAST to come, {seconds_text(link.late)} after the first" if link.last else ""
     axis = f"{link.axis}: " if link.axis else ""

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from plait.diagnose.dependencies import Around, Link
-from plait.diagnose.window import Window
+from plait.diagnose.dependencies import Around, Dependency
+from plait.diagnose.window import SpanWindow
 from plait.view.words import PALETTE, layout, plain, seconds_text
 
 ROW = 22
@@ -27,7 +27,7 @@ def rows_of(bars: pl.DataFrame) -> dict[tuple[int, str], int]:
 
 
 def timeline_figure(
-    shown: Window,
+    shown: SpanWindow,
     *,
     origin: float,
     chosen: Around | None = None,
@@ -125,7 +125,7 @@ def _dependencies(
     return [frame], arrows
 
 
-def _row_of(link: Link, rows: Mapping[tuple[int, str], int]) -> int | None:
+def _row_of(link: Dependency, rows: Mapping[tuple[int, str], int]) -> int | None:
     """The row in which a linked span stands."""
     lane = link.axis if link.key.kind in ("comm", "transfer") else "processor"
     return rows.get((link.key.rank, lane), rows.get((link.key.rank, "processor")))

@@ -7,8 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from plait.core.record.timeline import SpanKey
 from plait.diagnose.awaited import awaited
-from plait.diagnose.dependencies import Key, around
+from plait.diagnose.dependencies import around
 from plait.diagnose.reading import read_run
 from tests.support.recordings.made import Job, write_run
 from tests.support.recordings.simulated import NAMES, simulated
@@ -50,7 +51,7 @@ def test_what_is_shown_of_a_wait_is_its_cause_both_ways(name: str) -> None:
     step = spans.filter(pl.col("step") == 1)
     pairs = awaited(step)
     rows = step.rows(named=True)
-    keys = [Key(*(row[field] for field in Key._fields)) for row in rows]
+    keys = [SpanKey(*(row[field] for field in SpanKey._fields)) for row in rows]
     for wait, on in pairs.gather_every(7).iter_rows():
         found, back = around(spans, keys[wait]), around(spans, keys[on])
         assert found and back
@@ -63,18 +64,18 @@ def test_who_follows_what_was_needed_last_comes_to_the_beginning(name: str) -> N
     _, spans = simulated(name)
     step = spans.filter(pl.col("step") == 1)
     for row in step.sort("end").tail(2).iter_rows(named=True):
-        came_back_to_its_start(step, Key(*(row[field] for field in Key._fields)))
+        came_back_to_its_start(step, SpanKey(*(row[field] for field in SpanKey._fields)))
 
 
 def test_so_it_is_where_members_come_at_different_times(tmp_path: Path) -> None:
     spans = read_run(write_run(tmp_path / "run", Job(dp=4, pp=1, steps=1))).recording.spans
     for rank in range(4):
-        came_back_to_its_start(spans, Key(0, rank, "comm", "reduce mlp0", 0))
+        came_back_to_its_start(spans, SpanKey(0, rank, "comm", "reduce mlp0", 0))
 
 
-def came_back_to_its_start(step: pl.DataFrame, at: Key) -> None:
+def came_back_to_its_start(step: pl.DataFrame, at: SpanKey) -> None:
     """By what each span needed last, to one that needed nothing, and never to the same."""
-    seen = set[Key]()
+    seen = set[SpanKey]()
     while (found := around(step, at)) and found.held_up_by:
         assert at not in seen
         seen.add(at)

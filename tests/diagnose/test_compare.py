@@ -10,9 +10,9 @@ from plait.core.record.exposure import Exposure
 from plait.core.record.timeline import Span, SpanKind, Timeline
 from plait.diagnose.compare import (
     LEAST,
-    Overlap,
+    AxisOverlap,
+    ComparedRow,
     Prediction,
-    Row,
     Unmatched,
     against,
     compare,
@@ -39,9 +39,9 @@ def test_rows_are_a_ranks_mean_step_of_what_both_have() -> None:
     found = compare(table_of(predicted), table_of(measured))
     assert (found.steps, found.ranks) == ((1,), (0, 1))
     assert found.rows == (
-        Row("compute", "attn", "forward", 2.0, 3.0),
-        Row("comm", "attn", "forward", 1.5, 2.0),
-        Row("wait", "attn", "forward", 0.5, 1.5),
+        ComparedRow("compute", "attn", "forward", 2.0, 3.0),
+        ComparedRow("comm", "attn", "forward", 1.5, 2.0),
+        ComparedRow("wait", "attn", "forward", 0.5, 1.5),
     )
     assert [row.ratio for row in found.rows] == [1.5, 2 / 1.5, 3.0]
     assert found.never_seen == (Unmatched("compute", "mlp0", "forward", 0.5, 0.5, "mlp0.F0"),)
@@ -120,10 +120,10 @@ def test_a_steady_step_of_the_ranks_that_are_predicted() -> None:
     found = prediction(SEEN, *step(1, 0, 2.0, 2.0, 0.5))
     assert found is not None
     assert found.rows == (
-        Row("compute", "", "forward", 2.0, 4.0), Row("comm", "tp", "forward", 2.0, 2.0),
-        Row("wait", "tp", "forward", 0.5, 1.0),
+        ComparedRow("compute", "", "forward", 2.0, 4.0), ComparedRow("comm", "tp", "forward", 2.0, 2.0),
+        ComparedRow("wait", "tp", "forward", 0.5, 1.0),
     )  # fmt: skip
-    assert found.overlap == (Overlap("tp", 0.75, 0.5, 2.0, 1.0),)
+    assert found.overlap == (AxisOverlap("tp", 0.75, 0.5, 2.0, 1.0),)
     assert found.overlap[0].missed == 0.5
     assert (found.seconds, found.matched) == ((2.5, 5.0), 6 / 7)
 
@@ -139,8 +139,8 @@ def test_a_step_of_which_not_all_is_measured_has_no_length() -> None:
 
 
 def test_more_is_hidden_than_planned() -> None:
-    assert Overlap("tp", 0.5, 0.75, 2.0, 0.5).missed == 0.0
-    assert Overlap("tp", 0.75, 0.5, 2.0, 1.0).missed == 0.5
+    assert AxisOverlap("tp", 0.5, 0.75, 2.0, 0.5).missed == 0.0
+    assert AxisOverlap("tp", 0.75, 0.5, 2.0, 1.0).missed == 0.5
 
 
 def test_nothing_in_common() -> None:
@@ -153,7 +153,7 @@ def test_nothing_in_common() -> None:
 
 @pytest.mark.parametrize(("predicted", "ratio"), [(LEAST, 2.0), (LEAST * 0.99, None)])
 def test_next_to_nothing_has_no_ratio(predicted: float, ratio: float | None) -> None:
-    assert Row("wait", "tp", "", predicted, 2 * LEAST).ratio == (ratio and pytest.approx(ratio))
+    assert ComparedRow("wait", "tp", "", predicted, 2 * LEAST).ratio == (ratio and pytest.approx(ratio))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_kinds_whose_costs_were_measured(spans: list[tuple[SpanKind, str]], kind
 def test_communication_that_nobody_waits_for_is_hidden() -> None:
     rows = [op(3.0), {**TP, "start": 0.5, "end": 1.5}]
     found = prediction(recording_of(spans_of(*rows), LAYOUT, seconds={1: 3.0}), *rows)
-    assert found is not None and found.overlap == (Overlap("tp", 1.0, 1.0, 1.0, 0.0),)
+    assert found is not None and found.overlap == (AxisOverlap("tp", 1.0, 1.0, 1.0, 0.0),)
 
 
 def test_overlap_is_of_axes_that_both_have() -> None:

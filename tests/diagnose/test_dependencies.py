@@ -7,8 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from plait.core.record.timeline import SpanKey
 from plait.diagnose.alignment import aligned
-from plait.diagnose.dependencies import Around, Key, around
+from plait.diagnose.dependencies import Around, around
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import SPANS, Recording, meetings_of, rollup_of
 from plait.diagnose.window import shifted, together, window
@@ -26,19 +27,19 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_a_wait_for_another_stage(recording: Recording) -> None:
-    wait = Key(3, 4, "idle", "1RECV_F2", 0)
+    wait = SpanKey(3, 4, "idle", "1RECV_F2", 0)
     found = around(recording.spans, wait)
     assert found
     sent = found.needs[0]
-    assert (sent.key, sent.axis, sent.why) == (Key(3, 0, "transfer", "0SEND_F2", 0), "pp", "transfer")
+    assert (sent.key, sent.axis, sent.why) == (SpanKey(3, 0, "transfer", "0SEND_F2", 0), "pp", "transfer")
     back = around(recording.spans, sent.key)
     assert back and (wait, "pp", "wait") in [(one.key, one.axis, one.why) for one in back.needed_by]
     computed = [one for one in back.needs if one.why == "order"]
-    assert computed[0].key == Key(3, 0, "compute", "mlp0.F0", 2), "what made the tensor that is sent"
+    assert computed[0].key == SpanKey(3, 0, "compute", "mlp0.F0", 2), "what made the tensor that is sent"
 
 
 def test_a_collective_names_the_last_to_come(recording: Recording) -> None:
-    found = around(recording.spans, Key(3, 0, "comm", "reduce mlp0", 0))
+    found = around(recording.spans, SpanKey(3, 0, "comm", "reduce mlp0", 0))
     assert found
     last = [one for one in found.needs if one.last]
     assert [(one.key.rank, one.axis, one.why) for one in last] == [(1, "dp", "member")]
@@ -47,12 +48,12 @@ def test_a_collective_names_the_last_to_come(recording: Recording) -> None:
 
 
 def test_order_on_a_rank(recording: Recording) -> None:
-    found = around(recording.spans, Key(3, 0, "compute", "mlp0.F0", 1))
+    found = around(recording.spans, SpanKey(3, 0, "compute", "mlp0.F0", 1))
     assert found
-    assert found.needs[-1].key == Key(3, 0, "compute", "mlp0.F0", 0)
+    assert found.needs[-1].key == SpanKey(3, 0, "compute", "mlp0.F0", 0)
     assert found.needed_by
     assert all(one.start >= found.span["end"] - 1e-6 for one in found.needed_by)
-    assert around(recording.spans, Key(3, 0, "compute", "nothing", 1)) is None
+    assert around(recording.spans, SpanKey(3, 0, "compute", "nothing", 1)) is None
 
 
 def table(rows: list[tuple[str, int, str, str, float, float]]) -> pl.DataFrame:
@@ -73,14 +74,14 @@ def test_a_wait_shows_whom_its_collective_waited_for() -> None:
         ("comm", 1, "gather mlp0", "tp", 4.0, 4.5),
         ("wait", 1, "need mlp0", "tp", 4.1, 4.5),
     ])  # fmt: skip
-    found = around(spans, Key(0, 0, "wait", "need mlp0", 0))
+    found = around(spans, SpanKey(0, 0, "wait", "need mlp0", 0))
     assert found
     assert [(one.key.rank, one.key.kind, one.why, one.last) for one in found.needs] == [
         (0, "comm", "collective", False), (1, "comm", "member", True), (0, "compute", "order", False),
     ]  # fmt: skip
     # Where clocks do not agree, the last to come is in it for the shortest time.
     apart = shifted(spans, {1: -100.0})
-    found = around(apart, Key(0, 0, "comm", "gather mlp0", 0), clocks_agree=False)
+    found = around(apart, SpanKey(0, 0, "comm", "gather mlp0", 0), clocks_agree=False)
     assert found and [(one.key.rank, one.last) for one in found.needs if one.why == "member"] == [(1, True)]
     assert (0, "wait") in [(one.key.rank, one.key.kind) for one in found.needed_by]
 
@@ -130,7 +131,7 @@ def test_clocks_of_hosts_are_led_to_each_other(tmp_path: Path) -> None:
 # ---- what held a span up ----
 
 
-def links(spans: pl.DataFrame, key: Key) -> Around:
+def links(spans: pl.DataFrame, key: SpanKey) -> Around:
     found = around(spans, key)
     assert found is not None
     return found
@@ -144,18 +145,21 @@ def test_what_held_a_span_up() -> None:
         ("compute", 1, "a", "", 0.0, 5.0), ("comm", 1, "gather mlp0", "tp", 5.0, 6.0),
         ("compute", 1, "b", "", 6.0, 7.0),
     ])  # fmt: skip
-    wait = links(spans, Key(0, 0, "wait", "need mlp0", 0))
-    assert wait.held_up_by is not None and wait.held_up_by.key == Key(0, 1, "comm", "gather mlp0", 0)
+    wait = links(spans, SpanKey(0, 0, "wait", "need mlp0", 0))
+    assert wait.held_up_by is not None and wait.held_up_by.key == SpanKey(0, 1, "comm", "gather mlp0", 0)
     assert [one.key.name for one in wait.needed_by] == ["c"]
-    came_last = links(spans, Key(0, 1, "comm", "gather mlp0", 0))
-    assert came_last.held_up_by is not None and came_last.held_up_by.key == Key(0, 1, "compute", "a", 0)
-    early = links(spans, Key(0, 0, "comm", "gather mlp0", 0))
+    came_last = links(spans, SpanKey(0, 1, "comm", "gather mlp0", 0))
+    assert came_last.held_up_by is not None and came_last.held_up_by.key == SpanKey(0, 1, "compute", "a", 0)
+    early = links(spans, SpanKey(0, 0, "comm", "gather mlp0", 0))
     assert early.held_up_by is not None and early.held_up_by.key.rank == 1
     assert [(one.key.rank, one.late) for one in early.needs if one.why == "member"] == [(1, 4.0)]
-    first = links(spans, Key(0, 0, "compute", "a", 0))
+    first = links(spans, SpanKey(0, 0, "compute", "a", 0))
     assert (first.needs, first.held_up_by) == ((), None)
-    assert [one.key for one in first.needed_by] == [Key(0, 0, "compute", "b", 0), Key(0, 0, "comm", "gather mlp0", 0)]
-    assert [one.key.name for one in links(spans, Key(0, 0, "compute", "b", 0)).needed_by] == ["need mlp0"], (
+    assert [one.key for one in first.needed_by] == [
+        SpanKey(0, 0, "compute", "b", 0),
+        SpanKey(0, 0, "comm", "gather mlp0", 0),
+    ]
+    assert [one.key.name for one in links(spans, SpanKey(0, 0, "compute", "b", 0)).needed_by] == ["need mlp0"], (
         "what was begun before is not its doing"
     )
 
@@ -164,18 +168,18 @@ def test_times_that_are_rounded_keep_their_order() -> None:
     """A millionth of a second may overlap, and no more."""
     for over, found in ((0.9e-6, ["a"]), (1.1e-6, [])):
         spans = table([("compute", 0, "a", "", 0.0, 1.0 + over), ("compute", 0, "b", "", 1.0, 2.0)])
-        assert [one.key.name for one in links(spans, Key(0, 0, "compute", "b", 0)).needs] == found
-        assert [one.key.name for one in links(spans, Key(0, 0, "compute", "a", 0)).needed_by] == (
+        assert [one.key.name for one in links(spans, SpanKey(0, 0, "compute", "b", 0)).needs] == found
+        assert [one.key.name for one in links(spans, SpanKey(0, 0, "compute", "a", 0)).needed_by] == (
             ["b"] if found else []
         )
 
 
 def test_of_a_large_group_as_many_are_listed_as_a_page_shows() -> None:
     spans = table([("comm", rank, "gather mlp0", "tp", rank / 100, 2.0) for rank in range(70)])
-    found = links(spans, Key(0, 69, "comm", "gather mlp0", 0))
+    found = links(spans, SpanKey(0, 69, "comm", "gather mlp0", 0))
     assert len(found.needs) == 63 and not any(one.last for one in found.needs), "it came last itself"
     assert [one.key.rank for one in found.needs[:2]] == [68, 67]
-    alone = links(table([("comm", 0, "gather mlp0", "tp", 0.0, 2.0)]), Key(0, 0, "comm", "gather mlp0", 0))
+    alone = links(table([("comm", 0, "gather mlp0", "tp", 0.0, 2.0)]), SpanKey(0, 0, "comm", "gather mlp0", 0))
     assert alone.needs == ()
 
 
@@ -188,7 +192,7 @@ def test_of_what_a_wait_needed_the_last_to_end_held_it_up() -> None:
             kind=pl.col("kind").cast(pl.String).replace({"wait": "idle", "comm": "transfer"}).cast(SPANS["kind"]),
             meeting=pl.when(pl.col("kind") == "compute").then(None).otherwise(pl.lit(7, pl.UInt64)),
         )
-        found = links(spans, Key(0, 0, "idle", "x", 0))
+        found = links(spans, SpanKey(0, 0, "idle", "x", 0))
         assert {one.key.kind for one in found.needs} == {"transfer", "compute"}
         assert found.held_up_by is not None and found.held_up_by.key.kind == kind
 
@@ -197,6 +201,6 @@ def test_what_takes_no_time_does_not_need_itself() -> None:
     spans = table(
         [("compute", 0, "a", "", 0.0, 1.0), ("compute", 0, "b", "", 1.0, 1.0), ("compute", 0, "c", "", 1.0, 2.0)]
     )
-    found = links(spans, Key(0, 0, "compute", "b", 0))
+    found = links(spans, SpanKey(0, 0, "compute", "b", 0))
     assert [one.key.name for one in found.needed_by] == ["c"]
     assert [one.key.name for one in found.needs] == ["a"]

@@ -10,7 +10,7 @@ import pytest
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict, read_hang
 from plait.diagnose import flight_recorder
-from plait.diagnose.flight_recorder import Dump, Entry, dump_spans, is_dump
+from plait.diagnose.flight_recorder import Dump, DumpEntry, dump_spans, is_dump
 from plait.diagnose.importing import Imported, import_traces
 from plait.diagnose.reading import read_run
 from tests.support.recordings.theirs import dump, entry, waiting, written
@@ -382,7 +382,7 @@ def test_where_a_rank_waits_is_its_innermost_frames(tmp_path: Path) -> None:
 # ---- entries ----
 
 
-def read_entry(**more: Any) -> Entry:
+def read_entry(**more: Any) -> DumpEntry:
     """One entry alone, of rank 0."""
     one = Dump(PassedOver())
     one.add(entry(3, 1000, 2000, **more))

@@ -12,7 +12,7 @@ import pytest
 
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict
-from plait.diagnose.compare import Overlap, Prediction, Row
+from plait.diagnose.compare import AxisOverlap, ComparedRow, Prediction
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.imported import Said
 from plait.diagnose.reading import Run, read_run
@@ -70,7 +70,7 @@ def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
 
 def test_a_prediction_and_a_hang_for_programs(seen: Recording) -> None:
     prediction = Prediction(
-        rows=(Row("compute", "mlp", "forward", 2.0, 3.0),), overlap=(Overlap("tp", 0.5, 0.4, 2.0, 1.2),),
+        rows=(ComparedRow("compute", "mlp", "forward", 2.0, 3.0),), overlap=(AxisOverlap("tp", 0.5, 0.4, 2.0, 1.2),),
         seconds=(2.0, 3.0), matched=0.5,
     )  # fmt: skip
     hang = Verdict(cause="crashed", why="it is gone.", ranks=(3,))

@@ -15,7 +15,7 @@ from plait.core.parallel.layout import Layout
 from plait.diagnose.heat import (
     STATISTICS,
     Heat,
-    Segment,
+    HeatColumn,
     Statistic,
     by_segment,
     excess_of,
@@ -83,13 +83,13 @@ def test_a_slow_rank_is_the_first_of_those_unlike_the_others(tmp_path: Path) -> 
     heat = heat_of_segments(by_segment(run.rollup, "mean", (10, 19)), run.grid)
     first = unlike(heat)[0]
     assert (first.rank, first.share) == (1, pytest.approx(0.5, abs=0.02))
-    own = [n for n, column in enumerate(heat.columns) if isinstance(column, Segment) and column.own]
+    own = [n for n, column in enumerate(heat.columns) if isinstance(column, HeatColumn) and column.own]
     assert own == list(range(len(own))), "own work stands before waiting"
     steps = heat_of_steps(run.rollup, run.grid)
     assert steps.columns == tuple(range(20))
     assert steps.excess[1, 10:].min() > 0.3
     assert abs(steps.excess[1, :10]).max() < 0.3
-    one = heat_of_steps(run.rollup, run.grid, segment=Segment("compute", "mlp", "backward"))
+    one = heat_of_steps(run.rollup, run.grid, segment=HeatColumn("compute", "mlp", "backward"))
     assert one.seconds[0, 0] == pytest.approx(8 * 0.2, rel=0.1)
 
 
@@ -116,7 +116,7 @@ def test_nothing_recorded_is_no_error() -> None:
 def heat_of(own: list[float], *, waiting: float = 0.0) -> Heat:
     """Ranks 10, 11 ... of one stage with so many seconds of a segment of own work, and one of waiting."""
     seconds = np.array([[one, waiting * n] for n, one in enumerate(own)])
-    columns = Segment("compute", "mlp", "forward"), Segment("wait", "mlp", "forward")
+    columns = HeatColumn("compute", "mlp", "forward"), HeatColumn("wait", "mlp", "forward")
     return Heat(
         ranks=np.arange(len(own)) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * len(own))
     )
@@ -155,7 +155,7 @@ def test_what_is_own_work() -> None:
         "comm": False,
         "optimizer": False,
     }
-    assert {kind: Segment(kind, "mlp").own for kind in kinds} == kinds
+    assert {kind: HeatColumn(kind, "mlp").own for kind in kinds} == kinds
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_is_own_work() -> None:
     ],
 )  # fmt: skip
 def test_segments_in_words(segment: tuple[str, str, str], text: str) -> None:
-    assert str(Segment(*segment)) == text
+    assert str(HeatColumn(*segment)) == text
 
 
 def test_columns_stand_own_work_first_and_the_longest_first() -> None:
@@ -194,8 +194,8 @@ def test_steps_of_all_own_work_and_of_one_segment() -> None:
     ]  # fmt: skip
     found = heat_of_steps(rollup(rows), GRID)
     assert (found.columns, found.seconds[0].tolist()) == ((3, 5), [3.0, 24.0])
-    assert heat_of_steps(rollup(rows), GRID, segment=Segment("own work", "")).seconds[0].tolist() == [3.0, 24.0]
-    one = heat_of_steps(rollup(rows), GRID, segment=Segment("compute", "mlp", "forward"))
+    assert heat_of_steps(rollup(rows), GRID, segment=HeatColumn("own work", "")).seconds[0].tolist() == [3.0, 24.0]
+    one = heat_of_steps(rollup(rows), GRID, segment=HeatColumn("compute", "mlp", "forward"))
     assert (one.columns, one.seconds[0].tolist()) == ((3,), [1.0])
 
 
@@ -241,7 +241,7 @@ def test_of_ranks_without_equals_the_longest_is_shown() -> None:
 def test_who_is_unlike_is_told_by_the_distance_from_the_median_share() -> None:
     """Of 8 s in two segments, usually 4, rank 10 has 1 s more, 11 one less and 12 two more: 25, -25, 50 %."""
     seconds = np.array([[1.0, 4.0], [2.0, 1.0], [4.0, 2.0]])
-    columns = Segment("compute", "mlp", "forward"), Segment("compute", "attn", "forward")
+    columns = HeatColumn("compute", "mlp", "forward"), HeatColumn("compute", "attn", "forward")
     found = unlike(Heat(ranks=np.arange(3) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * 3)))
     assert [(one.rank, one.seconds, one.share) for one in found] == [(12, 2.0, 0.5), (10, 1.0, 0.25)]
     assert [one.z for one in found] == pytest.approx([0.25 / (1.4826 * 0.25), 0.0])

@@ -15,7 +15,7 @@ from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
 from plait.diagnose.foreign import LATEST
 from plait.diagnose.importing import import_traces, recordings_in
-from plait.diagnose.kineto import Told, Trace
+from plait.diagnose.kineto import TraceEvents, TraceFacts
 from plait.diagnose.reading import read_run
 from tests.support.recordings.theirs import (
     REDUCE_SCATTER,
@@ -388,10 +388,10 @@ def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path
 # ---- limits ----
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, **limits: int) -> Trace:
+def reading(monkeypatch: pytest.MonkeyPatch, **limits: int) -> TraceEvents:
     for name, limit in limits.items():
         monkeypatch.setattr(kineto_reader, name, limit)
-    return Trace(PassedOver())
+    return TraceEvents(PassedOver())
 
 
 def test_a_trace_is_read_to_a_limit_of_events_and_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ def test_a_damaged_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_begin_and_end_events_are_counted() -> None:
-    one = Trace(PassedOver())
+    one = TraceEvents(PassedOver())
     for phase in "BEMB":
         one.add({"ph": phase, "name": "x"})
     assert one.over.counts == {"begin and end events, which are not read": 3}
@@ -461,7 +461,7 @@ def test_begin_and_end_events_are_counted() -> None:
     ],
 )  # fmt: skip
 def test_which_events_are_taken(event: dict[str, Any], taken: bool) -> None:
-    one = Trace(PassedOver())
+    one = TraceEvents(PassedOver())
     one.add(kernel("gemm", 0, 1) | event)
     assert len(one.start) == taken
 
@@ -469,24 +469,26 @@ def test_which_events_are_taken(event: dict[str, Any], taken: bool) -> None:
 @pytest.mark.parametrize(
     ("info", "args", "said"),
     [
-        ({"rank": 3, "world_size": 8}, {}, Told(3, 8, 0)), ({}, {}, Told(None, 4, 0)),
-        ({"world_size": 0}, {}, Told(None, 4, 0)), ({"world_size": "8"}, {}, Told(None, 4, 0)),
-        ({"world_size": 2**40}, {}, Told(None, 4, 0)), ({"rank": 0}, {"Rank": 2}, Told(0, 4, 0)),
-        ({}, {"Rank": 2}, Told(2, 4, 0)), ({}, {"Rank": "2"}, Told(2, 4, 0)), ({}, {"Rank": 4}, Told(None, 4, 0)),
-        ({}, {"Process Group Ranks": None}, Told(None, None, 0)), ({"pg_config": [1, 2]}, {}, Told(None, 4, 2)),
-        ({"pg_config": {}}, {}, Told(None, 4, 0)), (7, {}, Told(None, 4, 0)),
-        ({}, {"Process Group Ranks": "[8, 2]", "Rank": 0}, Told(8, 9, 0)),
-        ({}, {"Rank": 1, "Collective name": "send"}, Told(None, 4, 0)),
+        ({"rank": 3, "world_size": 8}, {}, TraceFacts(3, 8, 0)), ({}, {}, TraceFacts(None, 4, 0)),
+        ({"world_size": 0}, {}, TraceFacts(None, 4, 0)), ({"world_size": "8"}, {}, TraceFacts(None, 4, 0)),
+        ({"world_size": 2**40}, {}, TraceFacts(None, 4, 0)), ({"rank": 0}, {"Rank": 2}, TraceFacts(0, 4, 0)),
+        ({}, {"Rank": 2}, TraceFacts(2, 4, 0)), ({}, {"Rank": "2"}, TraceFacts(2, 4, 0)),
+        ({}, {"Rank": 4}, TraceFacts(None, 4, 0)),
+        ({}, {"Process Group Ranks": None}, TraceFacts(None, None, 0)),
+        ({"pg_config": [1, 2]}, {}, TraceFacts(None, 4, 2)),
+        ({"pg_config": {}}, {}, TraceFacts(None, 4, 0)), (7, {}, TraceFacts(None, 4, 0)),
+        ({}, {"Process Group Ranks": "[8, 2]", "Rank": 0}, TraceFacts(8, 9, 0)),
+        ({}, {"Rank": 1, "Collective name": "send"}, TraceFacts(None, 4, 0)),
     ],
 )  # fmt: skip
-def test_whose_a_trace_is(info: Any, args: dict[str, Any], said: Told) -> None:
-    one = Trace(PassedOver())
+def test_whose_a_trace_is(info: Any, args: dict[str, Any], said: TraceFacts) -> None:
+    one = TraceEvents(PassedOver())
     one.add(kernel("a", 0, 1, **(told(0) | args)))
     assert one.told({"distributedInfo": info}) == said
 
 
 def test_places_that_differ_tell_no_rank() -> None:
-    one = Trace(PassedOver())
+    one = TraceEvents(PassedOver())
     for place in (0, 1):
         one.add(kernel("a", 0, 1, **told(0, Rank=place)))
     assert one.told({}).rank is None
@@ -596,7 +598,7 @@ def test_a_kernel_of_no_length_computes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_world_is_that_of_the_largest_group() -> None:
-    one = Trace(PassedOver())
+    one = TraceEvents(PassedOver())
     one.add(kernel("a", 0, 1, **told(0)))
     one.add(kernel("a", 1, 1, **told(1, **{"Process Group Ranks": "[6, 7]"})))
     one.add(kernel("a", 2, 1, **told(2, **{"Process Group Ranks": "[0, 1]"})))

@@ -14,9 +14,9 @@ import pytest
 from plait.cli.diagnose_page import show
 from plait.core.parallel.layout import Layout
 from plait.core.runs.attempts import FILE, Attempt, read_attempts, write_attempts
-from plait.diagnose.compare import Row
+from plait.diagnose.compare import ComparedRow
 from plait.diagnose.explain import explain
-from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
+from plait.diagnose.progress import CheckpointPauses, Goodput, Loss, checkpoints_of, goodput_of, loss_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
 from plait.diagnose.series import attempts_of
@@ -138,7 +138,7 @@ def test_one_that_has_not_trained_yet_has_done_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("predicted", "ratio"), [(1e-9, None), (0.0, None), (1e-6, 2000.0), (1e-3, 2.0)])
 def test_no_ratio_to_next_to_nothing(predicted: float, ratio: float | None) -> None:
     measured = 2e-3
-    assert Row("transfer", "pp", "backward", predicted, measured).ratio == (ratio and pytest.approx(ratio))
+    assert ComparedRow("transfer", "pp", "backward", predicted, measured).ratio == (ratio and pytest.approx(ratio))
 
 
 def test_the_end_waits_for_its_checkpoint_and_training_does_not(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_without_a_history_a_clock_that_goes_back_is_a_restart() -> None:
     assert goodput_of(recording_of(spans.clear(), Layout.of(dp=2)), [], []) is None
 
 
-def checkpoints(folder: Path, saved: list[str], recording: Recording) -> Checkpoints | None:
+def checkpoints(folder: Path, saved: list[str], recording: Recording) -> CheckpointPauses | None:
     for name in saved:
         (folder / "checkpoints" / name).mkdir(parents=True)
     return checkpoints_of(recording, folder)
@@ -250,13 +250,13 @@ def test_what_checkpoints_cost_where_they_were_recorded(tmp_path: Path) -> None:
     )
     recording = recording_of(spans, Layout.of(dp=2), seconds=dict.fromkeys(range(6), 4.0))
     saved = ["step-00000002", "step-00000004", "step-00000010", "step-x", "other"]
-    assert checkpoints(tmp_path, saved, recording) == Checkpoints(3, 1.5, 4.0, 1.5 / (1.5 + 4 * 4.0), 9.0)
+    assert checkpoints(tmp_path, saved, recording) == CheckpointPauses(3, 1.5, 4.0, 1.5 / (1.5 + 4 * 4.0), 9.0)
     (tmp_path / "one").mkdir()
-    assert checkpoints(tmp_path / "one", saved[:1], recording) == Checkpoints(1, 1.5, None, None, 9.0)
+    assert checkpoints(tmp_path / "one", saved[:1], recording) == CheckpointPauses(1, 1.5, None, None, 9.0)
     (tmp_path / "none").mkdir()
     assert checkpoints(tmp_path / "none", [], recording) is None
     quiet = replace(recording, seconds={})
-    assert checkpoints_of(quiet, tmp_path) == Checkpoints(3, 1.5, 4.0, None, 9.0)
+    assert checkpoints_of(quiet, tmp_path) == CheckpointPauses(3, 1.5, 4.0, None, 9.0)
 
 
 def test_what_checkpoints_cost_by_what_passes_between_steps(tmp_path: Path) -> None:

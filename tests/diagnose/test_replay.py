@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from plait.diagnose import what_if as asking
 from plait.diagnose.recording import Recording
-from plait.diagnose.replay import Graph, graph_of
+from plait.diagnose.replay import EventGraph, graph_of
 from plait.diagnose.what_if import what_if
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import At, Job
 
 
-def graph(job: Recording) -> Graph:
+def graph(job: Recording) -> EventGraph:
     return graph_of(job.spans.with_columns(waits=pl.col("kind").is_in(["wait", "idle"])))
 
 
@@ -81,7 +81,7 @@ def test_without_spans_there_is_nothing_to_replay() -> None:
 # ---- by hand ----
 
 
-def ops(*rows: tuple[Any, ...], **more: Any) -> Graph:
+def ops(*rows: tuple[Any, ...], **more: Any) -> EventGraph:
     """Of (rank, lane, start, end, waits, meeting), all of one step."""
     columns = {
         "rank": pl.Int64, "lane": pl.String, "start": pl.Float64, "end": pl.Float64, "waits": pl.Boolean,
@@ -91,7 +91,7 @@ def ops(*rows: tuple[Any, ...], **more: Any) -> Graph:
     return graph_of(table, **more)
 
 
-def of_ops(made: Graph, what: np.ndarray) -> list[float]:
+def of_ops(made: EventGraph, what: np.ndarray) -> list[float]:
     return [round(float(one), 6) for one in what[made.event]]
 
 

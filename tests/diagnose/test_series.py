@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from plait.core.runs.memory_peaks import PROCESS
-from plait.diagnose.series import NEVER, SERIES, Attempt, Series, attempts_of, memory_of, series_of
+from plait.diagnose.series import NEVER, SERIES, AttemptRow, StepSeries, attempts_of, memory_of, series_of
 
 
-def attempt(*, live: bool = False, **line: Any) -> Attempt:
+def attempt(*, live: bool = False, **line: Any) -> AttemptRow:
     return attempts_of([{}, line], live=live)[1]
 
 
@@ -19,8 +19,8 @@ def test_numbers_of_steps_are_taken_and_all_else_left() -> None:
         {"step": 1, "loss": 3, "mfu": 0.5}, {"step": True, "loss": 2.0}, {"loss": 2.0}, {"step": 2, "loss": True},
         {"step": 3, "loss": "2"}, {"step": 4, "loss": float("inf")}, {"step": 5.0, "loss": 0},
     ]  # fmt: skip
-    assert series_of(lines) == [Series("loss", (1, 5), (3, 0)), Series("mfu", (1,), (0.5,))]
-    assert series_of(lines, ["mfu"]) == [Series("mfu", (1,), (0.5,))]
+    assert series_of(lines) == [StepSeries("loss", (1, 5), (3, 0)), StepSeries("mfu", (1,), (0.5,))]
+    assert series_of(lines, ["mfu"]) == [StepSeries("mfu", (1,), (0.5,))]
     assert [one.name for one in series_of([{"step": 1, **dict.fromkeys(SERIES, 1.0)}])] == list(SERIES)
 
 
@@ -30,13 +30,13 @@ def test_memory_of_every_shape() -> None:
         {"step": 2, "memory": 8, "memory_list": [4], PROCESS: 9, "memory_peak": {"stage 0": 5}},
     ]
     assert memory_of(lines) == [
-        Series("memory", (1, 2), (7, 8)), Series("memory_list, rank 0", (1, 2), (1, 4)),
-        Series("memory_list, rank 1", (1,), (2,)), Series("memory_by, stage 0", (1,), (3,)),
+        StepSeries("memory", (1, 2), (7, 8)), StepSeries("memory_list, rank 0", (1, 2), (1, 4)),
+        StepSeries("memory_list, rank 1", (1,), (2,)), StepSeries("memory_by, stage 0", (1,), (3,)),
     ]  # fmt: skip
 
 
 def test_an_attempt_of_which_nothing_is_told() -> None:
-    assert attempt() == Attempt("2", "", "", "", "", "", "")
+    assert attempt() == AttemptRow("2", "", "", "", "", "", "")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from plait.core.step.schedules import Shape, generate
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP, Recording, seconds_of
-from plait.diagnose.shares import Drift, Steps, drift_of, shares, steps_of
+from plait.diagnose.shares import Drift, StepTimes, drift_of, shares, steps_of
 from plait.plan.make import Design, assemble_plan
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import TRANSFER, At, Job, recording_of, spans_of
@@ -185,7 +185,7 @@ def test_steps_without_a_runs_first() -> None:
         {"seconds": 4.0, "tokens_per_second": 30.0}, {"seconds": None, "tokens_per_second": 1e9}, {"seconds": 1.0},
     ]  # fmt: skip
     found = steps_of(seen, metrics)
-    assert found == Steps(11, 1, 11, 6.0, 2.0, 10.0, 11.0, 11, 120 / 6.0), "120 tokens a step"
+    assert found == StepTimes(11, 1, 11, 6.0, 2.0, 10.0, 11.0, 11, 120 / 6.0), "120 tokens a step"
     assert (one := steps_of(lasting({0: 3.0}), [])) and (one.count, one.first, one.median) == (1, 0, 3.0)
     assert one.tokens_per_second is None
     assert steps_of(replace(seen, seconds={}), metrics) is None

@@ -14,19 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.parallel.layout import Layout
+from plait.core.record.timeline import SpanKey
 from plait.core.runs.evidence import Evidence, Verdict
-from plait.diagnose.dependencies import Key, around
-from plait.diagnose.heat import Heat, Segment, by_segment, excess_of, heat_of_segments, pooled
+from plait.diagnose.dependencies import around
+from plait.diagnose.heat import Heat, HeatColumn, by_segment, excess_of, heat_of_segments, pooled
 from plait.diagnose.places import place_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import grid_of
-from plait.diagnose.series import Series
+from plait.diagnose.series import StepSeries
 from plait.diagnose.states import standings
 from plait.diagnose.window import window
 from plait.view.figure_words import memory_words, prediction_words, series_words
 from plait.view.grid_figure import grid_figure, is_flat
 from plait.view.heat_figure import cell_text, heat_figure
-from plait.view.moves import Place, moved, next_span
+from plait.view.moves import HeatCell, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
 from plait.view.timeline_figure import rows_of, timeline_figure
 from plait.view.words import packed, plain
@@ -74,7 +75,7 @@ def test_the_heat_map_shows_the_slow_rank_and_points_at_it(recording: Any) -> No
 
 def test_noise_stays_pale() -> None:
     """Colours begin where a verdict would: at 3 % of a rank's own work."""
-    columns = (Segment("compute", "mlp"), Segment("wait", "mlp"))
+    columns = (HeatColumn("compute", "mlp"), HeatColumn("wait", "mlp"))
     seconds = np.array([[1.0, 0.1], [1.001, 0.1], [1.002, 0.2]])
     heat = Heat(ranks=np.arange(3), columns=columns, seconds=seconds, excess=excess_of(seconds, [0, 0, 0]))
     shown = pooled(heat)
@@ -87,7 +88,7 @@ def test_many_ranks_are_labelled_by_the_axis_that_changes() -> None:
     grid = grid_of(Layout.of(pp=4, dp=64, tp=8))
     ranks = np.arange(2048)
     heat = Heat(
-        ranks=ranks, columns=(Segment("compute", "mlp"),), seconds=np.ones((2048, 1)), excess=np.zeros((2048, 1))
+        ranks=ranks, columns=(HeatColumn("compute", "mlp"),), seconds=np.ones((2048, 1)), excess=np.zeros((2048, 1))
     )
     figure = heat_figure(heat, pooled(heat), grid, order=("pp", "dp", "tp"))
     assert figure["layout"]["yaxis"]["ticktext"] == ["stage 0", "stage 1", "stage 2", "stage 3"]
@@ -96,7 +97,7 @@ def test_many_ranks_are_labelled_by_the_axis_that_changes() -> None:
 
 
 def test_the_timeline_draws_spans_and_what_one_depends_on(recording: Any) -> None:
-    key = Key(5, CULPRIT, "idle", "1RECV_F3", 0)
+    key = SpanKey(5, CULPRIT, "idle", "1RECV_F3", 0)
     found = around(recording.spans, key)
     assert found
     shown = window(recording.spans, [2, CULPRIT], (5, 5))
@@ -119,7 +120,7 @@ def test_arrows_go_on_in_time() -> None:
     assert shown
     drawn = 0
     for row in step.filter(pl.col("kind").is_in(["wait", "comm"])).iter_rows(named=True):
-        chosen = around(step, Key(*(row[name] for name in Key._fields)))
+        chosen = around(step, SpanKey(*(row[name] for name in SpanKey._fields)))
         figure = timeline_figure(shown, origin=shown.begin, chosen=chosen)
         for arrow in figure["layout"]["annotations"]:
             drawn += 1
@@ -173,7 +174,7 @@ def test_of_many_ranks_of_a_flat_picture_only_colours_are_shown() -> None:
 def test_labels_of_many_columns_stand_upright_and_apart() -> None:
     ranks, few, many = np.arange(2), 12, 80
     for columns, upright in ((few, False), (many, True)):
-        segments = tuple(Segment("compute", f"site {n}", "forward") for n in range(columns))
+        segments = tuple(HeatColumn("compute", f"site {n}", "forward") for n in range(columns))
         values = np.ones((2, columns))
         heat = Heat(ranks=ranks, columns=segments, seconds=values, excess=values)
         axis = heat_figure(heat, pooled(heat), grid_of(Layout.of(dp=2)), order=("dp",))["layout"]["xaxis"]
@@ -183,7 +184,7 @@ def test_labels_of_many_columns_stand_upright_and_apart() -> None:
 
 
 def test_figures_are_told_in_words() -> None:
-    loss = Series("loss", (1, 2, 3), (5.0, 6.0, 4.5))
+    loss = StepSeries("loss", (1, 2, 3), (5.0, 6.0, 4.5))
     assert series_words({"a": [loss], "b": [loss]}).startswith("A: loss 4.5 at step 3, between 4.5 and 6. B: loss")
     assert series_words({"a": []}) == "No step has numbers."
     predicted = [("stage 0", {"parameters": 2**20, "buffers": 2**20})]
@@ -218,7 +219,7 @@ def test_hostile_names_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_series_memory_and_prediction() -> None:
-    loss = Series("loss", tuple(range(1, 11)), tuple(float(n) for n in range(10)))
+    loss = StepSeries("loss", tuple(range(1, 11)), tuple(float(n) for n in range(10)))
     figure = series_figure({"a": [loss, loss._replace(name="seconds")], "b": [loss]})
     assert len(figure["data"]) == 3
     assert {trace["yaxis"] for trace in figure["data"]} == {"y", "y2"}
@@ -232,7 +233,7 @@ def test_series_memory_and_prediction() -> None:
 def test_thinned_lines_keep_their_peaks(peak: int) -> None:
     values = [0.0] * 10_000
     values[peak] = 9.0
-    steps, kept = thinned(Series("loss", tuple(range(10_000)), tuple(values)))
+    steps, kept = thinned(StepSeries("loss", tuple(range(10_000)), tuple(values)))
     assert len(steps) <= 2000
     assert (steps[kept.index(9.0)], steps[0], steps[-1]) == (peak, 0, 9999)
 
@@ -246,7 +247,7 @@ KEYS = st.lists(
 
 @given(keys=KEYS, rows=st.integers(1, 5000), columns=st.integers(1, 20))
 def test_keys_never_leave_the_map(keys: list[str], rows: int, columns: int) -> None:
-    at = Place()
+    at = HeatCell()
     for key in keys:
         at = moved(at, key, rows=rows, columns=columns, cells=512)
         assert 0 <= at.row < rows
@@ -260,9 +261,9 @@ def test_keys_go_from_span_to_span(recording: Any) -> None:
     assert shown
     bars = shown.bars
     for rank in bars["rank"].unique():
-        begun = next_span(bars, Key(-1, rank, "", "", -1), "ArrowRight")
+        begun = next_span(bars, SpanKey(-1, rank, "", "", -1), "ArrowRight")
         assert begun and begun.rank == rank, "the keys begin at the rank that was opened"
-    first = next_span(bars, Key(-1, -1, "", "", -1), "ArrowRight")
+    first = next_span(bars, SpanKey(-1, -1, "", "", -1), "ArrowRight")
     assert first and first.rank == 2
     second = next_span(bars, first, "ArrowRight")
     assert second and next_span(bars, second, "ArrowLeft") == first

@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli.view import tools
 from plait.core.base.columns import Coded
-from plait.core.record.rollup import COLUMNS, Source, rollup_file, write_rollup
+from plait.core.record.rollup import COLUMNS, RollupSource, rollup_file, write_rollup
 from plait.diagnose.reading import read_run
 from plait.view.callbacks import first_paint, status_of
 from plait.view.store import Snapshot, Watched, heat_of
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
         columns = {
             name: coded(own[name]) if own.schema[name] == pl.String else own[name].to_numpy() for name in COLUMNS
         }
-        source = Source(plan=plan_of(SLOW).key, began=0, rings=dict.fromkeys(ranks, (1, 11)))
+        source = RollupSource(plan=plan_of(SLOW).key, began=0, rings=dict.fromkeys(ranks, (1, 11)))
         write_rollup(rollup_file(folder / "timeline", ranks, 0), columns, source)
     return folder
 

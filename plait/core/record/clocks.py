@@ -46,7 +46,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class HostClock:
     """A host's monotonic clock: reference = time + offset + drift * (time - origin), all in ns, drift a
     ratio.
 
@@ -65,16 +65,16 @@ class Clock:
         away = time - self.origin
         return Moment(time + self.offset + round(self.drift * away), self.error + round(self.drift_error * abs(away)))
 
-    def after(self, nearer: Clock) -> Clock:
+    def after(self, nearer: HostClock) -> HostClock:
         """This clock, which leads to the one of ``nearer``, led on to the reference. Errors add up."""
         at = nearer.moment(self.origin + self.offset)
-        return Clock(
+        return HostClock(
             offset=at.at - self.origin, drift=self.drift + nearer.drift, origin=self.origin,
             error=self.error + at.error, drift_error=self.drift_error + nearer.drift_error,
         )  # fmt: skip
 
 
-REFERENCE = Clock()
+REFERENCE = HostClock()
 
 
 def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
@@ -89,7 +89,7 @@ def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
     return -1 if a.at < b.at else 1
 
 
-def compared(there: np.ndarray, here: np.ndarray) -> Clock | None:
+def compared(there: np.ndarray, here: np.ndarray) -> HostClock | None:
     """The clock of ``here`` led to that of ``there``, from when each began and ended the same collectives:
     two arrays [n, 2], ns. None for too few.
 
@@ -116,7 +116,7 @@ def compared(there: np.ndarray, here: np.ndarray) -> Clock | None:
     high = float(np.min(there[:, 1] - here[:, 0] - shift - line))
     error = round(max(high, -low, low, -high, 3 * spread)) + 1
     wide = float(np.sqrt(np.sum((x[kept] - x[kept].mean()) ** 2)))
-    return Clock(
+    return HostClock(
         offset=shift + round(level), drift=slope, origin=origin, error=error,
         drift_error=3 * spread / wide if wide else QUARTZ,
     )  # fmt: skip
@@ -136,7 +136,7 @@ class Clocks:
     host that could not be compared with the reference has none."""
 
     hosts: Mapping[int, str]
-    clocks: Mapping[str, Clock]
+    clocks: Mapping[str, HostClock]
 
     def moment(self, rank: int, time: int) -> Moment | None:
         """A time of a rank's clock on the reference's; None where it cannot be told."""
@@ -170,7 +170,7 @@ class Clocks:
         try:
             if values["version"] != 1:
                 raise DataError(f"clocks of version {values['version']}; this Plait reads version 1")
-            clocks = {str(host): Clock(**checked(Clock, clock)) for host, clock in values["clocks"].items()}
+            clocks = {str(host): HostClock(**checked(HostClock, clock)) for host, clock in values["clocks"].items()}
             return Clocks({int(rank): str(host) for rank, host in values["hosts"].items()}, clocks)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError("what should be the clocks of a run's hosts is something else") from None
@@ -186,7 +186,7 @@ def aligned(rings: Iterable[Ring]) -> Clocks:
     for members in {key[0] for own in seen.values() for key in own}:
         first, *others = sorted({hosts[rank] for rank in members if rank in hosts})
         pairs |= {(first, other) for other in others}
-    found: dict[tuple[str, str], Clock] = {}
+    found: dict[tuple[str, str], HostClock] = {}
     for one, other in sorted(pairs):
         for there, here in ((one, other), (other, one)):
             if clock := _from_collectives(seen[there], seen[here]):
@@ -219,7 +219,7 @@ def _collectives(rings: Sequence[Ring], hosts: Mapping[int, str]) -> dict[str, _
     return found
 
 
-def _from_collectives(there: _Seen, here: _Seen) -> Clock | None:
+def _from_collectives(there: _Seen, here: _Seen) -> HostClock | None:
     import numpy as np
 
     common = sorted(there.keys() & here.keys(), key=lambda key: here[key])
@@ -228,7 +228,7 @@ def _from_collectives(there: _Seen, here: _Seen) -> Clock | None:
     return compared(*(np.array([seen[key] for key in common], dtype=np.int64) for seen in (there, here)))
 
 
-def _led(reference: str, hosts: set[str], found: Mapping[tuple[str, str], Clock]) -> dict[str, Clock]:
+def _led(reference: str, hosts: set[str], found: Mapping[tuple[str, str], HostClock]) -> dict[str, HostClock]:
     """Every host's clock to the reference's, nearest first: the smallest error counts (Prim's order)."""
     led = {reference: REFERENCE}
     while True:

@@ -114,7 +114,7 @@ def signature_of(verb: str, dtype: str, *sizes: int) -> int:
     return crc32(f"{verb}/{dtype}/{'/'.join(map(str, sizes))}".encode())
 
 
-class Place(NamedTuple):
+class OpPlace(NamedTuple):
     """Where an op of a schedule, a segment list or a unit belongs, as in ``core.record.timeline.NamedOp``."""
 
     site: str
@@ -128,7 +128,7 @@ class Name:
     """What a record's ``name`` stands for. place: None for what is no span of the timeline."""
 
     text: str
-    place: Place | None = None
+    place: OpPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +384,7 @@ def read_names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingG
         for line in lines:
             match parse_json(line):
                 case {"name": int(number), "text": str(text), "place": [str(site), int(layer), int(slice_), forward]}:
-                    names[number] = Name(text, Place(site, layer, slice_, bool(forward)))
+                    names[number] = Name(text, OpPlace(site, layer, slice_, bool(forward)))
                 case {"name": int(number), "text": str(text)}:
                     names[number] = Name(text)
                 case {"group": int(number), "ranks": list(), "ordinal": int(ordinal), "label": str(label)} as group:

@@ -15,7 +15,7 @@ ALONE = (*WORK, Kind.STEP)
 """After whose beginning it waits for nobody."""
 
 
-class Moved(NamedTuple):
+class RingProgress(NamedTuple):
     """at: ns of the host's clock when the rank last began or ended something; 0 if never. longest: the most
     seconds between two such moments, waiting left out, in whole steps after the first. inside: whether it is
     inside a piece of its own work (on a GPU that is not the host's, and is not told)."""
@@ -25,7 +25,7 @@ class Moved(NamedTuple):
     inside: bool
 
 
-def moved(ring: Ring, now: int) -> Moved:
+def moved(ring: Ring, now: int) -> RingProgress:
     """By the records of a ring up to ``now``, ns of its host's clock: later ones are damage."""
     import numpy as np
 
@@ -46,4 +46,4 @@ def moved(ring: Ring, now: int) -> Moved:
         times, alone = times[order], alone[order]
         gaps = np.diff(times)[alone[:-1] & (times[:-1] >= steps["ended"][0])]
         longest = int(gaps.max(initial=0))
-    return Moved(latest, longest / 1e9, bool(inside.any()))
+    return RingProgress(latest, longest / 1e9, bool(inside.any()))

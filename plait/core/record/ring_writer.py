@@ -33,7 +33,7 @@ from plait.core.record.ring import (
     RECORD,
     Header,
     Name,
-    Place,
+    OpPlace,
     RingGroup,
     numbered,
     row_type,
@@ -84,7 +84,7 @@ class RingWriter(Writer):
         self.header = header
         self.names: dict[int, Name] = {}
         self.groups: dict[int, RingGroup] = {}
-        self._names: dict[tuple[str, Place | None], int] = {}
+        self._names: dict[tuple[str, OpPlace | None], int] = {}
         self._opened: Counter[tuple[int, ...]] = Counter()
         self._lock = threading.Lock()  # for new names and groups
         self._told = -1  # their file
@@ -98,7 +98,7 @@ class RingWriter(Writer):
 
     # ---- what numbers stand for ----
 
-    def name(self, text: str, place: Place | None = None) -> int:
+    def name(self, text: str, place: OpPlace | None = None) -> int:
         """The number of a name; the same for the same."""
         number = self._names.get((text, place))
         if number is None:

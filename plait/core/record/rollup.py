@@ -37,7 +37,7 @@ TOTAL_COLUMNS = ("rank", *_TEXTS, "steps", "n", "sum_ns", "min_ns", "max_ns")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RollupSource:
     """Where sums come from. began: when the ranks started, ns of the wall clock: of a step that was done
     twice, the later start counts. rings: by rank, the token of its ring, and the last step of it."""
 
@@ -57,7 +57,7 @@ def totals_file(rollup: Path) -> Path:
     return rollup.parents[2] / TOTALS / rollup.parent.name / rollup.name
 
 
-def write_rollup(path: Path, columns: Mapping[str, Any], source: Source) -> None:
+def write_rollup(path: Path, columns: Mapping[str, Any], source: RollupSource) -> None:
     """A roll-up and its totals. columns: ``COLUMNS``, as ``Records.rolled_up`` makes them; of several ranks
     ``joined``. Raises OSError."""
     stamp = {"plait.plan": source.plan, "plait.began": str(source.began)}

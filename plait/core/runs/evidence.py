@@ -111,8 +111,8 @@ class Evidence:
     what is open, and the last few of every channel. stack: of the thread that trains, innermost last. error:
     what it said in the end. reached, missed: ranks that its host could and could not reach.
 
-    moved, longest: as in ``ring_progress.Moved``, whose ``at`` moved is. computes: it is inside a piece of
-    work and takes a processor's time for it.
+    moved, longest: as in ``ring_progress.RingProgress``, whose ``at`` moved is. computes: it is inside a
+    piece of work and takes a processor's time for it.
     """
 
     rank: int

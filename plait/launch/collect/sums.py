@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.core.record.records import Records
 from plait.core.record.ring import Header
-from plait.core.record.rollup import BLOCK, Source, joined, last_steps_of_rings, rollup_file, write_rollup
+from plait.core.record.rollup import BLOCK, RollupSource, joined, last_steps_of_rings, rollup_file, write_rollup
 
 STEPS = 100
 """Steps after which a file is written anew."""
@@ -48,7 +48,7 @@ class Part:
         self.rows = [joined(self.rows)]
         try:
             self.path.parents[2].mkdir(exist_ok=True)  # not its parents: a run folder that is gone stays gone
-            write_rollup(self.path, self.rows[0], Source(plan=self.plan, began=self.began, rings=self.rings))
+            write_rollup(self.path, self.rows[0], RollupSource(plan=self.plan, began=self.began, rings=self.rings))
         except OSError as error:
             return error
         self.written, self.at = self.last, time.monotonic()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core.record.ring import NOBODY, Kind, Place, call_of, signature_of
+from plait.core.record.ring import NOBODY, Kind, OpPlace, call_of, signature_of
 from plait.core.record.ring_writer import Line, RingWriter
 from plait.core.record.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
@@ -60,7 +60,7 @@ class Log:
         """The number of an op's name."""
         number = self._numbers.get(op)
         if number is None:
-            number = self.ring.name(str(op), Place(op.site, op.layer, op.slice, op.forward))
+            number = self.ring.name(str(op), OpPlace(op.site, op.layer, op.slice, op.forward))
             self.ops.setdefault(number, op)
             self._numbers[op] = number
         return number

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.record.clocks import LEAST, REFERENCE, Clock, Clocks, Moment, aligned, compared, order
+from plait.core.record.clocks import LEAST, REFERENCE, Clocks, HostClock, Moment, aligned, compared, order
 from plait.core.record.ring import Header, Kind, Ring, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 
@@ -146,8 +146,8 @@ def test_what_are_no_clocks_is_told(values: object) -> None:
 
 
 def test_a_clock_after_another_leads_to_its_reference() -> None:
-    near = Clock(offset=100, drift=1e-3, origin=1000, error=5, drift_error=1e-6)
-    far = Clock(offset=50, drift=0.0, origin=2000, error=7)
+    near = HostClock(offset=100, drift=1e-3, origin=1000, error=5, drift_error=1e-6)
+    far = HostClock(offset=50, drift=0.0, origin=2000, error=7)
     led = far.after(near)
     assert led.moment(2000).at == near.moment(2050).at == 2151
     assert led.error == 12
@@ -165,7 +165,10 @@ def test_of_ranks_of_one_host_the_last_to_begin_and_the_first_to_end_count(tmp_p
 
 
 def test_the_error_of_clocks_is_the_largest_and_unknown_where_one_is() -> None:
-    near, far = Clock(offset=0, origin=0, error=5, drift_error=0.0), Clock(offset=0, origin=0, error=9, drift_error=0.0)
+    near, far = (
+        HostClock(offset=0, origin=0, error=5, drift_error=0.0),
+        HostClock(offset=0, origin=0, error=9, drift_error=0.0),
+    )
     hosts = {0: "a", 1: "b"}
     assert Clocks(hosts, {"a": near, "b": far}).error == 9
     assert Clocks(hosts, {"a": near}).error is None
@@ -174,7 +177,7 @@ def test_the_error_of_clocks_is_the_largest_and_unknown_where_one_is() -> None:
 
 
 def test_clocks_of_another_version_are_said_to_be(tmp_path: Path) -> None:
-    clocks = Clocks({0: "a"}, {"a": Clock(offset=3, origin=7, error=5, drift_error=0.0)})
+    clocks = Clocks({0: "a"}, {"a": HostClock(offset=3, origin=7, error=5, drift_error=0.0)})
     values = clocks.to_dict()
     assert Clocks.from_dict(values) == clocks
     with pytest.raises(DataError, match="clocks of version 2; this Plait reads version 1"):

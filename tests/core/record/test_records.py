@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.record.records import SPANS, Records, axis_of, sent_bytes
-from plait.core.record.ring import Kind, Place, Ring, call_of
+from plait.core.record.ring import Kind, OpPlace, Ring, call_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import OpSpan, Span, spans_of
 from tests.support.exposure import exposure_of
@@ -47,7 +47,7 @@ entries = st.tuples(
 def ring_of(found: Sequence[tuple[Op, Kind, int, int, int]]) -> Records:
     ring = RingWriter(None, this_process(rank=0, world=1, capacity=64))
     for op, kind, step, start, taken in found:
-        name = ring.name(str(op), Place(op.site, op.layer, op.slice, op.forward))
+        name = ring.name(str(op), OpPlace(op.site, op.layer, op.slice, op.forward))
         ring.begin(kind, name, step, start, start, start + taken)
     table = ring.rows(np.arange(1, len(found) + 1))
     return Records.of(Ring(ring.header, table, ring.names, ring.groups))
@@ -137,7 +137,7 @@ def made(write: Callable[[RingWriter], None]) -> Records:
     return Records.of(Ring(ring.header, ring.rows(np.arange(1, count + 1)), ring.names, ring.groups))
 
 
-ATTENTION = Place("attn", 3, 1, True)
+ATTENTION = OpPlace("attn", 3, 1, True)
 
 
 def test_what_a_collective_sent_follows_from_its_group() -> None:

@@ -30,7 +30,7 @@ from plait.core.record.ring import (
     VERBS,
     Header,
     Kind,
-    Place,
+    OpPlace,
     Ring,
     call_of,
     read_ring,
@@ -41,7 +41,7 @@ from plait.core.record.ring_hosts import read_headers
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.step.segments import Collective
 
-ATTENTION = Place("attn", 3, 0, True)
+ATTENTION = OpPlace("attn", 3, 0, True)
 
 
 def writer(path: Path, *, capacity: int = 16, rank: int = 0) -> RingWriter:

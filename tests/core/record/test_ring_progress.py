@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.record.ring import NOBODY, Kind, read_ring
-from plait.core.record.ring_progress import ALONE, ENDS, WORK, Moved, moved
+from plait.core.record.ring_progress import ALONE, ENDS, WORK, RingProgress, moved
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.ring_calls import ring_path
 
@@ -19,7 +19,7 @@ Thing = tuple[Kind, int, int]
 """kind, when it began, when it ended (0: it has not)."""
 
 
-def of(folder: Path, things: list[Thing], now: int, *, steps: dict[int, int] | None = None) -> Moved:
+def of(folder: Path, things: list[Thing], now: int, *, steps: dict[int, int] | None = None) -> RingProgress:
     """What a ring with these records tells. steps: of STEP records, by their place."""
     (folder / "rings").mkdir(exist_ok=True)
     ring = RingWriter(ring_path(folder, 0), this_process(rank=0, world=2, capacity=256))
@@ -30,15 +30,15 @@ def of(folder: Path, things: list[Thing], now: int, *, steps: dict[int, int] | N
 
 
 def test_of_an_empty_ring_nothing_is_known(tmp_path: Path) -> None:
-    assert of(tmp_path, [], 100 * S) == Moved(0, 0.0, inside=False)
+    assert of(tmp_path, [], 100 * S) == RingProgress(0, 0.0, inside=False)
 
 
 def test_inside_a_piece_of_work(tmp_path: Path) -> None:
     done: Thing = (Kind.COMPUTE, 1 * S, 2 * S)
-    assert of(tmp_path, [done, (Kind.COMPUTE, 2 * S, 0)], 9 * S) == Moved(2 * S, 0.0, inside=True)
+    assert of(tmp_path, [done, (Kind.COMPUTE, 2 * S, 0)], 9 * S) == RingProgress(2 * S, 0.0, inside=True)
     assert not of(tmp_path, [done, (Kind.WAIT, 2 * S, 0)], 9 * S).inside
     assert not of(tmp_path, [(Kind.COMPUTE, 2 * S, 0), (Kind.DATA, 3 * S, 4 * S)], 9 * S).inside  # of a failure
-    assert of(tmp_path, [(Kind.COLLECTIVE, 2 * S, 0)], 9 * S) == Moved(2 * S, 0.0, inside=False)
+    assert of(tmp_path, [(Kind.COLLECTIVE, 2 * S, 0)], 9 * S) == RingProgress(2 * S, 0.0, inside=False)
 
 
 def test_the_longest_leaves_out_the_first_step_and_what_it_waited(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_longest_leaves_out_the_first_step_and_what_it_waited(tmp_path: Path
         (Kind.STEP, 31 * S, 76 * S),  # 21 s after the collective was begun, which it waited for
         (Kind.CHECKPOINT, 76 * S, 99 * S),
     ]
-    assert of(tmp_path, things, 100 * S) == Moved(99 * S, 3.0, inside=False)
+    assert of(tmp_path, things, 100 * S) == RingProgress(99 * S, 3.0, inside=False)
 
 
 def test_what_belongs_to_no_step_ends_none(tmp_path: Path) -> None:

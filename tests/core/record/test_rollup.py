@@ -12,7 +12,7 @@ import pytest
 from plait.core.base.columns import Coded, read_columns
 from plait.core.record.rollup import (
     BLOCK,
-    Source,
+    RollupSource,
     joined,
     last_steps_of_rings,
     rollup_file,
@@ -21,7 +21,7 @@ from plait.core.record.rollup import (
     write_rollup,
 )
 
-SOURCE = Source(plan="feed", began=7, rings={0: (11, 4), 1: (12, 5)})
+SOURCE = RollupSource(plan="feed", began=7, rings={0: (11, 4), 1: (12, 5)})
 
 
 def rows(*found: tuple[int, int, str, int, int, int, int]) -> dict[str, Any]:
@@ -71,8 +71,10 @@ def test_a_roll_up_and_its_totals_say_whose_they_are(tmp_path: Path) -> None:
 def test_rings_are_known_by_the_files_that_have_any_of_the_ranks(tmp_path: Path) -> None:
     """The newest of each; files of others and of nobody are passed over."""
     write_rollup(rollup_file(tmp_path, range(2), 0), TWO, SOURCE)
-    write_rollup(rollup_file(tmp_path, range(2), BLOCK), TWO, Source(plan="", began=7, rings={0: (11, 2), 1: (13, 9)}))
-    write_rollup(rollup_file(tmp_path, range(2, 4), 0), TWO, Source(plan="", began=7, rings={2: (14, 1)}))
+    write_rollup(
+        rollup_file(tmp_path, range(2), BLOCK), TWO, RollupSource(plan="", began=7, rings={0: (11, 2), 1: (13, 9)})
+    )
+    write_rollup(rollup_file(tmp_path, range(2, 4), 0), TWO, RollupSource(plan="", began=7, rings={2: (14, 1)}))
     for name in ("ranks-a-00001-step-00000000", "ranks-00000-b-step-00000000", "ranks-00000-00001-step-00000001"):
         os.link(rollup_file(tmp_path, range(2, 4), 0), tmp_path / "rollup" / "block=0" / f"{name}.parquet")
     (tmp_path / "rollup" / "block=0" / "ranks-00000-00001-step-00000001.parquet").unlink()

@@ -19,7 +19,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.collecting import AGAIN, Agent, Collected, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
-from plait.core.record.ring import Kind, Place
+from plait.core.record.ring import Kind, OpPlace
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.ring_calls import ring_path
 from plait.diagnose.reading import read_timeline
@@ -64,7 +64,7 @@ def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWrite
 
 def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = True, measures: bool = False) -> None:
     """Of some ops; ends: whether the step is over. measures: it is only timed, before training begins."""
-    name = ring.name("mlp0.F0", Place("mlp", 0, 0, True))
+    name = ring.name("mlp0.F0", OpPlace("mlp", 0, 0, True))
     if not measures:
         ring.step(number, time.monotonic_ns())
     for _ in range(records):
@@ -115,7 +115,7 @@ def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_pat
     ring.begin(Kind.STEP, ring.name("forget"), -1, at, at, at)
     if looks == 3:
         agent.look()
-    ring.begin(Kind.COMPUTE, ring.name("mlp0.F0", Place("mlp", 0, 0, True)), 0, at, at, at + 1)  # before resuming
+    ring.begin(Kind.COMPUTE, ring.name("mlp0.F0", OpPlace("mlp", 0, 0, True)), 0, at, at, at + 1)  # before resuming
     write_step(ring, 2)
     write_step(ring, 3)
     ring.close()

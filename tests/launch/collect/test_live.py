@@ -19,7 +19,7 @@ from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.core.record.records import Records
-from plait.core.record.ring import Kind, Place, Ring
+from plait.core.record.ring import Kind, OpPlace, Ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.launch.collect.live import MEASURED, Live
 from plait.plan.make import make_plan
@@ -44,9 +44,9 @@ def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
     """A step in which half of 0.2 s of tp's communication is waited for, then 0.1 s for another stage and
     0.05 s for a gather."""
     ring = RingWriter(None, this_process(rank=rank, world=2, capacity=64))
-    op = ring.name("attn0.R0", Place("attn", 0, 0, True))
-    gather = ring.name("gather mlp1", Place("mlp", 1, -1, True))
-    crossing = ring.name("0RECV_F0", Place("pp", 0, 0, True))
+    op = ring.name("attn0.R0", OpPlace("attn", 0, 0, True))
+    gather = ring.name("gather mlp1", OpPlace("mlp", 1, -1, True))
+    crossing = ring.name("0RECV_F0", OpPlace("pp", 0, 0, True))
     for kind, name, began, ended in (
         (Kind.COMPUTE, op, 0, 500), (Kind.COLLECTIVE, op, 400, 600), (Kind.WAIT, op, 500, 600),
         (Kind.IDLE, crossing, 600, 700), (Kind.WAIT, gather, 700, 750),

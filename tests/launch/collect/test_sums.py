@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.columns import Coded
 from plait.core.record.records import Records
-from plait.core.record.ring import Header, Kind, Name, Place, numbered, row_type
+from plait.core.record.ring import Header, Kind, Name, OpPlace, numbered, row_type
 from plait.core.record.ring_writer import this_process
 from plait.core.record.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
 from plait.diagnose.heat import by_segment, heat_of_segments
@@ -24,7 +24,7 @@ from plait.launch.collect.sums import STEPS, WAITING, Sums
 
 TIER = "unit"
 
-NAMES = {1: Name("mlp0.F0", Place("mlp", 0, 0, True)), 2: Name("attn0.D0", Place("attn", 0, 0, False))}
+NAMES = {1: Name("mlp0.F0", OpPlace("mlp", 0, 0, True)), 2: Name("attn0.D0", OpPlace("attn", 0, 0, False))}
 
 
 def ring(rank: int, *, wall: int = 1, token: int = 7, plan: str = "feed") -> Header:
