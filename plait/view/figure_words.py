@@ -17,7 +17,7 @@ TOLD = 8
 def series_words(runs: Mapping[str, Sequence[StepSeries]]) -> str:
     """Of every quantity its last value, and between what it lay.
 
-    >>> series_words({"job": [Series("loss", (1, 2, 3), (5.0, 6.0, 4.5))]})
+    >>> series_words({"job": [StepSeries("loss", (1, 2, 3), (5.0, 6.0, 4.5))]})
     'Loss 4.5 at step 3, between 4.5 and 6.'
     """
     parts: list[str] = []

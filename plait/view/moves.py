@@ -61,8 +61,8 @@ def moved(at: HeatCell, key: str, *, rows: int, columns: int, cells: int) -> Hea
     """cells: of rows, in view. Arrows go a cell on, with PageUp and PageDown a tenth of the view; ``+`` and
     ``-`` zoom around the cell, ``0`` shows all.
 
-    >>> moved(Place(0, 0), "ArrowDown", rows=1000, columns=3, cells=500)
-    Place(row=2, column=0, window=None)
+    >>> moved(HeatCell(0, 0), "ArrowDown", rows=1000, columns=3, cells=500)
+    HeatCell(row=2, column=0, window=None)
     """
     first, last = at.window or (0, rows)
     size = max(1, -(-(last - first) // max(1, cells)))
