@@ -91,7 +91,7 @@ def crossing_bytes(
     """Bytes that a rank has of what one micro-batch hands to another stage: a tensor [sequence / 2^level,
     samples, hidden] for each of ``levels``. cut: ranks that share the sequence: cp, times tp where the
     sequence is parallel. All but ``levels`` may be columns of strategies."""
-    return sum(((sequence >> level) // cut * samples * hidden * itemsize for level in levels), start=0)
+    return sum((sequence // (1 << level) // cut * samples * hidden * itemsize for level in levels), start=0)
 
 
 def _stage_of(layer: int, stages: Sequence[Stage]) -> int:
