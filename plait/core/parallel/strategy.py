@@ -200,18 +200,23 @@ class Strategy:
         """Numbers of a token on one rank: after a segment's first weight, and before its second."""
         return widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
 
+    def cut_size(self, model: ModelSpec, weight: Weight) -> int:
+        """Of a tensor's dimension that is cut, what one rank holds, padding included."""
+        size = model.letters.size(weight.shape[weight.dim])
+        match weight.cut:
+            case "words":
+                return self.padded_vocab(model) // self.tp
+            case "kv":
+                return size * self.kv_replicas(model) // self.tp
+            case "even":
+                return size // self.tp
+            case _:
+                return size
+
     def share(self, model: ModelSpec, weight: Weight) -> int:
         """Numbers of a tensor that one rank holds, rows of padding included."""
         shape = [model.letters.size(letter) for letter in weight.shape]
-        match weight.cut:
-            case "words":
-                shape[weight.dim] = self.padded_vocab(model) // self.tp
-            case "kv":
-                shape[weight.dim] = shape[weight.dim] * self.kv_replicas(model) // self.tp
-            case "even":
-                shape[weight.dim] //= self.tp
-            case _:
-                pass
+        shape[weight.dim] = self.cut_size(model, weight)
         return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:

@@ -78,15 +78,11 @@ def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | Non
 
 def _range(spec: ModelSpec, strategy: Strategy, rank: int, weight: Weight, size: int) -> tuple[int, int, int]:
     """What a rank holds of the dimension that is cut, and how many ranks hold the same."""
-    tp = strategy.tp
     if not weight.cut:
-        return 0, size, tp
-    if weight.cut == "words":  # rows beyond the vocabulary are padding: no piece holds them
-        rows = strategy.padded_vocab(spec) // tp
-        return min(rank * rows, size), min((rank + 1) * rows, size), 1
-    copies = strategy.kv_replicas(spec) if weight.cut == "kv" else 1
-    rows = size * copies // tp
-    return rank // copies * rows, (rank // copies + 1) * rows, copies
+        return 0, size, strategy.tp
+    copies, rows = strategy.kv_replicas(spec) if weight.cut == "kv" else 1, strategy.cut_size(spec, weight)
+    start = rank // copies * rows
+    return min(start, size), min(start + rows, size), copies  # rows beyond the vocabulary are padding
 
 
 def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:
