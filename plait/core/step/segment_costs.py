@@ -16,7 +16,7 @@ from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
 from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
-from plait.core.step.sends import exchanged
+from plait.core.step.sends import SENDS, exchanged
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
@@ -103,15 +103,15 @@ def segment_costs(
     wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
     wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
     if strategy.cp > 1:
-        there, back, block = exchanged(model, strategy, tokens * bytes_per_number)
+        held: dict[str, int] = dict(
+            zip(("there", "back", "block"), exchanged(model, strategy, tokens * bytes_per_number), strict=True)
+        )
         ulysses, ring = strategy.cp // strategy.ring, strategy.ring
-        held = {
-            "FAGE": there * (ulysses - 1) / ulysses,
-            "KXD": back * (ulysses - 1) / ulysses,
-            "TSH": block * (ring - 1),
-        }
-        for kinds, nbytes in held.items():
-            wire |= {f"{site}.{kind}": nbytes / bandwidth for site in ("attn", "block") for kind in kinds}
+        for send in SENDS:
+            if send.axis in ("ulysses", "ring"):
+                nbytes = held[send.whole]
+                nbytes = nbytes * (ring - 1) if send.axis == "ring" else nbytes * (ulysses - 1) / ulysses
+                wire |= {f"{site}.{kind}": nbytes / bandwidth for site in send.sites for kind in send.kinds}
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
 
 
