@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from plait.core.base.errors import JobError, nearest
+from plait.core.base.errors import JobError, refuse_unknown
 from plait.core.base.numbers import check_number, divisors
 
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ class Experts:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Experts:
         """From plain values. Refuses unknown keys."""
-        known = {field.name for field in fields(Experts)}
-        for key in values:
-            if key not in known:
-                raise JobError(f"unknown key{nearest(key, known)}", key=f"model.experts.{key}",
-                               fix=f"Known keys: {', '.join(sorted(known))}")  # fmt: skip
+        refuse_unknown(values, (field.name for field in fields(Experts)), "model.experts")
         for key in ("count", "per_token"):
             if key not in values:
                 raise JobError("is missing", key=f"model.experts.{key}", fix="Give a whole number of at least 1")

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from plait.core.base.errors import JobError, nearest
+from plait.core.base.errors import JobError, nearest, refuse_unknown
 from plait.core.base.numbers import LARGEST as LARGEST
 from plait.core.base.numbers import check_number, divisors, multiples
 from plait.core.base.numbers import shown as shown
@@ -318,14 +318,7 @@ class ModelSpec:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:
         """A spec from plain values (a job file's [model] table, a plan). Refuses unknown keys."""
-        known = {f.name for f in fields(ModelSpec)}
-        for key in values:
-            if key not in known:
-                raise JobError(
-                    f"unknown key{nearest(key, known)}",
-                    key=f"model.{key}",
-                    fix=f"Known keys: {', '.join(sorted(known))}",
-                )
+        refuse_unknown(values, (field.name for field in fields(ModelSpec)), "model")
         required = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
         for key in required:
             if key not in values:

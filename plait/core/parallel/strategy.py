@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from plait.core.base.errors import JobError, nearest
+from plait.core.base.errors import JobError, refuse_unknown
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, Weight, widths
@@ -226,14 +226,7 @@ class Strategy:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Strategy:
         """A strategy from plain values. Refuses unknown keys."""
-        known = {f.name for f in fields(Strategy)}
-        for key in values:
-            if key not in known:
-                raise JobError(
-                    f"unknown key{nearest(key, known)}",
-                    key=f"strategy.{key}",
-                    fix=f"Known keys: {', '.join(sorted(known))}",
-                )
+        refuse_unknown(values, (field.name for field in fields(Strategy)), "strategy")
         return Strategy(**values)
 
 
