@@ -17,6 +17,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.refine import refine
 from plait.core.job.spec import Job
 from plait.core.record.ring import Kind
+from plait.core.record.ring_writer import NATIVE
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -55,6 +56,8 @@ class Session:
         self._meter = device.memory_meter()
         self._told: list[Any] = []
         self.recorder = open_recorder(folder, rank, plan.key, device, report.missing("the ring"))
+        if not NATIVE:
+            report.say("records are written in Python, two to four times as slowly: no compiler built the writer in C")
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=self.feed.evaluations)
         agree(part)
         if job.train.init_from:

@@ -1,4 +1,5 @@
-"""Writing a rank's ring: no locks, no system calls. Records themselves are written in C (``_ring.c``).
+"""Writing a rank's ring: no system calls. Records themselves are written in C (``_ring.c``), or in Python
+where that is not built (``ring_plain``).
 
 Any thread may write. A record gets its number, and with it its place, from a counter that hands out each
 once; so writers never touch the same bytes, and a thread that is held up leaves a damaged record where its
@@ -22,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.base.errors import LaunchError
 from plait.core.base.files import replacing
 from plait.core.base.process import boot_id, process_state
 from plait.core.record.ring import (
@@ -39,21 +39,22 @@ from plait.core.record.ring import (
     row_type,
 )
 
-try:
+if TYPE_CHECKING:
+    import numpy as np
+
     from plait.core.record._ring import Flight as Flight
     from plait.core.record._ring import Line as Line
     from plait.core.record._ring import Pace as Pace
     from plait.core.record._ring import Writer
-except ModuleNotFoundError:
-    raise LaunchError(
-        "plait.core.record._ring, by which ranks record what they do, is not built: "
-        "run 'make venv', or 'pip install -e .' "
-        "(a C compiler and Python's headers are needed)."
-    ) from None
+else:
+    try:
+        from plait.core.record import _ring as records
+    except ImportError:
+        from plait.core.record import ring_plain as records
+    Flight, Line, Pace, Writer = records.Flight, records.Line, records.Pace, records.Writer
 
-if TYPE_CHECKING:
-    import numpy as np
-
+NATIVE = Writer.__module__.endswith("._ring")
+"""Whether records are written in C."""
 _I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
 WORD = (1 << 32) - 1
 """What of a number is in a record."""

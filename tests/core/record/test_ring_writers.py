@@ -1,5 +1,5 @@
-"""What of a ring's writer is in C: collectives in line against a model of them in Python, misuse, and that
-nothing is kept."""
+"""A ring's writer, in C and in Python: the same bytes, collectives in line against a model of them; in C also
+misuse, and that nothing is kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import mmap
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.record._ring import Flight, Line, Pace, Writer
-from plait.core.record.ring import Kind
-from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record import ring_writer
+from plait.core.record.ring import Kind, read_ring
+from plait.core.record.ring_writer import Flight, Line, Pace, RingWriter, Writer, this_process
+from tests.support.plain_ring import plain_writer
 
+PLAIN: Any = plain_writer()
+NATIVE = pytest.mark.skipif(not ring_writer.NATIVE, reason="the writer in C is not built")
+both = pytest.mark.parametrize(
+    "made", [pytest.param(ring_writer, id="C", marks=NATIVE), pytest.param(PLAIN, id="Python")]
+)
 EVENTS = st.lists(st.tuples(st.sampled_from(["depart", "land", "fail", "over", "look", "wait"]), st.integers(0, 5)))
 
 
@@ -40,8 +47,8 @@ class Work:
         return self
 
 
-def ring(capacity: int = 256) -> RingWriter:
-    return RingWriter(None, this_process(rank=0, world=2, capacity=capacity))
+def ring(capacity: int = 256, made: Any = ring_writer) -> RingWriter:
+    return made.RingWriter(None, this_process(rank=0, world=2, capacity=capacity))
 
 
 def depart(line: Line, pace: Pace, *, looked_for: bool) -> Flight:
@@ -54,10 +61,11 @@ def record(writer: RingWriter, number: int) -> Any:
     return writer.rows(np.array([number]))[0]
 
 
+@both
 @given(EVENTS)
-def test_a_group_serves_one_at_a_time_and_ends_are_said_once(events: list[tuple[str, int]]) -> None:
-    writer, pace = ring(), Pace()
-    line, flights = Line(writer, 1), list[Any]()
+def test_a_group_serves_one_at_a_time_and_ends_are_said_once(made: Any, events: list[tuple[str, int]]) -> None:
+    writer, pace = ring(made=made), made.Pace()
+    line, flights = made.Line(writer, 1), list[Any]()
     looked_for, ended = list[bool](), dict[int, int]()  # by flight; ended: when, as it was said first
     for what, which in events:
         if what == "depart":
@@ -96,14 +104,15 @@ def test_a_group_serves_one_at_a_time_and_ends_are_said_once(events: list[tuple[
             assert flights[number].enqueued <= rows[number]["started"] <= end <= now
 
 
+@both
 @given(st.permutations(range(4)), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 10**6))
 def test_collectives_awaited_in_any_order_have_a_start_and_an_end(
-    order: list[int], over: list[bool], taken: int
+    made: Any, order: list[int], over: list[bool], taken: int
 ) -> None:
     """Also where what was before one was never seen to end."""
-    writer, pace = ring(), Pace()
+    writer, pace = ring(made=made), made.Pace()
     pace.taken = taken
-    line = Line(writer, 1)
+    line = made.Line(writer, 1)
     flights: list[Any] = [depart(line, pace, looked_for=True) for _ in range(4)]
     for flight, is_over in zip(flights, over, strict=True):
         flight.work.over = is_over
@@ -116,9 +125,10 @@ def test_collectives_awaited_in_any_order_have_a_start_and_an_end(
         assert flight.enqueued == row["enqueued"] <= row["started"] <= row["ended"] <= returned[which]
 
 
-def test_one_that_is_awaited_first_tells_that_those_before_it_are_over() -> None:
-    writer, pace = ring(), Pace()
-    line = Line(writer, 1)
+@both
+def test_one_that_is_awaited_first_tells_that_those_before_it_are_over(made: Any) -> None:
+    writer, pace = ring(made=made), made.Pace()
+    line = made.Line(writer, 1)
     first, second = (depart(line, pace, looked_for=True) for _ in range(2))
     first.work.over = True  # type: ignore[attr-defined]
     second.wait()
@@ -126,26 +136,29 @@ def test_one_that_is_awaited_first_tells_that_those_before_it_are_over() -> None
     assert 0 < rows[0]["ended"] <= rows[1]["started"] <= rows[1]["ended"], "a group serves one at a time"
 
 
-def test_one_that_hangs_is_open_though_one_after_it_has_ended() -> None:
-    writer = ring()
-    line = Line(writer, 1)
-    hung, after = (depart(line, Pace(), looked_for=True) for _ in range(2))
+@both
+def test_one_that_hangs_is_open_though_one_after_it_has_ended(made: Any) -> None:
+    writer = ring(made=made)
+    line = made.Line(writer, 1)
+    hung, after = (depart(line, made.Pace(), looked_for=True) for _ in range(2))
     after.wait()
     assert record(writer, hung.number)["ended"] == 0 < record(writer, after.number)["started"]
 
 
-def test_a_start_that_was_not_seen_tells_no_pace() -> None:
-    writer, paces = ring(), (Pace(), Pace())
-    line = Line(writer, 1)
+@both
+def test_a_start_that_was_not_seen_tells_no_pace(made: Any) -> None:
+    writer, paces = ring(made=made), (made.Pace(), made.Pace())
+    line = made.Line(writer, 1)
     first, second = (depart(line, pace, looked_for=True) for pace in paces)
     second.wait()
     first.wait()
     assert paces[0].taken > 0 == paces[1].taken
 
 
-def test_a_record_of_a_collective_says_what_it_was_given() -> None:
-    writer, pace = ring(), Pace()
-    line = Line(writer, 5)
+@both
+def test_a_record_of_a_collective_says_what_it_was_given(made: Any) -> None:
+    writer, pace = ring(made=made), made.Pace()
+    line = made.Line(writer, 5)
     first, second = (depart(line, pace, looked_for=True) for _ in range(2))
     rows = [record(writer, flight.number) for flight in (first, second)]
     assert [row["sequence"] for row in rows] == [0, 1]
@@ -155,18 +168,20 @@ def test_a_record_of_a_collective_says_what_it_was_given() -> None:
     assert writer.flying == [first, second]
 
 
-def test_whoever_waits_hears_what_went_wrong() -> None:
-    writer, pace = ring(), Pace()
-    flight: Any = depart(Line(writer, 1), pace, looked_for=True)
+@both
+def test_whoever_waits_hears_what_went_wrong(made: Any) -> None:
+    writer, pace = ring(made=made), made.Pace()
+    flight: Any = depart(made.Line(writer, 1), pace, looked_for=True)
     flight.work.error = "connection closed by peer"
     with pytest.raises(RuntimeError, match="closed by peer"):
         flight.wait()
     assert record(writer, flight.number)["ended"] < 0 and writer.flying == [] and pace.taken == 0
 
 
-def test_more_under_way_than_a_look_sees_to_end_all_the_same() -> None:
-    writer, pace = ring(), Pace()
-    flights: list[Any] = [depart(Line(writer, 1), pace, looked_for=True) for _ in range(50)]
+@both
+def test_more_under_way_than_a_look_sees_to_end_all_the_same(made: Any) -> None:
+    writer, pace = ring(made=made), made.Pace()
+    flights: list[Any] = [depart(made.Line(writer, 1), pace, looked_for=True) for _ in range(50)]
     for flight in flights:
         flight.work.over = True
     for _ in range(4):
@@ -174,8 +189,9 @@ def test_more_under_way_than_a_look_sees_to_end_all_the_same() -> None:
     assert writer.flying == [] and all(record(writer, flight.number)["ended"] for flight in flights)
 
 
-def test_an_act_that_fails_ends_the_run_and_leaves_its_record_open() -> None:
-    writer, done = ring(), []
+@both
+def test_an_act_that_fails_ends_the_run_and_leaves_its_record_open(made: Any) -> None:
+    writer, done = ring(made=made), []
 
     def fails(_of: object) -> None:
         raise ValueError("no")
@@ -187,6 +203,7 @@ def test_an_act_that_fails_ends_the_run_and_leaves_its_record_open() -> None:
     assert done == ["x", "x"] and first["ended"] >= first["started"] > 0 and (second["ended"], second["step"]) == (0, 4)
 
 
+@NATIVE
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -209,8 +226,9 @@ def test_what_is_called_wrongly_says_so(wrong: Any) -> None:
         wrong(ring())
 
 
-def test_numbers_beyond_the_ring_change_nothing() -> None:
-    writer = ring(16)
+@both
+def test_numbers_beyond_the_ring_change_nothing(made: Any) -> None:
+    writer = ring(16, made)
     first = writer.begin(Kind.COMPUTE, 1, 0)
     for _ in range(16):
         last = writer.enter(Kind.COMPUTE, 1, 0)
@@ -219,10 +237,11 @@ def test_numbers_beyond_the_ring_change_nothing() -> None:
     assert not writer.rows(np.arange(1, last + 1))["ended"].any()
 
 
-def test_threads_that_end_what_another_looks_for() -> None:
+@both
+def test_threads_that_end_what_another_looks_for(made: Any) -> None:
     """Each collective ends once, whoever is first, and is let go."""
-    writer, pace = ring(1 << 12), Pace()
-    line, flights = Line(writer, 1), list[Flight]()
+    writer, pace = ring(1 << 12, made), made.Pace()
+    line, flights = made.Line(writer, 1), list[Flight]()
     stop = threading.Event()
 
     def looks() -> None:
@@ -245,15 +264,16 @@ def test_threads_that_end_what_another_looks_for() -> None:
             flights.append(flight)
             flight.work.over = number % 5 == 0
             flight.wait()
+    finally:
         stop.set()
         for thread in threads:
             thread.join()
-    finally:
         sys.setswitchinterval(before)
     assert writer.flying == [] and all(record(writer, flight.number)["ended"] for flight in flights)
     assert len({sys.getrefcount(one) for one in flights[:-1]}) == 1, "none is held by anybody else"
 
 
+@NATIVE
 def test_nothing_is_kept_of_what_has_ended() -> None:
     writer, pace, work = ring(), Pace(), Work()
     line = Line(writer, 1)
@@ -269,6 +289,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     assert (sys.getrefcount(work), sys.getrefcount(pace), sys.getrefcount(line), sys.getrefcount(writer)) == before
 
 
+@NATIVE
 def test_what_was_never_made_or_is_made_again_is_refused() -> None:
     writer, pace = ring(), Pace()
     none, nobodys, line = Writer.__new__(Writer), Line.__new__(Line), Line(writer, 1)
@@ -285,13 +306,15 @@ def test_what_was_never_made_or_is_made_again_is_refused() -> None:
     assert none.flying == [] and writer.flying == [flight]
 
 
+@both
 @pytest.mark.parametrize("capacity", [2**58, 2**62, 0, -64, 3])
-def test_a_ring_is_no_larger_than_its_memory(capacity: int) -> None:
+def test_a_ring_is_no_larger_than_its_memory(made: Any, capacity: int) -> None:
     with pytest.raises(ValueError, match="so many records"):
-        Writer(mmap.mmap(-1, 4096), capacity)
+        made.Writer(mmap.mmap(-1, 4096), capacity)
 
 
-def test_a_collective_may_be_parted_from_its_work_while_that_is_asked() -> None:
+@both
+def test_a_collective_may_be_parted_from_its_work_while_that_is_asked(made: Any) -> None:
     class Parting(Work):
         def is_completed(self) -> bool:
             flight.fly(Work(), False)
@@ -301,7 +324,67 @@ def test_a_collective_may_be_parted_from_its_work_while_that_is_asked() -> None:
         def wait(self) -> None:
             self.is_completed()
 
-    flight = Line(ring(), 1).depart(Pace(), 0, 0, 0, 0, 0)
+    flight = made.Line(ring(made=made), 1).depart(made.Pace(), 0, 0, 0, 0, 0)
     for ask in (flight.is_completed, flight.wait):
         flight.fly(Parting(), True)
         ask()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "enter", "start", "end", "failed", "size", "depart", "fail", "run"]),
+            st.sampled_from([*Kind]), st.integers(0, 2**16 - 1), st.integers(0, 2**31 - 1), st.integers(1, 2**62),
+        ),
+        max_size=60,
+    )
+)  # fmt: skip
+@NATIVE
+def test_both_writers_leave_the_same_bytes(events: list[tuple[str, Kind, int, int, int]]) -> None:
+    """All but the times that they read from a clock."""
+
+    def written(made: Any) -> Any:
+        writer = ring(16, made)
+        line, number = made.Line(writer, 3), 0
+        for what, kind, small, middle, large in events:
+            if what == "begin":
+                number = writer.begin(
+                    kind, middle, middle, large, started=large, ended=small, size=large, group=small, sequence=middle,
+                    peer=middle, call=small & 255, signature=middle,
+                )  # fmt: skip
+            elif what == "enter":
+                number = writer.enter(kind, middle, -1, size=large)
+            elif what in ("start", "size"):
+                getattr(writer, what)(number - small % 20, large)
+            elif what in ("end", "failed"):
+                writer.end(number - small % 20, large, failed=what == "failed")
+            elif what == "run":
+                writer.run(((len, kind, middle), (len, 0, 0)), "", small)
+            else:
+                number = (one := line.depart(made.Pace(), middle, middle, large, small & 255, middle)).number
+                if what == "fail":
+                    one.fail()
+        rows = writer.rows(np.arange(1, writer.begin(Kind.DATA, 0, 0) + 1))
+        for name in ("enqueued", "started", "ended"):
+            rows[name] = np.where(np.abs(rows[name] - time.monotonic_ns()) < 10**12, 1, np.sign(rows[name]))
+        return rows
+
+    assert written(ring_writer).tobytes() == written(PLAIN).tobytes()
+
+
+def test_a_ring_written_in_python_is_read(tmp_path: Path) -> None:
+    writer = PLAIN.RingWriter(tmp_path / "rank-00000.ring", this_process(rank=0, world=2, capacity=16))
+    group, name = writer.group([0, 1], "tp"), writer.name("attn.F")
+    number = writer.enter(Kind.COMPUTE, name, 5, size=8)
+    writer.end(number, failed=True)
+    writer.close()
+    (one,) = read_ring(tmp_path / "rank-00000.ring").records()
+    assert (one.kind, one.name.text, one.step, one.bytes, one.failed, one.number) == (
+        Kind.COMPUTE,
+        "attn.F",
+        5,
+        8,
+        True,
+        1,
+    )
+    assert not PLAIN.NATIVE and group == 1
