@@ -19,7 +19,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.gpu import open_device
@@ -58,7 +58,7 @@ class Case:
     def executor(self, strategy: Strategy, recorder: Recorder | None = None) -> Any:
         size, sequence = self.batch.tokens.shape
         load = Load(size, sequence)
-        here = Here(self.device, recorder)
+        here = RankContext(self.device, recorder)
         return make_executor(self.model, strategy, NullWire(2), load, here, gradients=self.gradients)
 
     def timed(self, rounds: int) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from plait.core.record.exposure import Exposure
 from plait.core.step.overlap import Load
 from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import Wire, open_wire
-from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
@@ -54,7 +54,7 @@ class Bench:
     model: Transformer
     gradients: Gradients
     wire: Wire
-    device: Device
+    device: RankDevice
 
     def executor(
         self, strategy: Strategy, costs: SegmentCosts | None = None, recorder: Recorder | None = None
@@ -65,7 +65,7 @@ class Bench:
             strategy,
             recorder.over(self.wire, range(self.wire.size), "tp") if recorder else self.wire,
             Load(size, sequence, costs),
-            Here(self.device, recorder),
+            RankContext(self.device, recorder),
             gradients=self.gradients,
         )
 

@@ -41,10 +41,10 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.checkpoint.huggingface import save
 from plait.train.comm.wire import NullWire, Wire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
@@ -90,7 +90,7 @@ def main() -> int:
     return 0
 
 
-def measure(name: str, device: Device, peak: float, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, device: RankDevice, peak: float, options: argparse.Namespace) -> dict[str, Any]:
     """Both parts of one case."""
     case = TINY if options.tiny else CASES[name]
     spec = shape_of(name, case, tiny=options.tiny)
@@ -121,7 +121,7 @@ def batch_of(spec: ModelSpec, case: Case) -> MicroBatch:
 # ---- the model as a whole, beside transformers' ----
 
 
-def whole(spec: ModelSpec, case: Case, device: Device, peak: float, rounds: int) -> dict[str, Any]:
+def whole(spec: ModelSpec, case: Case, device: RankDevice, peak: float, rounds: int) -> dict[str, Any]:
     """Seconds, tokens a second and utilisation of each."""
     batch = batch_of(spec, case)
     model = Transformer(spec, Strategy(), dtype=torch.bfloat16, device=device.torch_device)
@@ -129,7 +129,7 @@ def whole(spec: ModelSpec, case: Case, device: Device, peak: float, rounds: int)
 
     def ours(strategy: Strategy) -> Callable[[], torch.Tensor]:
         load = Load(case.batch, case.sequence)
-        executor = make_executor(model, strategy, NullWire(), load, Here(device), gradients=gradients)
+        executor = make_executor(model, strategy, NullWire(), load, RankContext(device), gradients=gradients)
 
         def run() -> torch.Tensor:
             gradients.zero()
@@ -157,7 +157,7 @@ def whole(spec: ModelSpec, case: Case, device: Device, peak: float, rounds: int)
     return {"losses": losses, "rows": rows, "compiled_over_plait": seconds["transformers compiled"] / seconds["plait"]}
 
 
-def peer_of(model: Transformer, device: Device) -> torch.nn.Module:
+def peer_of(model: Transformer, device: RankDevice) -> torch.nn.Module:
     """transformers' model of the same weights."""
     from transformers import AutoModelForCausalLM
 
@@ -169,7 +169,7 @@ def peer_of(model: Transformer, device: Device) -> torch.nn.Module:
     return torch.nn.Module.to(peer, device.torch_device).train()
 
 
-def peer_step(peer: torch.nn.Module, batch: MicroBatch, device: Device) -> Callable[[], torch.Tensor]:
+def peer_step(peer: torch.nn.Module, batch: MicroBatch, device: RankDevice) -> Callable[[], torch.Tensor]:
     """Forward and backward of the same batch."""
     tokens, targets = device.upload([batch.tokens, batch.targets])
 
@@ -186,7 +186,7 @@ def peer_step(peer: torch.nn.Module, batch: MicroBatch, device: Device) -> Calla
 # ---- one tensor-parallel rank, beside a modelled link ----
 
 
-def sliced(spec: ModelSpec, case: Case, device: Device, share: float, rounds: int) -> dict[str, Any]:
+def sliced(spec: ModelSpec, case: Case, device: RankDevice, share: float, rounds: int) -> dict[str, Any]:
     """Seconds of every order, and what of the communication each hides."""
     spec = replace(spec, num_layers=case.sliced_layers)
     batch, load = batch_of(spec, case), Load(case.batch, case.sequence)
@@ -196,7 +196,7 @@ def sliced(spec: ModelSpec, case: Case, device: Device, share: float, rounds: in
 
     def step(strategy: Strategy, costs: Any = None, over: Wire = wire, record: bool = False) -> Callable[[], object]:
         load_with = replace(load, costs=costs)
-        here = Here(device, recorder if record else None)
+        here = RankContext(device, recorder if record else None)
         executor = make_executor(model, strategy, over, load_with, here, gradients=gradients)
 
         def run() -> None:

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.wire import NullWire, wire_bytes
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 
 class Spinning:
@@ -64,7 +64,7 @@ class ModelledWire:
     """A group of ``size`` ranks of which this is the first. seconds: of a collective, by bytes that a rank
     sends in it; may be changed between steps. Collectives run one after the other."""
 
-    def __init__(self, device: Device, size: int, seconds: Callable[[int], float]) -> None:
+    def __init__(self, device: RankDevice, size: int, seconds: Callable[[int], float]) -> None:
         self.size, self.rank, self.seconds = size, 0, seconds
         self.sent = 0
         self._values = NullWire(size)

@@ -31,8 +31,8 @@ from plait.core.step.segments import SegmentGraph
 from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes
-from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
-from plait.train.engine.pipeline import Courier, Delivery, Pipeline
+from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
+from plait.train.engine.pipeline import Courier, Delivery, PipelineExecutor
 from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
@@ -66,7 +66,7 @@ class StandIn:
         self.spans: list[tuple[str, float, float]] = []
 
     def begin(self, _batch: MicroBatch, _entering: Mapping[str, Tensor] | None = None) -> InFlight:
-        return InFlight(Crossing(1))
+        return InFlight(BoundaryTensors(1))
 
     def phase(self, phase: str, state: InFlight, **_turn: object) -> None:
         start = time.perf_counter()
@@ -165,7 +165,7 @@ class Bench:
         else:
             self.stand_ins[name] = StandIn(self.setup, self.rank)
             executors = {self.rank: self.stand_ins[name]}
-        pipeline = Pipeline(plan.schedule, plan.names, self.rank, executors, courier)
+        pipeline = PipelineExecutor(plan.schedule, plan.names, self.rank, executors, courier)
         return lambda: pipeline.run(self.batches)
 
     def variants(self, compute: Sequence[float]) -> dict[str, tuple[Callable[[], object], tuple[int, ...]]]:

@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.keeping import finish, keep, make_parser
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware
 from plait.place.mip import mip
 from plait.place.placing import place
-from plait.place.problem import Problem, Spread, spread_of
+from plait.place.problem import MinipodSpread, Problem, spread_of
 
 ALPHAS = tuple(round(0.1 * at, 1) for at in range(11))
 PUBLISHED = {
@@ -100,7 +100,7 @@ class Case(NamedTuple):
 
     seed: int
     ours: dict[float, tuple[float, float, float]]
-    others: dict[str, Spread]
+    others: dict[str, MinipodSpread]
     problem: Problem
 
 
@@ -116,7 +116,7 @@ def cases(setting: Setting, seeds: int) -> Iterator[Case]:
         yield Case(seed, ours, others, problem)
 
 
-def score(alpha: float, spread: Spread) -> float:
+def score(alpha: float, spread: MinipodSpread) -> float:
     """Eq. 2, plain count."""
     return alpha * spread.columns + (1 - alpha) * spread.rows
 
@@ -126,7 +126,7 @@ def program(problem: Problem, alpha: float, limit: float) -> dict[str, Any]:
     asked = replace(problem, alpha=alpha, unit="pp", limit=limit)
     start = time.perf_counter()
     try:
-        answer: Answer | None = mip(asked)
+        answer: Assignment | None = mip(asked)
     except PlacementError:
         answer = None
     took = time.perf_counter() - start

@@ -29,7 +29,7 @@ from plait.place.summary import Summary, summary
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
-from plait.place.workload import Workload, workload
+from plait.place.workload import JobTrace, workload
 
 KINDS = (".csv", ".json", ".csv.gz", ".csv.zip")
 HOUR = 3600.0
@@ -129,12 +129,12 @@ def measured(trace: Trace, given: Namespace) -> dict[str, Any]:
     }
 
 
-def loaded(trace: Trace, predicted: Predicted, given: Namespace, window: float) -> Workload:
+def loaded(trace: Trace, predicted: Predicted, given: Namespace, window: float) -> JobTrace:
     """Copies of the trace that load the cluster."""
     return workload(trace, predicted, gpus=8 * given.nodes, load=given.load, window=window)
 
 
-def played(jobs: Workload, name: str, planned: Planned, given: Namespace, replan: float = 0.0) -> Summary:
+def played(jobs: JobTrace, name: str, planned: Planned, given: Namespace, replan: float = 0.0) -> Summary:
     """One policy."""
     outcome = replay(jobs, ClusterShape(nodes=given.nodes), POLICIES[name], [planned], replan=replan)
     return summary(outcome, jobs, [planned], given.nodes, 8 * given.nodes)

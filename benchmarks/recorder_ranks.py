@@ -22,7 +22,7 @@ from plait.core.record.ring import RECORD, Kind
 from plait.core.runs.missing import Missing
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
@@ -87,7 +87,7 @@ class Bench:
         if part.shards:
             part.shards.settle()
 
-    def _switch(self, part: Part) -> None:
+    def _switch(self, part: RankPart) -> None:
         """Shards and lanes are the same objects for both."""
         if shards := part.shards:
             shards.recorder, shards.wires = part.recorder, dict(part.groups.shards)

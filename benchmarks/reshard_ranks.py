@@ -19,7 +19,7 @@ from plait.core.reshard.layouts import TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.plan.reshard import Fabric, plan_reshard
 from plait.train.comm.lanes import Lane
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.machine.rank_process import run_and_end
 
 HEAD_START = 0.02  # seconds from agreeing on a start to the start
@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    lane = Lane(Device(torch.device("cpu")))
+    lane = Lane(RankDevice(torch.device("cpu")))
     fabric = Fabric(**setting["fabric"] | {"hosts": tuple(setting["fabric"]["hosts"])})
     found = {name: _case(lane, rank, fabric, case, setting["rounds"]) for name, case in setting["cases"].items()}
     if rank == 0:

@@ -21,10 +21,10 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
@@ -43,7 +43,7 @@ class Bench:
     batch: MicroBatch
     group: SequenceGroup
     recorder: Recorder
-    device: Device
+    device: RankDevice
 
     def __post_init__(self) -> None:
         wires = (self.recorder.over(wire, range(wire.size), "cp") for wire in (self.group.ulysses, self.group.ring))
@@ -57,7 +57,7 @@ class Bench:
 
     def executor(self, name: str, strategy: Strategy, costs: SegmentCosts | None = None) -> SegmentExecutor:
         load = Load(self.batch.tokens.shape[0], self.spec.max_sequence, costs)
-        here = Here(self.device, self.recorder if name == "recorded" else None)
+        here = RankContext(self.device, self.recorder if name == "recorded" else None)
         return make_executor(self.models[name], strategy, NullWire(), load, here, gradients=self.gradients[name])
 
     def step(self, name: str, strategy: Strategy, costs: SegmentCosts | None = None) -> Callable[[], object]:

@@ -27,7 +27,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
 from plait.plan.make import Design, assemble_plan
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
@@ -76,7 +76,7 @@ class Variant:
         layout = Layout.of(tp=strategy.tp, cp=strategy.cp)
         design = Design(setup.spec, workload, strategy, layout, (self.sharding,))
         schedule = generate("1f1b", Shape(ranks=1, micro_batches=1))
-        self.part: Part = assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
+        self.part: RankPart = assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
         self.optimizer = Optimizer(self.part.models, self.part.gradients)
         tokens = torch.randint(0, 256, (1, setup.sequence), generator=torch.Generator().manual_seed(0))
         self.batches = self.part.own([MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(1), 1.0 / setup.sequence, 0)])

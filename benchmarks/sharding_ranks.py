@@ -26,8 +26,8 @@ from plait.core.step.units import UnitAction
 from plait.plan.make import Design, assemble_plan
 from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire
-from plait.train.engine.assembly import Part, assemble
-from plait.train.engine.executor import Turn
+from plait.train.engine.assembly import RankPart, assemble
+from plait.train.engine.executor import RunningPhase
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import PHASES
@@ -76,7 +76,7 @@ class Bench:
         self.batches = [MicroBatch(x, y, torch.arange(sizes), 1.0 / self.tokens.numel(), 0) for x, y in parts]
         self.formula: dict[str, int] = {}
 
-    def part(self, sharding: Sharding, strategy: Strategy) -> Part:
+    def part(self, sharding: Sharding, strategy: Strategy) -> RankPart:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
         workload = Workload(micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence)
@@ -112,7 +112,7 @@ class Bench:
 
         return step
 
-    def over_the_link(self, part: Part, sharding: Sharding) -> int:
+    def over_the_link(self, part: RankPart, sharding: Sharding) -> int:
         """What the formula's bytes put on one host's link: each rank of a group whose ring leaves the host
         counts for the ring's one way out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
         setup, total = self.setup, 0
@@ -130,14 +130,14 @@ def _sent() -> int:
     return sum(int(words[9]) for words in lines if words[0] != "lo")
 
 
-def _communicate(part: Part) -> None:
+def _communicate(part: RankPart) -> None:
     """What a step's lists say happens to units, and nothing in between."""
     shards, pipeline = part.shards, part.pipeline
     assert shards is not None
     shards.begin()
     last = len(part.plan.schedule.ranks[0]) - 1
     for at, op in enumerate(part.plan.schedule.ranks[0]):
-        turn = Turn({}, last=at == last)
+        turn = RunningPhase({}, last=at == last)
         for action, step in pipeline.executors[op.stage].programmes[PHASES[op.kind]]:
             if isinstance(action, UnitAction):
                 step(turn)

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
-from plait.train.engine.assembly import Part, assemble
-from plait.train.engine.executor import Turn
+from plait.train.engine.assembly import RankPart, assemble
+from plait.train.engine.executor import RunningPhase
 from plait.train.engine.feed import micro_batches
 from plait.train.machine.gpu import open_device
 from plait.train.record.recorder import Recorder
@@ -57,7 +57,7 @@ def cost(rounds: int) -> dict[str, Any]:
         tokens = torch.randint(0, 64, (1, 16))
         batches = part.own(micro_batches(tokens, tokens, torch.arange(1), 1, 0))
 
-        def run(part: Part = part, batches: Any = batches) -> None:
+        def run(part: RankPart = part, batches: Any = batches) -> None:
             part.pipeline.run(batches)
 
         for _ in range(5):
@@ -74,7 +74,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
         def walk(listed: Any = listed) -> None:
             for executor, acts in listed:
-                executor._do(acts, Turn({}))
+                executor._do(acts, RunningPhase({}))
 
         whole, torch_own, lists = _least([run, bare, walk], rounds)
         found["recorded" if recorded else "bare"] = {

@@ -10,7 +10,7 @@ from modelled_wire import ModelledWire
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
@@ -33,7 +33,7 @@ def test_the_modelled_link_changes_no_number() -> None:
         model = Transformer(spec, strategy)
         gradients = Gradients(model)
         load = Load(TINY.batch, TINY.sequence)
-        make_executor(model, strategy, wire, load, Here(CPU), gradients=gradients).run(batch_of(spec, TINY))
+        make_executor(model, strategy, wire, load, RankContext(CPU), gradients=gradients).run(batch_of(spec, TINY))
         found.append(dict(gradients.named))
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.lab import LabSpec
@@ -27,7 +27,7 @@ class Checked:
     note: str = ""
 
 
-def check_files(job: Job, folder: Path, place: Place, *, dry: bool = False) -> Checked:
+def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = False) -> Checked:
     """Refuse at once what ranks would refuse, seconds later.
 
     These are a folder that cannot be written, data that are missing or not enough, weights that are missing
@@ -58,7 +58,7 @@ def check_files(job: Job, folder: Path, place: Place, *, dry: bool = False) -> C
     return Checked(over, vocabulary_note(job, vocab, own=False))
 
 
-def check_ranks(plan: Plan, place: Place, on: str) -> str:
+def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:
     """Refuse a plan of more ranks than the place has, or of other hosts. Returns a sentence that names the
     spare hosts of a lab, or nothing. Raises JobError. on: the place, as the user named it."""
     from plait.core.base.errors import JobError
@@ -75,14 +75,14 @@ def check_ranks(plan: Plan, place: Place, on: str) -> str:
     return f"{hosts - used} of {hosts} hosts are spares: {spares}"
 
 
-def room_of(plan: Plan, place: Place) -> Room | None:
+def room_of(plan: Plan, place: LaunchTarget) -> Room | None:
     """The memory for the ranks of a plan; None if they run elsewhere."""
     from plait.plan.fits import room
 
     return room(plan.job.run.device, plan.layout.world_size) if place.ours and plan.job else None
 
 
-def planned_lab(job: Job, place: Place) -> LabSpec | None:
+def planned_lab(job: Job, place: LaunchTarget) -> LabSpec | None:
     """The lab to plan for: without the hosts that the job wants kept free."""
     from dataclasses import replace
 
@@ -109,7 +109,7 @@ def check_room(job: Job, vocab: int) -> None:
         check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
 
 
-def _check_processors(job: Job, place: Place) -> None:
+def _check_processors(job: Job, place: LaunchTarget) -> None:
     """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
     from plait.core.base.errors import JobError
     from plait.core.job.compiler import check_compiler

@@ -18,7 +18,7 @@ COMPARED = 50
 
 
 @dataclass(frozen=True)
-class Compared:
+class TimelineComparison:
     """Two timelines joined. predicted: whether the other one is a plan's. notes: sentences on files and on
     the plan. over: what readers passed over."""
 
@@ -28,7 +28,7 @@ class Compared:
     over: PassedOver
 
 
-def compare_run(run: Path, measured: Tables, against: Path) -> Compared:
+def compare_run(run: Path, measured: Tables, against: Path) -> TimelineComparison:
     """Compare a run that was read with a plan (``plan.json``), as predicted, or with another run's folder.
     Raises JobError for a plan that the run has not obeyed, DataError for files that cannot be read."""
     from plait.diagnose.compare import UNMEASURED, compare
@@ -40,11 +40,11 @@ def compare_run(run: Path, measured: Tables, against: Path) -> Compared:
         there = read_timeline(against)
         notes += [f"{against}: {note}" for note in there.notes]
         over.add(there.passed_over, str(against))
-        return Compared(compare(there.spans, recent, timed=None), False, notes, over)
+        return TimelineComparison(compare(there.spans, recent, timed=None), False, notes, over)
     steps = recent["step"].unique().sort().to_list()
     other, timed = _predicted(run, measured.plan_hash, against, steps)
     notes += [] if timed else [UNMEASURED]
-    return Compared(compare(other, planned_kinds(recent), timed=timed), True, notes, over)
+    return TimelineComparison(compare(other, planned_kinds(recent), timed=timed), True, notes, over)
 
 
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plait.diagnose.compare import Prediction
     from plait.diagnose.explain import Report
     from plait.diagnose.importing import Imported
-    from plait.diagnose.reading import Run
+    from plait.diagnose.reading import RecordedRun
     from plait.diagnose.recording import Recording
 
 COMPARED = 64
@@ -75,7 +75,7 @@ def explain_trace(traces: Sequence[Path], meta: Path | None) -> Report:
     return explain(read_operations(trace, read_meta(meta)), str(trace))
 
 
-def report_of(run: Run) -> Report:
+def report_of(run: RecordedRun) -> Report:
     """The report of a run that was read, beside what its plan predicts."""
     from plait.core.runs.memory_peaks import PROCESS, peaks_of
     from plait.diagnose.explain import explain

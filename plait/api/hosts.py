@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.launch.self_check_verdict import Finding
 
 
 @dataclass(frozen=True)
-class Tried:
+class HostCheck:
     """What hosts have measured, by host and by link, and what of it is bad."""
 
     report: Mapping[str, Any]
@@ -23,9 +23,9 @@ class Tried:
 
 
 def check_hosts(
-    place: Place, folder: Path, *, nodes: int = 1, size: int = 8 << 20, least: str | None = None, clock: float = 1.0,
-    disk: float = 10e6,
-) -> Tried | int:  # fmt: skip
+    place: LaunchTarget, folder: Path, *, nodes: int = 1, size: int = 8 << 20, least: str | None = None,
+    clock: float = 1.0, disk: float = 10e6,
+) -> HostCheck | int:  # fmt: skip
     """Try the hosts of a place, with a rank on each; the exit status of ranks that have failed.
 
     folder: on whose disk files are written. nodes: hosts, where the place does not say. size: bytes of each
@@ -55,4 +55,4 @@ def check_hosts(
             raise LaunchError("the first host ended without a result.") from None
     limits = Limits(rate=to_bits(least) / 8 if least else 0.0, clock=clock, disk_rate=disk)
     wanted = [name(host) for host in range(place.lab.hosts)] if place.lab else []
-    return Tried(report, findings(report, limits, wanted))
+    return HostCheck(report, findings(report, limits, wanted))

@@ -11,14 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
 
 STEPS, SKIPPED = 10, 4
 """Steps of a run, and of these the first, which do not count."""
 
 
-def measure_plans(plans: Sequence[Plan], place: Place) -> Iterator[float]:
+def measure_plans(plans: Sequence[Plan], place: LaunchTarget) -> Iterator[float]:
     """Seconds of a median step of each plan. Raises JobError where its ranks do not exist here, and what a
     run raises."""
     for plan in plans:
@@ -28,7 +28,7 @@ def measure_plans(plans: Sequence[Plan], place: Place) -> Iterator[float]:
             yield _seconds(_short(plan, Path(folder), f"{number + 1}"), place)
 
 
-def _check_ranks(plan: Plan, place: Place) -> None:
+def _check_ranks(plan: Plan, place: LaunchTarget) -> None:
     """Raise JobError for a plan whose ranks do not exist here."""
     from plait.core.base.errors import JobError
     from plait.plan.this_machine import ranks_here
@@ -55,7 +55,7 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
     return replace(plan, job=plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names]))
 
 
-def _seconds(plan: Plan, place: Place) -> float:
+def _seconds(plan: Plan, place: LaunchTarget) -> float:
     from plait.api.training import run_plan
     from plait.core.base.errors import LaunchError
     from plait.plan.recorded import read_seconds

@@ -232,9 +232,11 @@ class Placing:
         free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
         if not self.flows or free is None:
             return network
-        from plait.place.ecmp import Fabric, conflict_factor
+        from plait.place.ecmp import RailFabric, conflict_factor
 
-        return replace(network, conflicts=network.conflicts * conflict_factor(Fabric.of(self.tree, free), self.flows))
+        return replace(
+            network, conflicts=network.conflicts * conflict_factor(RailFabric.of(self.tree, free), self.flows)
+        )
 
 
 def place_job(asked: Placing, affinity: str = "auto") -> Placement:

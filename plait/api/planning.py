@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.answer import Answer, Candidate, Planner
@@ -43,7 +43,7 @@ class Planning:
 
 
 def plan_job(
-    file: Path | str, overrides: Sequence[str] = (), place: Place | None = None, changes: Sequence[str] = ()
+    file: Path | str, overrides: Sequence[str] = (), place: LaunchTarget | None = None, changes: Sequence[str] = ()
 ) -> Planning:
     """Read a job file (TOML) or a plan (``plan.json``), and find its cluster.
 

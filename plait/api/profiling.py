@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from plait.core.base import programs
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.core.job.spec import Job
 
 LEAST_SECONDS = 5.0
@@ -22,7 +22,7 @@ MOST_HERE = 8
 
 
 def profile_machine(
-    out: Path, file: Path | None, place: Place, *, ranks: int | None = None, seconds: float = 60.0,
+    out: Path, file: Path | None, place: LaunchTarget, *, ranks: int | None = None, seconds: float = 60.0,
     nodes_per_minipod: int = 0, quiet: bool = False,
 ) -> int:  # fmt: skip
     """Measure a place with ranks of its own, which write the profile to ``out``; their exit status.
@@ -55,7 +55,7 @@ def profile_machine(
     return status
 
 
-def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
+def _ranks(asked: int | None, job: Job | None, place: LaunchTarget) -> int:
     from plait.core.base.errors import JobError
     from plait.core.base.process import usable_cores
     from plait.plan.this_machine import ranks_here

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plait.core.job.spec import Job
     from plait.core.runs.lock import RunLock
     from plait.launch.hang import Suspicion
-    from plait.launch.local import Child, Start
+    from plait.launch.local import Child, RankStarter
     from plait.launch.supervisor import Fleet
 
 
@@ -73,7 +73,7 @@ def kept_going(fleet: Fleet, ranks: Ranks) -> int:
         return supervisor.run(ranks.plan.notes.get(CHANGED, "") if ranks.plan else "")
 
 
-def watched(start: Start, ranks: Ranks) -> int:
+def watched(start: RankStarter, ranks: Ranks) -> int:
     """Start ranks once and watch them to their end; returns and raises what ``launch.local.run_ranks``
     does."""
     from plait.launch.local import run_ranks
@@ -115,7 +115,7 @@ def suspicion_of_plan(plan: Plan, folder: Path) -> Suspicion | None:
     return suspicion_of(ranks)
 
 
-def silenced(start: Start) -> Start:
+def silenced(start: RankStarter) -> RankStarter:
     """A start of ranks that sends the output of rank 0 to its log too."""
 
     def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> Child:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plait.core.base import programs
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.api.placing import Placing
     from plait.core.cluster.placement_profile import Order, PlacedJob, PlacementProfile, Steps
 
@@ -40,7 +40,7 @@ def own_affinity(found: PlacementProfile) -> Path | None:
 
 
 def profile_spread(
-    out: Path, place: Place, nodes_per_minipod: int, ranks: int | None, seconds: float, *, quiet: bool
+    out: Path, place: LaunchTarget, nodes_per_minipod: int, ranks: int | None, seconds: float, *, quiet: bool
 ) -> PlacementProfile | int:
     """Measure collectives by the number of minipods that groups spread over, with ranks that write to
     ``out``. Returns the exit status of ranks that have failed. ranks: how many, for a place that does not

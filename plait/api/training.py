@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.api.checks import Checked
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.estimate import Estimate
@@ -33,7 +33,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DryRun:
+class JobCheck:
     """A job that was checked and not started. job: None for a plan without one. room: the memory of this
     machine; None if ranks run elsewhere. vocab: tokens."""
 
@@ -53,7 +53,7 @@ class DryRun:
             check_fits(self.job, self.estimate, self.vocab, self.room)
 
 
-def prepare(file: Path | str, overrides: Sequence[str], place: Place, *, refuse: bool = True) -> Prepared:
+def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, refuse: bool = True) -> Prepared:
     """The run of a job file (TOML), or of a plan (``plan.json``), which is obeyed as it stands.
 
     A run that has begun in the same folder goes on with its own plan. refuse: whether a job is refused that
@@ -81,9 +81,9 @@ def prepare(file: Path | str, overrides: Sequence[str], place: Place, *, refuse:
     return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
 
 
-def dry_run(file: Path | str, overrides: Sequence[str], place: Place) -> DryRun:
+def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> JobCheck:
     """Check a job or a plan as ``prepare`` does, and predict memory and traffic of every rank. Whether it
-    fits is left to ``DryRun.check_fits``."""
+    fits is left to ``JobCheck.check_fits``."""
     from plait.api.checks import check_files, planned_lab
     from plait.api.choose import planned
     from plait.core.job.spec import Job
@@ -101,7 +101,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: Place) -> DryRun:
             check_device(device, plan.layout.world_size)
         there = room(device, plan.layout.world_size) if place.ours else None
         step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
-        return DryRun(folder=ready.folder, estimate=estimate(step), room=there, checked=ready.checked,
+        return JobCheck(folder=ready.folder, estimate=estimate(step), room=there, checked=ready.checked,
                       vocab=step.model.vocab, job=plan.job)  # fmt: skip
     job = Job.read(file, overrides).named(file.stem)
     vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
@@ -116,10 +116,10 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: Place) -> DryRun:
     if fresh:
         fresh.continued(job.run.path / "plan.json")
     found = estimate(PlannedStep.of(job, vocab, gpu=bool(there and there.each)))
-    return DryRun(folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen)
+    return JobCheck(folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen)
 
 
-def _written(file: Path, overrides: Sequence[str], place: Place, *, dry: bool = False) -> Prepared:
+def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: bool = False) -> Prepared:
     """The run of a plan as it stands, in the folder that its job names; only where it runs may be set
     anew."""
     from dataclasses import replace
@@ -147,7 +147,9 @@ def _written(file: Path, overrides: Sequence[str], place: Place, *, dry: bool = 
     return Prepared(plan=plan, folder=folder, checked=check_files(job, folder, place, dry=dry))
 
 
-def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, open_job: Job | None = None) -> int:
+def run_plan(
+    plan: Plan, folder: Path, place: LaunchTarget, *, silent: bool = False, open_job: Job | None = None
+) -> int:
     """Train as a plan says, in a folder that is locked meanwhile; the exit status.
 
     silent: whether the output of rank 0 goes to its log. open_job: the job as the user wrote it, if the

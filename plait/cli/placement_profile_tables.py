@@ -50,14 +50,14 @@ def show(found: PlacementProfile) -> None:
 
 def draw_profile(found: PlacementProfile, file: Path) -> None:
     """Bandwidth by size, a panel for each kind, a line for each size of groups and spread."""
-    from plait.core.base.pictures import Curve
+    from plait.core.base.pictures import PlotCurve
     from plait.core.cluster.profile import wire_share
     from plait.diagnose.plots import draw_curves
 
-    panels: list[tuple[str, list[Curve]]] = []
+    panels: list[tuple[str, list[PlotCurve]]] = []
     for kind in dict.fromkeys(one.kind for one in found.collectives):
         curves = [
-            Curve(
+            PlotCurve(
                 f"{one.group.ranks} ranks in {one.group.minipods} minipod{'s' * (one.group.minipods > 1)}",
                 [
                     (log2(p.bytes), p.bytes * wire_share(one.kind, one.group.ranks) / p.seconds / 1e6)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.api.planning import Planning
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
@@ -158,7 +158,7 @@ def _remark(asked: Planning) -> None:
         typer.echo(f"plait: {asked.warning}", err=True)
 
 
-def _measured(plans: Sequence[Plan], place: Place) -> dict[int, float]:
+def _measured(plans: Sequence[Plan], place: LaunchTarget) -> dict[int, float]:
     from plait.api.measuring import measure_plans
     from plait.core.base.text import in_seconds
 

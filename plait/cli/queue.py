@@ -14,8 +14,8 @@ from plait.cli.zones import places_in, zone_of
 from plait.core.base.text import counted
 
 if TYPE_CHECKING:
-    from plait.place.policy import Policy
-    from plait.place.replay import Outcome
+    from plait.place.policy import QueuePolicy
+    from plait.place.replay import ReplayOutcome
     from plait.place.reservation import Planned
     from plait.place.traces.table import Trace
 
@@ -145,7 +145,7 @@ def replay(
     jobs = workload(jobs_in, predicted, gpus=gpus, copies=overlay, load=load, window=until)
     how["sample"] = max(300.0, jobs.window / 2000)
 
-    def played(one: Policy) -> Outcome:
+    def played(one: QueuePolicy) -> ReplayOutcome:
         def progress(share: float) -> None:
             tell(f"{one.name}: {share:.0%}", passing=True)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.text import counted
 
 if TYPE_CHECKING:
-    from plait.place.forecast import Report
-    from plait.place.replay import Outcome
+    from plait.place.forecast import ForecastAccuracy
+    from plait.place.replay import ReplayOutcome
     from plait.place.reservation import ClusterShape, Planned
     from plait.place.summary import Summary
     from plait.place.traces.table import Trace
-    from plait.place.workload import Workload
+    from plait.place.workload import JobTrace
 
 
 class _Teller:
@@ -54,7 +54,7 @@ def source(jobs: Trace) -> dict[str, Any]:
 
 def about(
     jobs: Trace,
-    work: Workload,
+    work: JobTrace,
     cluster: ClusterShape,
     planned: Sequence[Planned],
     overlay: float | None,
@@ -83,7 +83,7 @@ def about(
     }
 
 
-def show(jobs: Trace, work: Workload, found: list[Summary], planned: Sequence[Planned], out: Path | None) -> None:
+def show(jobs: Trace, work: JobTrace, found: list[Summary], planned: Sequence[Planned], out: Path | None) -> None:
     """What the policies came to, for people."""
     from plait.cli import terminal
 
@@ -185,7 +185,7 @@ def _show_source(jobs: Trace) -> None:
         terminal.text(f"{decided[0].upper()}{decided[1:]}.")
 
 
-def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
+def show_report(jobs: Trace, report: ForecastAccuracy, level: float, out: Path) -> None:
     """How good a model is, for people."""
     from plait.cli import terminal
 
@@ -213,16 +213,16 @@ def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
 
 
 def write(
-    out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[Outcome], planned: Sequence[Planned]
+    out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[ReplayOutcome], planned: Sequence[Planned]
 ) -> None:
     """The folder that ``--out`` names."""
     from plait.core.base.errors import DataError
     from plait.core.base.files import replacing
-    from plait.core.base.pictures import Curve
+    from plait.core.base.pictures import PlotCurve
     from plait.diagnose.plots import draw_curves
 
     until = about["window_h"] * 3600
-    panels: list[tuple[str, list[Curve]]] = [("nodes in use", []), ("GPUs in use", [])]
+    panels: list[tuple[str, list[PlotCurve]]] = [("nodes in use", []), ("GPUs in use", [])]
     if planned:
         panels.append(("reserved nodes held", []))
     try:
@@ -239,7 +239,7 @@ def write(
                     use = (series.time <= until) & (column >= 0)
                     points = list(zip((series.time[use] / 3600).tolist(), column[use].tolist(), strict=True))
                     if points:
-                        curves.append(Curve(outcome.policy, points))
+                        curves.append(PlotCurve(outcome.policy, points))
         with replacing(out / "summary.json") as partial:
             partial.write_text(json.dumps(about | {"policies": [one.to_dict() for one in found]}, indent=1) + "\n")
         marks = [at / 3600 for one in planned for at in (one.announced, one.arrival)]

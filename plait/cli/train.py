@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
     from plait.api.training import Prepared
 
 WIDTH = 100
@@ -94,7 +94,7 @@ def _remark(ready: Prepared) -> None:
     terminal.note(ready.checked.note)
 
 
-def _run(ready: Prepared, place: Place, *, follow: bool) -> int:
+def _run(ready: Prepared, place: LaunchTarget, *, follow: bool) -> int:
     """Run the plan, or send it to a cluster's manager; the exit status."""
     from plait.api.places.base import Managed
     from plait.api.training import run_plan
@@ -108,7 +108,9 @@ def _run(ready: Prepared, place: Place, *, follow: bool) -> int:
     return sent.wait()
 
 
-def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, manifests: Path | None = None) -> None:
+def _check_options(
+    place: LaunchTarget, *, follow: bool, dry_run: bool, as_json: bool, manifests: Path | None = None
+) -> None:
     """Raise JobError for an option that would be ignored."""
     from plait.api.places.base import Managed
     from plait.api.places.kubernetes import InKubernetes
@@ -123,7 +125,7 @@ def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, 
         raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")
 
 
-def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) -> None:
+def _write_manifests(file: Path, job: Path, overrides: list[str], place: LaunchTarget) -> None:
     """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
     from plait.api.places.kubernetes import InKubernetes
     from plait.api.training import prepare
@@ -140,7 +142,7 @@ def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) 
     terminal.text(f"wrote {file}; send it with kubectl apply -f {file}")
 
 
-def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
+def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) -> None:
     """The dry run: remarks, then the tables, then what would be sent."""
     from plait.api.places.base import Managed
     from plait.api.training import dry_run

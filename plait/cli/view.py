@@ -10,7 +10,7 @@ import typer
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    from plait.diagnose.reading import Run
+    from plait.diagnose.reading import RecordedRun
     from plait.view.store import Diagnosis, Hang, Tools
 
 SIGNS = ("plan.json", "job.toml", "rings", "timeline")
@@ -68,7 +68,7 @@ def tools() -> Tools:
     return Tools(explain=_explained, hang=_hang, predicted=page_predictions(), memory=predicted_memory)
 
 
-def _explained(run: Run) -> Diagnosis:
+def _explained(run: RecordedRun) -> Diagnosis:
     from plait.api.diagnosing import report_of
     from plait.cli import diagnose_page
     from plait.view.store import Diagnosis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.core.runs.evidence import Call, Channel, Verdict, Wait, listed, spoken_ranks
+from plait.core.runs.evidence import Call, CallSequence, Verdict, WaitLink, listed, spoken_ranks
 from plait.diagnose.waits import At, Waits
 
 SHOWN = 4
@@ -17,7 +17,7 @@ def deadlock(waits: Waits, circle: Circle) -> Verdict:
     ranks = sorted(rank for rank, _ in circle)
     odd = _by_others(waits, circle) or _by_majority(waits, circle)
     links = [
-        Wait(ranks=(rank,), call=str(waits.heads[rank][at]), on=(circle[(place + 1) % len(circle)][0],))
+        WaitLink(ranks=(rank,), call=str(waits.heads[rank][at]), on=(circle[(place + 1) % len(circle)][0],))
         for place, (rank, at) in enumerate(circle)
     ]
     told = "; ".join(f"rank {link.ranks[0]} waits for {spoken_ranks(link.on)} in {link.call}" for link in links[:SHOWN])
@@ -56,7 +56,7 @@ Role = tuple[str, int, int, int]
 collective, or sends or receives, up or down in the order of ranks."""
 
 
-def _role(channel: Channel, rank: int) -> Role:
+def _role(channel: CallSequence, rank: int) -> Role:
     group, source, target = channel
     way = 0 if source < 0 else (1 if rank == source else 2) * (1 if target > source else -1)
     return group.label, len(group.ranks), group.ordinal, way

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from plait.core.record.ring import RingGroup
-from plait.core.runs.evidence import Call, Channel, Evidence, Verdict, Wait, spoken_ranks
+from plait.core.runs.evidence import Call, CallSequence, Evidence, Verdict, WaitLink, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.flight_recorder import Dump, DumpEntry, ends_of
 from plait.diagnose.mismatch import find_mismatch
@@ -77,7 +77,7 @@ def _not_come(waits: Waits, silent: Mapping[int, bool]) -> Verdict | None:
                      if waits.evidence[rank].doing)  # fmt: skip
         if unheard := [rank for rank in absent if not waits.evidence[rank].calls]:
             why += f" {_sentence(spoken_ranks(unheard))} recorded no operation: none was begun, or none was recorded."
-    chain = (Wait(ranks=tuple(waiting), call=str(call), on=tuple(absent)),)
+    chain = (WaitLink(ranks=tuple(waiting), call=str(call), on=tuple(absent)),)
     if silent.get(absent[0]):
         return Verdict(cause="unknown", why=why, chain=chain)
     others = [rank for rank in ranks if rank not in absent]
@@ -98,7 +98,7 @@ def _not_ended(waits: Waits) -> Verdict | None:
     at = min(stuck, key=lambda one: min(waits.evidence[rank].at - waits.age[rank, one] * 1e9 for rank in waits.at[one]))
     call, here, members = waits.call(at), waits.at[at], waits.members(at.channel)
     ended = [rank for rank in members if rank not in set(here)]
-    chain = (Wait(ranks=tuple(here), call=str(call), on=()),)
+    chain = (WaitLink(ranks=tuple(here), call=str(call), on=()),)
     if ended:
         have = "has" if len(here) == 1 else "have"
         why = f"{_sentence(spoken_ranks(here))} {have} not ended {call}, which {spoken_ranks(ended)} ended."
@@ -180,10 +180,10 @@ def _collectives(dump: Dump, groups: Mapping[str, RingGroup]) -> list[Call]:
             dump.over.note("operations without a number", one.verb)
         else:
             parts[one.group, one.sequence].append(one)
-    return [_call(Channel(groups[group]), number, some) for (group, number), some in parts.items()]
+    return [_call(CallSequence(groups[group]), number, some) for (group, number), some in parts.items()]
 
 
-def _call(channel: Channel, number: int, parts: Sequence[DumpEntry]) -> Call:
+def _call(channel: CallSequence, number: int, parts: Sequence[DumpEntry]) -> Call:
     whole = [one for one in parts if not one.batch] or parts
     verbs, agreed = {one.verb for one in whole}, [_agreed(one) for one in whole]
     return Call(
@@ -207,13 +207,13 @@ def _agreed(one: DumpEntry) -> tuple[str, int]:
 def _messages(dumps: Mapping[int, Dump], groups: Mapping[int, Mapping[str, RingGroup]]) -> dict[int, list[Call]]:
     """Messages of every rank, numbered by their order between two ranks. Where one end's older ones are
     lost, the first that is open on both ends is the same."""
-    ends: dict[Channel, dict[int, list[DumpEntry]]] = defaultdict(lambda: defaultdict(list))
+    ends: dict[CallSequence, dict[int, list[DumpEntry]]] = defaultdict(lambda: defaultdict(list))
     for rank, dump in dumps.items():
         for one in dump.entries:
             if not one.message:
                 continue
             if (pair := ends_of(one, dump, rank)) is not None:
-                ends[Channel(groups[rank][one.group], *pair)][rank].append(one)
+                ends[CallSequence(groups[rank][one.group], *pair)][rank].append(one)
             elif not one.batch:
                 dump.over.note("messages whose ends are not told", one.verb)
     lost = {rank for rank, dump in dumps.items() if dump.entries and dump.entries[0].record}

@@ -31,7 +31,7 @@ BLOCK = 10
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class PeerComparison:
     """units: ranks, or names of groups. steps: columns. deviation: (units, steps), how much longer each took
     than its equals, as a share of what they take; NaN where there is nobody to compare. excess: the same in
     seconds. computing: the part of ``excess`` that is computation."""
@@ -76,13 +76,13 @@ def usual_of_others(value: pl.Expr, cell: list[str]) -> pl.Expr:
     return pl.when(pl.len().over(cell) > 3).then((at(low) + at(high)) / 2).otherwise(usual(value, cell))
 
 
-def own_work(recording: Recording) -> Compared:
+def own_work(recording: Recording) -> PeerComparison:
     """Of every rank all that it does by itself, against the ranks of its stage."""
     own = recording.rollup.filter(pl.col("kind").is_in(OWN if recording.complete else ["compute"]))
     return _work(recording, _without_exchanges(own, recording), ["kind", "site", "direction"])
 
 
-def processor_work(recording: Recording) -> Compared:
+def processor_work(recording: Recording) -> PeerComparison:
     """Of every rank how much of a processor its steps need: who shares a processor with others is not slow by
     this measure, and how much others take makes no difference to it."""
     own = recording.rollup.filter(pl.col("kind") == PROCESSOR)
@@ -105,7 +105,7 @@ def crowded(recording: Recording) -> bool:
     return len(share) > 0 and float(share.median()) < OWN_PROCESSOR  # type: ignore[arg-type]
 
 
-def typical_work(recording: Recording) -> Compared:
+def typical_work(recording: Recording) -> PeerComparison:
     """The same by the ops that were disturbed least: where a processor is taken away now and then, sums of a
     step differ more from step to step than a slow rank does from others, and medians too if it is crowded. A
     slow processor is slow at all of them.
@@ -139,7 +139,7 @@ def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:
     return ops.filter(~pl.col("site").cast(pl.String).is_in(["attn", "block"]))
 
 
-def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compared:
+def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> PeerComparison:
     """Seconds of ranks' ops against those of their stage that are ``equal``."""
     places = recording.grid.select("rank", "pp", "cp")
     cell = ["step", "pp", "cp", *equal]
@@ -164,7 +164,7 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
     return _matrices(found, "rank", steps)
 
 
-def transfers(recording: Recording) -> Compared:
+def transfers(recording: Recording) -> PeerComparison:
     """Of every group what its transfers take once all have come, against the groups that move as much.
 
     Of a step's transfers the faster ones count, and where hosts are known, of groups between the same hosts
@@ -217,7 +217,7 @@ def _hosts_of_groups(recording: Recording) -> pl.DataFrame:
     return both.group_by("unit").agg(hosts=pl.col("host").n_unique(), path=pl.col("host").unique().sort().str.join(" "))
 
 
-def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:
+def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> PeerComparison:
     units = found[unit].unique().sort().to_list() if found.height else []
     empty = np.full((len(units), len(steps)), np.nan)
     deviation, excess, computing = empty, empty.copy(), empty.copy()
@@ -228,4 +228,4 @@ def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:
         excess[row, column] = found["excess"].to_numpy()
         computing[row, column] = found["computing"].to_numpy()
         deviation[row, column] = found["excess"].to_numpy() / np.where(base > 0, base, np.inf)
-    return Compared(units, steps, deviation, excess, computing)
+    return PeerComparison(units, steps, deviation, excess, computing)

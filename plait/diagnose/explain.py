@@ -15,7 +15,7 @@ from plait.diagnose.imbalance import BatchImbalance, StageImbalance, batches_of,
 from plait.diagnose.late import Late, late_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.progress import CheckpointPauses, Goodput, Loss, checkpoints_of, goodput_of, loss_of
-from plait.diagnose.reading import Run
+from plait.diagnose.reading import RecordedRun
 from plait.diagnose.recording import Recording
 from plait.diagnose.shares import Drift, StepShare, StepTimes, drift_of, shares, steps_of
 from plait.diagnose.stragglers import Straggler, Verdicts, verdicts
@@ -98,7 +98,7 @@ def explain(
     recording: Recording,
     name: str,
     *,
-    run: Run | None = None,
+    run: RecordedRun | None = None,
     prediction: Prediction | None = None,
     memory: Mapping[str, int] | None = None,
     notes: Sequence[str] = (),

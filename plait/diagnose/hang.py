@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.core.base.process import how_it_ended
-from plait.core.runs.evidence import FIRST, Cause, Evidence, Verdict, Wait, listed, spoken_ranks
+from plait.core.runs.evidence import FIRST, Cause, Evidence, Verdict, WaitLink, listed, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.reach import cut_off
@@ -223,11 +223,11 @@ def _verdict(waits: Waits, cause: Cause, ranks: Sequence[int], what: str, *, mor
                    hosts=_hosts(waits, ranks), chain=_chain(waits, waiting, ranks))  # fmt: skip
 
 
-def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tuple[Wait, ...]:
+def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tuple[WaitLink, ...]:
     """From those who wait last to the cause, one link for each call on the way."""
     if not waiting:
         return ()
-    links: list[Wait] = []
+    links: list[WaitLink] = []
     level = {at: number for number, at in enumerate(dict.fromkeys(waiting.values()))}
     rank = next(reversed(waiting))
     while rank in waiting:  # every link is of a lower level than the one before
@@ -236,7 +236,7 @@ def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tup
         missing = waits.missing[at]
         on = [other for other in missing if other in causes] or \
             [other for other in missing if other in waiting and level[waiting[other]] < level[at]]  # fmt: skip
-        links.append(Wait(ranks=here, call=str(waits.heads[rank][at]), on=tuple(on)))
+        links.append(WaitLink(ranks=here, call=str(waits.heads[rank][at]), on=tuple(on)))
         if not on or on[0] in causes:
             break
         rank = on[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from plait.core.runs.evidence import Call, Verdict, Wait, listed, spoken_group, spoken_ranks
+from plait.core.runs.evidence import Call, Verdict, WaitLink, listed, spoken_group, spoken_ranks
 from plait.diagnose.waits import At, Waits
 
 Signs = tuple[str, str, int]
@@ -78,7 +78,7 @@ def _told(waits: Waits, at: At, calls: dict[int, Call], odd: Sequence[int], righ
                f"{_fault(differs)}.")  # fmt: skip
         why = why[:1].upper() + why[1:]
     hosts = tuple(sorted({waits.evidence[rank].host for rank in odd} - {""}))
-    chain = (Wait(ranks=tuple(others), call=str(calls[others[0]]), on=tuple(odd)),) if others else ()
+    chain = (WaitLink(ranks=tuple(others), call=str(calls[others[0]]), on=tuple(odd)),) if others else ()
     return Verdict(cause="mismatch", why=why, ranks=tuple(odd), hosts=hosts, differs=" and ".join(differs), chain=chain)
 
 

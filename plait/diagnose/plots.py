@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.base.files import replacing
-from plait.core.base.pictures import FORMATS, GREY, SAME, Bar, Curve, check_format, kind_of, save
+from plait.core.base.pictures import FORMATS, GREY, SAME, Bar, PlotCurve, check_format, kind_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") 
     _save(figure, path, title)
 
 
-def draw_step(bars: Sequence[Bar], curves: Sequence[Curve], path: Path, *, title: str, limit: float) -> None:
+def draw_step(bars: Sequence[Bar], curves: Sequence[PlotCurve], path: Path, *, title: str, limit: float) -> None:
     """A step over time: bars, and below them curves of memory in bytes with the ``limit`` that there is. The
     file's ending names its format; HTML is the SVG on a page."""
     check_format(path, (*FORMATS, "html"))
@@ -68,7 +68,12 @@ def draw_step(bars: Sequence[Bar], curves: Sequence[Curve], path: Path, *, title
 
 
 def draw_curves(
-    panels: Sequence[tuple[str, Sequence[Curve]]], path: Path, *, title: str, across: str, marks: Sequence[float] = ()
+    panels: Sequence[tuple[str, Sequence[PlotCurve]]],
+    path: Path,
+    *,
+    title: str,
+    across: str,
+    marks: Sequence[float] = (),
 ) -> None:
     """Quantities over time, a panel for each with its name and curves, one below the other. across: what
     their points' first number is. marks: vertical lines."""
@@ -93,7 +98,7 @@ def draw_curves(
     _save(figure, path, title)
 
 
-def _names(panels: Sequence[tuple[str, Sequence[Curve]]]) -> list[str]:
+def _names(panels: Sequence[tuple[str, Sequence[PlotCurve]]]) -> list[str]:
     return list(dict.fromkeys(curve.name for _, curves in panels for curve in curves))
 
 

@@ -64,7 +64,7 @@ TIMES = 2.0**32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Run:
+class RecordedRun:
     """metrics: lines of metrics.jsonl. attempts: times the run was started, as far as its files tell: when
     each ended, and how far it came. notes: what has to be said of its files. passed_over: what of them was
     not taken. alive: when its metrics were last written, in seconds since 1970, if that is known. said: what
@@ -81,7 +81,7 @@ class Run:
     said: Said | None = None
 
 
-def read_run(folder: Path, *, spans: bool = True) -> Run:
+def read_run(folder: Path, *, spans: bool = True) -> RecordedRun:
     """spans: False to read the sums of every step alone, which are small, where there are any.
 
     Raises DataError for a folder that is missing or holds no timeline that can be read.
@@ -105,7 +105,7 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     attempts = tuple(_lines(folder / ATTEMPTS, notes))
     if said := imported_notes(folder):
         said.add_to(notes)
-    return Run(
+    return RecordedRun(
         folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes.lines),
         passed_over=notes.over, alive=_alive(folder, attempts), said=said,
     )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from plait.diagnose.equals import (
-    Compared,
+    PeerComparison,
     crowded,
     hosts_known,
     members_of,
@@ -99,7 +99,7 @@ def verdicts(recording: Recording) -> Verdicts:
     work = own_work(recording)
     minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
     ranks: dict[tuple[int, ...], Straggler] = {}
-    nearest: list[tuple[UnitSpread, Compared]] = []
+    nearest: list[tuple[UnitSpread, PeerComparison]] = []
     by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
     if len(work.units) <= PAIR:
         minimum = by_the_clock
@@ -124,7 +124,7 @@ def verdicts(recording: Recording) -> Verdicts:
     )
 
 
-def _rank(recording: Recording, work: Compared, one: Outlier) -> Straggler:
+def _rank(recording: Recording, work: PeerComparison, one: Outlier) -> Straggler:
     rank = int(work.units[one.unit])
     window = slice(one.first, one.last + 1)
     excess = float(np.nanmedian(work.excess[one.unit, window]))
@@ -229,7 +229,7 @@ def _shared(
 
 
 def _end(
-    moved: Compared, members: dict[str, frozenset[int]], grid: pl.DataFrame, hosts: tuple[str, ...], one: Outlier
+    moved: PeerComparison, members: dict[str, frozenset[int]], grid: pl.DataFrame, hosts: tuple[str, ...], one: Outlier
 ) -> str | None:
     """Of two hosts between which transfers are slow, the one whose transfers with other hosts are slow as
     well; None where that is neither, or both: then it may be the path between them."""
@@ -260,7 +260,7 @@ def _error_of_median(values: Floats) -> float:
 # ---- arrivals ----
 
 
-def _arrivals(recording: Recording, work: Compared) -> tuple[Arrival, ...]:
+def _arrivals(recording: Recording, work: PeerComparison) -> tuple[Arrival, ...]:
     """Of each axis' collectives, who comes last, and whom it waited for itself."""
     met = recording.met.filter(pl.col("members") > 1, pl.col("axis") != "pp")
     if met.is_empty():

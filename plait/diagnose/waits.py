@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from plait.core.runs.evidence import Call, Channel, Evidence
+from plait.core.runs.evidence import Call, CallSequence, Evidence
 
 COMMUNICATION = re.compile(
     "timed out|timeout|closed by peer|connection (reset|refused)|broken pipe|waited .* in vain|remote process", re.I
@@ -38,14 +38,14 @@ class Waits:
         self.evidence = {one.rank: one for one in evidence if 0 <= one.rank < world}
         for rank in range(world):
             self.evidence.setdefault(rank, Evidence(rank=rank, recorded=False))
-        self.channels: list[Channel] = []
+        self.channels: list[CallSequence] = []
         self.heads: dict[int, dict[At, Call]] = {}
         self.calls: dict[At, list[tuple[int, Call]]] = defaultdict(list)
         self.age: dict[tuple[int, At], float] = {}
         """Seconds that a rank has been at a call: since it began, or since the one before it was over."""
         self._entered: list[dict[int, int]] = []
         self._numbers: dict[tuple[int, int, int], int] = {}  # by the object: to hash a group costs its length
-        self._same: dict[Channel, int] = {}
+        self._same: dict[CallSequence, int] = {}
         for rank in range(world):
             self._add(self.evidence[rank])
         self.status = {rank: self._status(one) for rank, one in self.evidence.items()}
@@ -64,7 +64,7 @@ class Waits:
 
     # ---- made once ----
 
-    def _number(self, channel: Channel) -> int:
+    def _number(self, channel: CallSequence) -> int:
         key = (id(channel.group), channel.source, channel.target)
         number = self._numbers.get(key)
         if number is None:

@@ -15,8 +15,8 @@ from plait.core.base.env import rank_base
 from plait.core.base.errors import LaunchError
 from plait.core.base.lab_hosts import address
 from plait.lab.environment import rank_environment
-from plait.lab.network import Network, tool
-from plait.lab.registry import Entry, note, strike
+from plait.lab.network import LabNetwork, tool
+from plait.lab.registry import LabEntry, note, strike
 from plait.lab.spec import LabSpec
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -40,7 +40,7 @@ class Lab:
         self.nodes = tuple(range(spec.hosts)) if nodes is None else tuple(nodes)
         self.command = tuple(command)  # what `plait lab list` shows
         self._wanted_name = name
-        self._entry: Entry | None = None
+        self._entry: LabEntry | None = None
         self._keeper: subprocess.Popen[str] | None = None
         self._lifeline = -1
         self._ranks: list[subprocess.Popen[Any]] = []
@@ -66,7 +66,7 @@ class Lab:
     ) -> None:
         self.close()
 
-    def _start_keeper(self) -> Network:
+    def _start_keeper(self) -> LabNetwork:
         read_end, self._lifeline = os.pipe()
         try:
             argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts), str(os.getpid())]
@@ -80,7 +80,7 @@ class Lab:
         reply = json.loads(answer or '{"error": "?", "message": "its first process ended early"}')
         if "error" in reply:
             raise LaunchError(_why_not(reply["error"], reply["message"]))
-        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu, self.spec.pods)
+        return LabNetwork(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu, self.spec.pods)
 
     def close(self) -> None:
         """End every process on the hosts at once, and remove the network."""
@@ -100,7 +100,7 @@ class Lab:
             self._entry = None
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LabEntry:
         """The lab's line in the list of running labs."""
         if self._entry is None:
             raise LaunchError("the lab is not up. Use it inside its `with` block.")
@@ -112,7 +112,7 @@ class Lab:
         return self.entry.name
 
     @property
-    def network(self) -> Network:
+    def network(self) -> LabNetwork:
         """The lab's switch and links."""
         return self.entry.network
 

@@ -85,7 +85,7 @@ class PodState:
 
 
 @dataclass(frozen=True)
-class Network:
+class LabNetwork:
     """A lab's network, reached through the keeper that holds it; works from any process of the same user."""
 
     keeper: int

@@ -12,7 +12,7 @@ _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # a line longer than this is passed on in pieces
 
 
-class Stream:
+class RankOutput:
     """One output of one rank, read from a pipe without blocking and written to ``sink``; without a sink, its
     end is remembered."""
 

@@ -19,21 +19,21 @@ from plait.core.base.codec.typed import checked
 from plait.core.base.errors import JobError
 from plait.core.base.files import explained
 from plait.lab.environment import runtime_dir
-from plait.lab.network import Network
+from plait.lab.network import LabNetwork
 from plait.lab.spec import LabSpec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LabEntry:
     """A running lab as other processes see it."""
 
     name: str
     pid: int
     started: int  # clock ticks since boot: with the pid it names one process for ever
     spec: LabSpec
-    network: Network
+    network: LabNetwork
     keeper_started: int
     command: tuple[str, ...]
 
@@ -68,15 +68,15 @@ class Entry:
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Entry:
+    def from_dict(cls, values: dict[str, Any]) -> LabEntry:
         """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, ValueError or JobError for anything
         else."""
         net = values["network"]
         plain = {key: values[key] for key in ("name", "pid", "started", "keeper_started", "command")}
         checked(cls, plain)
-        checked(Network, {key: net[key] for key in ("keeper", "fds", "userns")})
+        checked(LabNetwork, {key: net[key] for key in ("keeper", "fds", "userns")})
         spec = LabSpec.parse(values["spec"])
-        network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu, spec.pods)
+        network = LabNetwork(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu, spec.pods)
         return cls(
             values["name"],
             values["pid"],
@@ -98,7 +98,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def note(name: str | None, spec: LabSpec, network: Network, command: Sequence[str]) -> Entry:
+def note(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence[str]) -> LabEntry:
     """Enter a lab of this process in the list, under ``name`` or the first free of lab1, lab2, ..."""
     if name is not None and not _NAME.fullmatch(name):
         raise JobError(
@@ -110,28 +110,28 @@ def note(name: str | None, spec: LabSpec, network: Network, command: Sequence[st
         if name in taken:
             raise JobError(f"a lab called {name!r} is running already", fix="Choose another name")
         chosen = name or next(f"lab{number}" for number in count(1) if f"lab{number}" not in taken)
-        entry = Entry(chosen, pid, start_time(pid) or 0, spec, network, start_time(keeper) or 0, tuple(command))
+        entry = LabEntry(chosen, pid, start_time(pid) or 0, spec, network, start_time(keeper) or 0, tuple(command))
         (folder / f"{chosen}.json").write_text(json.dumps(entry.to_dict()))
     return entry
 
 
-def strike(entry: Entry) -> None:
+def strike(entry: LabEntry) -> None:
     """Take a lab off the list."""
     with _locked() as folder:
         (folder / f"{entry.name}.json").unlink(missing_ok=True)
 
 
-def running() -> list[Entry]:
+def running() -> list[LabEntry]:
     """The labs of this user that run now, by name; what crashed labs left in the list is removed."""
     with _locked() as folder:
         return _read(folder)
 
 
-def _read(folder: Path) -> list[Entry]:
-    entries: list[Entry] = []
+def _read(folder: Path) -> list[LabEntry]:
+    entries: list[LabEntry] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            entry = Entry.from_dict(read_table(path))
+            entry = LabEntry.from_dict(read_table(path))
         except (OSError, ValueError, KeyError, TypeError, JobError):
             entry = None  # half written by a lab that was killed, by another version, or no file
         if entry is not None and entry.alive:
@@ -155,7 +155,7 @@ def _locked() -> Iterator[Path]:
         os.close(lock)
 
 
-def find(name: str | None = None) -> Entry:
+def find(name: str | None = None) -> LabEntry:
     """The running lab of that name, or the only one."""
     entries = running()
     if not entries:

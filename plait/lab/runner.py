@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import how_it_ended
 from plait.lab.lab import Lab
-from plait.lab.output import Stream
+from plait.lab.output import RankOutput
 from plait.lab.spec import LabSpec
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -51,7 +51,7 @@ def run(
     if only_rank is not None:
         spec.host_of(only_rank)
     with Lab(spec, name=name, command=argv) as lab:
-        return Supervisor(lab, grace).run(argv, only_rank, raw)
+        return LabSupervisor(lab, grace).run(argv, only_rank, raw)
 
 
 def say(message: str) -> None:
@@ -59,7 +59,7 @@ def say(message: str) -> None:
     print(f"plait lab: {message}", file=sys.stderr, flush=True)
 
 
-class Supervisor:
+class LabSupervisor:
     """Watches the ranks of a lab, their output and the user's signals, in one thread that sleeps until
     something happens."""
 
@@ -67,8 +67,8 @@ class Supervisor:
         self.lab, self.grace = lab, grace
         self.selector = selectors.DefaultSelector()
         self.alive: dict[int, subprocess.Popen[Any]] = {}
-        self.errors: dict[int, Stream] = {}
-        self.streams: list[Stream] = []
+        self.errors: dict[int, RankOutput] = {}
+        self.streams: list[RankOutput] = []
         self.status = 0
         self.stopping = False
         self.kill_at: float | None = None
@@ -115,8 +115,8 @@ class Supervisor:
 
         self.selector.register(pidfd, selectors.EVENT_READ, once)
 
-    def _stream(self, source: Any, sink: BinaryIO | None, prefix: str) -> Stream:
-        stream = Stream(source, sink, prefix)
+    def _stream(self, source: Any, sink: BinaryIO | None, prefix: str) -> RankOutput:
+        stream = RankOutput(source, sink, prefix)
 
         def pump() -> None:
             if not stream.pump():

@@ -38,7 +38,7 @@ from plait.launch.messages import (
     Signalled,
 )
 from plait.launch.open_files import make_room
-from plait.launch.watch import LOOK, Rank
+from plait.launch.watch import LOOK, RankProcess
 
 
 class RemoteProcess:
@@ -161,7 +161,7 @@ class Agents:
         """What agents need in their environment."""
         return agent_variable(f"{self._host}:{self._door.port} {self._word}")
 
-    def ranks(self, still: Callable[[], None]) -> list[Rank]:
+    def ranks(self, still: Callable[[], None]) -> list[RankProcess]:
         """Start all ranks, once all agents are there. still: raises if agents cannot come any more.
 
         Raises PlacementError for an agent that is not where the table has it, LaunchError for one that does
@@ -200,10 +200,10 @@ class Agents:
                     pass
             agent.line.send(Done(status))
 
-    def _rank(self, number: int, channel: Channel) -> Rank:
+    def _rank(self, number: int, channel: Channel) -> RankProcess:
         agent = self.agents[number // self.table.ranks_per_node]
         process = agent.ranks[number] = RemoteProcess(number, agent.line)
-        return Rank(number, process, channel, heard=time.monotonic(), where=agent.hello.host)
+        return RankProcess(number, process, channel, heard=time.monotonic(), where=agent.hello.host)
 
     def _welcome(self, agent: Agent) -> None:
         host, task = agent.hello.host, agent.hello.task

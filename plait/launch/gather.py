@@ -16,7 +16,7 @@ from plait.core.record.ring import Header, read_rings
 from plait.core.record.ring_hosts import host_names
 from plait.core.record.ring_progress import moved
 from plait.core.runs.evidence import STACKS, Evidence, State
-from plait.core.runs.parts import Part, read_parts
+from plait.core.runs.parts import RankAnswer, read_parts
 from plait.core.runs.ring_calls import RINGS, calls_of
 
 FRAMES = 12
@@ -82,7 +82,7 @@ def gather(folder: Path, seen: Mapping[int, Seen] | None = None, *, world: int =
     return Gathered(evidence, problems, headers)
 
 
-def _of(base: Evidence, header: Header | None, part: Part | None, seen: Seen | None, *, host: str,
+def _of(base: Evidence, header: Header | None, part: RankAnswer | None, seen: Seen | None, *, host: str,
         answers: bool) -> Evidence:  # fmt: skip
     """answers: whether any rank has answered, so that one that has not is silent."""
     one = replace(base, host=host)
@@ -130,7 +130,7 @@ def _now(header: Header) -> int:
     return header.monotonic + time.time_ns() - header.wall
 
 
-def _then(header: Header | None, part: Part | None) -> int:
+def _then(header: Header | None, part: RankAnswer | None) -> int:
     """The moment of a rank's answer on its ring's clock."""
     return header.monotonic + part.wall - header.wall if header and part else 0
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from plait.core.base.errors import LaunchError, PlacementError, PlaitError
 from plait.core.runs.lock import RunLock
-from plait.launch.kubernetes_api import Away, Cluster, NotThere
+from plait.launch.kubernetes_api import Away, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
 from plait.launch.kubernetes_manifests import CONTAINER, RUN, Object, PodRun
-from plait.launch.kubernetes_watch import Log, Pods
+from plait.launch.kubernetes_watch import PodLog, Pods
 from plait.launch.run_folder import DO_NOT_RETRY
 from plait.launch.watch import catching_signals, say
 
@@ -46,7 +46,7 @@ def new_name(name: str) -> str:
     return "-".join(filter(None, ("plait", allowed, secrets.token_hex(3))))
 
 
-def submit(cluster: Cluster, run: PodRun) -> None:
+def submit(cluster: KubernetesNamespace, run: PodRun) -> None:
     """Make all objects of a run; if one is refused, none is left, or what may be left is named."""
     owner = cluster.create(run.workload())
     try:
@@ -60,7 +60,7 @@ def submit(cluster: Cluster, run: PodRun) -> None:
         raise
 
 
-def removal(cluster: Cluster, run: PodRun) -> str:
+def removal(cluster: KubernetesNamespace, run: PodRun) -> str:
     """The command that ends a run."""
     return f"kubectl -n {cluster.namespace} delete {run.kind.lower()} {run.name}"
 
@@ -73,7 +73,7 @@ class Hopeless(LaunchError):
     """The run cannot go on, and is to be ended."""
 
 
-def follow(cluster: Cluster, run: PodRun, *, lock: RunLock | None = None, until_bound: bool = False) -> int:
+def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = None, until_bound: bool = False) -> int:
     """Bind the run's pods, show what rank 0 prints, and return the run's exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets ranks save and end, the second ends them at once; nothing stays
@@ -83,7 +83,7 @@ def follow(cluster: Cluster, run: PodRun, *, lock: RunLock | None = None, until_
     with (
         catching_signals() as signals,
         Pods(cluster, f"{RUN}={run.name}") as pods,
-        Log(cluster, sys.stdout.buffer) as log,
+        PodLog(cluster, sys.stdout.buffer) as log,
     ):
         cluster.interrupted = signals
         watching = _Following(cluster, run, pods, log, lock)
@@ -104,7 +104,9 @@ def follow(cluster: Cluster, run: PodRun, *, lock: RunLock | None = None, until_
 class _Following:
     """A run that is followed."""
 
-    def __init__(self, cluster: Cluster, run: PodRun, pods: Pods, log: Log, lock: RunLock | None) -> None:
+    def __init__(
+        self, cluster: KubernetesNamespace, run: PodRun, pods: Pods, log: PodLog, lock: RunLock | None
+    ) -> None:
         self.cluster, self.run, self.pods, self.log, self.lock = cluster, run, pods, log, lock
         self.binder = Binder(cluster, run, say) if run.table else None
         self.stopped = 0

@@ -56,7 +56,7 @@ class _Call:
         return f"{self.verb} {self.kind} {self.name}".strip()
 
 
-class Cluster:
+class KubernetesNamespace:
     """A namespace of a cluster.
 
     context, namespace: of the kubeconfig; what is current if empty, or the pod's own inside of one.

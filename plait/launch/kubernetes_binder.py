@@ -18,7 +18,7 @@ from plait.core.topology.hostlist import fold
 from plait.core.topology.rank_table import NAME as RANK_TABLE
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import RESERVED_TAINT
-from plait.launch.kubernetes_api import Away, Cluster, Conflict, NotThere
+from plait.launch.kubernetes_api import Away, Conflict, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, HOSTS, INDEX, Object, PodRun, table_text
 
 AT_ONCE = 8
@@ -40,7 +40,7 @@ class Binder:
     table: as bound last. Where a node is lost, a spare one takes its place.
     """
 
-    def __init__(self, cluster: Cluster, run: PodRun, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: KubernetesNamespace, run: PodRun, say: Callable[[str], None]) -> None:
         assert run.table is not None
         self.cluster, self.run, self.table, self.say = cluster, run, run.table, say
         self.bound: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from plait.core.base.errors import LaunchError
-from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
+from plait.launch.kubernetes_api import Away, Dropped, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_manifests import Object
 
 WATCH = 30
@@ -24,7 +24,7 @@ KEPT = 16_384
 class Pods:
     """The pods with some labels, kept up to date by a thread inside the ``with`` block."""
 
-    def __init__(self, cluster: Cluster, labels: str) -> None:
+    def __init__(self, cluster: KubernetesNamespace, labels: str) -> None:
         self._cluster, self._labels = cluster, labels
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._pods: dict[str, Object] = {}
@@ -84,10 +84,10 @@ class Pods:
                 self._pods[key] = pod
 
 
-class Log:
+class PodLog:
     """Copies what a pod prints to ``sink``, and after a restart what the next one prints."""
 
-    def __init__(self, cluster: Cluster, sink: BinaryIO) -> None:
+    def __init__(self, cluster: KubernetesNamespace, sink: BinaryIO) -> None:
         self._cluster, self._sink = cluster, sink
         self._ending = threading.Event()
         self._pod = ""

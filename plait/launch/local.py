@@ -24,7 +24,7 @@ from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
 from plait.launch.open_files import make_room
-from plait.launch.watch import Rank, Watch, catching_signals
+from plait.launch.watch import RankProcess, Watch, catching_signals
 
 
 class Child(Protocol):
@@ -42,7 +42,7 @@ class Child(Protocol):
         ...
 
 
-class Start(Protocol):
+class RankStarter(Protocol):
     """Starts rank N: in a session of its own, with the environment given and who it is."""
 
     def __call__(
@@ -97,7 +97,7 @@ class LocalProcess:
         return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
 
-def local_start(argv: Sequence[str], world: int, port: int) -> Start:
+def local_start(argv: Sequence[str], world: int, port: int) -> RankStarter:
     """How to start rank N of ``world`` on this machine, with torchrun's variables. port: where they meet."""
 
     def start(rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
@@ -115,7 +115,7 @@ def local_variables(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    start: Start, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None,
+    start: RankStarter, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None,
     suspicion: Suspicion | None = None, signals: deque[int] | None = None, progress: Progress | None = None,
 ) -> int:  # fmt: skip
     """Run all ranks to their end. Returns 0, or 128 + signal if they were asked to stop and have saved.
@@ -131,7 +131,7 @@ def run_ranks(
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         caught = held.enter_context(catching_signals()) if signals is None else signals
-        ranks: list[Rank] = []
+        ranks: list[RankProcess] = []
         held.callback(_kill, ranks)
         for number in range(world):
             log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
@@ -140,14 +140,14 @@ def run_ranks(
         return watch.until_ended()
 
 
-def _start(start: Start, number: int, log: IO[bytes]) -> Rank:
+def _start(start: RankStarter, number: int, log: IO[bytes]) -> RankProcess:
     ours, theirs = Channel.pair()
     with theirs:
         process = start_process(start, number, log, theirs)
-    return Rank(number, process, ours, heard=time.monotonic())
+    return RankProcess(number, process, ours, heard=time.monotonic())
 
 
-def start_process(start: Start, number: int, log: IO[bytes], line: socket.socket) -> LocalProcess:
+def start_process(start: RankStarter, number: int, log: IO[bytes], line: socket.socket) -> LocalProcess:
     """Start a rank that inherits ``line``, its line to the launcher, and writes to ``log``."""
     process = start(
         number,
@@ -160,7 +160,7 @@ def start_process(start: Start, number: int, log: IO[bytes], line: socket.socket
     return LocalProcess(process, log)
 
 
-def _kill(ranks: list[Rank]) -> None:
+def _kill(ranks: list[RankProcess]) -> None:
     """End every rank for certain."""
     for rank in ranks:
         process = rank.process

@@ -204,7 +204,7 @@ def _counted(gres: str, *, parts: bool = False) -> int:
     return sum(one.number for one in resources(gres)[0] if one.name == "gpu" and (parts or not one.part))
 
 
-class Submitted(NamedTuple):
+class SubmittedSlurmJob(NamedTuple):
     """A job. log: where its output goes. written: bytes that stood there before; another Slurm, or this one
     some years ago, has had a job of this number. hosts: the only ones that it can run on, if it has a rank
     table."""
@@ -215,7 +215,7 @@ class Submitted(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-def submit(batch: Batch) -> Submitted:
+def submit(batch: Batch) -> SubmittedSlurmJob:
     """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
     already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def submit(batch: Batch) -> Submitted:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
     job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     hosts = batch.table.hosts if batch.table else ()
-    return Submitted(job, batch.log(job), before.get(batch.log(job), 0), hosts)
+    return SubmittedSlurmJob(job, batch.log(job), before.get(batch.log(job), 0), hosts)
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -241,7 +241,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class State:
+class SlurmJobState:
     """What Slurm says of a job. name: such as RUNNING. status: its exit status so far."""
 
     name: str
@@ -255,17 +255,17 @@ class State:
         return self.name in GOING
 
 
-def state(job: str) -> State:
+def state(job: str) -> SlurmJobState:
     """The state of a job. Raises LaunchError for a job that Slurm does not know."""
     found = dict(_FIELD.findall(command("scontrol", "--oneliner", "show", "job", job)))
     code, _, number = found.get("ExitCode", "0:0").partition(":")
     status = int(code) or (128 + int(number) if int(number) else 0)
     listed = found.get("NodeList", "")
     nodes = tuple(expand(listed)) if listed not in ("", "(null)") else ()
-    return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
+    return SlurmJobState(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
-def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
+def patient_state(job: str, interrupted: Collection[int] = ()) -> SlurmJobState:
     """A job's state, also if Slurm's controller is away for a while; at once where something comes into
     ``interrupted``. Raises LaunchError as ``state``."""
     since = time.monotonic()
@@ -281,7 +281,7 @@ def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
             time.sleep(LOOK)
 
 
-def follow(submitted: Submitted) -> int:
+def follow(submitted: SubmittedSlurmJob) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that waits, or goes back into the
@@ -314,7 +314,7 @@ def follow(submitted: Submitted) -> int:
     return now.status or (0 if now.name == "COMPLETED" else 1)
 
 
-def _told(now: State, submitted: Submitted) -> str:
+def _told(now: SlurmJobState, submitted: SubmittedSlurmJob) -> str:
     """What a job waits for, or where it runs."""
     why = f" ({now.reason.replace('_', ' ')})" if now.reason not in ("", "None") else ""
     on = f" on {fold(now.nodes)}" if now.nodes else ""
@@ -327,7 +327,7 @@ def _told(now: State, submitted: Submitted) -> str:
     return told
 
 
-def _followed(submitted: Submitted, signals: Collection[int]) -> State:
+def _followed(submitted: SubmittedSlurmJob, signals: Collection[int]) -> SlurmJobState:
     job, log = submitted.job, submitted.log
     try:
         return patient_state(job, signals)

@@ -26,7 +26,7 @@ from plait.core.runs.history import History, newest_checkpoint, rounded
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
-from plait.launch.local import Start, run_ranks
+from plait.launch.local import RankStarter, run_ranks
 from plait.launch.watch import catching_signals, say
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -39,7 +39,7 @@ class Crew:
     """Who is started in an attempt. hosts: by node rank. plan: its hash. beside: what goes on as long as the
     ranks do."""
 
-    start: Start
+    start: RankStarter
     world: int
     hosts: tuple[str, ...]
     suspicion: Callable[[], Suspicion | None]

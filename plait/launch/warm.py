@@ -26,7 +26,7 @@ from plait.core.base import programs
 from plait.core.base.env import rank_base
 from plait.core.base.process import adopting, command_of, usable_cores
 from plait.core.runs.channel import LONGEST
-from plait.launch.local import Child, Start, local_start, local_variables
+from plait.launch.local import Child, RankStarter, local_start, local_variables
 
 PATIENCE = 120.0
 """Seconds for its imports, on a slow disk; after that ranks are started without it."""
@@ -97,7 +97,7 @@ class Warm:
 
 
 @contextmanager
-def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) -> Iterator[Callable[[], Start]]:
+def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) -> Iterator[Callable[[], RankStarter]]:
     """Makes what ``local_start`` makes of the module's command and a port, once for each attempt. Where
     forking pays, ranks of all attempts are forked from a process that lives as long as the block."""
     argv = command_of(module, *arguments)
@@ -106,7 +106,7 @@ def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) ->
         return
     warm: list[Warm] = []
 
-    def attempt() -> Start:
+    def attempt() -> RankStarter:
         plain, alone = local_start(argv, world, port), False
 
         def start(rank: int, *, env: Mapping[str, str], pass_fds: Sequence[int], stdout: IO[bytes] | None,

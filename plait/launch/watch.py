@@ -70,7 +70,7 @@ class Process(Protocol):
         ...
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Something besides ranks to listen to."""
 
     def fileno(self) -> int:
@@ -88,7 +88,7 @@ class Source(Protocol):
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A rank's process, and what it has said last. where: which machine, if it is not this one. error, kind:
     why it ends, and the name of that error's class. warned: that its silence has been spoken of."""
 
@@ -156,13 +156,13 @@ class Watch:
 
     def __init__(
         self,
-        ranks: Sequence[Rank],
+        ranks: Sequence[RankProcess],
         logs: Path,
         signals: deque[int],
         *,
         timeout: float,
         lock: RunLock | None,
-        sources: Sequence[Source] = (),
+        sources: Sequence[EventSource] = (),
         suspicion: Suspicion | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -228,21 +228,21 @@ class Watch:
             source.look(held_up)
         for key, _ in ready:
             try:
-                if isinstance(key.data, Rank):
+                if isinstance(key.data, RankProcess):
                     self._hear(key.data, now)
                 elif (number := key.data.take()) is not None and self._is_news(key.data):
                     self.signals.append(number)
             except EOFError:  # it has ended, or soon will
                 self._selector.unregister(key.fileobj)
 
-    def _is_news(self, source: Source) -> bool:
+    def _is_news(self, source: EventSource) -> bool:
         """Whether a signal from there asks for more than has been asked: one Ctrl-C may reach every node."""
         first = self.stop is None and not self._signalled_from
         again = id(source) in self._signalled_from
         self._signalled_from.add(id(source))
         return first or again
 
-    def _hear(self, rank: Rank, now: float) -> None:
+    def _hear(self, rank: RankProcess, now: float) -> None:
         while (message := rank.channel.receive()) is not None:
             rank.heard, rank.warned = now, False
             if isinstance(message, Beat):
@@ -297,7 +297,7 @@ class Watch:
         """What is known of all ranks from here."""
         return {rank.number: self._seen_of(rank) for rank in self.ranks}
 
-    def _seen_of(self, rank: Rank) -> Seen:
+    def _seen_of(self, rank: RankProcess) -> Seen:
         code, beat = rank.process.poll(), rank.beat
         told: dict[str, Any] = {"pid": rank.process.pid, **asdict(beat)}
         if code is None:
@@ -363,7 +363,7 @@ class Watch:
         cause = "killed" if code < 0 else "ended"
         return RankFailure(problem, ranks=[first.number], cause=cause, words=self._last_words(first))
 
-    def _message(self, rank: Rank) -> str:
+    def _message(self, rank: RankProcess) -> str:
         with suppress(EOFError):
             self._hear(rank, time.monotonic())
         if rank.error:
@@ -371,22 +371,23 @@ class Watch:
         _, mark, message = rank.process.said().rpartition(ERROR_MARK)
         return message.strip() if mark else ""
 
-    def _last_words(self, rank: Rank) -> str:
+    def _last_words(self, rank: RankProcess) -> str:
         """Its message for the user, or else the last line that it wrote."""
         lines = rank.process.said().strip().splitlines()
         return self._message(rank) or (lines[-1] if lines else "")
 
-    def _log(self, rank: Rank) -> Path:
+    def _log(self, rank: RankProcess) -> Path:
         return self.logs / f"rank-{rank.number}.log"
 
 
-def _culprit(quiet: Sequence[Rank]) -> Rank:
+def _culprit(quiet: Sequence[RankProcess]) -> RankProcess:
     """Of silent ranks, the one that the others wait for: one that is stopped, else the one behind."""
     return min(quiet, key=lambda rank: (not rank.stopped, rank.beat.step, rank.heard))
 
 
 def watched(
-    ranks: Sequence[Rank], logs: Path, *, timeout: float, lock: RunLock | None, sources: Sequence[Source] = (),
+    ranks: Sequence[RankProcess], logs: Path, *, timeout: float, lock: RunLock | None,
+    sources: Sequence[EventSource] = (),
     suspicion: Suspicion | None = None, progress: Progress | None = None,
 ) -> int:  # fmt: skip
     """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""

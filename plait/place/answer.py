@@ -7,7 +7,7 @@ from typing import NamedTuple
 from plait.place.problem import Cells
 
 
-class Answer(NamedTuple):
+class Assignment(NamedTuple):
     """cells: by number. bound: of the score, if the method has proven a better one than the closed form.
     row_spares: pools of the spare nodes of rows. note: for people."""
 

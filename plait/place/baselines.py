@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.problem import Problem
 
 SEED = 0
 
 
-def best_fit(problem: Problem, *, by_column: bool = False) -> Answer:
+def best_fit(problem: Problem, *, by_column: bool = False) -> Assignment:
     """Each next node in the minipod with the fewest free nodes (Panigrahy et al.)."""
     free = list(problem.capacity)
 
@@ -26,7 +26,7 @@ def best_fit(problem: Problem, *, by_column: bool = False) -> Answer:
     return _filled(problem, free, pods(), by_column)
 
 
-def random_fit(problem: Problem, *, by_column: bool = False, seed: int = SEED) -> Answer:
+def random_fit(problem: Problem, *, by_column: bool = False, seed: int = SEED) -> Assignment:
     """Each next node in any minipod with a free one, all with the same chance (HiveD's balanced baseline)."""
     free, chance = list(problem.capacity), random.Random(seed)
 
@@ -37,7 +37,7 @@ def random_fit(problem: Problem, *, by_column: bool = False, seed: int = SEED) -
     return _filled(problem, free, pods(), by_column)
 
 
-def gpu_packing(problem: Problem, *, by_column: bool = False) -> Answer:
+def gpu_packing(problem: Problem, *, by_column: bool = False) -> Assignment:
     """The rest in the tightest minipod that holds all of it, if one does; else the emptiest is filled first
     (MLaaS in the wild; Gandiva)."""
     free, rest = list(problem.capacity), problem.num_cells
@@ -54,13 +54,13 @@ def gpu_packing(problem: Problem, *, by_column: bool = False) -> Answer:
     return _filled(problem, free, pods(), by_column)
 
 
-def _filled(problem: Problem, free: list[int], pods: Iterator[int], by_column: bool) -> Answer:
+def _filled(problem: Problem, free: list[int], pods: Iterator[int], by_column: bool) -> Assignment:
     cells = [-1] * problem.num_cells
     for cell in cell_order(problem, by_column):
         pod = next(pods)
         free[pod] -= 1
         cells[cell] = pod
-    return Answer(tuple(cells), note="column by column" if by_column else "row by row")
+    return Assignment(tuple(cells), note="column by column" if by_column else "row by row")
 
 
 def cell_order(problem: Problem, by_column: bool) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.baselines import cell_order
 from plait.place.problem import Problem
 
@@ -18,7 +18,7 @@ PASSES = 4
 Edges = Mapping[int, Mapping[int, float]]
 
 
-def topology_aware(problem: Problem, *, by_column: bool = True, fewest: bool = False) -> Answer:
+def topology_aware(problem: Problem, *, by_column: bool = True, fewest: bool = False) -> Assignment:
     """On all minipods with free nodes, as published. fewest: on as few as have room, which is stronger. The
     first cut goes column by column, or row by row."""
     free = problem.capacity
@@ -28,7 +28,7 @@ def topology_aware(problem: Problem, *, by_column: bool = True, fewest: bool = F
             chosen.append(pod)
     found: dict[int, int] = {}
     _divide(cell_order(problem, by_column), chosen, free, _edges(problem), found)
-    return Answer(tuple(found[cell] for cell in range(problem.num_cells)), note="Fiduccia-Mattheyses")
+    return Assignment(tuple(found[cell] for cell in range(problem.num_cells)), note="Fiduccia-Mattheyses")
 
 
 def _edges(problem: Problem) -> Edges:

@@ -9,13 +9,13 @@ from itertools import combinations_with_replacement, product
 from math import comb, inf
 
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.problem import Problem
 
 MOST = 5_000_000
 
 
-def brute_force(problem: Problem) -> Answer:
+def brute_force(problem: Problem) -> Assignment:
     """Raises PlacementError for what would take too long, or is no matrix of equal columns."""
     if not problem.plain_enough or problem.spares.per_row:
         raise PlacementError("Enumeration is for plain matrices of equal columns: use --method cpsat.")
@@ -32,7 +32,9 @@ def brute_force(problem: Problem) -> Answer:
             best, found = score, chosen
     if found is None:
         raise PlacementError("No placement has room for all nodes.")
-    return Answer(tuple(row[column] for column in range(columns) for row in found), bound=best, note="all were tried")
+    return Assignment(
+        tuple(row[column] for column in range(columns) for row in found), bound=best, note="all were tried"
+    )
 
 
 def _widest(groups: Sequence[Sequence[int]]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from plait.core.base.errors import PlacementError
 from plait.core.parallel.strategy import slice_sizes
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.bounds import EPSILON, lower_bound
 from plait.place.exact import exact
 from plait.place.problem import Cells, Problem, spread_of
@@ -24,7 +24,7 @@ SCALE = 1_000_000
 MOST_VARIABLES = 60_000
 
 
-def cpsat(problem: Problem) -> Answer:
+def cpsat(problem: Problem) -> Assignment:
     """Raises PlacementError where there is no placement, or none is found in time."""
     from ortools.sat.python import cp_model
 
@@ -56,7 +56,7 @@ def cpsat(problem: Problem) -> Answer:
     note = "optimal" if status == cp_model.OPTIMAL and merged == 1 else f"stopped after {problem.limit:g} s"
     if merged > 1:
         note = f"{merged} rows placed as one"
-    return Answer(model.cells(solver), bound=proven, row_spares=model.row_spares(solver), note=note)
+    return Assignment(model.cells(solver), bound=proven, row_spares=model.row_spares(solver), note=note)
 
 
 def _value(problem: Problem, cells: Cells) -> float:
@@ -86,7 +86,7 @@ def _merged(problem: Problem) -> int:
     return -(-variables // MOST_VARIABLES)
 
 
-def _start(problem: Problem) -> Answer | None:
+def _start(problem: Problem) -> Assignment | None:
     """The default's answer to the problem without what only this solver can say."""
     pools = problem.pools
     if len(problem.minipods) != len(pools) or problem.shape is None:

@@ -103,7 +103,7 @@ def _largest_normal(count: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fabric:
+class RailFabric:
     """What the hash sees. uplinks: of a leaf switch on each rail. speedup: rate of an uplink over a NIC's.
     rails: planes of the fabric. active: NICs under one leaf switch that send upwards at the same time."""
 
@@ -117,7 +117,7 @@ class Fabric:
             raise ValueError(f"{self}: counts are at least 1, the speed-up is above 0")
 
     @staticmethod
-    def of(topology: Topology, node: str, *, speedup: float = 1.0, active: int | None = None) -> Fabric:
+    def of(topology: Topology, node: str, *, speedup: float = 1.0, active: int | None = None) -> RailFabric:
         """Of the leaf that a node is plugged into. Where the source tells no uplinks: as many as carry what
         its nodes can send. active: left out, all of them send."""
         place = topology.node(node)
@@ -125,10 +125,10 @@ class Fabric:
         each = max(-(-(place.hardware.nics or 1) // rails), 1)
         downlinks = topology.plugged[place.leaf] * each
         uplinks = topology.switches[place.leaf].uplinks or max(round(downlinks / speedup), 1)
-        return Fabric(uplinks=uplinks, speedup=speedup, rails=rails, active=active or downlinks)
+        return RailFabric(uplinks=uplinks, speedup=speedup, rails=rails, active=active or downlinks)
 
 
-def conflict_factor(fabric: Fabric, flows_per_nic: int = 1) -> float:
+def conflict_factor(fabric: RailFabric, flows_per_nic: int = 1) -> float:
     """How many times longer equal transfers of all active NICs of a leaf switch take for hashing than if NICs
     were the limit. flows_per_nic: connections over which a NIC spreads its bytes; many even out.
 

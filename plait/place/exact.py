@@ -11,14 +11,14 @@ from dataclasses import replace
 from math import inf
 
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.bands import Banding, Offer, offers
 from plait.place.bounds import EPSILON, Relaxation, frontier
 from plait.place.problem import Problem
-from plait.place.search import Verdict, search
+from plait.place.search import SearchOutcome, search
 
 
-def exact(problem: Problem) -> Answer:
+def exact(problem: Problem) -> Assignment:
     """Raises PlacementError where only a solver can answer, or nodes do not suffice."""
     if not problem.plain_enough or problem.shape is None:
         raise PlacementError(
@@ -36,7 +36,7 @@ def exact(problem: Problem) -> Answer:
         )
     cells, note = tuple(best.cells()), _named(best)
     if problem.unit != "both":
-        return Answer(cells, note=note)
+        return Assignment(cells, note=note)
     targets = _below(problem, value, known)
     relaxed = Relaxation(problem) if targets else None  # which takes a moment to make
     for target in targets:
@@ -45,13 +45,13 @@ def exact(problem: Problem) -> Answer:
             continue
         verdict, found = search(free, rows, columns, *target)
         if found is not None:
-            return Answer(found, bound=problem.score(*target), note="searched")
-        if verdict is Verdict.OPEN:
-            return Answer(cells, bound=problem.score(*target), note=note)
-    return Answer(cells, bound=value, note=note)
+            return Assignment(found, bound=problem.score(*target), note="searched")
+        if verdict is SearchOutcome.OPEN:
+            return Assignment(cells, bound=problem.score(*target), note=note)
+    return Assignment(cells, bound=value, note=note)
 
 
-def _with_row_spares(problem: Problem) -> Answer:
+def _with_row_spares(problem: Problem) -> Assignment:
     """Spares as further columns, so that they lie where a row's nodes do."""
     assert problem.shape is not None
     rows, columns = problem.shape
@@ -63,7 +63,7 @@ def _with_row_spares(problem: Problem) -> Answer:
     )
     wide.check_room()
     found = exact(wide)
-    return Answer(found.cells[: rows * columns], row_spares=found.cells[rows * columns :], note=found.note)
+    return Assignment(found.cells[: rows * columns], row_spares=found.cells[rows * columns :], note=found.note)
 
 
 def _best_banding(

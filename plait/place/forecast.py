@@ -13,7 +13,7 @@ from plait.core.base.errors import DataError
 from plait.place.conformal import follow
 from plait.place.features import Features, features
 from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history
-from plait.place.jct_search import HeldBack, Tried, search
+from plait.place.jct_search import HeldBack, TriedSettings, search
 from plait.place.traces.table import Ints, Trace
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,7 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ForecastAccuracy:
     """How a model of the first ``1 - test`` of the jobs does on the rest. rmse: by unit and by predictor
     (``model``, ``constant``, ``group``); late: share of jobs that ran longer than the upper quantile, by way
     (``online`` is what the queue uses, ``split`` never learns after the fit, ``raw`` is LightGBM's own,
@@ -83,7 +83,7 @@ class Report:
     late: dict[str, float]
     margin: float
     spread: float
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedSettings, ...] = ()
 
 
 def assess(
@@ -93,7 +93,7 @@ def assess(
     progress: Progress | None = None,
     *,
     draws: int = 0,
-) -> tuple[Predictor, Report]:
+) -> tuple[Predictor, ForecastAccuracy]:
     """Fit to the first jobs, all that had ended when the last ones began to arrive, and test on those.
 
     draws: so many settings of a grid are tried, on the last tenth of the first jobs, and the best are used.
@@ -142,7 +142,7 @@ def assess(
         said = own.predict(_rows(known, rest), names_of(trace)).buckets
         counted = np.minimum(np.exp(logs) / BUCKET, cap)
         rmse[f"10-minute buckets, at most {hours} h"] = _rmse(counted[rest], said, counted, ended, rest, code)
-    report = Report(
+    report = ForecastAccuracy(
         jobs=len(trace),
         tested=len(rest),
         fitted=len(ended),
@@ -157,7 +157,7 @@ def assess(
 
 def _tried(
     trace: Trace, known: Features, logs: Floats, cut: int, settings: JctSettings, draws: int, told: Progress
-) -> list[Tried]:
+) -> list[TriedSettings]:
     """Settings judged on the last tenth of the first ``cut`` jobs, by those of it that had ended by then."""
     if not draws:
         return []

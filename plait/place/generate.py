@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.core.base.errors import JobError
 from plait.core.topology.hostlist import MOST_HOSTS
-from plait.core.topology.switches import DOWN, UNKNOWN, Hardware, State, Topology
+from plait.core.topology.switches import DOWN, UNKNOWN, Hardware, NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 
 CONCENTRATION = 4.0
@@ -92,15 +92,15 @@ def _split(size: int, most: int) -> list[int]:
     return [size // count + (place < size % count) for place in range(count)]
 
 
-def _states(pods: Sequence[Sequence[str]], busy: float, down: float, chance: random.Random) -> Mapping[str, State]:
+def _states(pods: Sequence[Sequence[str]], busy: float, down: float, chance: random.Random) -> Mapping[str, NodeState]:
     names = [name for pod in pods for name in pod]
-    states: dict[str, State] = dict.fromkeys(chance.sample(names, round(down * len(names))), DOWN)
+    states: dict[str, NodeState] = dict.fromkeys(chance.sample(names, round(down * len(names))), DOWN)
     up = [sum(name not in states for name in pod) for pod in pods]
     job = 0
     for pod, left in zip(pods, _occupied(up, min(round(busy * len(names)), sum(up)), chance), strict=True):
         while left:
             job += 1
-            state = State(status="busy", holder=f"job {job}")
+            state = NodeState(status="busy", holder=f"job {job}")
             start, size = chance.randrange(len(pod)), min(chance.choice(JOB_NODES), left)
             left -= size
             for step in range(len(pod)):

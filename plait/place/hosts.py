@@ -17,7 +17,7 @@ from plait.core.base.errors import PlacementError
 from plait.place.problem import Cells, Pool, Problem
 
 
-class Hosts(NamedTuple):
+class PlacedHosts(NamedTuple):
     """nodes: by node rank. spares, preempted: beside them, and among them."""
 
     nodes: tuple[str, ...]
@@ -25,7 +25,7 @@ class Hosts(NamedTuple):
     preempted: tuple[str, ...]
 
 
-def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> Hosts:
+def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> PlacedHosts:
     """Of an answer. row_spares: pools of the spare nodes of rows. Raises PlacementError if spares cannot be
     kept."""
     order = sorted(range(len(cells)), key=lambda cell: _row_major(problem, cell))
@@ -44,7 +44,7 @@ def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> 
         preempted += chosen[free:]
         for number, cell in enumerate(own.get(at, ())):
             nodes[cell * each : (cell + 1) * each] = chosen[number * each : (number + 1) * each]
-    return Hosts(tuple(nodes), tuple(_spares(problem, cells, left, row_spares)), tuple(preempted))
+    return PlacedHosts(tuple(nodes), tuple(_spares(problem, cells, left, row_spares)), tuple(preempted))
 
 
 def arranged(problem: Problem, cells: Cells) -> Cells:

@@ -25,7 +25,7 @@ FEWEST_JUDGED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedSettings:
     """Settings, by name, and their error in log seconds (root mean square) on the jobs held back."""
 
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ class HeldBack:
 
 def search(
     held: HeldBack, settings: JctSettings, draws: int, progress: Callable[[str], None] | None = None
-) -> list[Tried]:
+) -> list[TriedSettings]:
     """The settings given and ``draws`` others, the best first. None where too few jobs can be judged by."""
     judged = np.isfinite(held.truth)
     if judged.sum() < FEWEST_JUDGED:
@@ -61,12 +61,12 @@ def search(
         missed = model.predict(rest, held.names).log - held.truth
         return float(np.sqrt(np.mean(missed[judged] ** 2)))
 
-    found: list[Tried] = []
+    found: list[TriedSettings] = []
     for number, one in enumerate([{name: getattr(settings, name) for name in GRID}, *_drawn(settings, draws)]):
         if progress:
             shown = ", ".join(f"{name} {value}" for name, value in one.items())
             progress(f"{f'settings {number} of {draws}' if number else 'the usual settings'}: {shown}")
-        found.append(Tried(settings=one, error=error(replace(settings, **one))))
+        found.append(TriedSettings(settings=one, error=error(replace(settings, **one))))
     return sorted(found, key=lambda tried: tried.error)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.pool import Pool
+from plait.place.pool import NodePool
 
 Floats = NDArray[np.float64]
 MOST_POINTS = 20_000
@@ -36,7 +36,7 @@ class Series:
         return float(lasted @ self.steps[:, 1]), float(lasted @ self.steps[:, 2])
 
 
-class Meter:
+class QueueMeter:
     """Told of every event before it happens."""
 
     def __init__(self, nodes: int, size: int, sample: float) -> None:
@@ -45,7 +45,7 @@ class Meter:
         self.points: list[tuple[float, float, float, float]] = []
         self.steps: list[tuple[float, int, int]] = []
 
-    def advance(self, now: float, pool: Pool, retention: float) -> None:
+    def advance(self, now: float, pool: NodePool, retention: float) -> None:
         """Nothing has changed since the last call, until ``now``."""
         if now <= self.last:
             return
@@ -54,7 +54,7 @@ class Meter:
         self.steps.append((self.last, self.nodes - pool.busy, self.gpus - pool.used))
         self.last = now
 
-    def finish(self, pool: Pool) -> None:
+    def finish(self, pool: NodePool) -> None:
         """Nothing changes any more."""
         self.steps.append((self.last, self.nodes - pool.busy, self.gpus - pool.used))
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.problem import Problem
 
 
-def mip(problem: Problem) -> Answer:
+def mip(problem: Problem) -> Assignment:
     """Units are PP groups unless the problem says DP. Raises PlacementError where the program cannot say what
     is asked for, or no plan is found in time."""
     if not problem.plain_enough or problem.spares.per_row or problem.by != "spread":
@@ -47,7 +47,7 @@ def mip(problem: Problem) -> Answer:
     else:
         cells = [sequence[column] for column in range(columns) for sequence in sequences]
     note = f"program: {solved.fun:.3g}, bound {solved.mip_dual_bound:.3g}, gap {solved.mip_gap:.1%}"
-    return Answer(tuple(cells), note=note)
+    return Assignment(tuple(cells), note=note)
 
 
 def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from plait.core.base.errors import PlacementError, nearest
 from plait.core.topology.placement import Placement
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware
 from plait.place.bounds import lower_bound
@@ -19,7 +19,7 @@ from plait.place.hosts import arranged, hosts_of
 from plait.place.mip import mip
 from plait.place.problem import Problem, check_legal, seconds_of, spread_of
 
-Method = Callable[[Problem], Answer]
+Method = Callable[[Problem], Assignment]
 METHODS: Mapping[str, Method] = {"exact": exact, "mip": mip, "cpsat": cpsat}
 BASELINES: Mapping[str, Method] = {
     "best-fit": best_fit,
@@ -29,7 +29,7 @@ BASELINES: Mapping[str, Method] = {
 }
 
 
-class Place(Protocol):
+class PlacementMethod(Protocol):
     """What places."""
 
     def __call__(self, problem: Problem) -> Placement: ...

@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import JobError, nearest
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 
 Floats = NDArray[np.float64]
 
 
-def _never(jobs: Workload) -> Floats:
+def _never(jobs: JobTrace) -> Floats:
     return np.full(len(jobs), np.inf)
 
 
-def _at_once(jobs: Workload) -> Floats:
+def _at_once(jobs: JobTrace) -> Floats:
     return np.zeros(len(jobs))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class QueuePolicy:
     """jct: the seconds that each job is believed to run, by which it is let into the zone until it is due;
     inf: never, 0: always. reserves: whether a zone is kept; else the planned job queues when it comes.
     strict: no job starts before one that waits longer. evicts: whether what is in the zone when the planned
@@ -36,7 +36,7 @@ class Policy:
 
     name: str
     says: str
-    jct: Callable[[Workload], Floats] = _never
+    jct: Callable[[JobTrace], Floats] = _never
     reserves: bool = True
     strict: bool = False
     evicts: bool = True
@@ -46,21 +46,21 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy(name="fifo", says="in order; the planned job queues like any", reserves=False, strict=True),
-        Policy(name="reserve-and-pack", says="the zone is filled last, and nobody has to go", jct=_at_once,
+        QueuePolicy(name="fifo", says="in order; the planned job queues like any", reserves=False, strict=True),
+        QueuePolicy(name="reserve-and-pack", says="the zone is filled last, and nobody has to go", jct=_at_once,
                evicts=False),
-        Policy(name="no-jct", says="nobody enters the zone who cannot be preempted"),
-        Policy(name="jct-mean", says="who should end in time, by the mean, enters", jct=lambda jobs: jobs.mean,
+        QueuePolicy(name="no-jct", says="nobody enters the zone who cannot be preempted"),
+        QueuePolicy(name="jct-mean", says="who should end in time, by the mean, enters", jct=lambda jobs: jobs.mean,
                foresees=True),
-        Policy(name="jct-quantile", says="who ends in time nine times of ten enters", jct=lambda jobs: jobs.upper,
+        QueuePolicy(name="jct-quantile", says="who ends in time nine times of ten enters", jct=lambda jobs: jobs.upper,
                foresees=True),
-        Policy(name="oracle", says="who will end in time enters", jct=lambda jobs: jobs.duration, foresees=True),
+        QueuePolicy(name="oracle", says="who will end in time enters", jct=lambda jobs: jobs.duration, foresees=True),
     )
 }  # fmt: skip
 ALIASES = {"arnold": "jct-quantile"}
 
 
-def find_policies(names: str) -> list[Policy]:
+def find_policies(names: str) -> list[QueuePolicy]:
     """``fifo,arnold`` or ``all``.
 
     >>> [policy.name for policy in find_policies("arnold,fifo")]
@@ -68,7 +68,7 @@ def find_policies(names: str) -> list[Policy]:
     """
     if names.strip() == "all":
         return list(POLICIES.values())
-    found: dict[str, Policy] = {}
+    found: dict[str, QueuePolicy] = {}
     for name in (word.strip() for word in names.split(",")):
         known = POLICIES.get(ALIASES.get(name, name))
         if known is None:

@@ -15,7 +15,7 @@ OUTSIDE = 0
 """The part of the cluster that is kept for nobody."""
 
 
-class Pool:
+class NodePool:
     """Nodes of equal size, each in one part of the cluster: ``OUTSIDE``, or in the zone of this number.
 
     ``busy`` nodes have a GPU in use, ``busy_in`` so many of each part; ``used`` counts GPUs.

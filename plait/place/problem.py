@@ -226,7 +226,7 @@ def _or_take(problem: Problem) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class MinipodSpread:
     """Over how many minipods the most spread row and column lie; how many are used; how many pairs of
     neighbours along rows and columns lie in different ones."""
 
@@ -236,14 +236,14 @@ class Spread:
     crossings: int
 
 
-def spread_of(problem: Problem, cells: Cells) -> Spread:
+def spread_of(problem: Problem, cells: Cells) -> MinipodSpread:
     """Of an answer."""
     pod = [problem.minipod_of[pool] for pool in cells]
     rows = max(len({pod[cell] for cell in row}) for row in problem.rows)
     columns = max(len(set(pod[column[0] : column[-1] + 1])) for column in problem.columns)
     down = sum(pod[cell] != pod[cell + 1] for column in problem.columns for cell in column[:-1])
     across = sum(pod[row[a]] != pod[row[b]] for row in problem.rows for a, b in problem.edges)
-    return Spread(rows=rows, columns=columns, used=len(set(pod)), crossings=down + across)
+    return MinipodSpread(rows=rows, columns=columns, used=len(set(pod)), crossings=down + across)
 
 
 def seconds_of(problem: Problem, pods: Sequence[int], rows: int) -> tuple[float, float, float] | None:

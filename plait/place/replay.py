@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.meter import Meter, Series
-from plait.place.policy import Policy
-from plait.place.pool import OUTSIDE, Held, Pool
+from plait.place.meter import QueueMeter, Series
+from plait.place.policy import QueuePolicy
+from plait.place.pool import OUTSIDE, Held, NodePool
 from plait.place.reservation import ClusterShape, Kept, Planned, Reservation, check_planned, queued
 from plait.place.waiting import Parts, Waiting
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 from plait.place.zone import check_zone, choose_zone
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ WORTH_MOVING = 0.01
 miss."""
 
 
-class Run(NamedTuple):
+class JobRun(NamedTuple):
     """A job, -1 for the first planned one, -2 for the second, on its GPUs from ``start`` to ``end``;
     preempted jobs run several times."""
 
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     """What one policy made of a workload. started: first start of each job, ended: its end, both (J,) and
     in seconds of the replay; restarts: how often it was preempted. planned: what came of every planned job.
     lost: GPU-seconds of work done twice."""
@@ -52,14 +52,14 @@ class Outcome:
     restarts: NDArray[np.int64]
     planned: tuple[Kept, ...] = ()
     lost: float = 0.0
-    runs: tuple[Run, ...] = ()
+    runs: tuple[JobRun, ...] = ()
     series: Series
 
 
 def replay(
-    jobs: Workload,
+    jobs: JobTrace,
     cluster: ClusterShape,
-    policy: Policy,
+    policy: QueuePolicy,
     planned: Sequence[Planned] = (),
     *,
     delay_late: bool = False,
@@ -67,7 +67,7 @@ def replay(
     replan: float = 0.0,
     sample: float = 300.0,
     progress: Callable[[float], None] | None = None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Play a workload back until every job has ended.
 
     delay_late: a planned job waits for those that are late instead of preempting them (preemptible jobs go in
@@ -87,7 +87,7 @@ class _Run:
     """One replay under way."""
 
     def __init__(
-        self, jobs: Workload, cluster: ClusterShape, policy: Policy, planned: Sequence[Planned], delay_late: bool,
+        self, jobs: JobTrace, cluster: ClusterShape, policy: QueuePolicy, planned: Sequence[Planned], delay_late: bool,
         checkpoint: float, replan: float, sample: float,
     ) -> None:  # fmt: skip
         self.jobs, self.cluster, self.policy, self.checkpoint = jobs, cluster, policy, checkpoint
@@ -98,7 +98,7 @@ class _Run:
         self.submit, self.gpus = jobs.submit.tolist(), jobs.gpus.tolist()
         self.left = jobs.duration.tolist()  # seconds of work
         self.jct, self.preemptible = policy.jct(jobs).tolist(), jobs.preemptible.tolist()
-        self.pool, self.waiting = Pool(cluster.nodes, cluster.gpus_per_node, len(kept)), Waiting()
+        self.pool, self.waiting = NodePool(cluster.nodes, cluster.gpus_per_node, len(kept)), Waiting()
         self.rooms: list[Parts] = [(OUTSIDE,)]
         self.held: dict[int, Held] = {}
         self.since: dict[int, float] = {}
@@ -109,8 +109,8 @@ class _Run:
         self.restarts = np.zeros(len(jobs), np.int64)
         self.now = 0.0
         self.lost = 0.0
-        self.runs: list[Run] = []
-        self.meter = Meter(cluster.nodes, cluster.gpus_per_node, sample)
+        self.runs: list[JobRun] = []
+        self.meter = QueueMeter(cluster.nodes, cluster.gpus_per_node, sample)
 
     # ---- events ----
 
@@ -214,7 +214,7 @@ class _Run:
     def _stop(self, job: int) -> None:
         held = self.held.pop(job)
         self.pool.release(held)
-        self.runs.append(Run(job, self.since[job], self.now, held))
+        self.runs.append(JobRun(job, self.since[job], self.now, held))
         self.inside.pop(job, None)
 
     def _preempt(self, job: int) -> None:
@@ -317,7 +317,7 @@ class _Run:
         held = self.held.pop(-one.number)
         self.pool.release(held)
         assert one.kept.start is not None
-        self.runs.append(Run(-one.number, one.kept.start, self.now, held))
+        self.runs.append(JobRun(-one.number, one.kept.start, self.now, held))
         one.note(zone=tuple(one.zone), end=self.now)
         self._reserve(one, [])
         for other in self.reserved:
@@ -326,7 +326,7 @@ class _Run:
 
     # ---- result ----
 
-    def outcome(self, planned: int) -> Outcome:
+    def outcome(self, planned: int) -> ReplayOutcome:
         """What came of it. planned: how many planned jobs there were."""
         number = self.jobs.job
         keep = number >= 0
@@ -336,7 +336,7 @@ class _Run:
             kept = tuple(Kept(start=float(self.started[at[i]]), end=float(self.ended[at[i]])) for i in range(planned))
             own = np.where(keep, np.cumsum(keep) - 1, number).tolist()
             self.runs = [run._replace(job=own[run.job]) for run in self.runs]
-        return Outcome(
+        return ReplayOutcome(
             policy=self.policy.name,
             started=self.started[keep],
             ended=self.ended[keep],

@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.core.base.errors import PlacementError
 from plait.core.base.text import counted
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 from plait.place.zone import check_zone
 
 
@@ -120,7 +120,7 @@ def check_planned(planned: Sequence[Planned], cluster: ClusterShape) -> None:
             raise PlacementError("The zones of two planned jobs share nodes at one time. Choose others.")
 
 
-def queued(jobs: Workload, planned: Sequence[Planned], cluster: ClusterShape) -> Workload:
+def queued(jobs: JobTrace, planned: Sequence[Planned], cluster: ClusterShape) -> JobTrace:
     """Planned jobs as ones that queue when they come, behind those that came at the same time. Their numbers
     are -1, -2, ..."""
     order = sorted(range(len(planned)), key=lambda at: planned[at].arrival)

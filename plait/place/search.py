@@ -16,7 +16,7 @@ MOST_PATTERNS = 1024
 """Ways to place one row: above them it does not begin."""
 
 
-class Verdict(Enum):
+class SearchOutcome(Enum):
     """FOUND: there is one. NONE: there is none. OPEN: it took too long."""
 
     FOUND = 1
@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 def search(
     free: Sequence[int], rows: int, columns: int, row_spread: int, column_spread: int, effort: int = EFFORT
-) -> tuple[Verdict, tuple[int, ...] | None]:
+) -> tuple[SearchOutcome, tuple[int, ...] | None]:
     """The minipod of every cell, column by column, such that no row and no column is spread further.
 
     >>> search([3, 3], 2, 3, 1, 2)
@@ -39,15 +39,15 @@ def search(
         )
     useful = [pod for pod in range(len(free)) if free[pod]]
     if len(useful) ** columns > MOST_PATTERNS:
-        return Verdict.OPEN, None
-    looked = _Search([free[pod] for pod in useful], rows, columns, row_spread, column_spread, effort)
+        return SearchOutcome.OPEN, None
+    looked = _PlacementSearch([free[pod] for pod in useful], rows, columns, row_spread, column_spread, effort)
     found = looked.below(0, tuple(looked.free), (0,) * columns)
     if not found:
-        return (Verdict.OPEN if looked.effort < 0 else Verdict.NONE), None
-    return Verdict.FOUND, tuple(useful[row[column]] for column in range(columns) for row in looked.placed)
+        return (SearchOutcome.OPEN if looked.effort < 0 else SearchOutcome.NONE), None
+    return SearchOutcome.FOUND, tuple(useful[row[column]] for column in range(columns) for row in looked.placed)
 
 
-class _Search:
+class _PlacementSearch:
     def __init__(
         self, free: list[int], rows: int, columns: int, row_spread: int, column_spread: int, effort: int
     ) -> None:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.replay import Outcome
+from plait.place.replay import ReplayOutcome
 from plait.place.reservation import Kept, Planned
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 
 Floats = NDArray[np.float64]
 
@@ -114,7 +114,7 @@ class Summary:
         return asdict(self) | {name: getattr(self, name) for name in worst}
 
 
-def summary(outcome: Outcome, jobs: Workload, planned: Sequence[Planned], nodes: int, gpus: int) -> Summary:
+def summary(outcome: ReplayOutcome, jobs: JobTrace, planned: Sequence[Planned], nodes: int, gpus: int) -> Summary:
     """Numbers of one outcome. nodes, gpus: of the cluster."""
     arrived = jobs.submit >= 0
     waited = np.maximum(0.0, outcome.started - jobs.submit)

@@ -19,7 +19,7 @@ MOST_JOBS = 5_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class JobTrace:
     """Jobs by submission, (J,). submit: seconds from the replay's start; negative for jobs that run already
     when it starts, since then. duration: seconds of the whole job. mean, upper: predicted seconds. job: its
     number in the trace. window: seconds during which jobs arrive. oversize: numbers, in the trace, of jobs
@@ -50,7 +50,7 @@ def workload(
     copies: float | None = None,
     load: float | None = None,
     window: float | None = None,
-) -> Workload:
+) -> JobTrace:
     """Jobs for a cluster of so many GPUs.
 
     Without ``copies`` and ``load`` the trace as it is, on an empty cluster. Else the trace is repeated
@@ -94,7 +94,7 @@ def copies_of(
     return chosen, one, copies
 
 
-def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], copies: float, window: float) -> Workload:
+def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], copies: float, window: float) -> JobTrace:
     period = trace.span
     submits: list[Floats] = []
     jobs: list[NDArray[np.int64]] = []
@@ -115,8 +115,8 @@ def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], cop
     return _columns(trace, predicted, job[order], submit[order], window)
 
 
-def _columns(trace: Trace, predicted: Predicted, job: NDArray[np.int64], submit: Floats, window: float) -> Workload:
-    return Workload(
+def _columns(trace: Trace, predicted: Predicted, job: NDArray[np.int64], submit: Floats, window: float) -> JobTrace:
+    return JobTrace(
         submit=submit,
         duration=trace.duration[job],
         gpus=trace.gpus[job],

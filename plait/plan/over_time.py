@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from plait.core.base.pictures import Bar, Curve
+from plait.core.base.pictures import Bar, PlotCurve
 from plait.core.record.timeline import Span
 from plait.plan.estimate import PlannedStep, place_walk
 from plait.plan.memory_report import MemoryReport
@@ -76,11 +76,11 @@ def _kind(span: Span) -> str:
             return "transfer"
 
 
-def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport) -> list[Curve]:
+def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport) -> list[PlotCurve]:
     """Bytes of a rank of every shown place over a step, with what its device holds besides tensors: before,
     at the fullest moment of, and after every computation of the schedule."""
     run = simulated.simulation.run()
-    found = list[Curve]()
+    found = list[PlotCurve]()
     for place in shown_places(len(report.places)):
         memory = report.places[place].place.memory
         lasting = memory.total - memory.activations + report.places[place].overhead
@@ -98,5 +98,5 @@ def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport)
                     (end, float(lasting + walk.live)),
                 ]
         points.append((simulated.seconds, float(lasting)))
-        found.append(Curve(f"place {place}", points))
+        found.append(PlotCurve(f"place {place}", points))
     return found

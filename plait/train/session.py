@@ -22,20 +22,20 @@ from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
 from plait.train.checkpoint.huggingface import load as load_huggingface
-from plait.train.checkpoint.memory import Memory
+from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.comm.objects import gather
 from plait.train.comm.world import first_does, new_group
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import Feed
 from plait.train.engine.finite import check_state
 from plait.train.engine.optimizer import LearningRate, Optimizer
-from plait.train.engine.pipeline import Pipeline
+from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.record.meter import Meter
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
@@ -47,7 +47,7 @@ class Session:
     """Everything one rank needs; ``train`` is the whole run. Made by all ranks at the same point."""
 
     def __init__(
-        self, plan: Plan, job: Job, folder: Path, rank: RankEnv, device: Device, report: Reporter, control: Control
+        self, plan: Plan, job: Job, folder: Path, rank: RankEnv, device: RankDevice, report: Reporter, control: Control
     ) -> None:
         self.job, self.folder, self.rank, self.report, self.control = job, folder, rank.rank, report, control
         control.doing("preparing the corpus", patient=True)
@@ -109,7 +109,7 @@ class Session:
         first_does(lambda: prepare_corpus(self.job, corpus, self.report.say), "corpus")
         return Stream.open(self.job, corpus)
 
-    def _settled(self, part: Part) -> Part:
+    def _settled(self, part: RankPart) -> RankPart:
         """The part under a plan that leaves nothing open; the plan is kept, and its hash is the run's."""
         if part.plan.strategy.compile:
             self._compile(part)
@@ -129,7 +129,7 @@ class Session:
         self.recorder.ring.obeys(plan.key)
         return settled
 
-    def _compile(self, part: Part) -> None:
+    def _compile(self, part: RankPart) -> None:
         """Before anything is timed. Raises JobError where it is not possible."""
         self.control.doing("compiling", patient=True)
         done = compile_ahead(part)
@@ -138,7 +138,7 @@ class Session:
                            fix='Use "auto", which goes on without, or false')  # fmt: skip
         self.report.say(str(done))
 
-    def _memory(self, rank: RankEnv) -> Memory | None:
+    def _memory(self, rank: RankEnv) -> MemoryCheckpoints | None:
         """Copies in the memory of hosts, where the job wants them and a launcher keeps them."""
         if not self.job.run.memory_every:
             return None
@@ -146,7 +146,7 @@ class Session:
             self.report.say("warning: run.memory_every has no effect here")
             return None
         several = rank.world_size > rank.local_world_size and self.job.run.memory_neighbour
-        return Memory(
+        return MemoryCheckpoints(
             memory_of(self.folder) / this_host(), plan=self.part.plan.key,
             neighbour=rank.local_world_size if several else 0, group=new_group() if dist.is_initialized() else None,
         )  # fmt: skip
@@ -259,7 +259,7 @@ class Session:
         known, self._told = self._told, self.checkpoints.told
         return [] if self._told is known else self._told
 
-    def _evaluate(self, evaluator: Pipeline, done: int) -> float:
+    def _evaluate(self, evaluator: PipelineExecutor, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
         with self.recorder.during(Kind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
             loss = evaluate(evaluator.run, self.part.groups, self.part.cut(self.feed.evaluation(self.part.rows)))

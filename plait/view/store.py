@@ -28,7 +28,7 @@ from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
 from plait.diagnose.heat import Heat, HeatColumn, Statistic, by_segment, heat_of_segments, heat_of_steps
-from plait.diagnose.reading import Run, glance, read_run
+from plait.diagnose.reading import RecordedRun, glance, read_run
 from plait.diagnose.recording import Recording, grid_of
 from plait.diagnose.states import Standing, standings
 from plait.diagnose.tables import Glance
@@ -59,7 +59,7 @@ class Tools:
     a rank of every place, as predicted.
     """
 
-    explain: Callable[[Run], Diagnosis]
+    explain: Callable[[RecordedRun], Diagnosis]
     hang: Callable[[Path], Hang | None]
     predicted: Callable[[Plan, Sequence[int]], pl.DataFrame | None]
     memory: Callable[[Plan], Sequence[tuple[str, Mapping[str, int]]]]
@@ -75,7 +75,7 @@ class Snapshot:
     folder: Path
     generation: int = 0
     glance: Glance | None = None
-    run: Run | None = None
+    run: RecordedRun | None = None
     whole: bool = False
     told: Diagnosis | None = None
     hang: Hang | None = None
@@ -160,7 +160,7 @@ class Watched:
         self._lock = threading.Lock()
         self._snapshot = Snapshot(name=name, folder=folder)
         self._seen: tuple[object, ...] = ()
-        self._explained: Run | None = None
+        self._explained: RecordedRun | None = None
         self._wanted = self._reading = False
         self._not_before = 0.0
         self._looked = threading.Event()  # there is a first picture, or none that soon

@@ -19,7 +19,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
-from plait.launch.kubernetes_api import Cluster
+from plait.launch.kubernetes_api import KubernetesNamespace
 from plait.plan.make import make_plan
 
 TIER = "unit"
@@ -62,8 +62,8 @@ def test_without_a_cluster_to_ask_the_choice_is_named_as_a_guess() -> None:
 
 @pytest.mark.parametrize(("jobset", "kind"), [(True, "JobSet"), (False, "Job")])
 def test_a_cluster_is_asked_what_it_knows(monkeypatch: pytest.MonkeyPatch, jobset: bool, kind: str) -> None:
-    monkeypatch.setattr(Cluster, "__init__", lambda self, *arguments: None)
-    monkeypatch.setattr(Cluster, "has_jobset", lambda self: jobset)
+    monkeypatch.setattr(KubernetesNamespace, "__init__", lambda self, *arguments: None)
+    monkeypatch.setattr(KubernetesNamespace, "has_jobset", lambda self: jobset)
     assert preview(a_job())[1][0]["kind"] == kind
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.base.errors import DataError
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.evidence import Verdict, Wait, write_hang
+from plait.core.runs.evidence import Verdict, WaitLink, write_hang
 from plait.core.runs.ring_calls import ring_path
 from tests.support.ports import own_port
 from tests.support.recordings.planted import draw_case
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_the_launcher_found_is_read_again(tmp_path: Path) -> None:
     case = draw_case("stopped", 3)
-    chain = (Wait(ranks=(1,), call="all-reduce 3 of tp group 0, 1", on=(0,)),)
+    chain = (WaitLink(ranks=(1,), call="all-reduce 3 of tp group 0, 1", on=(0,)),)
     verdict = Verdict(cause="stopped", why="Rank 0 (host 0) is stopped.", ranks=(0,), hosts=("host 0",), chain=chain)
     write_hang(tmp_path, verdict, case.evidence)
     done = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--hang"])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.core.base.pictures import GREY, Bar, Curve
+from plait.core.base.pictures import GREY, Bar, PlotCurve
 from plait.diagnose.plots import draw_curves, draw_gantt, draw_step
 
-FIRST, SECOND = Curve("first", [(0, 1), (1, 2)]), Curve("second", [(0, 2), (1, 1)])
+FIRST, SECOND = PlotCurve("first", [(0, 1), (1, 2)]), PlotCurve("second", [(0, 2), (1, 1)])
 
 
 def test_a_name_has_one_colour_in_all_panels(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_no_bars_are_a_picture_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["svg", "html"])
 def test_a_step_and_its_memory_with_the_limit(tmp_path: Path, form: str) -> None:
     file = tmp_path / f"step.{form}"
-    memory = Curve("stage 0", [(0, 2**30), (10, 3 * 2**30)])
+    memory = PlotCurve("stage 0", [(0, 2**30), (10, 3 * 2**30)])
     draw_step(BARS, [memory], file, title="a <step>", limit=4 * 2**30)
     said = texts(file)
     assert {"rank 0", "forward", "stage 0", "usable", "GiB of a rank", "time (s)", "a &lt;step&gt;"} <= set(said)

@@ -15,7 +15,7 @@ from plait.core.runs.evidence import Verdict
 from plait.diagnose.compare import AxisOverlap, ComparedRow, Prediction
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.imported import Said
-from plait.diagnose.reading import Run, read_run
+from plait.diagnose.reading import RecordedRun, read_run
 from plait.diagnose.recording import Recording
 from tests.diagnose.test_stragglers import recording, slower
 from tests.support.recordings.made import TRANSFER, At, Job, write_run
@@ -30,12 +30,12 @@ def seen() -> Recording:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     job = Job(dp=4, pp=2, micro_batches=4, compute=SLOW, steps=30)
     return read_run(write_run(tmp_path_factory.mktemp("run") / "run", job))
 
 
-def of(run: Run, **more: Any) -> Report:
+def of(run: RecordedRun, **more: Any) -> Report:
     changed = replace(run, **more)
     return explain(changed.recording, "run", run=changed)
 
@@ -95,12 +95,12 @@ def test_the_cost_is_of_the_time_since_the_last_began(seen: Recording) -> None:
     assert clean is not None and clean.steps == 29, "all but the first"
 
 
-def test_axes_are_told_where_it_is_known_where_ranks_stand(run: Run, seen: Recording) -> None:
+def test_axes_are_told_where_it_is_known_where_ranks_stand(run: RecordedRun, seen: Recording) -> None:
     assert explain(seen, "run").axes == of(run).axes == {"pp": 2, "dp": 4}
     assert of(run, plan=None).axes == {}
 
 
-def test_a_goodput_is_one_of_a_run_of_ours(run: Run) -> None:
+def test_a_goodput_is_one_of_a_run_of_ours(run: RecordedRun) -> None:
     assert of(run).goodput is not None
     assert of(run, plan=None).goodput is None
     assert of(run, plan=None, metrics=({"step": 1, "seconds": 1.0},)).goodput is not None
@@ -112,7 +112,7 @@ def said(**more: Any) -> Said:
     return Said((), PassedOver(), steps=True)._replace(**more)
 
 
-def test_of_recordings_of_others_only_what_they_tell_is_said(run: Run) -> None:
+def test_of_recordings_of_others_only_what_they_tell_is_said(run: RecordedRun) -> None:
     whole = of(run, said=said())
     assert [one.ranks for one in whole.stragglers] == [(5,)] and whole.verdicts.arrivals
     assert whole.steps is not None and whole.shares
@@ -126,7 +126,7 @@ def test_of_recordings_of_others_only_what_they_tell_is_said(run: Run) -> None:
         assert [one.ranks for one in of(run, said=said(unknown=unknown)).stragglers] == named
 
 
-def test_where_ends_of_transfers_are_not_known_a_cost_is_not_either(run: Run) -> None:
+def test_where_ends_of_transfers_are_not_known_a_cost_is_not_either(run: RecordedRun) -> None:
     seen = run.recording
     lost = replace(seen, spans=seen.spans.with_columns(
         meeting=pl.when(pl.col("kind") == "transfer").then(None).otherwise("meeting")
@@ -148,14 +148,14 @@ def test_a_link_has_no_cost_of_its_own() -> None:
     assert costs["slow link"] is None and costs["slow processor"] is not None
 
 
-def test_what_was_passed_over_is_the_runs_or_the_recordings(run: Run, seen: Recording) -> None:
+def test_what_was_passed_over_is_the_runs_or_the_recordings(run: RecordedRun, seen: Recording) -> None:
     over = PassedOver()
     over.note("rows", "x", 3)
     assert of(run, passed_over=over).to_dict()["passed_over"] == [{"what": "rows", "count": 3, "first": "x"}]
     assert explain(replace(seen, passed_over=over), "run").passed_over.counts == {"rows": 3}
 
 
-def test_checkpoints_are_those_of_the_runs_folder(run: Run, tmp_path: Path) -> None:
+def test_checkpoints_are_those_of_the_runs_folder(run: RecordedRun, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     found = of(run, folder=tmp_path).checkpoints
     assert found is not None and found.count == 1

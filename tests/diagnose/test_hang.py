@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
 from plait.core.record.ring import RingGroup, signature_of
-from plait.core.runs.evidence import FILE, Call, Channel, Evidence, Verdict, read_hang, write_hang
+from plait.core.runs.evidence import FILE, Call, CallSequence, Evidence, Verdict, read_hang, write_hang
 from plait.diagnose.hang import localise
 from tests.support.recordings.planted import HEALTHY, PLANTERS, Case, draw_case
 from tests.support.recordings.standstill import DEADLINE
@@ -65,7 +65,7 @@ def at(group: RingGroup, sequence: int, *, since: float = 20.0, verb: str = "all
        over: bool = False, ends: tuple[int, int] = (-1, -1)) -> Call:  # fmt: skip
     """A call of a rank whose evidence is of second 100."""
     began, signature = int((100 - since) * SECOND), signature_of(verb, "float32", size)
-    return Call(channel=Channel(group, *ends), sequence=sequence, verb=verb, dtype="float32", bytes=size,
+    return Call(channel=CallSequence(group, *ends), sequence=sequence, verb=verb, dtype="float32", bytes=size,
                 signature=signature, enqueued=began, ended=began + 1 if over else 0)  # fmt: skip
 
 

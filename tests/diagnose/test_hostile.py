@@ -22,9 +22,9 @@ from plait.core.base.errors import PlaitError
 from plait.core.record.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
-from plait.core.runs.evidence import FILE, Evidence, Verdict, Wait, write_hang
+from plait.core.runs.evidence import FILE, Evidence, Verdict, WaitLink, write_hang
 from plait.core.runs.memory_peaks import TENSORS
-from plait.core.runs.parts import Part, ask, write_part
+from plait.core.runs.parts import RankAnswer, ask, write_part
 from plait.core.runs.ring_calls import ring_path
 from plait.diagnose.reading import read_run
 from plait.diagnose.series import attempts_of, memory_of, series_of
@@ -59,8 +59,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 break  # the others are in a call that it has not begun
             ring.begin(Kind.COLLECTIVE, name, number, at, at, 0 if number == 39 else at + 2 * 10**5, 64, group, number,
                        call=call_of("all_reduce", "float32"), signature=SIGNATURE)  # fmt: skip
-        write_part(folder, Part(rank=rank, token=header.token, wall=time.time_ns(), thread="works" if rank == 2 else
-                                "waits", stack=("a.py:1 f",), address=("127.0.0.1", 9), complete=True))  # fmt: skip
+        thread = "works" if rank == 2 else "waits"
+        write_part(folder, RankAnswer(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",), address=("127.0.0.1", 9), complete=True))  # fmt: skip
     lines = [{"step": step, "loss": 2.0, "seconds": 0.1, TENSORS: {"stage 0, rank 0": 1000}} for step in range(1, 7)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_attempts(folder, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", hosts=("a",), steps=6)])
@@ -194,7 +194,7 @@ def test_values_of_other_types(
     folder = tmp_path_factory.mktemp("values") / "run"
     shutil.copytree(whole, folder)
     write_hang(
-        folder, Verdict(cause="stopped", why="Rank 1.", ranks=(1,), chain=(Wait(ranks=(0,), call="x", on=(1,)),)),
+        folder, Verdict(cause="stopped", why="Rank 1.", ranks=(1,), chain=(WaitLink(ranks=(0,), call="x", on=(1,)),)),
         [Evidence(rank=0)],
     )  # fmt: skip
     path = folder / name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.parallel.layout import Layout
 from plait.core.record.ring import RingGroup
-from plait.core.runs.evidence import Call, Channel, Evidence, Verdict, Wait
+from plait.core.runs.evidence import Call, CallSequence, Evidence, Verdict, WaitLink
 from plait.diagnose.hang import localise
 from plait.diagnose.recording import grid_of
 from plait.diagnose.series import attempts_of, memory_of, series_of
@@ -30,7 +30,10 @@ def test_states_of_a_hang() -> None:
         Evidence(rank=2, state="ended", status=1, error="RuntimeError: <b>no</b>"),
     ]
     verdict = Verdict(
-        cause="stopped", why="rank 1 is stopped", ranks=(1,), chain=(Wait(ranks=(0,), call="all-reduce 3", on=(1,)),)
+        cause="stopped",
+        why="rank 1 is stopped",
+        ranks=(1,),
+        chain=(WaitLink(ranks=(0,), call="all-reduce 3", on=(1,)),),
     )
     found = standings(GRID, hang=(verdict, evidence))
     assert [one.state for one in found] == ["waits", "named", "crashed", "unknown"]
@@ -142,7 +145,8 @@ def test_a_rank_that_is_one_of_several_suspects_is_not_named() -> None:
 def test_what_is_told_of_a_rank() -> None:
     group = RingGroup((0, 1), 0, "tp")
     calls = tuple(
-        Call(channel=Channel(group), sequence=n, verb="all_reduce", dtype="", bytes=0, enqueued=1, ended=2 * (n == 1))
+        Call(channel=CallSequence(group), sequence=n,
+             verb="all_reduce", dtype="", bytes=0, enqueued=1, ended=2 * (n == 1))
         for n in (1, 2, 3)
     )  # fmt: skip
     found = standing(Evidence(rank=1, calls=calls, stack=("a", "b"), thread="waits"), errors={1: "said"})
@@ -157,7 +161,7 @@ def test_what_is_told_of_a_rank() -> None:
 
 
 def test_the_chain_tells_for_whom_ranks_wait_where_calls_do_not() -> None:
-    chain = (Wait(ranks=(0, 1), call="x", on=(1, 2)), Wait(ranks=(1,), call="y", on=(3,)))
+    chain = (WaitLink(ranks=(0, 1), call="x", on=(1, 2)), WaitLink(ranks=(1,), call="y", on=(3,)))
     found = standings(GRID, hang=(Verdict(cause="unknown", why="", chain=chain), []))
     assert [one.waits_for for one in found] == [(1, 2), (2,), (), ()]
 
@@ -165,7 +169,7 @@ def test_the_chain_tells_for_whom_ranks_wait_where_calls_do_not() -> None:
 @pytest.mark.parametrize("last", [1, 3])
 def test_calls_tell_for_whom_ranks_wait_up_to_the_last_of_the_grid(last: int) -> None:
     call = Call(
-        channel=Channel(RingGroup((last - 1, last), 0, "tp")), sequence=1, verb="all_reduce", dtype="", bytes=0,
+        channel=CallSequence(RingGroup((last - 1, last), 0, "tp")), sequence=1, verb="all_reduce", dtype="", bytes=0,
         enqueued=1, ended=0,
     )  # fmt: skip
     for waiting, on in ((last - 1, last), (last, last - 1)):

@@ -19,7 +19,7 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
-from plait.train.model.transformer import Stages
+from plait.train.model.transformer import StageModels
 from plait.train.record.recorder import Recorder
 from tests.dist.counting import CountedWire, count_sequence
 from tests.dist.equality import DEVICE
@@ -96,7 +96,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _tables(share: Stages) -> int:
+def _tables(share: StageModels) -> int:
     """Cosines and sines, which the layers of a stage share."""
     layers: list[Any] = [layer for model in share.stages for layer in model.attn.values()]
     ropes = {id(layer.rope): layer.rope for layer in layers if layer.rope}

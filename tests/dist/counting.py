@@ -12,7 +12,7 @@ from plait.core.step.segments import Collective
 from plait.plan.sharding import step_bytes
 from plait.plan.traffic import micro_batch_bytes
 from plait.train.comm.wire import Wire, wire_bytes
-from plait.train.engine.assembly import Part
+from plait.train.engine.assembly import RankPart
 from plait.train.model.sequence import SequenceGroup
 from tests.dist.equality import STEPS
 
@@ -28,7 +28,7 @@ class CountedWire:
         return self.wire.start(kind, result, source)
 
 
-def count_sequence(part: Part) -> dict[str, CountedWire]:
+def count_sequence(part: RankPart) -> dict[str, CountedWire]:
     """Counters on the wires of sequence parallelism, from here on."""
     sequence = part.groups.sequence
     wires = {"ulysses": CountedWire(sequence.ulysses), "ring": CountedWire(sequence.ring)}
@@ -38,13 +38,13 @@ def count_sequence(part: Part) -> dict[str, CountedWire]:
     return wires
 
 
-def counted(part: Part) -> tuple[Part, dict[str, CountedWire]]:
+def counted(part: RankPart) -> tuple[RankPart, dict[str, CountedWire]]:
     """The same part with counters on the wires of tensor and sequence parallelism."""
     wires = {"tp": CountedWire(part.groups.tp)} | count_sequence(part)
     return replace(part, groups=replace(part.groups, tp=wires["tp"])), wires
 
 
-def traffic(part: Part, wires: dict[str, CountedWire], *, micro: int, count: int) -> dict[str, float]:
+def traffic(part: RankPart, wires: dict[str, CountedWire], *, micro: int, count: int) -> dict[str, float]:
     """How far what the micro-batches of one step have sent is off the formula: nothing or everything. micro:
     sequences of a micro-batch, count: of micro-batches."""
     want: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def traffic(part: Part, wires: dict[str, CountedWire], *, micro: int, count: int
     return errors
 
 
-def planned_bytes(part: Part, *, count: int) -> dict[str, int]:
+def planned_bytes(part: RankPart, *, count: int) -> dict[str, int]:
     """What the formula says that ``STEPS`` steps of ``count`` micro-batches send."""
     units = {unit: store.numel for unit, store in part.models.units.items()}
     one_stage = any(stage.stage.embeds and stage.stage.heads for stage in part.models.stages)

@@ -20,21 +20,21 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.core.step.segments import Collective
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import RankStep, train_step
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer
 from tests.support.reference import Reference
 
 BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
 RATE, CLIP = 1e-2, 0.5
-DEVICE = Device(torch.device("cpu"))
+DEVICE = RankDevice(torch.device("cpu"))
 
 
 class DelayedWire:
@@ -156,7 +156,9 @@ def build(
             piece.view(model.named[piece.parameter]).copy_(piece.cut(start[piece.name]))
     gradients = Gradients(model)
     optimizer = Optimizer(model, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    executor = make_executor(model, strategy, over, Load(micro, SEQUENCE), Here(DEVICE, seed=SEED), gradients=gradients)
+    executor = make_executor(
+        model, strategy, over, Load(micro, SEQUENCE), RankContext(DEVICE, seed=SEED), gradients=gradients
+    )
     return executor, optimizer
 
 

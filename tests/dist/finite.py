@@ -12,12 +12,12 @@ from plait.core.base.errors import NotFinite
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.finite import check_state
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import StepResult, train_step
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 MODEL: dict[str, Any] = {"family": "gpt", "num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
 BATCH, SEQUENCE = 8, 8
@@ -26,7 +26,7 @@ Strategy = dict[str, Any]
 """The job's section."""
 
 
-def _part(rank: int, strategy: Strategy) -> tuple[Part, Optimizer]:
+def _part(rank: int, strategy: Strategy) -> tuple[RankPart, Optimizer]:
     job = Job.from_dict(
         {
             "model": MODEL,
@@ -35,11 +35,11 @@ def _part(rank: int, strategy: Strategy) -> tuple[Part, Optimizer]:
             "strategy": {"slices": {"p1": 1, "p2": 1}, "schedule": "1f1b", **strategy},
         }
     )
-    part = assemble(make_plan(job, HERE, vocab=37), rank, Device(torch.device("cpu")))
+    part = assemble(make_plan(job, HERE, vocab=37), rank, RankDevice(torch.device("cpu")))
     return part, Optimizer(part.models, part.gradients)
 
 
-def _step(part: Part, optimizer: Optimizer, step: int, **more: Any) -> StepResult:
+def _step(part: RankPart, optimizer: Optimizer, step: int, **more: Any) -> StepResult:
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, MODEL["vocab"], (BATCH, SEQUENCE + 1), generator=generator)
     samples = torch.arange(BATCH) + step * BATCH
@@ -47,7 +47,7 @@ def _step(part: Part, optimizer: Optimizer, step: int, **more: Any) -> StepResul
     return train_step(part.step, optimizer, batches, learning_rate=1e-2, clip=1.0, **more)
 
 
-def _plant(part: Part, tensor: str, times: int) -> None:
+def _plant(part: RankPart, tensor: str, times: int) -> None:
     """Put a NaN into this rank's gradient of a tensor whenever something is added to it, so many times."""
     gradients, left = part.gradients, [times]
     piece = next(piece for piece in part.models.pieces if piece.name == tensor)
@@ -71,7 +71,7 @@ def _everything(optimizer: Optimizer) -> list[Tensor]:
     return [*state, *(count.clone() for count in optimizer.updates.values())]
 
 
-def _close(part: Part) -> None:
+def _close(part: RankPart) -> None:
     part.lanes.close()
     if part.shards:
         part.shards.stop()

@@ -33,7 +33,7 @@ from plait.plan.make import Design, assemble_plan
 from plait.plan.states import states
 from plait.train.comm.wire import Wire
 from plait.train.engine.agreement import agree, statement
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.completion import complete, totals
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.feed import micro_batches
@@ -77,7 +77,7 @@ class Sizes:
         """Micro-batches of a step."""
         return self.batch // self.micro
 
-    def step(self, part: Part, number: int) -> list[MicroBatch]:
+    def step(self, part: RankPart, number: int) -> list[MicroBatch]:
         """What ``part`` computes in a step."""
         batch = batch_of(part.models.spec, number, self.batch, self.sequence)
         return part.own(micro_batches(*batch, self.micro, number))
@@ -176,7 +176,7 @@ def sizes_of(planned: Plan) -> Sizes:
 
 
 @contextmanager
-def _part(rank: int, planned: Plan, **more: Any) -> Iterator[Part]:
+def _part(rank: int, planned: Plan, **more: Any) -> Iterator[RankPart]:
     """This rank's, closed in the end."""
     part = assemble(planned, rank, DEVICE, **more)
     try:
@@ -185,7 +185,7 @@ def _part(rank: int, planned: Plan, **more: Any) -> Iterator[Part]:
         part.lanes.close()
 
 
-def _worst(alone: Part, sizes: Sizes, want: dict[str, Any], delay: int | None) -> tuple[float, str]:
+def _worst(alone: RankPart, sizes: Sizes, want: dict[str, Any], delay: int | None) -> tuple[float, str]:
     part, wires = counted(alone)
     if delay is not None:
         part.pipeline.courier = LateCourier(part.courier, delay * 100 + part.rank)
@@ -196,7 +196,7 @@ def _worst(alone: Part, sizes: Sizes, want: dict[str, Any], delay: int | None) -
     return _errors(part, wires, want, sizes)
 
 
-def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], sizes: Sizes) -> tuple[float, str]:
+def _errors(part: RankPart, wires: dict[str, CountedWire], want: dict[str, Any], sizes: Sizes) -> tuple[float, str]:
     errors: dict[str, float] = {}
     held, gradients = part.models, part.gradients
     for store in held.units.values():
@@ -249,7 +249,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
     return errors[name], name
 
 
-def _evaluated(part: Part, want: float, sizes: Sizes, errors: dict[str, float]) -> Counter[str]:
+def _evaluated(part: RankPart, want: float, sizes: Sizes, errors: dict[str, float]) -> Counter[str]:
     """Compare two evaluations with the reference's; the bytes that sharding has sent for them."""
     assert part.evaluator is not None
     given = evaluation_of(part.models.spec, sizes.micro, sizes.sequence)
@@ -327,7 +327,7 @@ def other_order(rank: int, spec: ModelSpec, odd: int, seed: int) -> str:
         return _said(part)
 
 
-def _said(part: Part) -> str:
+def _said(part: RankPart) -> str:
     try:
         agree(part)
     except ScheduleError as error:

@@ -16,7 +16,7 @@ from plait.core.record.records import Records
 from plait.core.record.ring import read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import PLANNED, Span, spans_of
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -65,7 +65,7 @@ def of_columns(records: Records, rank: int) -> list[Span]:
     return sorted(spans, key=lambda span: (span.step, span.start))
 
 
-def _batches(part: Part, step: int) -> list[MicroBatch]:
+def _batches(part: RankPart, step: int) -> list[MicroBatch]:
     work = part.plan.workload
     torch.manual_seed(step)
     tokens = torch.randint(0, part.plan.model.vocab, (work.micro_batch * work.num_micro_batches, work.sequence))

@@ -16,8 +16,8 @@ from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import TensorLayout
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
-from plait.train.comm.lanes import Handle, Lane
-from plait.train.machine.device import Device
+from plait.train.comm.lanes import BackgroundHandle, Lane
+from plait.train.machine.device import RankDevice
 
 DTYPES = (
     "bool",
@@ -33,8 +33,8 @@ DTYPES = (
     "complex64",
     "float8_e4m3fn",
 )
-Started = tuple[Handle, Tensor | None, Tensor | None]
-DEVICE = Device(torch.device("cpu"))
+Started = tuple[BackgroundHandle, Tensor | None, Tensor | None]
+DEVICE = RankDevice(torch.device("cpu"))
 _lanes: dict[str, Lane] = {}
 
 

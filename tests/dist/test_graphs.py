@@ -20,10 +20,10 @@ from plait.core.step.overlap import Load
 from plait.plan.make import make_plan
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import assemble
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.graphs import GraphedExecutor, Slot
+from plait.train.engine.graphs import GraphedExecutor, GraphSlot
 from plait.train.engine.inflight import InFlight
 from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
@@ -162,7 +162,7 @@ def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
     device, spec, strategy = CapturingDevice(), GPT, Strategy(cuda_graphs=True)
     model = Transformer(spec, strategy)
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
-    executor = make_executor(model, strategy, NullWire(), Load(4, 8), Here(device), **lists)
+    executor = make_executor(model, strategy, NullWire(), Load(4, 8), RankContext(device), **lists)
     assert isinstance(executor, GraphedExecutor)
 
     def run(count: int) -> list[InFlight]:
@@ -173,7 +173,7 @@ def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
                 executor.phase(phase, state)
         return states
 
-    assert not any(isinstance(state, Slot) for state in run(1))  # op by op, to warm up
+    assert not any(isinstance(state, GraphSlot) for state in run(1))  # op by op, to warm up
     first = run(3)
     captured = device.captured
     assert len({id(state) for state in first}) == 3 and captured > 0
@@ -187,7 +187,7 @@ def test_nothing_is_captured_while_others_run_op_by_op() -> None:
     """On a GPU autograd would give the graph a gradient of the stream on which these ran."""
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
-    here = Here(CapturingDevice())
+    here = RankContext(CapturingDevice())
     executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
 
     def begun() -> InFlight:
@@ -200,16 +200,16 @@ def test_nothing_is_captured_while_others_run_op_by_op() -> None:
     third = begun()
     executor.phase("B", second)
     fourth = begun()
-    assert not any(isinstance(state, Slot) for state in (first, second, third, fourth))
+    assert not any(isinstance(state, GraphSlot) for state in (first, second, third, fourth))
     executor.phase("B", third)
     executor.phase("B", fourth)
-    assert isinstance(begun(), Slot)
+    assert isinstance(begun(), GraphSlot)
 
 
 @pytest.mark.unit
 def test_a_schedule_that_mixes_backwards_runs_op_by_op() -> None:
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B", "I", "W")}
-    here = Here(CapturingDevice())
+    here = RankContext(CapturingDevice())
     executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
     assert not isinstance(executor, GraphedExecutor)

@@ -24,7 +24,7 @@ from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run
 from plait.diagnose.stragglers import Straggler
 from plait.lab import running
-from plait.lab.network import Network
+from plait.lab.network import LabNetwork
 from tests.faults.runs import ALLOWED, DEADLINE, MIXED, ROOT, environment, plan, until
 
 STEPS, EVERY = 40, 5
@@ -92,7 +92,7 @@ class Run:
     settings: tuple[str, ...] = ()
     fault: str = ""
 
-    def train(self, harm: Callable[[Run, Network], object] | None = None, after: int = 0, disk: int = 0) -> None:
+    def train(self, harm: Callable[[Run, LabNetwork], object] | None = None, after: int = 0, disk: int = 0) -> None:
         """To the end. harm: what happens once ``after`` steps are done. disk: bytes of the run's, if it has
         one of its own."""
         self.folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ class Run:
                 self.status = InLab(replace(MIXED.spec, hosts=self.hosts)).run(ranks)
             self.read()
 
-    def _later(self, harm: Callable[[Run, Network], object], after: int) -> None:
+    def _later(self, harm: Callable[[Run, LabNetwork], object], after: int) -> None:
         until(self.home, after)
         (self.home / "fault").write_text(str(time.time()))
         harm(self, next(entry for entry in running() if entry.pid == os.getpid()).network)
@@ -204,7 +204,7 @@ def _outcomes(kind: str, attempts: list[Attempt]) -> bool:
 # ---- what happens to it ----
 
 
-def _fill(run: Run, network: Network) -> None:
+def _fill(run: Run, network: LabNetwork) -> None:
     """The disk is full until somebody has said so."""
     ballast = run.home / "ballast"
     with ballast.open("wb") as file:
@@ -218,7 +218,7 @@ def _fill(run: Run, network: Network) -> None:
     ballast.unlink()
 
 
-def _corrupt(run: Run, network: Network) -> None:
+def _corrupt(run: Run, network: LabNetwork) -> None:
     """Of the newest checkpoint a bit is turned round, as soon as a rank was killed."""
     while not (run.home / "logs" / "attempt-1").exists():  # its ranks have ended, others start in a second
         time.sleep(0.02)

@@ -8,7 +8,7 @@ import torch
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import open_device
@@ -34,7 +34,7 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
         Strategy(p1=p1),
         NullWire(),
         Load(4, 8),
-        Here(device, recorder, seed=7),
+        RankContext(device, recorder, seed=7),
         gradients=gradients,
     )
     loss = sum(executor.run(batch).item() for batch in micro_batches(*batch_of(SPEC, 0), 4, 0))
@@ -60,7 +60,7 @@ def test_captured_it_computes_the_same(p1: int, compile_: bool, tp: int) -> None
         torch.manual_seed(0)
         model = Transformer(SPEC, strategy, dtype=torch.float64, device=device.torch_device)
         gradients = Gradients(model)
-        here = Here(device, Recorder(device), seed=7)
+        here = RankContext(device, Recorder(device), seed=7)
         executor = make_executor(model, strategy, NullWire(tp), Load(4, 8), here, gradients=gradients)
         found.append([])
         for step in range(4):

@@ -19,7 +19,7 @@ from plait.core.base.errors import LaunchError, PlacementError
 from plait.core.topology.hostlist import expand
 from plait.core.topology.rank_table import RankTable
 from plait.launch import kubernetes
-from plait.launch.kubernetes_api import Cluster
+from plait.launch.kubernetes_api import KubernetesNamespace
 from plait.launch.kubernetes_binder import Binder, uid
 from plait.launch.kubernetes_manifests import HOSTS, PodRun
 from tests.support.kubernetes.cluster import SmallCluster
@@ -48,9 +48,9 @@ def waiting_run(cluster: SmallCluster, *, table: RankTable = TABLE, name: str = 
     return pod_run(cluster.folder, table=table, name=name, more={"image": "missing", **more})
 
 
-def bind(cluster: SmallCluster, run: PodRun, *, patience: float = 10.0) -> Cluster:
+def bind(cluster: SmallCluster, run: PodRun, *, patience: float = 10.0) -> KubernetesNamespace:
     """Submit, and see all pods bound."""
-    api = Cluster(patience=patience)
+    api = KubernetesNamespace(patience=patience)
     kubernetes.submit(api, run)
     assert kubernetes.follow(api, run, until_bound=True) == 0
     return api
@@ -102,9 +102,9 @@ def test_pods_stand_in_the_tables_order_each_alone(cluster: SmallCluster) -> Non
 
 def seen(cluster: SmallCluster, run: PodRun) -> tuple[Binder, list[Any]]:
     """A binder, and all pods as they are before it binds them."""
-    kubernetes.submit(Cluster(), run)
+    kubernetes.submit(KubernetesNamespace(), run)
     wait_until(lambda: len(cluster.pods()) == run.nodes, "pods were not made")
-    return Binder(Cluster(), run, print), copy.deepcopy(cluster.pods())
+    return Binder(KubernetesNamespace(), run, print), copy.deepcopy(cluster.pods())
 
 
 def test_pods_that_look_as_if_they_waited_are_not_bound_again(cluster: SmallCluster) -> None:
@@ -216,7 +216,7 @@ def test_two_runs_never_share_a_node(cluster: SmallCluster) -> None:
     bind(cluster, waiting_run(cluster))
     wait_until(lambda: all("nodeName" in pod["spec"] for pod in cluster.pods()), "pods were not let in")
     other = waiting_run(cluster, table=RankTable(("n4", "n1", "n2", "n3"), 1), name="plait-other", wait=1)
-    api = Cluster()
+    api = KubernetesNamespace()
     kubernetes.submit(api, other)
     with pytest.raises(PlacementError, match="found no room on n"):
         kubernetes.follow(api, other)
@@ -236,7 +236,7 @@ def test_a_pod_that_is_elsewhere_than_bound_ends_the_run(
                 cluster.store.update(pod)
 
     monkeypatch.setattr(cluster, "_schedule", disobey)
-    api, run = Cluster(), waiting_run(cluster)
+    api, run = KubernetesNamespace(), waiting_run(cluster)
     kubernetes.submit(api, run)
     with pytest.raises(PlacementError, match="node n0 has 2 pods of this run"):
         kubernetes.follow(api, run)
@@ -342,23 +342,23 @@ def test_an_error_of_our_own_ends_no_run(cluster: SmallCluster, monkeypatch: pyt
 def test_what_may_not_be_made_leaves_nothing(cluster: SmallCluster, what: str) -> None:
     cluster.faults.append(Fault("POST", f"/{what}", 403))
     with pytest.raises(LaunchError, match=r"does not let you create .* in namespace ml"):
-        kubernetes.submit(Cluster(), waiting_run(cluster))
+        kubernetes.submit(KubernetesNamespace(), waiting_run(cluster))
     wait_until(lambda: nothing_left(cluster), "something is left")
 
 
 def test_what_cannot_be_removed_again_is_named(cluster: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.faults += [Fault("POST", "/configmaps", 403), Fault("DELETE", "/jobs", 503, times=99)]
     with pytest.raises(LaunchError, match="does not let you create ConfigMap"):
-        kubernetes.submit(Cluster(patience=0.0), waiting_run(cluster))
+        kubernetes.submit(KubernetesNamespace(patience=0.0), waiting_run(cluster))
     told = " ".join(capsys.readouterr().err.split())
     assert "To remove what may be left: kubectl -n ml delete job plait-test" in told
 
 
 def test_a_name_that_is_taken_is_a_conflict_and_its_owner_stays(cluster: SmallCluster) -> None:
-    kubernetes.submit(Cluster(), waiting_run(cluster))
+    kubernetes.submit(KubernetesNamespace(), waiting_run(cluster))
     cluster.store.patch("Job", "plait-test", {"metadata": {"labels": {"plait.dev/run": "somebody-elses"}}})
     with pytest.raises(LaunchError, match="already exists"):
-        kubernetes.submit(Cluster(), waiting_run(cluster))
+        kubernetes.submit(KubernetesNamespace(), waiting_run(cluster))
     assert ("Job", "plait-test") in cluster.store.objects
 
 
@@ -369,7 +369,7 @@ def test_a_name_that_is_taken_is_a_conflict_and_its_owner_stays(cluster: SmallCl
 def test_a_run_that_never_starts_is_ended_with_the_reason(
     cluster: SmallCluster, do: Callable[[SmallCluster], None], match: str
 ) -> None:
-    api, run = Cluster(), waiting_run(cluster, wait=1)
+    api, run = KubernetesNamespace(), waiting_run(cluster, wait=1)
     kubernetes.submit(api, run)
     do(cluster)
     with pytest.raises(LaunchError, match=match):
@@ -378,7 +378,7 @@ def test_a_run_that_never_starts_is_ended_with_the_reason(
 
 
 def test_ctrl_c_while_pods_wait_leaves_nothing(cluster: SmallCluster) -> None:
-    api, run = Cluster(), waiting_run(cluster, image="missing")
+    api, run = KubernetesNamespace(), waiting_run(cluster, image="missing")
     kubernetes.submit(api, run)
 
     def interrupt() -> None:

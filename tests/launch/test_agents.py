@@ -39,7 +39,7 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
-from plait.launch.watch import Rank, Watch, watched
+from plait.launch.watch import RankProcess, Watch, watched
 from tests.support.lab import wait_until
 
 TIER = "unit"
@@ -213,7 +213,7 @@ def test_one_ctrl_c_that_reaches_every_node_is_one(tmp_path: Path, here: bool) -
     nodes, signals = [Node() for _ in range(3)], deque[int]()
     channel, theirs = Channel.pair()
     asked, process = Channel(theirs), Forever()
-    ranks = [Rank(0, process, channel, heard=time.monotonic())]
+    ranks = [RankProcess(0, process, channel, heard=time.monotonic())]
     watch = Watch(ranks, tmp_path, signals, timeout=600, lock=None, sources=nodes)
     with ThreadPoolExecutor() as pool:
         status = pool.submit(watch.until_ended)

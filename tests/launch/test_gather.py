@@ -17,7 +17,7 @@ from plait.core.record.ring import Header, Kind, read_ring
 from plait.core.record.ring_hosts import host_names
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import STACKS, Evidence, Verdict
-from plait.core.runs.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.parts import RankAnswer, ask, asked, forget_parts, read_parts, write_part
 from plait.core.runs.ring_calls import ring_path
 from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
 from plait.launch.hang import Nearby, Suspicion
@@ -130,7 +130,7 @@ def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subpro
     end, verdict = time.monotonic() + 30, None
     while verdict is None and time.monotonic() < end:
         if asked(tmp_path) and not read_parts(tmp_path):
-            write_part(tmp_path, Part(rank=0, token=token, wall=time.time_ns(), thread="waits", complete=True))
+            write_part(tmp_path, RankAnswer(rank=0, token=token, wall=time.time_ns(), thread="waits", complete=True))
         verdict = suspicion.look(seen, lambda: processes, silent=True)
         time.sleep(0.05)
     assert verdict
@@ -159,7 +159,7 @@ def test_of_a_run_that_goes_on_nothing_is_kept(tmp_path: Path) -> None:
 def test_what_is_of_an_earlier_start_does_not_count(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     assert read_parts(tmp_path) == {}
     ask(tmp_path)
-    write_part(tmp_path, Part(rank=0, token=1, wall=time.time_ns(), thread="works", stack=("a.py:1 f",)))
+    write_part(tmp_path, RankAnswer(rank=0, token=1, wall=time.time_ns(), thread="works", stack=("a.py:1 f",)))
     found = gather(tmp_path, {rank: Seen(state="runs", pid=os.getpid()) for rank in range(3)}).evidence
     assert found == []  # rings of other processes, and nobody said how many ranks there are
     found = gather(tmp_path, {0: Seen(state="runs", pid=ranks[0].pid)}).evidence

@@ -17,7 +17,7 @@ from plait.core.base.process import boot_id
 from plait.core.record.ring import Header, Kind, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import STACKS, Evidence, Verdict
-from plait.core.runs.parts import Part, ask, asked, write_part
+from plait.core.runs.parts import RankAnswer, ask, asked, write_part
 from plait.core.runs.ring_calls import ring_path
 from plait.launch import gather as gathering
 from plait.launch import hang
@@ -66,7 +66,7 @@ RUN = {0: Seen(state="runs"), 1: Seen(state="runs")}
 
 
 def answer(folder: Path, rank: int, *, complete: bool = True) -> None:
-    write_part(folder, Part(rank=rank, token=0, wall=0, thread="waits", complete=complete))
+    write_part(folder, RankAnswer(rank=rank, token=0, wall=0, thread="waits", complete=complete))
 
 
 def test_what_an_earlier_start_has_left_is_forgotten(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_who_has_not_answered_is_silent_only_where_another_has(tmp_path: Path, r
     header, _ = rings(0), rings(1)
     (tmp_path / "hang").mkdir()
     assert [one.thread for one in gather(tmp_path).evidence] == ["unknown", "unknown"]
-    write_part(tmp_path, Part(rank=0, token=header.token + 1, wall=0, thread="waits"))  # of another start
+    write_part(tmp_path, RankAnswer(rank=0, token=header.token + 1, wall=0, thread="waits"))  # of another start
     assert [one.thread for one in gather(tmp_path).evidence] == ["unknown", "unknown"]
-    write_part(tmp_path, Part(rank=0, token=header.token, wall=0, thread="waits", stack=("a", *"bcdefghijklmn")))
+    write_part(tmp_path, RankAnswer(rank=0, token=header.token, wall=0, thread="waits", stack=("a", *"bcdefghijklmn")))
     first, second = gather(tmp_path).evidence
     assert (first.thread, second.thread) == ("waits", "silent")
     assert len(first.stack) == gathering.FRAMES and first.stack[-1] == "n"
@@ -258,7 +258,7 @@ def test_one_that_answers_knows_whether_it_computes(
     (tmp_path / "hang").mkdir()
     monkeypatch.setattr(gathering, "moved", lambda ring, now: SimpleNamespace(at=1, longest=2.0, inside=True))
     assert gather(tmp_path).evidence[0].computes
-    write_part(tmp_path, Part(rank=0, token=header.token, wall=0, thread="works", busy=busy))
+    write_part(tmp_path, RankAnswer(rank=0, token=header.token, wall=0, thread="works", busy=busy))
     assert gather(tmp_path).evidence[0].computes == computes
 
 
@@ -267,7 +267,7 @@ def test_one_that_is_inside_of_nothing_does_not_compute(tmp_path: Path, rings: C
     ended = RingWriter(ring_path(tmp_path, 1), this_process(rank=1, world=2, capacity=16))
     (tmp_path / "hang").mkdir()
     for rank, token in ((0, made.token), (1, read_ring(ring_path(tmp_path, 1)).header.token)):
-        write_part(tmp_path, Part(rank=rank, token=token, wall=0, thread="works", busy=0.9))
+        write_part(tmp_path, RankAnswer(rank=rank, token=token, wall=0, thread="works", busy=0.9))
     assert not gather(tmp_path).evidence[1].computes
     ended.close()
 
@@ -283,7 +283,9 @@ def test_what_a_launcher_has_seen_stands_beside_what_a_rank_says(tmp_path: Path,
     assert (one.state, one.status, one.ended_at, one.error) == ("ended", 3, 7.0, "It.")
     assert (one.doing, one.step, one.patient, one.first) == ("saving", 9, True, True)
     assert (other.recorded, other.state, other.status) == (False, "unknown", None)
-    own = Part(rank=0, token=header.token, wall=0, thread="works", doing="loading", step=11, patient=True, first=True)
+    own = RankAnswer(
+        rank=0, token=header.token, wall=0, thread="works", doing="loading", step=11, patient=True, first=True
+    )
     write_part(tmp_path, own)
     one, _ = gather(tmp_path, {0: Seen(state="runs", pid=None, doing="saving", step=9)}).evidence
     assert (one.doing, one.step, one.patient, one.first) == ("loading", 11, True, True)
@@ -352,7 +354,7 @@ def test_of_a_process_that_is_gone_the_moment_of_the_question_counts(
     (one,) = gather(tmp_path).evidence
     assert (one.state, one.status, one.at) == ("unknown", None, 70)
     (tmp_path / "hang").mkdir()
-    write_part(tmp_path, Part(rank=0, token=made.token, wall=made.wall + 10**15, thread="waits"))
+    write_part(tmp_path, RankAnswer(rank=0, token=made.token, wall=made.wall + 10**15, thread="waits"))
     (one,) = gather(tmp_path).evidence
     assert (one.state, one.at) == ("runs", made.monotonic + 10**15)
     monkeypatch.setattr(gathering, "_process", lambda header: ("ended", 0))

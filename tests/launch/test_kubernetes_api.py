@@ -18,7 +18,7 @@ from urllib3.exceptions import MaxRetryError, ProtocolError
 
 from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes_api
-from plait.launch.kubernetes_api import Away, Cluster, Conflict, Dropped, NotThere
+from plait.launch.kubernetes_api import Away, Conflict, Dropped, KubernetesNamespace, NotThere
 
 TIER = "unit"
 
@@ -122,19 +122,19 @@ def a(kind: str, name: str = "x", **labels: str) -> dict[str, Any]:
 
 
 def test_the_namespace_is_the_users_or_the_contexts(server: Server) -> None:
-    assert Cluster().namespace == "ml"
-    assert Cluster("there").namespace == "yours"
-    assert Cluster("bare").namespace == "default"
-    assert Cluster("there", "mine").namespace == "mine"
+    assert KubernetesNamespace().namespace == "ml"
+    assert KubernetesNamespace("there").namespace == "yours"
+    assert KubernetesNamespace("bare").namespace == "default"
+    assert KubernetesNamespace("there", "mine").namespace == "mine"
 
 
 def test_inside_of_a_cluster_a_pod_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda client_configuration: None)
     monkeypatch.setattr(kubernetes_api, "POD_NAMESPACE", tmp_path / "namespace")
-    assert Cluster().namespace == "default"
+    assert KubernetesNamespace().namespace == "default"
     (tmp_path / "namespace").write_text("pods\n")
-    assert Cluster().namespace == "pods"
+    assert KubernetesNamespace().namespace == "pods"
 
 
 def test_without_any_cluster_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_without_any_cluster_what_is_missing_is_said(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         LaunchError, match=r"No cluster of Kubernetes is known here: (?!no service).*kubernetes.context"
     ):
-        Cluster()
+        KubernetesNamespace()
 
 
 def test_a_context_that_is_not_there_is_refused(server: Server) -> None:
     with pytest.raises(LaunchError, match="No cluster of Kubernetes is known here"):
-        Cluster("nowhere")
+        KubernetesNamespace("nowhere")
 
 
 PODS = "/api/v1/namespaces/ml/pods"
@@ -190,9 +190,11 @@ BACKGROUND = {"propagationPolicy": "Background"}
         ),
     ],
 )  # fmt: skip
-def test_what_is_asked(server: Server, do: Callable[[Cluster], Any], what: str, query: Any, body: Any) -> None:
+def test_what_is_asked(
+    server: Server, do: Callable[[KubernetesNamespace], Any], what: str, query: Any, body: Any
+) -> None:
     server.answers = [Answer(body={"kind": "Status"})]
-    do(Cluster())
+    do(KubernetesNamespace())
     (asked,) = server.asked
     assert (asked["what"], asked["query"], asked["body"]) == (what, query, body)
     assert asked["host"] == "http://small:8001"
@@ -201,12 +203,12 @@ def test_what_is_asked(server: Server, do: Callable[[Cluster], Any], what: str, 
 
 def test_lists_have_labels_and_a_version(server: Server) -> None:
     server.answers = [Answer(body={"items": [a("Pod")], "metadata": {"resourceVersion": "7"}})]
-    assert Cluster().list("Pod", "run=x") == ([a("Pod")], "7")
+    assert KubernetesNamespace().list("Pod", "run=x") == ([a("Pod")], "7")
     assert (server.last["what"], server.last["query"]) == ("GET /api/v1/namespaces/ml/pods", {"labelSelector": "run=x"})
     server.answers = [Answer(body={"items": [], "metadata": {}})]
-    assert Cluster().list("Node") == ([], "")
+    assert KubernetesNamespace().list("Node") == ([], "")
     assert server.last["what"] == "GET /api/v1/nodes"
-    assert Cluster().list("JobSet", "run=x") == ([], "")
+    assert KubernetesNamespace().list("JobSet", "run=x") == ([], "")
     assert (server.last["what"], server.last["query"]) == (f"GET {JOBSETS}", {"labelSelector": "run=x"})
 
 
@@ -221,7 +223,7 @@ def test_lists_have_labels_and_a_version(server: Server) -> None:
 )
 def test_jobsets_are_known_by_version(server: Server, versions: list[str], known: bool) -> None:
     server.answers = [Answer(body={"groups": [{"versions": [{"groupVersion": one}]} for one in versions]})]
-    assert Cluster().has_jobset() is known
+    assert KubernetesNamespace().has_jobset() is known
     assert server.last["what"] == "GET /apis/"
 
 
@@ -229,19 +231,19 @@ def test_what_is_there_already_is_ours_if_its_labels_are(server: Server) -> None
     """An answer to an earlier try may have been lost."""
     refused = Answer(409, {"message": "it exists"})
     server.answers = [refused, Answer(body=a("Job", run="x"))]
-    assert Cluster().create(a("Job", run="x")) == a("Job", run="x")
+    assert KubernetesNamespace().create(a("Job", run="x")) == a("Job", run="x")
     server.answers = [refused, Answer(body=a("Job", run="y"))]
     with pytest.raises(Conflict, match="refused to create Job x: it exists"):
-        Cluster().create(a("Job", run="x"))
+        KubernetesNamespace().create(a("Job", run="x"))
 
 
 def test_what_is_gone_already_is_deleted(server: Server) -> None:
     server.answers = [Answer(404, {"message": "no such pod"})]
-    Cluster().delete("Pod", "p")
+    KubernetesNamespace().delete("Pod", "p")
     with pytest.raises(NotThere, match=r"has no Pod p in namespace ml: no such pod\."):
-        Cluster().get("Pod", "p")
+        KubernetesNamespace().get("Pod", "p")
     with pytest.raises(NotThere):
-        Cluster().patch("Pod", "p", [])
+        KubernetesNamespace().patch("Pod", "p", [])
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_refusals_are_told_at_once_and_by_kind(
     server.answers = [Answer(status, {"message": "why"})]
     more = ([],) if verb == "patch" else ()
     with pytest.raises(LaunchError, match=said) as refused:
-        getattr(Cluster(), verb)("Pod", "p", *more)
+        getattr(KubernetesNamespace(), verb)("Pod", "p", *more)
     assert type(refused.value) is kind
     assert len(server.asked) == 1 and not server.slept
 
@@ -269,21 +271,21 @@ def test_refusals_are_told_at_once_and_by_kind(
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_a_server_that_is_overloaded_is_asked_again(server: Server, status: int) -> None:
     server.answers = [Answer(status, b"no JSON", reason="too much"), Answer(status), Answer(body=a("Pod"))]
-    assert Cluster().get("Pod", "x") == a("Pod")
+    assert KubernetesNamespace().get("Pod", "x") == a("Pod")
     assert server.slept == [0.2, 0.4]
 
 
 @pytest.mark.parametrize("broken", [ProtocolError("cut off"), MaxRetryError(None, "/", None), Answer(body=b'{"ite')])  # type: ignore[arg-type]
 def test_a_connection_that_breaks_is_made_again(server: Server, broken: Answer | Exception) -> None:
     server.answers = [broken, broken, Answer(body=a("Pod"))]
-    assert Cluster().get("Pod", "x") == a("Pod")
+    assert KubernetesNamespace().get("Pod", "x") == a("Pod")
     assert server.slept == [0.2, 0.4]
 
 
 def test_pauses_double_up_to_five_seconds_and_end_with_patience(server: Server) -> None:
     server.answers = [Answer(503, {"message": "starting"})]
     with pytest.raises(Away, match=r"refused to get Pod x: starting\.$"):
-        Cluster(patience=20.0).get("Pod", "x")
+        KubernetesNamespace(patience=20.0).get("Pod", "x")
     assert server.slept[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     assert sum(server.slept) == pytest.approx(20.0, abs=0.1) and min(server.slept) >= 0
     assert len(server.asked) > len(server.slept)  # and once when patience is over
@@ -292,14 +294,14 @@ def test_pauses_double_up_to_five_seconds_and_end_with_patience(server: Server) 
 def test_a_minute_of_patience_unless_another_is_asked_for(server: Server) -> None:
     server.answers, server.takes = [ProtocolError("cut  off")], 7.0
     with pytest.raises(Away, match=r"^Kubernetes at http://small:8001, asked for 60 s refused to get Pod x: cut off$"):
-        Cluster().get("Pod", "x")
+        KubernetesNamespace().get("Pod", "x")
     assert 60.0 <= server.now - 100.0 <= 60.0 + 2 * 7.0
 
 
 @pytest.mark.parametrize("failing", [Answer(503), ProtocolError("cut off")])
 def test_who_is_interrupted_is_told_at_once(server: Server, failing: Answer | Exception) -> None:
     server.answers = [failing]
-    api = Cluster()
+    api = KubernetesNamespace()
     api.interrupted = [2]
     with pytest.raises(Away):
         api.get("Pod", "x")
@@ -309,10 +311,10 @@ def test_who_is_interrupted_is_told_at_once(server: Server, failing: Answer | Ex
 def test_an_answer_without_words_is_told_by_its_reason_or_number(server: Server) -> None:
     server.answers = [Answer(400, b"<html>", reason="Bad  Request")]
     with pytest.raises(LaunchError, match=r"refused to get Pod x: Bad Request$"):
-        Cluster().get("Pod", "x")
+        KubernetesNamespace().get("Pod", "x")
     server.answers = [Answer(400, ["no message"])]
     with pytest.raises(LaunchError, match=r"refused to get Pod x: HTTP status 400$"):
-        Cluster().get("Pod", "x")
+        KubernetesNamespace().get("Pod", "x")
 
 
 def event(kind: str, **metadata: Any) -> bytes:
@@ -323,7 +325,10 @@ def test_a_watch_tells_what_happens_in_whatever_pieces_it_comes(server: Server) 
     told = event("ADDED", name="a") + event("BOOKMARK") + event("DELETED", name="b")
     answer = Answer(chunks=(told[:5], told[5:40], told[40:-1]))  # the last line is not ended
     server.answers = [answer]
-    assert list(Cluster().watch_pods("run=x", "7", 30)) == [("ADDED", {"name": "a"}), ("DELETED", {"name": "b"})]
+    assert list(KubernetesNamespace().watch_pods("run=x", "7", 30)) == [
+        ("ADDED", {"name": "a"}),
+        ("DELETED", {"name": "b"}),
+    ]
     assert server.last["what"] == "GET /api/v1/namespaces/ml/pods"
     assert server.last["query"] == {
         "labelSelector": "run=x", "resourceVersion": "7", "watch": "true", "timeoutSeconds": "30",
@@ -336,7 +341,7 @@ def test_a_watch_tells_what_happens_in_whatever_pieces_it_comes(server: Server) 
 def test_a_watch_from_too_old_a_version_is_dropped(server: Server) -> None:
     server.answers = [Answer(chunks=(event("ERROR", message="too old"), event("ADDED", name="a")))]
     with pytest.raises(Dropped, match="too old"):
-        list(Cluster().watch_pods("run=x", "7", 30))
+        list(KubernetesNamespace().watch_pods("run=x", "7", 30))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +358,7 @@ def test_a_stream_that_breaks_is_dropped_with_its_status(
 ) -> None:
     server.answers = [answer]
     with pytest.raises(Dropped) as dropped:
-        list(Cluster().follow_log("p"))
+        list(KubernetesNamespace().follow_log("p"))
     assert dropped.value.status == status
     if isinstance(answer, Answer) and answer.chunks:
         assert (answer.closed, answer.released) == (1, 1)
@@ -361,9 +366,9 @@ def test_a_stream_that_breaks_is_dropped_with_its_status(
 
 def test_a_log_is_followed_from_its_start_or_from_seconds_ago(server: Server) -> None:
     server.answers = [Answer(chunks=(b"1 one\n2 two\n",))]
-    assert list(Cluster().follow_log("p")) == [b"1 one", b"2 two"]
+    assert list(KubernetesNamespace().follow_log("p")) == [b"1 one", b"2 two"]
     assert server.last["what"] == "GET /api/v1/namespaces/ml/pods/p/log"
     assert server.last["query"] == {"follow": "true", "timestamps": "true"}
     assert (server.last["timeout"].connect_timeout, server.last["timeout"].read_timeout) == (5.0, 3600.0)
-    list(Cluster().follow_log("p", "12"))
+    list(KubernetesNamespace().follow_log("p", "12"))
     assert server.last["query"] == {"follow": "true", "timestamps": "true", "sinceSeconds": "12"}

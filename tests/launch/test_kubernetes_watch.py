@@ -12,8 +12,8 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes_watch
-from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
-from plait.launch.kubernetes_watch import Log, Pods
+from plait.launch.kubernetes_api import Away, Dropped, KubernetesNamespace, NotThere
+from plait.launch.kubernetes_watch import PodLog, Pods
 from tests.support.lab import wait_until
 
 TIER = "unit"
@@ -75,7 +75,7 @@ def test_pods_are_kept_up_to_date_across_connections_that_break(cluster: Made) -
     cluster.watches = [
         [("MODIFIED", pod("a", "Succeeded")), ("DELETED", pod("b", "Failed")), ("ADDED", pod("d")), Dropped("broken")],
     ]
-    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
         until(lambda: any(one["metadata"]["name"] == "e" for one in pods.now()))
         assert {one["metadata"]["name"]: one["status"]["phase"] for one in pods.now()} == {
             "a": "Failed",
@@ -96,7 +96,7 @@ def test_what_a_watch_tells_is_there_at_once(cluster: Made) -> None:
         cluster.over.wait()
 
     cluster.watches = [watch()]
-    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
         told.wait()
         assert [one["status"]["phase"] for one in pods.now()] == ["Failed"]
         assert [one["metadata"]["name"] for one in pods.gone()] == ["x"]
@@ -104,7 +104,10 @@ def test_what_a_watch_tells_is_there_at_once(cluster: Made) -> None:
 
 def test_pods_that_may_not_be_seen_are_an_error_to_who_asks(cluster: Made) -> None:
     cluster.lists = [LaunchError("pods is forbidden")]
-    with Pods(cast("Cluster", cluster), "run=gpt") as pods, pytest.raises(LaunchError, match="pods is forbidden"):
+    with (
+        Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods,
+        pytest.raises(LaunchError, match="pods is forbidden"),
+    ):
         until(lambda: pods.now() and False)
 
 
@@ -116,7 +119,7 @@ def test_a_log_goes_on_where_it_broke_and_shows_no_line_twice(cluster: Made) -> 
         [stamps[0] + b" one", stamps[1] + b" two", stamps[2] + b" three"],
     ]
     sink = io.BytesIO()
-    with Log(cast("Cluster", cluster), sink) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), sink) as log:
         log.follow(pod("a"))
         assert log.finish(60) == "one\ntwo\nthree\n"
     assert sink.getvalue() == b"one\ntwo\nthree\n"
@@ -127,7 +130,7 @@ def test_a_log_goes_on_where_it_broke_and_shows_no_line_twice(cluster: Made) -> 
 @pytest.mark.parametrize("why", [Dropped("", 400), Dropped("", 404), LaunchError("no"), NotThere("no")], ids=str)
 def test_a_log_that_is_not_there_is_asked_for_once(cluster: Made, why: Exception) -> None:
     cluster.logs = [[b"2026-01-01T00:00:00Z one", why], [b"2026-01-02T00:00:00Z two"]]
-    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), io.BytesIO()) as log:
         log.follow(pod("a"))
         assert log.finish(60) == "one\n"
     assert len(cluster.since) == 1
@@ -135,7 +138,7 @@ def test_a_log_that_is_not_there_is_asked_for_once(cluster: Made, why: Exception
 
 def test_pods_are_followed_once_they_began_one_after_the_other(cluster: Made) -> None:
     cluster.logs = [[b"2026-01-01T00:00:00Z one"], [b"2026-01-01T00:00:00Z two"]]
-    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), io.BytesIO()) as log:
         log.follow(pod("a", "Pending"))
         log.follow({"metadata": {"name": "a", "uid": "a"}})
         assert log.finish(60) == "" and cluster.since == []
@@ -156,7 +159,7 @@ def test_a_pod_is_not_followed_beside_another(cluster: Made) -> None:
         cluster.over.wait()
 
     cluster.logs = [lines(), [b"2026-01-01T00:00:00Z two"]]
-    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), io.BytesIO()) as log:
         log.follow(pod("a"))
         shown.wait()
         log.follow(pod("b"))
@@ -169,7 +172,7 @@ def test_of_a_long_log_the_end_is_kept_and_nobody_has_to_look(cluster: Made, mon
     cluster.logs = [[b"2026-01-01T00:00:00Z " + word for word in (b"one",)], [b"x"]]
     sink = io.BytesIO()
     sink.close()
-    with Log(cast("Cluster", cluster), sink) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), sink) as log:
         cluster.logs = [[b"2026-01-01T00:00:00Z one", b"2026-01-01T00:00:01Z three"]]
         log.follow(pod("a"))
         assert log.finish(60) == "three\n"
@@ -186,7 +189,7 @@ def test_pods_are_watched_no_longer_than_they_are_asked_for(cluster: Made) -> No
         pytest.fail("somebody watches on")
 
     cluster.watches = [watch()]
-    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
         taken.wait()
     go.set()
     until(lambda: not any(thread.name == "pods" for thread in threading.enumerate()))
@@ -198,7 +201,7 @@ def test_a_line_without_a_time_is_shown_until_one_has_come(cluster: Made) -> Non
     cluster.logs = [[b"2026-01-01T00:00:02Z two", b"2026-01-01T00:00:02Z two", b"2026-01-01T00:00:01Z one",
                      b"2026-01-01T00:00:03Z ", b"2026-01-01T00:00:04Z \xff three words"]]  # fmt: skip
     sink = io.BytesIO()
-    with Log(cast("Cluster", cluster), sink) as log:
+    with PodLog(cast("KubernetesNamespace", cluster), sink) as log:
         log.follow(pod("a"))
         assert log.finish(60) == "two\n\n\N{REPLACEMENT CHARACTER} three words\n"
     assert sink.getvalue() == b"two\n\n\xff three words\n"

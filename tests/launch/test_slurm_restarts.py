@@ -33,7 +33,7 @@ TIER = "unit"
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Job 7 is running; what Slurm is told."""
     told: list[tuple[str, ...]] = []
-    state = slurm.State("RUNNING", 0, ("n1",), "")
+    state = slurm.SlurmJobState("RUNNING", 0, ("n1",), "")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     monkeypatch.setattr(slurm, "state", lambda job: state)
@@ -115,7 +115,7 @@ def test_a_checkpoint_begins_the_count_anew(said: list[tuple[str, ...]], start: 
 def test_a_job_that_was_cancelled_or_that_slurm_takes_back_is_not_requeued(
     said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(state, 0, (), ""))
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState(state, 0, (), ""))
     assert start(TERMINATED) == TERMINATED
     assert not said
 
@@ -124,9 +124,9 @@ def test_a_controller_that_is_away_gives_no_job_up(
     said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = LaunchError("Unable to contact.")
-    answers, slept = iter([away, away, slurm.State("RUNNING", 0, ("n1",), "")]), list[float]()
+    answers, slept = iter([away, away, slurm.SlurmJobState("RUNNING", 0, ("n1",), "")]), list[float]()
 
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         if isinstance(found := next(answers), Exception):
             raise found
         return found
@@ -154,13 +154,13 @@ def test_a_stop_that_comes_while_the_job_goes_back_into_the_queue_cancels_it_the
     states = iter(["RUNNING", "COMPLETING", "COMPLETING", "PENDING", "CANCELLED"])
     asked = False
 
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         nonlocal asked
         name = next(states)
         if name == "COMPLETING" and not asked:
             asked = True
             signal.raise_signal(signal.SIGTERM)
-        return slurm.State(name, 0, ("n1",), "")
+        return slurm.SlurmJobState(name, 0, ("n1",), "")
 
     def answer(*argv: str) -> str:
         said.append(argv)
@@ -170,7 +170,7 @@ def test_a_stop_that_comes_while_the_job_goes_back_into_the_queue_cancels_it_the
 
     monkeypatch.setattr(slurm, "state", look)
     monkeypatch.setattr(slurm, "command", answer)
-    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 1
+    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
     assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
 
 
@@ -178,8 +178,10 @@ def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = iter([("PENDING", "None"), ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n2"), ("CANCELLED", "None")])
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(*(lambda one: (one[0], 0, (), one[1]))(next(states))))
-    slurm.follow(slurm.Submitted("7", tmp_path / "log", hosts=("n1", "n2")))
+    monkeypatch.setattr(
+        slurm, "state", lambda job: slurm.SlurmJobState(*(lambda one: (one[0], 0, (), one[1]))(next(states)))
+    )
+    slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", hosts=("n1", "n2")))
     told = " ".join(capsys.readouterr().err.split())
     assert "Slurm job 7 is pending plait:" in told
     assert "is pending (ReqNodeNotAvail, UnavailableNodes:n2). Its rank table asks for these nodes by name" in told
@@ -190,15 +192,15 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
 ) -> None:
     looks = 0
 
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         nonlocal looks
         looks += 1
         if looks in (1, 2):
             signal.raise_signal(signal.SIGINT)
-        return slurm.State("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
+        return slurm.SlurmJobState("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 1
+    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
     assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
 
 
@@ -215,15 +217,15 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(
 ) -> None:
     looks = 0
 
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         nonlocal looks
         looks += 1
         if 1 < looks < 5:
             raise LaunchError("Slurm refused: Unable to contact slurm controller.")
-        return slurm.State("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
+        return slurm.SlurmJobState("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 0
+    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
     assert "Slurm does not answer" in capsys.readouterr().err
     assert not said
 
@@ -232,7 +234,7 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(
 def test_a_job_that_can_be_followed_no_more_is_named(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         if why == "signal":
             signal.raise_signal(signal.SIGINT)
         raise LaunchError("Invalid job id specified." if why == "forgotten" else "Unable to contact.")
@@ -240,7 +242,7 @@ def test_a_job_that_can_be_followed_no_more_is_named(
     monkeypatch.setattr(slurm, "state", look)
     monkeypatch.setattr(slurm, "PATIENCE", 0.01 if why == "patience" else 1e9)
     with pytest.raises(LaunchError, match=r"Job 7 is no longer followed.* its output is in .*scancel 7 ends it"):
-        slurm.follow(slurm.Submitted("7", tmp_path / "log"))
+        slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log"))
 
 
 def test_ctrl_c_before_there_are_ranks_ends_the_job(
@@ -272,7 +274,7 @@ def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
         return "7;cluster\n"
 
     monkeypatch.setattr(slurm, "command", answer)
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.State("COMPLETED", 0, (), ""))
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState("COMPLETED", 0, (), ""))
     assert slurm.follow(slurm.submit(batch)) == 0
     assert capfdbinary.readouterr().out == b"new\n"
 
@@ -285,14 +287,14 @@ def test_a_log_that_grows_is_shown_once(
 ) -> None:
     looks = iter(["", "one\n", "two\n", "three\n"])
 
-    def look(job: str) -> slurm.State:
+    def look(job: str) -> slurm.SlurmJobState:
         line = next(looks)
         with (tmp_path / "log").open("a") as file:
             file.write(line)
-        return slurm.State("COMPLETED" if line == "three\n" else "RUNNING", 0, ("n1",), "")
+        return slurm.SlurmJobState("COMPLETED" if line == "three\n" else "RUNNING", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 0
+    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
     assert capfdbinary.readouterr().out == b"one\ntwo\nthree\n"
 
 
@@ -305,8 +307,8 @@ def test_how_a_followed_job_ends(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     name: str, status: int, ends: int, told: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(name, status, (), ""))
-    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == ends
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState(name, status, (), ""))
+    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == ends
     assert (f"Slurm job 7 ended as {name.lower()}" in capsys.readouterr().err) == told
 
 
@@ -321,14 +323,14 @@ def test_how_a_followed_job_ends(
 )  # fmt: skip
 def test_what_slurm_says_of_a_job(told: str, state: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "command", lambda *argv: told if argv[-1] == "7" else "")
-    assert slurm.state("7") == slurm.State(*state)  # type: ignore[arg-type]
+    assert slurm.state("7") == slurm.SlurmJobState(*state)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "going"), [("PENDING", True), ("COMPLETING", True), ("COMPLETED", False), ("NODE_FAIL", False)]
 )
 def test_whether_a_job_goes_on(name: str, going: bool) -> None:
-    assert slurm.State(name, 0, (), "").going == going
+    assert slurm.SlurmJobState(name, 0, (), "").going == going
 
 
 def test_a_run_that_waits_already_is_not_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +415,9 @@ def test_a_job_that_is_submitted_finds_all_that_it_needs_in_the_runs_folder(
     for placed in (table, None):
         batch = slurm.Batch(folder=folder, name="job", world_size=2, settings=SlurmSection(nodes=2), table=placed)
         submitted = slurm.submit(batch)
-        assert submitted == slurm.Submitted("12", folder / "logs" / "slurm-12.log", 0, placed.hosts if placed else ())
+        assert submitted == slurm.SubmittedSlurmJob(
+            "12", folder / "logs" / "slurm-12.log", 0, placed.hosts if placed else ()
+        )
         assert (folder / "logs").is_dir(), "Slurm makes no folder for its log"
         assert (folder / "slurm.sh").read_text() == batch.script()
         assert (folder / "placed_ranks.json").exists() == (placed is not None), "no table of a start before is followed"

@@ -23,7 +23,7 @@ from plait.core.runs.progress import Progress
 from plait.launch import watch as module
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
-from plait.launch.watch import Rank, Watch
+from plait.launch.watch import RankProcess, Watch
 
 TIER = "unit"
 
@@ -54,7 +54,7 @@ def watched(tmp_path: Path, status: int, *messages: Beat | Error) -> Iterator[tu
         line.send(message)
     line.close()
     progress = Progress(1)
-    yield Watch([Rank(0, Ended(status), ours, heard=0.0)], tmp_path, deque(), timeout=60, lock=None,
+    yield Watch([RankProcess(0, Ended(status), ours, heard=0.0)], tmp_path, deque(), timeout=60, lock=None,
                 progress=progress), progress  # fmt: skip
     ours.close()
 
@@ -152,7 +152,7 @@ class Story:
         self.processes = [Made() for _ in range(world)]
         pairs = [Channel.pair() for _ in range(world)]
         self.ends = [Channel(theirs) for _, theirs in pairs]
-        self.ranks = [Rank(at, self.processes[at], ours, heard=clock.now) for at, (ours, _) in enumerate(pairs)]
+        self.ranks = [RankProcess(at, self.processes[at], ours, heard=clock.now) for at, (ours, _) in enumerate(pairs)]
         self.signals = deque[int]()
         self.progress = Progress(world)
         self.watch = Watch(self.ranks, folder, self.signals, timeout=60, lock=None, sources=[self, *self.sources],

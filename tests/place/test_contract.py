@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
 from plait.place import placing
-from plait.place.answer import Answer
+from plait.place.answer import Assignment
 from plait.place.placing import BASELINES, METHODS, place
 from plait.place.problem import Pool, Problem, Spares
 from tests.place.cases import problems
@@ -91,7 +91,7 @@ def test_the_order_of_minipods_changes_nothing(problem: Problem, chance: object)
 
 
 def test_an_answer_that_is_not_legal_is_a_fault_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "METHODS", {"wrong": lambda problem: Answer((0,) * problem.num_cells)})
+    monkeypatch.setattr(placing, "METHODS", {"wrong": lambda problem: Assignment((0,) * problem.num_cells)})
     assert place(Problem.plain(2, 2, [4, 4]), "wrong").used == 1
     with pytest.raises(AssertionError, match="4 cells in m000, which has 3 nodes"):
         place(Problem.plain(2, 2, [3, 4]), "wrong")

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from plait.core.topology.switches import State, Topology
+from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.place import draw as drawing
 from plait.place.draw import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
@@ -62,7 +62,7 @@ FREE, BUSY, DOWN = STATE_COLOURS.values()
 def small() -> Topology:
     """Two minipods of two leaves of two nodes."""
     tree = generate(minipods=2, nodes=8, leaf_nodes=2)
-    return tree.with_states({"n1": State(status="busy"), "n8": State(status="down")})
+    return tree.with_states({"n1": NodeState(status="busy"), "n8": NodeState(status="down")})
 
 
 def test_every_node_has_its_place(drawn: Any) -> None:
@@ -144,7 +144,7 @@ def test_only_so_many_groups_have_a_name(drawn: Any) -> None:
 
 @pytest.mark.parametrize("nodes", [MANY - 1, MANY])
 def test_of_many_nodes_neighbours_of_one_colour_are_one_box(drawn: Any, nodes: int) -> None:
-    figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=1000).with_states({"n0003": State(status="busy")}))
+    figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=1000).with_states({"n0003": NodeState(status="busy")}))
     paints = boxes(figure)
     (part, *_) = figure.axes[0].collections
     if nodes == MANY:

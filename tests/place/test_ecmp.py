@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.core.topology.switches import Hardware
 from plait.place import ecmp
-from plait.place.ecmp import Fabric, conflict_factor, largest_load
+from plait.place.ecmp import RailFabric, conflict_factor, largest_load
 from plait.place.generate import generate
 
 
@@ -59,17 +59,17 @@ def test_what_is_no_case(flows: int, uplinks: int) -> None:
     with pytest.raises(ValueError, match="flows over"):
         largest_load(flows, uplinks)
     with pytest.raises(ValueError, match="at least 1"):
-        Fabric(uplinks=0)
+        RailFabric(uplinks=0)
 
 
 def test_megascales_remedies_help() -> None:
     """Faster uplinks, more connections, fewer NICs that share them."""
-    plain = Fabric(uplinks=32, active=32)
+    plain = RailFabric(uplinks=32, active=32)
     assert conflict_factor(plain) > 3
-    assert conflict_factor(Fabric(uplinks=32, active=32, speedup=2.0)) == pytest.approx(conflict_factor(plain) / 2)
+    assert conflict_factor(RailFabric(uplinks=32, active=32, speedup=2.0)) == pytest.approx(conflict_factor(plain) / 2)
     assert 1 < conflict_factor(plain, flows_per_nic=16) < conflict_factor(plain) / 1.5
-    assert conflict_factor(Fabric(uplinks=32, active=4)) < conflict_factor(plain)
-    assert conflict_factor(Fabric(uplinks=32, active=1)) == 1.0
+    assert conflict_factor(RailFabric(uplinks=32, active=4)) < conflict_factor(plain)
+    assert conflict_factor(RailFabric(uplinks=32, active=1)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_megascales_remedies_help() -> None:
 def test_what_a_leaf_sends_upwards(hardware: Hardware, rails: int, active: int) -> None:
     """Four nodes; each has on a rail its NICs by the number of rails, and one where nothing is told."""
     tree = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware)
-    assert Fabric.of(tree, "n01") == Fabric(uplinks=active, rails=rails, active=active)
-    assert Fabric.of(tree, "n01", speedup=2.0).uplinks == max(round(active / 2), 1)
-    assert Fabric.of(tree, "n01", speedup=100.0).uplinks == 1
-    assert Fabric.of(tree, "n01", active=3).active == 3
+    assert RailFabric.of(tree, "n01") == RailFabric(uplinks=active, rails=rails, active=active)
+    assert RailFabric.of(tree, "n01", speedup=2.0).uplinks == max(round(active / 2), 1)
+    assert RailFabric.of(tree, "n01", speedup=100.0).uplinks == 1
+    assert RailFabric.of(tree, "n01", active=3).active == 3
     told = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware, uplinks=5)
-    assert Fabric.of(told, "n01").uplinks == 5
+    assert RailFabric.of(told, "n01").uplinks == 5
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_what_a_leaf_sends_upwards(hardware: Hardware, rails: int, active: int) 
 )
 def test_a_fabric_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="counts are at least 1, the speed-up is above 0"):
-        Fabric(**wrong)  # type: ignore[arg-type]
-    assert Fabric(uplinks=1, rails=1, active=1, speedup=1e-9)
+        RailFabric(**wrong)  # type: ignore[arg-type]
+    assert RailFabric(uplinks=1, rails=1, active=1, speedup=1e-9)

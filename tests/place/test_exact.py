@@ -15,7 +15,7 @@ from plait.place.bounds import Relaxation, fewest_minipods, frontier, kappa, low
 from plait.place.exact import exact
 from plait.place.placing import place
 from plait.place.problem import Problem, Spares, spread_of
-from plait.place.search import Verdict, search
+from plait.place.search import SearchOutcome, search
 from tests.place.cases import problems
 from tests.place.cell_model import cell_model
 
@@ -101,11 +101,11 @@ def test_the_frontier_falls(problem: Problem) -> None:
 
 
 def test_search_knows_what_it_has_not_proven() -> None:
-    assert search([4, 3, 2], 3, 3, 1, 1)[0] is Verdict.NONE
-    assert search([4, 3, 2], 3, 3, 2, 2, effort=1)[0] is Verdict.OPEN
-    assert search([9] * 9, 8, 8, 2, 2)[0] is Verdict.OPEN
+    assert search([4, 3, 2], 3, 3, 1, 1)[0] is SearchOutcome.NONE
+    assert search([4, 3, 2], 3, 3, 2, 2, effort=1)[0] is SearchOutcome.OPEN
+    assert search([9] * 9, 8, 8, 2, 2)[0] is SearchOutcome.OPEN
     verdict, found = search([3, 3], 2, 3, 1, 2)
-    assert (verdict, found) == (Verdict.FOUND, (0, 1, 0, 1, 0, 1))
+    assert (verdict, found) == (SearchOutcome.FOUND, (0, 1, 0, 1, 0, 1))
 
 
 def test_spares_beside_the_job() -> None:
@@ -219,5 +219,5 @@ def test_a_search_finds_what_there_is(
 
     there = any(fits(cells) for cells in itertools.product(range(len(free)), repeat=rows * columns))
     verdict, found = search(free, rows, columns, row_spread, column_spread)
-    assert verdict is (Verdict.FOUND if there else Verdict.NONE)
+    assert verdict is (SearchOutcome.FOUND if there else SearchOutcome.NONE)
     assert (found is not None and fits(found)) == there

@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.text import table
-from plait.core.topology.switches import State, Topology
+from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.place.draw import STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate
@@ -21,7 +21,7 @@ def shown(topology: Topology, level: str | None = None) -> list[str]:
 
 def test_subtrees_that_are_alike_share_a_row() -> None:
     tree = generate(minipods=3, nodes=12, leaf_nodes=2)
-    assert shown(tree.with_states({"n01": State(status="busy"), "n12": State(status="down")})) == [
+    assert shown(tree.with_states({"n01": NodeState(status="busy"), "n12": NodeState(status="down")})) == [
         "core                       6     12    10     1     1  █x········",
         "├─ mp1                     2      4     3     1     0  ██········",
         "│  ├─ leaf1                1      2     1     1     0  █████·····",
@@ -60,7 +60,7 @@ def test_leaves_are_shown_while_all_rows_fit(minipods: int, deep: bool) -> None:
     """Each minipod has two leaves that are unlike: 1 + 3 * 13 rows are forty."""
     tree = generate(minipods=minipods, nodes=4 * minipods, leaf_nodes=2)
     names = list(tree.places)
-    states = {name: State(status="busy") for at, name in enumerate(names) if at % 4 == 0 or at % 8 == 1}
+    states = {name: NodeState(status="busy") for at, name in enumerate(names) if at % 4 == 0 or at % 8 == 1}
     rows = outline(tree.with_states(states))
     assert any("leaf" in row.label for row in rows) == deep
     assert len(rows) == (MOST_ROWS if deep else 1 + minipods)
@@ -83,22 +83,22 @@ def test_names_that_fold_badly_are_counted() -> None:
 def test_down_nodes_by_reason() -> None:
     tree = generate(minipods=2, nodes=20)
     assert down_nodes(tree) == ""
-    states = {"n01": State(status="down", holder="bad nic"), "n02": State(status="down", holder="bad nic"),
-              "n09": State(status="down")}  # fmt: skip
+    states = {"n01": NodeState(status="down", holder="bad nic"), "n02": NodeState(status="down", holder="bad nic"),
+              "n09": NodeState(status="down")}  # fmt: skip
     assert down_nodes(tree.with_states(states)) == "n[01-02] (bad nic), n09"
-    many = {f"n{i:02}": State(status="down", holder=f"reason {i}") for i in range(1, 13)}
+    many = {f"n{i:02}": NodeState(status="down", holder=f"reason {i}") for i in range(1, 13)}
     assert down_nodes(tree.with_states(many)).endswith("n08 (reason 8), and 4 more reasons")
     eight = {name: state for name, state in many.items() if name <= "n08"}
     assert down_nodes(tree.with_states(eight)).endswith(", n08 (reason 8)")
     for length in (200, 201):
-        told = down_nodes(tree.with_states({"n01": State(status="down", holder="x" * (length - 6))}))
+        told = down_nodes(tree.with_states({"n01": NodeState(status="down", holder="x" * (length - 6))}))
         assert told == (f"n01 ({'x' * 194})" if length == 200 else f"n01 ({'x' * 192}...")
 
 
 def test_minipods_of_one_shape_share_a_row_and_show_the_fewest_and_the_most() -> None:
     tree = generate(minipods=60, nodes=240, leaf_nodes=4)
     names = list(tree.places)
-    busy = {names[4 * pod + at]: State(status="busy") for pod in range(60) for at in range(1 + pod % 3)}
+    busy = {names[4 * pod + at]: NodeState(status="busy") for pod in range(60) for at in range(1 + pod % 3)}
     rows = outline(tree.with_states(busy))
     assert [row.count for row in rows] == [1, 60]
     assert (rows[1].free, rows[1].busy, rows[1].down) == ((1, 3), (1, 3), (0, 0))

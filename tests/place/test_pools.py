@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.core.base.errors import PlacementError
-from plait.core.topology.switches import DOWN, Hardware, State, Topology
+from plait.core.topology.switches import DOWN, Hardware, NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.place.placing import place
 from plait.place.pools import (
@@ -23,11 +23,11 @@ from plait.place.pools import (
 from plait.place.problem import Problem
 from plait.place.repair import Spot
 
-BUSY = State(status="busy", holder="other")
+BUSY = NodeState(status="busy", holder="other")
 H100, A100 = Hardware(gpus=8, device="H100"), Hardware(gpus=4, device="A100")
 
 
-def cluster(**states: State) -> Topology:
+def cluster(**states: NodeState) -> Topology:
     """Two minipods of two leaves of two nodes; the last leaf has another GPU."""
     leaves = [Wiring(f"leaf{k}", nodes=[f"n{k}{i}" for i in range(2)]) for k in range(4)]
     pods = [Wiring("core", ["a", "b"]), Wiring("a", ["leaf0", "leaf1"]), Wiring("b", ["leaf2", "leaf3"])]

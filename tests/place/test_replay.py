@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
 from plait.place.meter import Series
-from plait.place.policy import POLICIES, Policy
-from plait.place.replay import Outcome, replay
+from plait.place.policy import POLICIES, QueuePolicy
+from plait.place.replay import ReplayOutcome, replay
 from plait.place.reservation import ClusterShape, Kept, Planned, check_planned
 from plait.place.summary import Delay, summary
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 from tests.support.workloads import jobs_of
 
 NODES, SIZE = 6, 4
@@ -51,7 +51,7 @@ def several(draw: st.DrawFn, least: int = 0) -> list[Planned]:
     return found
 
 
-def check_invariants(jobs: Workload, outcome: Outcome, planned: list[Planned]) -> None:
+def check_invariants(jobs: JobTrace, outcome: ReplayOutcome, planned: list[Planned]) -> None:
     """Recomputed from who was where when."""
     by_node: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for run in outcome.runs:
@@ -273,7 +273,7 @@ def test_an_empty_workload_and_one_job() -> None:
 
 
 def test_a_policy_of_ones_own_needs_a_row() -> None:
-    own = Policy(name="twice the mean", says="", jct=lambda jobs: 2 * jobs.mean, foresees=True)
+    own = QueuePolicy(name="twice the mean", says="", jct=lambda jobs: 2 * jobs.mean, foresees=True)
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     rows = [(0.0, 1000.0, 8), (50.0, 30.0, 4), (50.0, 20.0, 4)]
     assert replay(jobs_of(rows), CLUSTER, own, [planned]).started.tolist() == [0.0, 200.0, 50.0]

@@ -18,7 +18,7 @@ from plait.place.traces.columns import parse_columns
 from plait.place.traces.philly import KEYS
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
-from plait.place.traces.times import Times, lengths, odd, pandas, seconds, without_unit
+from plait.place.traces.times import TimeColumn, lengths, odd, pandas, seconds, without_unit
 from tests.support.workloads import trace_of
 
 PHILLY = [
@@ -472,7 +472,7 @@ def test_the_span_of_a_trace(tmp_path: Path) -> None:
     assert trace_of("submit,duration_s,gpus\n7,1,1\n", tmp_path).span == 3600
 
 
-def of_column(*words: Any, unit: str = "") -> Times:
+def of_column(*words: Any, unit: str = "") -> TimeColumn:
     return seconds(pandas().Series(words, name="at"), unit)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError, JobError
 from plait.place.policy import POLICIES, find_policies
-from plait.place.pool import Pool
+from plait.place.pool import NodePool
 from plait.place.replay import replay
 from plait.place.reservation import ClusterShape, Planned
 from plait.place.summary import summary
@@ -102,7 +102,7 @@ def test_few_jobs_in_copies(tmp_path: Path, text: str) -> None:
     zone=st.sets(st.integers(0, 5)),
 )
 def test_gpus_are_given_once_and_come_back(steps: list[tuple[int, bool, bool]], zone: set[int]) -> None:
-    pool = Pool(6, 4, zones=1)
+    pool = NodePool(6, 4, zones=1)
     pool.reserve(zone, 1)
     held: list[list[tuple[int, int]]] = []
     for gpus, inside, back in steps:
@@ -125,7 +125,7 @@ def test_gpus_are_given_once_and_come_back(steps: list[tuple[int, bool, bool]], 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.sampled_from([(0,), (0, 1)]))
 def test_what_fits_is_monotone_in_the_number_of_gpus(taken: list[int], parts: tuple[int, ...]) -> None:
-    pool = Pool(6, 4, zones=1)
+    pool = NodePool(6, 4, zones=1)
     pool.reserve([1, 4], 1)
     for gpus in taken:
         if pool.fits(gpus, (0, 1)):
@@ -135,7 +135,7 @@ def test_what_fits_is_monotone_in_the_number_of_gpus(taken: list[int], parts: tu
 
 
 def test_small_jobs_go_where_least_is_left() -> None:
-    pool = Pool(3, 8)
+    pool = NodePool(3, 8)
     assert pool.take(5, (0,)) == [(0, 5)]
     assert pool.take(6, (0,)) == [(1, 6)]
     assert pool.take(2, (0,)) == [(1, 2)]

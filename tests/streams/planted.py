@@ -10,15 +10,15 @@ from unittest import mock
 
 from plait.core.step.segments import Action
 from plait.train.comm import wire
-from plait.train.comm.background import Background, Handle
+from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.flight import DeviceFlight
 from plait.train.comm.lanes import Lane
 from plait.train.engine.courier import Parcel
 from plait.train.engine.executor import SegmentExecutor
-from plait.train.engine.pipeline import _Step
+from plait.train.engine.pipeline import _PipelineStep
 from plait.train.engine.segment import Adding, empty_like_gathered
 from plait.train.engine.shards import Shards
-from plait.train.engine.sublayers import Sublayer
+from plait.train.engine.sublayers import SublayerSegment
 from tests.support.streams.device import Forked, VirtualDevice
 
 
@@ -56,8 +56,8 @@ def _collective() -> AbstractContextManager[Any]:
 def _forked() -> AbstractContextManager[Any]:
     """A background thread does not wait for what was submitted before its job."""
 
-    def start(self: Background, job: Callable[[], object]) -> Handle:
-        handle = Handle()
+    def start(self: Background, job: Callable[[], object]) -> BackgroundHandle:
+        handle = BackgroundHandle()
         self._jobs.put((handle, job, Forked({}, {})))  # type: ignore[arg-type]
         return handle
 
@@ -72,13 +72,13 @@ def _strided() -> Generator[None]:
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 
-    with mock.patch.dict(Sublayer.sends, J=gather), mock.patch.object(wire, "_require_contiguous"):
+    with mock.patch.dict(SublayerSegment.sends, J=gather), mock.patch.object(wire, "_require_contiguous"):
         yield
 
 
 def _freed() -> AbstractContextManager[Any]:
     """What is being sent is let go at once."""
-    return mock.patch.object(_Step, "_sent", lambda self, *, all_of_them: self.sending.clear())
+    return mock.patch.object(_PipelineStep, "_sent", lambda self, *, all_of_them: self.sending.clear())
 
 
 FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.assembly import Part
+from plait.train.engine.assembly import RankPart
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.steps import RankStep, StepResult
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
 from tests.support.streams.device import VirtualDevice, VirtualSharedDevice
@@ -88,7 +88,7 @@ def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
     """What is assembled is recorded, and read after every step; what the host waits for in these."""
     make, train, waits = pipelining.assemble, pipelining.train_step, list[list[str]]()
 
-    def assembled(plan: Any, rank: int, on: Device, **more: Any) -> Any:
+    def assembled(plan: Any, rank: int, on: RankDevice, **more: Any) -> Any:
         return make(plan, rank, on, **{"recorder": Recorder(on), **more})
 
     def trained(step: RankStep, *args: Any, **named: Any) -> StepResult:
@@ -106,18 +106,18 @@ def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
 @contextmanager
 def _uploaded(device: VirtualDevice) -> Generator[None]:
     """Batches lie in the host's memory until they are brought to the device."""
-    make, take = pipelining.micro_batches, Part.own
+    make, take = pipelining.micro_batches, RankPart.own
 
     def made(*given: Any) -> list[MicroBatch]:
         return _in_host_memory(device, make(*given))
 
-    def owned(part: Part, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    def owned(part: RankPart, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         return _in_host_memory(device, take(part, batches))
 
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "micro_batches", made))
-        stack.enter_context(mock.patch.object(Part, "own", owned))
+        stack.enter_context(mock.patch.object(RankPart, "own", owned))
         yield
 
 

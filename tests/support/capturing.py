@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 
-class CapturingDevice(Device):
+class CapturingDevice(RankDevice):
     """captured: how many graphs, so far; replayed: how often any."""
 
     captures = True

@@ -9,7 +9,7 @@ import numpy as np
 from plait.place.forecast import Predicted
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
-from plait.place.workload import Workload
+from plait.place.workload import JobTrace
 
 
 def heavy_tailed(jobs: int = 1500, seed: int = 0, groups: int = 5) -> str:
@@ -37,12 +37,12 @@ def known(trace: Trace) -> Predicted:
 
 def jobs_of(
     rows: list[tuple[float, float, int]], *, guesses: list[float] | None = None, preemptible: list[bool] | None = None
-) -> Workload:
+) -> JobTrace:
     """Of (submit, duration, gpus); guesses: predicted durations."""
     rows = sorted(rows, key=lambda row: row[0])
     submit, duration, gpus = (np.array([row[at] for row in rows], float) for at in range(3))
     said = duration if guesses is None else np.array(guesses, float)
-    return Workload(
+    return JobTrace(
         submit=submit,
         duration=duration,
         gpus=gpus.astype(np.int64),

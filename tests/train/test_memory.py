@@ -18,11 +18,11 @@ from plait.plan.activations import activations
 from plait.plan.sharding import unit_sizes
 from plait.plan.states import states
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Transformer
 from tests.support.models import utransformer
@@ -49,7 +49,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ring, full": {"cp": 2, "ring": 2, "recompute": "full"},
 }
 TOLERANCE = 0.04
-DEVICE = Device(torch.device("cpu"))
+DEVICE = RankDevice(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -61,7 +61,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(spec, strategy, sequence=group)
     executor = make_executor(
-        transformer, strategy, NullWire(strategy.tp), Load(batch, sequence), Here(DEVICE),
+        transformer, strategy, NullWire(strategy.tp), Load(batch, sequence), RankContext(DEVICE),
         gradients=Gradients(transformer), phases=("F", "B"),
     )  # fmt: skip
     own = sequence // strategy.cp

@@ -16,9 +16,9 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import ByteTokenizer
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Transformer
 from plait.train.sample import Sampler, next_logits
 
@@ -40,7 +40,7 @@ def test_every_token_is_predicted_as_in_training(name: str) -> None:
     for parameter in model.named.values():  # no weight of ones, no bias of zeros
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     executor = make_executor(
-        model, Strategy(), NullWire(), Load(1, 16), Here(Device(torch.device("cpu"))), gradients=None
+        model, Strategy(), NullWire(), Load(1, 16), RankContext(RankDevice(torch.device("cpu"))), gradients=None
     )
     tokens = torch.randint(0, spec.vocab, (1, 17))
     want = executor.run(MicroBatch(tokens[:, :-1], tokens[:, 1:], torch.zeros(1), 1 / 16, 0))

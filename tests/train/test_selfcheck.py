@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.core.base.env import RankEnv
 from plait.train.comm import selfcheck
 from plait.train.comm.selfcheck import REPEATS, Link, check_links, rounds, slow_links
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from tests.support.threads import threads
 
 
@@ -62,7 +62,7 @@ def said(monkeypatch: pytest.MonkeyPatch, world: int, per_host: int, seconds: Ca
     """What all of so many ranks say of their links."""
     monkeypatch.setattr(selfcheck, "time", Clocks(seconds))
     monkeypatch.setattr(selfcheck, "SIZE", 1_000_000)
-    device = Device(torch.device("cpu"))
+    device = RankDevice(torch.device("cpu"))
     first, *others = threads(world).run(
         lambda rank: check_links(RankEnv(rank=rank, world_size=world, local_world_size=per_host), device)
     )

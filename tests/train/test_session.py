@@ -31,7 +31,7 @@ from plait.train import session as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.control import Control
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.kernels import EAGER
 from plait.train.report import Reporter
 from plait.train.session import Session
@@ -83,7 +83,7 @@ class Run:
         try:
             with Reporter(self.folder, speaks=True, steps=steps, out=out) as report:
                 plan = make_plan(job, HERE, vocab=257)
-                device = Device(torch.device("cpu"))
+                device = RankDevice(torch.device("cpu"))
                 asked = Control() if control is None else control
                 session = Session(plan, job, self.folder, RankEnv(), device, report, asked)
                 try:
@@ -343,7 +343,7 @@ def test_without_a_launcher_nothing_is_kept_in_memory(run: Run) -> None:
 
 def test_memory_that_is_full_is_told(run: Run) -> None:
     memory_of(run.folder).mkdir(parents=True)
-    full = mock.patch("plait.train.checkpoint.memory.Memory._write", side_effect=OSError("no room"))
+    full = mock.patch("plait.train.checkpoint.memory.MemoryCheckpoints._write", side_effect=OSError("no room"))
     with full:
         assert run.train(3, run={"memory_every": 2}) == 0
     assert "warning: the state after step 2 is not in memory (no room). Training goes on." in run.said

@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.api.places.base import Place
+    from plait.api.places.base import LaunchTarget
 
 LOCAL = "local"
 
 
-def _in_lab(where: str) -> Place:
+def _in_lab(where: str) -> LaunchTarget:
     from plait.api.places.lab import InLab
     from plait.lab import LabSpec
 
     return InLab(LabSpec.parse(where))
 
 
-def _in_slurm(where: str) -> Place:
+def _in_slurm(where: str) -> LaunchTarget:
     from plait.api.places.slurm import InSlurm
 
     return InSlurm(where)
 
 
-def _in_kubernetes(where: str) -> Place:
+def _in_kubernetes(where: str) -> LaunchTarget:
     from plait.api.places.kubernetes import InKubernetes
 
     return InKubernetes(where)
 
 
-PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slurm, "kubernetes": _in_kubernetes}
+PLACES: Mapping[str, Callable[[str], LaunchTarget]] = {"lab": _in_lab, "slurm": _in_slurm, "kubernetes": _in_kubernetes}
 """Makers of places, by the word before the colon; they read the rest."""
 
 
-def place_of(on: str) -> Place:
+def place_of(on: str) -> LaunchTarget:
     """The place that a name such as ``local``, ``slurm:PARTITION`` or ``lab:2x1@1gbit`` stands for. Raises
     JobError for other names."""
     from plait.api.places.here import Here
@@ -55,7 +55,7 @@ def place_of(on: str) -> Place:
     return PLACES[kind](where)
 
 
-def with_table(place: Place, rank_table: Path | None) -> Place:
+def with_table(place: LaunchTarget, rank_table: Path | None) -> LaunchTarget:
     """The place with its ranks ordered by a rank table. Raises JobError for a place without hosts to
     order."""
     from dataclasses import replace

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plait.lab import LabSpec
 
 
-class Place(Protocol):
+class LaunchTarget(Protocol):
     """A place where ranks run."""
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plait.api.ranks import Ranks
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.launch.kubernetes_api import Cluster
+    from plait.launch.kubernetes_api import KubernetesNamespace
     from plait.launch.kubernetes_manifests import PodRun
 
 
@@ -80,16 +80,16 @@ class InKubernetes(Managed):
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job))
         return _yaml(replace(run, plan=plan.to_json()))
 
-    def _kind(self, job: Job, cluster: Cluster | None = None) -> str:
+    def _kind(self, job: Job, cluster: KubernetesNamespace | None = None) -> str:
         """What pods are made by; a cluster is asked only where the job does not say."""
         if job.kubernetes.workload == "auto":
             return "JobSet" if (cluster or self._cluster(job)).has_jobset() else "Job"
         return "JobSet" if job.kubernetes.workload == "jobset" else "Job"
 
-    def _cluster(self, job: Job) -> Cluster:
-        from plait.launch.kubernetes_api import Cluster
+    def _cluster(self, job: Job) -> KubernetesNamespace:
+        from plait.launch.kubernetes_api import KubernetesNamespace
 
-        return Cluster(job.kubernetes.context, self.namespace or job.kubernetes.namespace)
+        return KubernetesNamespace(job.kubernetes.context, self.namespace or job.kubernetes.namespace)
 
     def _run(self, job: Job, folder: Path, world: int, stages: int, kind: Any, word: str = "") -> PodRun:
         import secrets

@@ -1,6 +1,6 @@
 """Pictures: bars and curves over time, drawn as text; formats of files, and a figure written whole.
 
-Schedules, transfers and timelines are handed to whoever draws them as ``Bar`` and ``Curve``:
+Schedules, transfers and timelines are handed to whoever draws them as ``Bar`` and ``PlotCurve``:
 ``plait.diagnose.plots`` makes SVG and PNG of the same bars. Figures are a plotting library's; this file
 loads none.
 """
@@ -64,21 +64,21 @@ class Bar(NamedTuple):
     kind: str
 
 
-class Curve(NamedTuple):
+class PlotCurve(NamedTuple):
     """A quantity over time: (seconds, value), in order."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
-class Piece(NamedTuple):
+class CellRun(NamedTuple):
     """A run of characters of one kind in a drawn row; the kind of empty space is ``""``."""
 
     text: str
     kind: str
 
 
-def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Piece]]]:
+def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[CellRun]]]:
     """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that
     the bars span.
 
@@ -90,7 +90,7 @@ def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Pi
     rows: dict[str, list[Bar]] = {}
     for bar in bars:
         rows.setdefault(bar.row, []).append(bar)
-    drawn: list[tuple[str, list[Piece]]] = []
+    drawn: list[tuple[str, list[CellRun]]] = []
     for name, own in rows.items():
         cells, kinds = [" "] * width, [""] * width
         for bar in own:
@@ -116,11 +116,11 @@ def text_gantt(bars: Sequence[Bar], width: int = 100) -> list[str]:
     return [f"{name:<{longest}} |{''.join(piece.text for piece in pieces)}|" for name, pieces in rows]
 
 
-def _runs(cells: list[str], kinds: list[str]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _runs(cells: list[str], kinds: list[str]) -> list[CellRun]:
+    pieces: list[CellRun] = []
     for cell, kind in zip(cells, kinds, strict=True):
         if pieces and pieces[-1].kind == kind:
-            pieces[-1] = Piece(pieces[-1].text + cell, kind)
+            pieces[-1] = CellRun(pieces[-1].text + cell, kind)
         else:
-            pieces.append(Piece(cell, kind))
+            pieces.append(CellRun(cell, kind))
     return pieces

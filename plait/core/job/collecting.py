@@ -81,7 +81,7 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
     if not collected.anything:
         yield
         return
-    agent = Agent(lambda: start_agent(folder, first, count, collected))
+    agent = CollectingAgent(lambda: start_agent(folder, first, count, collected))
     failed = True
     try:
         yield
@@ -90,7 +90,7 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
         agent.end(wait=not (failed and is_rank))
 
 
-class Agent:
+class CollectingAgent:
     """A process that ends when its standard input does; one that is killed before is followed by another,
     which goes on where it was. start: begins one.
 

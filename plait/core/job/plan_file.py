@@ -28,7 +28,7 @@ class Degrees(Section):
     cp: Count
 
 
-class Move(Section):
+class ReshardMove(Section):
     """A step of a resharding plan."""
 
     box: Annotated[tuple[Numbers, Numbers], Field(strict=False)]
@@ -53,7 +53,7 @@ class Moves(Section):
     hosts: Numbers
     order: str
     lower_bound: Nanoseconds
-    steps: Annotated[tuple[Move, ...], Field(strict=False), FailFast()]
+    steps: Annotated[tuple[ReshardMove, ...], Field(strict=False), FailFast()]
 
 
 class Boundaries(Section):

@@ -26,7 +26,7 @@ COMMAND = "plait job --reference --markdown > docs/job.md"
 
 
 @dataclass(frozen=True)
-class Key:
+class Setting:
     """One setting. default: as TOML; empty if it must be given, ``-`` if it may be left out and has none."""
 
     name: str
@@ -46,7 +46,7 @@ class Table:
 
     name: str
     meaning: str
-    keys: tuple[Key, ...]
+    keys: tuple[Setting, ...]
 
 
 def reference() -> tuple[Table, ...]:
@@ -58,7 +58,7 @@ def reference() -> tuple[Table, ...]:
     return tuple(found)
 
 
-def look_up(asked: str) -> Table | tuple[Key, ...]:
+def look_up(asked: str) -> Table | tuple[Setting, ...]:
     """A section, or the keys that ``asked`` may mean: the whole name or parts of it in order, such as
     ``steps``, ``strategy.p1``.
 
@@ -97,11 +97,11 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _keys(prefix: str, section: type[BaseModel]) -> Iterator[Key]:
+def _keys(prefix: str, section: type[BaseModel]) -> Iterator[Setting]:
     for name, field in section.model_fields.items():
         default = field.default
         inner = [part for part in (field.annotation, *get_args(field.annotation)) if _is_section(part)]
-        yield Key(
+        yield Setting(
             f"{prefix}.{name}",
             _alternatives(field.annotation, list(field.metadata), f"{prefix}.{name}"),
             "" if field.is_required() else "-" if default is None else _toml(default),
@@ -119,12 +119,12 @@ def _alternatives(annotation: Any, limits: list[Any], name: str) -> str:
     return " or ".join(f"a table [{name}]" if _is_section(part) else allowed(part) for part in parts)
 
 
-def _shapes() -> Iterator[Key]:
+def _shapes() -> Iterator[Setting]:
     """The keys that are a ``ModelSpec``'s fields."""
     types, meanings = get_type_hints(ModelSpec), _docstrings(ModelSpec)
     for field in fields(ModelSpec):
         default = "" if field.default is MISSING else "-" if field.default is None else _toml(field.default)
-        yield Key(f"model.{field.name}", allowed(types[field.name]), default, _words(meanings.get(field.name, "")))
+        yield Setting(f"model.{field.name}", allowed(types[field.name]), default, _words(meanings.get(field.name, "")))
 
 
 def _docstrings(owner: type) -> dict[str, str]:
@@ -164,13 +164,13 @@ def _ticks(text: str) -> str:
 _MODEL = """The model: a preset, a Hugging Face config, or all shapes. Keys beside a preset or a config replace
 what it says."""
 _MODEL_KEYS = (
-    Key(
+    Setting(
         "model.preset",
         "a text",
         "-",
         "A file of ``specs/models``, such as ``gpt3-125m``. The vocabulary is the tokenizer's.",
     ),
-    Key("model.huggingface", "a text", "-", "A Hugging Face folder or its ``config.json`` (``gpt2``, ``llama``)."),
+    Setting("model.huggingface", "a text", "-", "A Hugging Face folder or its ``config.json`` (``gpt2``, ``llama``)."),
 )
 _HEAD = """<!-- Made from the types in plait/core/job/settings.py and plait/core/model/spec.py: do not edit, run
      {command} -->

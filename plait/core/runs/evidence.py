@@ -42,7 +42,7 @@ Cause = Literal["none", "crashed", "stopped", "host code", "missing", "cut off",
 """missing: a rank did not come to a call, and nobody tells why."""
 
 
-class Channel(NamedTuple):
+class CallSequence(NamedTuple):
     """What has a sequence of calls of its own: a group's collectives, or its messages from one rank to
     another."""
 
@@ -59,7 +59,7 @@ class Call:
     known. bytes: of the larger tensor, or of the message. name: the op of the schedule that it belongs to.
     """
 
-    channel: Channel
+    channel: CallSequence
     sequence: int
     verb: str
     dtype: str = ""
@@ -95,7 +95,7 @@ class Call:
             return None
         ends = {Kind.SEND: (rank, record.peer), Kind.RECEIVE: (record.peer, rank)}.get(record.kind, (NOBODY, NOBODY))
         return Call(
-            channel=Channel(record.group, *ends), sequence=record.sequence, verb=record.verb, dtype=record.dtype,
+            channel=CallSequence(record.group, *ends), sequence=record.sequence, verb=record.verb, dtype=record.dtype,
             bytes=record.bytes, signature=record.signature, name=record.name.text, step=record.step,
             enqueued=record.enqueued, ended=record.ended, failed=record.failed,
         )  # fmt: skip
@@ -143,7 +143,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class WaitLink:
     """A link of the chain: who waits for whom, in which call."""
 
     ranks: tuple[int, ...]
@@ -162,7 +162,7 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     differs: str = ""
-    chain: tuple[Wait, ...] = ()
+    chain: tuple[WaitLink, ...] = ()
     also: tuple[Verdict, ...] = ()
 
     @property
@@ -263,14 +263,14 @@ def evidence_of(values: dict[str, Any]) -> Evidence:
     return Evidence(**checked(Evidence, values | made))
 
 
-def _channel_values(channel: Channel) -> list[Any]:
+def _channel_values(channel: CallSequence) -> list[Any]:
     return [channel.group.ranks, channel.group.ordinal, channel.group.label, channel.source, channel.target]
 
 
-def _channel_of(values: list[Any]) -> Channel:
+def _channel_of(values: list[Any]) -> CallSequence:
     ranks, ordinal, label, source, target = values
     group = checked(RingGroup, {"ranks": tuple(ranks), "ordinal": ordinal, "label": label})
-    return Channel(RingGroup(**group), int(source), int(target))
+    return CallSequence(RingGroup(**group), int(source), int(target))
 
 
 def _verdict(values: dict[str, Any]) -> Verdict:
@@ -281,6 +281,6 @@ def _verdict(values: dict[str, Any]) -> Verdict:
     return Verdict(**checked(Verdict, values | made))
 
 
-def _wait(values: dict[str, Any]) -> Wait:
+def _wait(values: dict[str, Any]) -> WaitLink:
     made = {"ranks": tuple(values["ranks"]), "call": values["call"], "on": tuple(values["on"])}
-    return Wait(**checked(Wait, made))
+    return WaitLink(**checked(WaitLink, made))

@@ -83,7 +83,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _LockFile:
     """A lock file as it is. holder: None if it cannot be read. touched: by the file system's clock."""
 
     folder: Path
@@ -223,7 +223,7 @@ def _create(path: Path, content: bytes) -> bool:
     return True
 
 
-def _find(path: Path) -> _Found | None:
+def _find(path: Path) -> _LockFile | None:
     """The lock file now; None if there is none. Opened anew, so that NFS asks its server.
 
     What is no lock of ours (damaged, deep, of other types) has no holder, and its content for a token.
@@ -242,7 +242,7 @@ def _find(path: Path) -> _Found | None:
         token = holder.token
     except (ValueError, TypeError, KeyError):
         holder, token = None, hashlib.sha256(content).hexdigest()[:16]
-    return _Found(path.parent, holder, token, touched)
+    return _LockFile(path.parent, holder, token, touched)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -263,7 +263,7 @@ def _clock_of(folder: Path) -> float:
             draft.unlink(missing_ok=True)
 
 
-def _refusal(path: Path, found: _Found) -> str:
+def _refusal(path: Path, found: _LockFile) -> str:
     left = f"{max(1.0, EXPIRES - found.silent):.0f} s"
     if found.holder is None:
         return (

@@ -22,7 +22,7 @@ FOLDER = "hang"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RankAnswer:
     """A rank's answer. wall: when, in ns of its host's clock. address: where it listens, for others to see
     whether they reach it: host and port. complete: whether it has tried to reach the others. token: of its
     ring, to tell one start of a run from another. first: it does what it does for the first time. busy: share
@@ -59,25 +59,25 @@ def answered(folder: Path, rank: int) -> bool:
     return _part_path(folder, rank).exists()
 
 
-def write_part(folder: Path, part: Part) -> None:
+def write_part(folder: Path, part: RankAnswer) -> None:
     """Answer. Raises OSError."""
     with replacing(_part_path(folder, part.rank), parents=False) as path:
         path.write_text(json.dumps(asdict(part)) + "\n")
 
 
-def read_parts(folder: Path) -> dict[int, Part]:
+def read_parts(folder: Path) -> dict[int, RankAnswer]:
     """The answers so far, by rank.
 
     Known: a rank's answer with all its keys, each of its type. Passed over: an answer that is damaged, as one
     that was never given: whoever looks for the cause asks again.
     """
-    parts: dict[int, Part] = {}
+    parts: dict[int, RankAnswer] = {}
     for path in (folder / FOLDER).glob("rank-*.json"):
         try:
             values = read_table(path)
             lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
             where = values["address"]
-            part = Part(**checked(Part, values | lists | {"address": tuple(where) if where else None}))
+            part = RankAnswer(**checked(RankAnswer, values | lists | {"address": tuple(where) if where else None}))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
         parts[part.rank] = part

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast, get_args
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import check_number
 from plait.core.topology.hostlist import fold
-from plait.core.topology.switches import FREE, UNKNOWN, Hardware, State, Status, Topology
+from plait.core.topology.switches import FREE, UNKNOWN, Hardware, NodeState, Status, Topology
 from plait.core.topology.wiring import HostLists, Wiring, build
 
 VERSION = 1
@@ -101,14 +101,14 @@ def _hardware(table: Mapping[str, Any], where: str) -> Hardware:
     return Hardware(**counts, device=_text(table.get("device", ""), f"{where}.device"))
 
 
-def _state(table: Mapping[str, Any], where: str) -> State:
+def _state(table: Mapping[str, Any], where: str) -> NodeState:
     status, until = table.get("status"), table.get("until")
     if status not in get_args(Status):
         known = ", ".join(get_args(Status))
         raise JobError("no status" if status is None else "no such status", key=f"{where}.status", fix=f"Use {known}")
     if until is not None:
         check_number(until, f"{where}.until", whole=False)
-    return State(
+    return NodeState(
         status=cast("Status", status),
         until=None if until is None else float(until),
         holder=_text(table.get("holder", ""), f"{where}.holder"),
@@ -120,7 +120,7 @@ def _hardware_values(hardware: Hardware) -> dict[str, Any]:
     return values | ({"device": hardware.device} if hardware.device else {})
 
 
-def _state_values(state: State) -> dict[str, Any]:
+def _state_values(state: NodeState) -> dict[str, Any]:
     until = {} if state.until is None else {"until": state.until}
     return {"status": state.status, **until, **({"holder": state.holder} if state.holder else {})}
 

@@ -39,7 +39,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class NodeState:
     """What a node is doing. until: seconds since 1970 at which its holder is expected to leave it, None if
     nobody knows. holder: a job's name or number, or why it is down."""
 
@@ -49,8 +49,8 @@ class State:
 
 
 UNKNOWN = Hardware()
-FREE = State()
-DOWN = State(status="down")
+FREE = NodeState()
+DOWN = NodeState(status="down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Node:
     name: str
     leaf: int
     hardware: Hardware = UNKNOWN
-    state: State = FREE
+    state: NodeState = FREE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class Topology:
             found.append(place)
         return found
 
-    def with_states(self, states: Mapping[str, State]) -> Topology:
+    def with_states(self, states: Mapping[str, NodeState]) -> Topology:
         """The same wires and nodes, some in another state. Raises JobError for a node that is not there."""
         return self._with(states, {})
 
@@ -186,7 +186,7 @@ class Topology:
         """The same wires and states, some nodes made of something else."""
         return self._with({}, hardware)
 
-    def _with(self, states: Mapping[str, State], hardware: Mapping[str, Hardware]) -> Topology:
+    def _with(self, states: Mapping[str, NodeState], hardware: Mapping[str, Hardware]) -> Topology:
         for name in (*states, *hardware):
             self.node(name)
         nodes = tuple(

@@ -9,7 +9,7 @@ from typing import cast
 
 from plait.core.base.errors import JobError
 from plait.core.topology.hostlist import MOST_HOSTS, expand
-from plait.core.topology.switches import FREE, UNKNOWN, Hardware, Node, State, Switch, Topology, close
+from plait.core.topology.switches import FREE, UNKNOWN, Hardware, Node, NodeState, Switch, Topology, close
 
 MOST_LEVELS, MOST_SWITCHES = 64, 50_000
 """Deeper or larger trees are mistakes."""
@@ -61,7 +61,7 @@ def build(
     wirings: Iterable[Wiring],
     *,
     hardware: Mapping[str, Hardware] | None = None,
-    states: Mapping[str, State] | None = None,
+    states: Mapping[str, NodeState] | None = None,
     levels: Sequence[str] = (),
     name: str = "",
 ) -> Topology:
@@ -166,7 +166,7 @@ def _circle(parents: Mapping[str, str]) -> str:
 
 
 def _plugged(
-    switches: Sequence[tuple[Switch, Wiring]], hardware: Mapping[str, Hardware], states: Mapping[str, State]
+    switches: Sequence[tuple[Switch, Wiring]], hardware: Mapping[str, Hardware], states: Mapping[str, NodeState]
 ) -> tuple[Node, ...]:
     nodes: dict[str, Node] = {}
     for place, (switch, wiring) in enumerate(switches):

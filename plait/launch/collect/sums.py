@@ -23,7 +23,7 @@ WAITING = 4
 
 
 @dataclass(eq=False, kw_only=True)
-class Part:
+class SumsFile:
     """A file that grows. rings: by rank, its ring's token and the last step of it; of a rank one ring
     alone."""
 
@@ -62,9 +62,9 @@ class Sums:
         self.timeline, self.ranks = timeline, ranks
         self.lost = 0
         self._new: dict[int, list[tuple[Header, Records]]] = {}  # by rank
-        self._open: dict[tuple[int, str], Part] = {}  # by block and plan
-        self._over: list[Part] = []  # of earlier starts of ranks, not yet written
-        self._under_way: dict[int, Part] = {}  # by rank, what it adds to
+        self._open: dict[tuple[int, str], SumsFile] = {}  # by block and plan
+        self._over: list[SumsFile] = []  # of earlier starts of ranks, not yet written
+        self._under_way: dict[int, SumsFile] = {}  # by rank, what it adds to
         self._began = 0  # of the newest part
         self._before: dict[tuple[int, int], int] | None = None
 
@@ -117,7 +117,7 @@ class Sums:
             part.last = max(part.last, last)
             self._under_way[ring.rank] = part
 
-    def _part(self, ring: Header, block: int, first: int) -> Part:
+    def _part(self, ring: Header, block: int, first: int) -> SumsFile:
         """Where a rank's block goes: a file of several starts of a rank would not tell which of them
         counts."""
         part = self._open.get((block, ring.plan))
@@ -126,7 +126,7 @@ class Sums:
             if part is not None:
                 self._over.append(part)
             path = next(self._unused(rollup_file(self.timeline, self.ranks, first)))
-            part = Part(path=path, plan=ring.plan, began=self._began + again)
+            part = SumsFile(path=path, plan=ring.plan, began=self._began + again)
             self._open[block, ring.plan] = part
         part.began = self._began = max(part.began, self._began, ring.wall)
         return part
@@ -141,6 +141,6 @@ class Sums:
             number, found = number + 1, path.with_stem(f"{path.stem}-{number + 1}")
 
 
-def _steps(part: Part) -> int:
+def _steps(part: SumsFile) -> int:
     """How many it has."""
     return len({step for rows in part.rows for step in rows["step"].tolist()})

@@ -28,7 +28,7 @@ from typing import Any, cast
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import counted, printable
-from plait.core.topology.switches import FREE, Hardware, State
+from plait.core.topology.switches import FREE, Hardware, NodeState
 from plait.place.readers.chains import from_chains
 from plait.place.readers.kubernetes_gpus import KEPT_BACK, countable, hardware, kept_back
 from plait.place.readers.kubernetes_labels import chains_of
@@ -38,7 +38,7 @@ from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
 
 MOST_ITEMS = 200_000
-UNCOUNTED = State(status="down", holder="unknown number of GPUs")
+UNCOUNTED = NodeState(status="down", holder="unknown number of GPUs")
 UNLABELLED = "nodes without the labels that name switches"
 
 
@@ -188,7 +188,7 @@ def _hardware(
     return made
 
 
-def _tainted(where: str, states: Mapping[str, State]) -> tuple[str, ...]:
+def _tainted(where: str, states: Mapping[str, NodeState]) -> tuple[str, ...]:
     """What to do where nodes are down for taints that jobs may tolerate."""
     found = sorted(name for name, state in states.items() if state.holder.startswith(TAINTED))
     if not found:

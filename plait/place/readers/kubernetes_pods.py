@@ -9,7 +9,7 @@ from typing import Any, cast
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import printable
-from plait.core.topology.switches import State
+from plait.core.topology.switches import NodeState
 from plait.place.readers.kubernetes_gpus import is_gpu
 from plait.place.readers.states import worse
 
@@ -29,9 +29,9 @@ def at(item: Any, where: str, *keys: str) -> Any:
     return item
 
 
-def held(pods: Iterable[tuple[str, dict[str, Any]]], over: PassedOver) -> dict[str, State]:
+def held(pods: Iterable[tuple[str, dict[str, Any]]], over: PassedOver) -> dict[str, NodeState]:
     """States of nodes that pods hold GPUs of. pods: where each stands in its list, and itself."""
-    states: dict[str, State] = {}
+    states: dict[str, NodeState] = {}
     for where, pod in pods:
         node, phase = at(pod, where, "spec", "nodeName"), at(pod, where, "status", "phase")
         if not isinstance(node, str) or phase in ("Succeeded", "Failed"):
@@ -40,7 +40,7 @@ def held(pods: Iterable[tuple[str, dict[str, Any]]], over: PassedOver) -> dict[s
             if at(pod, where, "spec", "resourceClaims"):
                 over.note("pods with resource claims, which may hold GPUs", _job(pod, where))
             continue
-        state = State(status="busy", holder=_job(pod, where))
+        state = NodeState(status="busy", holder=_job(pod, where))
         states[node] = worse(states[node], state) if node in states else state
     return states
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from plait.core.base.errors import JobError
 from plait.core.base.text import printable
-from plait.core.topology.switches import DOWN, FREE, RESERVED_TAINT, State
+from plait.core.topology.switches import DOWN, FREE, RESERVED_TAINT, NodeState
 from plait.place.readers.kubernetes_gpus import WHOLE
 from plait.place.readers.kubernetes_pods import at
 
@@ -22,24 +22,24 @@ EFFECTS = ("NoSchedule", "NoExecute")
 TAINTED = "tainted "
 
 
-def state_of(item: dict[str, Any], name: str, tolerated: Collection[str]) -> State:
+def state_of(item: dict[str, Any], name: str, tolerated: Collection[str]) -> NodeState:
     """Of a node. tolerated: keys of taints. Raises JobError naming the node and the key."""
     taints = _list(item, name, "spec", "taints")
     conditions = _list(item, name, "status", "conditions")
     if why := _unready(conditions, name):
-        return State(status="down", holder=printable(why)[:200])
+        return NodeState(status="down", holder=printable(why)[:200])
     if at(item, name, "metadata", "deletionTimestamp"):
-        return State(status="down", holder="being deleted")
+        return NodeState(status="down", holder="being deleted")
     if at(item, name, "spec", "unschedulable"):
-        return State(status="down", holder="cordoned")
+        return NodeState(status="down", holder="cordoned")
     reserved = None
     for taint in taints:
         key, effect = (at(taint, f"{name}.spec.taints", word) for word in ("key", "effect"))
         if key == RESERVED_TAINT:
-            reserved = State(status="busy", holder=printable(str(taint.get("value") or "reserved"))[:200])
+            reserved = NodeState(status="busy", holder=printable(str(taint.get("value") or "reserved"))[:200])
         elif effect in EFFECTS and key not in WHOLE and key not in tolerated:
             value = f"={taint['value']}" if taint.get("value") else ""
-            return State(status="down", holder=TAINTED + printable(f"{key}{value}:{effect}")[:200])
+            return NodeState(status="down", holder=TAINTED + printable(f"{key}{value}:{effect}")[:200])
     return reserved or (FREE if conditions else DOWN)  # a node that never reported
 
 

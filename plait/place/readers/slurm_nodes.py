@@ -23,7 +23,7 @@ from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import printable
 from plait.core.topology.hostlist import MOST_HOSTS
 from plait.core.topology.slurm_lines import resources
-from plait.core.topology.switches import FREE, Hardware, State
+from plait.core.topology.switches import FREE, Hardware, NodeState
 from plait.core.topology.wiring import HostLists
 from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
@@ -75,7 +75,7 @@ def read(source: Source, asked: Asked) -> Found:
 
 
 def _of_records(text: str) -> Found:
-    states: dict[str, State] = {}
+    states: dict[str, NodeState] = {}
     hardware: dict[str, Hardware] = {}
     over, line, last = PassedOver(), 1, 0
     starts = [match.start() for match in _NODE.finditer(text)]
@@ -122,7 +122,7 @@ def _told(hardware: dict[str, Hardware], over: PassedOver) -> dict[str, Hardware
     return hardware if PARTS in over.counts or any(one.gpus for one in hardware.values()) else {}
 
 
-def _state(text: str, reason: str, where: str) -> State:
+def _state(text: str, reason: str, where: str) -> NodeState:
     """Slurm's state and its flags, as in ``IDLE+DRAIN`` or ``idle*``."""
     word = text.lower()
     signs = re.search(r"[*~!%#$@^+-]*$", word)
@@ -132,13 +132,13 @@ def _state(text: str, reason: str, where: str) -> State:
         problem = f"no state of Slurm's is called '{printable(sorted(unknown)[0])[:60]}'"
         raise JobError(problem, key=where, fix="Idle, allocated, mixed, down and drained are among those known")
     if parts & _DOWN:
-        return State(status="down", holder=printable(reason.strip())[:200] or "+".join(sorted(parts & _DOWN)))
-    return State(status="busy") if parts & _BUSY else FREE
+        return NodeState(status="down", holder=printable(reason.strip())[:200] or "+".join(sorted(parts & _DOWN)))
+    return NodeState(status="busy") if parts & _BUSY else FREE
 
 
 def _of_table(text: str) -> Found:
     lists, over = HostLists(), PassedOver()
-    states: dict[str, State] = {}
+    states: dict[str, NodeState] = {}
     hardware: dict[str, Hardware] = {}
     header, rows = _rows(text)
     if "NODELIST" not in header:
@@ -157,7 +157,7 @@ def _of_table(text: str) -> Found:
             raise JobError("fewer columns than the header has", key=where, fix="The text may have been cut off")
         if squeue:
             holder = f"job {printable(row['JOBID'])[:60]}"
-            state = State(status="busy", until=_time(row.get("END_TIME", ""), where), holder=holder)
+            state = NodeState(status="busy", until=_time(row.get("END_TIME", ""), where), holder=holder)
         else:
             state = _state(row["STATE"], "", where)
         names = lists(row["NODELIST"], where)

@@ -23,7 +23,7 @@ from plait.core.base.passed_over import PassedOver
 from plait.core.topology.slurm_lines import lines
 from plait.core.topology.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
 from plait.place.readers import slurm_nodes
-from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LINE = re.compile(
@@ -43,7 +43,7 @@ class _Told:
     """What the lines tell. printed: whether they are scontrol's."""
 
     wirings: list[Wiring] = field(default_factory=list[Wiring])
-    blocks: list[Block] = field(default_factory=list[Block])
+    blocks: list[SlurmBlock] = field(default_factory=list[SlurmBlock])
     sizes: list[int] = field(default_factory=list[int])
     printed: bool = False
 
@@ -80,7 +80,7 @@ def _told(text: str, over: PassedOver) -> _Told:
             else:
                 told.sizes = _sizes(words[kind], where)
         elif kind == "blockname":
-            told.blocks.append(Block(words[kind], nodes, where))
+            told.blocks.append(SlurmBlock(words[kind], nodes, where))
             if len(told.blocks) > MOST_SWITCHES:
                 raise JobError(f"more than {MOST_SWITCHES} blocks", key=where)
             if not told.sizes and words.get("blocksize"):

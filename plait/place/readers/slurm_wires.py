@@ -18,7 +18,7 @@ PHANTOMS = "blocks without nodes, whose places in their group stay empty"
 
 
 @dataclass(frozen=True)
-class Block:
+class SlurmBlock:
     """A block of nodes that Slurm keeps together; a phantom without nodes holds a place of its group."""
 
     name: str
@@ -60,7 +60,7 @@ def with_nodes(wirings: Sequence[Wiring], over: PassedOver) -> list[Wiring]:
     return [replace(one, switches=switches) for one, switches in zip(left, kept, strict=True)]
 
 
-def of_blocks(blocks: Sequence[Block], sizes: Sequence[int], over: PassedOver) -> Topology:
+def of_blocks(blocks: Sequence[SlurmBlock], sizes: Sequence[int], over: PassedOver) -> Topology:
     """Blocks in groups of neighbours, as many as Slurm puts together: one level of groups for every size
     after the first (the planning base size). Something is above where several are left."""
     for smaller, larger in pairwise(sizes):

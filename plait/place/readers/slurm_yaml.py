@@ -23,7 +23,7 @@ from plait.core.base.errors import JobError, nearest
 from plait.core.base.passed_over import PassedOver
 from plait.core.topology.switches import Topology
 from plait.core.topology.wiring import HostLists, Wiring, build
-from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LOOKS = re.compile(r"^[ \t]*-?[ \t]*[\"']?topology[\"']?\s*:", re.MULTILINE)
@@ -89,11 +89,11 @@ def _topology(entry: dict[str, Any], name: str, over: PassedOver) -> Topology:
         sizes = []
     if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 for size in sizes):
         raise JobError("not a list of sizes", key=f"{where}.block_sizes")
-    blocks: list[Block] = []
+    blocks: list[SlurmBlock] = []
     for number, one in enumerate(_list(told.get("blocks"), f"{where}.blocks")):
         at = f"{where}.blocks[{number}]"
         block = _mapping(one, ("block", "nodes"), at)
-        blocks.append(Block(_name(block, "block", at), nodes_of(lists, block.get("nodes"), f"{at}.nodes"), at))
+        blocks.append(SlurmBlock(_name(block, "block", at), nodes_of(lists, block.get("nodes"), f"{at}.nodes"), at))
     return of_blocks(blocks, sizes, over)
 
 

@@ -15,7 +15,7 @@ from plait.core.base.codec.json_text import parse_json, unpacked
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, kind_of
 from plait.core.base.passed_over import PassedOver
-from plait.core.topology.switches import Hardware, State, Topology
+from plait.core.topology.switches import Hardware, NodeState, Topology
 
 LARGEST = 256 << 20
 """Bytes of a file, unpacked. Ten thousand nodes with all that Kubernetes knows of them are 100 to 200 MB."""
@@ -44,7 +44,7 @@ class Found:
     any. notes: what a person should know of the reading. over: what was not taken."""
 
     topology: Topology | None = None
-    states: Mapping[str, State] = field(default_factory=dict[str, State])
+    states: Mapping[str, NodeState] = field(default_factory=dict[str, NodeState])
     hardware: Mapping[str, Hardware] = field(default_factory=dict[str, Hardware])
     partial: bool = False
     notes: tuple[str, ...] = ()

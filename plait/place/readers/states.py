@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import counted
-from plait.core.topology.switches import Hardware, State, Topology
+from plait.core.topology.switches import Hardware, NodeState, Topology
 from plait.place.readers.source import Found
 
 _RANK = {"free": 0, "busy": 1, "down": 2}
 _MOST_HOLDERS = 3
 
 
-def worse(first: State, second: State) -> State:
+def worse(first: NodeState, second: NodeState) -> NodeState:
     """What is down for one is down, what is busy for one is busy; of two jobs on a node both hold it, until
     the later one ends.
 
@@ -31,16 +31,16 @@ def worse(first: State, second: State) -> State:
     more = [*holders[:_MOST_HOLDERS], *(["..."] if len(holders) > _MOST_HOLDERS else [])]
     known = first.until is not None and second.until is not None
     until = max(first.until or 0.0, second.until or 0.0) if known else None
-    return State(status="busy", until=until, holder=", ".join(more))
+    return NodeState(status="busy", until=until, holder=", ".join(more))
 
 
-def without_gpus(states: Mapping[str, State], hardware: Mapping[str, Hardware]) -> dict[str, State]:
+def without_gpus(states: Mapping[str, NodeState], hardware: Mapping[str, Hardware]) -> dict[str, NodeState]:
     """Nodes that are known to have no GPUs are down: nothing is to be placed there.
 
     >>> without_gpus({"a": State(), "b": State()}, {"a": Hardware(), "b": Hardware(gpus=0)})["b"].holder
     'no whole GPU'
     """
-    none = State(status="down", holder="no whole GPU")
+    none = NodeState(status="down", holder="no whole GPU")
     bare = {name for name, one in hardware.items() if one.gpus == 0}
     return {name: worse(state, none) if name in bare else state for name, state in states.items()}
 

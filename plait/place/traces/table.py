@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plait.core.base.errors import DataError
 from plait.core.base.passed_over import PassedOver
-from plait.place.traces.times import Times, lengths, odd, pandas, seconds
+from plait.place.traces.times import TimeColumn, lengths, odd, pandas, seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -125,7 +125,7 @@ def build(
     """
     count, units = len(frame), units or {}
     submitted = seconds(frame[submit], units.get("submit", ""))
-    started = seconds(frame[start], units.get("start", "")) if start else Times(np.full(count, np.nan))
+    started = seconds(frame[start], units.get("start", "")) if start else TimeColumn(np.full(count, np.nan))
     over = seconds(frame[end], units.get("end", "")) if end else None
     begun, where = submitted.values, np.where(np.isnan(started.values), submitted.values, started.values)
     apart = None if over is None else over.values - where

@@ -38,7 +38,7 @@ _ZONE = re.compile(r":\d\d(?:[.,]\d+)?\s*(?:[AaPp][Mm])?\s*(?P<zone>[A-Za-z][A-Z
 _NUMBERS = re.compile(r"^(\d{1,2})([./-])(\d{1,2})\2(\d{4}|\d\d)(?!\d)(.*)$")
 
 
-class Times(NamedTuple):
+class TimeColumn(NamedTuple):
     """values: seconds, NaN where there is none. how: what had to be decided; empty where nothing had. unit:
     in which they were written, as far as their size told."""
 
@@ -75,7 +75,7 @@ def without_unit(name: str) -> tuple[str, str]:
     return (found[1], unit) if found and unit in UNITS else (name, "")
 
 
-def seconds(column: Any, unit: str = "") -> Times:
+def seconds(column: Any, unit: str = "") -> TimeColumn:
     """Times as seconds. Numbers are of the unit, without one seconds (milliseconds or finer where most would
     be after 2100, which is said); anything else a date, UTC where it names no zone. Raises DataError for a
     zone that is only a name."""
@@ -84,13 +84,13 @@ def seconds(column: Any, unit: str = "") -> Times:
     if known.any() and np.isnan(numbers[known]).mean() > 0.5:
         return _dates(column, unit if unit in ORDERS else "")
     if unit in UNITS:
-        return Times(numbers * UNITS[unit])
+        return TimeColumn(numbers * UNITS[unit])
     usual = _usual(numbers)
     for finer in ("ns", "us", "ms"):
         if usual * UNITS[finer] * 1e3 > LATEST:
             how = f"'{column.name}' is read as {SAID[finer][-1]}: as seconds most would be after 2100"
-            return Times(numbers * UNITS[finer], how, finer)
-    return Times(numbers)
+            return TimeColumn(numbers * UNITS[finer], how, finer)
+    return TimeColumn(numbers)
 
 
 def odd(times: Floats) -> NDArray[np.bool_]:
@@ -108,7 +108,7 @@ def _usual(numbers: Floats) -> float:
     return float(sizes[len(sizes) // 2]) if len(sizes) else 0.0
 
 
-def lengths(column: Any, unit: str = "", apart: Floats | None = None, times: str = "s", form: str = "") -> Times:
+def lengths(column: Any, unit: str = "", apart: Floats | None = None, times: str = "s", form: str = "") -> TimeColumn:
     """Durations as seconds: numbers, or 1:30:00, '2 days 01:00:00', 2-01:00:00.
 
     unit: as the user says. Without one the column's name tells it, or else apart, the seconds between start
@@ -120,21 +120,23 @@ def lengths(column: Any, unit: str = "", apart: Floats | None = None, times: str
     known = column.notna()
     if known.any() and numbers[known].isna().mean() > 0.5:
         words = column.astype("string").str.strip().str.replace(r"^(\d+)-(?=\d+:)", r"\1 days ", regex=True)
-        return Times(pd.to_timedelta(words, errors="coerce").dt.total_seconds().to_numpy(float))
+        return TimeColumn(pd.to_timedelta(words, errors="coerce").dt.total_seconds().to_numpy(float))
     values = numbers.to_numpy(float)
     if unit in UNITS:
-        return Times(values * UNITS[unit])
+        return TimeColumn(values * UNITS[unit])
     if found := without_unit(str(column.name))[1]:
-        return Times(values * UNITS[found], f"'{column.name}' is read as {SAID[found][-1]}, by its name")
+        return TimeColumn(values * UNITS[found], f"'{column.name}' is read as {SAID[found][-1]}, by its name")
     if found := _told(values, apart):
         said = f"'{column.name}' is read as {SAID[found][-1]}, as start and end say"
-        return Times(values * UNITS[found], said if found != "s" else "")
+        return TimeColumn(values * UNITS[found], said if found != "s" else "")
     if times != "s":
         said = f"'{column.name}' is read as {SAID[times][-1]}, as the table's times are (seconds: '{column.name}:s')"
-        return Times(values * UNITS[times], said)
+        return TimeColumn(values * UNITS[times], said)
     if form:
-        return Times(values * UNITS[form])
-    return Times(values, f"'{column.name}' is taken as seconds, since nothing says so (minutes: '{column.name}:min')")
+        return TimeColumn(values * UNITS[form])
+    return TimeColumn(
+        values, f"'{column.name}' is taken as seconds, since nothing says so (minutes: '{column.name}:min')"
+    )
 
 
 def _told(values: Floats, apart: Floats | None) -> str:
@@ -150,7 +152,7 @@ def _told(values: Floats, apart: Floats | None) -> str:
     return best if shares[best] > 0.5 else ""
 
 
-def _dates(column: Any, order: str) -> Times:
+def _dates(column: Any, order: str) -> TimeColumn:
     """As ISO 8601 writes them, where they are so; else in the order that is given, or that they show."""
     pd = pandas()
     words = column.astype("string").str.strip()
@@ -162,7 +164,7 @@ def _dates(column: Any, order: str) -> Times:
         order, how = (order, "") if order else _order(plain, str(column.name))
         dates[rest] = _parsed(_as_iso(plain, order))
     whole = dates.dt.as_unit("us").astype("int64").to_numpy() / 1e6
-    return Times(np.where(dates.isna().to_numpy(), np.nan, whole), how)
+    return TimeColumn(np.where(dates.isna().to_numpy(), np.nan, whole), how)
 
 
 def _parsed(words: Any) -> Any:

@@ -27,7 +27,7 @@ from plait.train.checkpoint.manifest import Manifest
 from plait.train.checkpoint.peers import Peers
 from plait.train.checkpoint.ranges import Range, Tensors, assign, described, ranges_of, read_ranges, write_ranges
 from plait.train.checkpoint.readers import pass_on, shares, told
-from plait.train.model.units import Held
+from plait.train.model.units import ShardBox
 
 
 class Restored(NamedTuple):
@@ -59,7 +59,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        held: Mapping[str, Sequence[Held]],
+        held: Mapping[str, Sequence[ShardBox]],
         *,
         keep: int = 2,
         group: dist.ProcessGroup | None = None,

@@ -23,8 +23,8 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.huggingface_config import check_family, huggingface_config
 from plait.train.checkpoint.safetensors_folder import FolderWriter, code_of
 from plait.train.checkpoint.weight_files import check_config, stored_tensors
-from plait.train.checkpoint.weight_headers import Stored
-from plait.train.checkpoint.weight_names import HEAD, PREFIX, Place, place
+from plait.train.checkpoint.weight_headers import TensorHeader
+from plait.train.checkpoint.weight_names import HEAD, PREFIX, StoredPiece, place
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
@@ -66,7 +66,7 @@ def load(model: Share, folder: Path) -> None:
 class _Tensors:
     """Parts of the tensors of a folder, by name without the family's prefix; a file is opened once."""
 
-    def __init__(self, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, stored: Mapping[str, TensorHeader]) -> None:
         self.stored = stored
         self._files: dict[Path, Any] = {}
 
@@ -124,10 +124,10 @@ def save(
     _agree(model, wire, writer)
 
 
-def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, Place]]]:
+def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
     """The file's tensors in order, each with the whole pieces it is made of."""
     check_family(spec)
-    contents: dict[str, list[tuple[Piece, Place]]] = {}
+    contents: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = place(spec, piece)
         name = at.name if at.name == HEAD else PREFIX[spec.family] + at.name

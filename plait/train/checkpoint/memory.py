@@ -44,7 +44,7 @@ class Copy(NamedTuple):
     state: dict[str, Any]
 
 
-class Memory:
+class MemoryCheckpoints:
     """The copies of one run on this rank's host. Every method is called by all ranks of ``group``.
 
     folder: of the host, in memory. plan: its hash; copies of another are no use. neighbour: how many ranks on

@@ -21,7 +21,7 @@ from plait.core.base.errors import CheckpointError
 from plait.core.reshard.layouts import Box
 from plait.train.checkpoint.manifest import Stored, file_of, name_in_file
 from plait.train.checkpoint.safetensors_folder import DTYPES, code_of, content, header
-from plait.train.model.units import Held
+from plait.train.model.units import ShardBox
 
 _AROUND = 300  # bytes of a part's entries in its file's header and in the manifest, at most
 
@@ -41,7 +41,7 @@ class Range(NamedTuple):
     """Another stage holds and saves it too: this one is read, not written."""
 
 
-def ranges_of(tensors: Tensors, held: Mapping[str, Sequence[Held]]) -> list[Range]:
+def ranges_of(tensors: Tensors, held: Mapping[str, Sequence[ShardBox]]) -> list[Range]:
     """What a rank holds that is not empty."""
     return [
         Range(f"{kind}/{one.piece.name}", one.piece.shape, one.box, one.of(tensor), one.piece.copy)

@@ -26,7 +26,7 @@ Part = tuple[str, Box]
 """A range: of which tensor, and which of it."""
 
 
-class Share(NamedTuple):
+class ReadGroup(NamedTuple):
     """ranks: who holds the ``parts``, the reader first."""
 
     ranks: tuple[int, ...]
@@ -39,7 +39,7 @@ def told(ranges: Sequence[Range]) -> list[Any]:
     return [(key, *box, size) for (key, box), size in found.items()]
 
 
-def shares(by_rank: Sequence[Sequence[Any]]) -> list[Share]:
+def shares(by_rank: Sequence[Sequence[Any]]) -> list[ReadGroup]:
     """Every range once, those with the same holders together; the reader is the holder with the fewest bytes
     so far. The same on all ranks.
 
@@ -56,15 +56,15 @@ def shares(by_rank: Sequence[Sequence[Any]]) -> list[Share]:
     for part, ranks in holders.items():
         together[tuple(ranks)].append(part)
     read = [0] * len(by_rank)
-    found: list[Share] = []
+    found: list[ReadGroup] = []
     for ranks, parts in together.items():
         reader = min(ranks, key=lambda rank: (read[rank], rank))
         read[reader] += sum(sizes[part] for part in parts)
-        found.append(Share((reader, *(rank for rank in ranks if rank != reader)), tuple(parts)))
+        found.append(ReadGroup((reader, *(rank for rank in ranks if rank != reader)), tuple(parts)))
     return found
 
 
-def pass_on(found: Sequence[Share], ranges: Sequence[Range], me: int, group: dist.ProcessGroup | None) -> None:
+def pass_on(found: Sequence[ReadGroup], ranges: Sequence[Range], me: int, group: dist.ProcessGroup | None) -> None:
     """Fill ``ranges``, of which each share's reader has read its parts. Called by all ranks of ``group`` with
     the same shares."""
     own: dict[Part, list[Tensor]] = defaultdict(list)

@@ -25,7 +25,7 @@ from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.core.model.huggingface import read_config
 from plait.core.model.spec import ModelSpec
-from plait.train.checkpoint.weight_headers import Stored, read_header
+from plait.train.checkpoint.weight_headers import TensorHeader, read_header
 from plait.train.checkpoint.weight_names import EMBEDDING, HEAD, PREFIX, is_constant, shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -88,11 +88,11 @@ def check_config(spec: ModelSpec, folder: Path, over: PassedOver | None = None) 
     )
 
 
-def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None) -> dict[str, Stored]:
+def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None) -> dict[str, TensorHeader]:
     """Every tensor of the model, by name without the family's prefix. Raises CheckpointError naming the file
     or tensor for what is missing, superfluous, damaged, ambiguous or of another shape."""
     over = over if over is not None else PassedOver()
-    tensors = dict[str, Stored]()
+    tensors = dict[str, TensorHeader]()
     for one in _stored(folder, over):
         name = one.name.removeprefix(PREFIX[spec.family])
         if other := tensors.get(name):
@@ -118,7 +118,7 @@ def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None
     return tensors
 
 
-def _stored(folder: Path, over: PassedOver) -> Iterator[Stored]:
+def _stored(folder: Path, over: PassedOver) -> Iterator[TensorHeader]:
     """The tensors of ``model.safetensors``, or of an index's shards, each from where the index has it."""
     if (folder / SINGLE).is_file():
         if (folder / INDEX).exists():
@@ -162,7 +162,7 @@ def _index(folder: Path) -> dict[str, str]:
     return named
 
 
-def _check(tensors: dict[str, Stored], name: str, shape: tuple[int, ...], folder: Path) -> None:
+def _check(tensors: dict[str, TensorHeader], name: str, shape: tuple[int, ...], folder: Path) -> None:
     """Raise CheckpointError if a tensor is missing, of another shape, or holds no floating-point numbers."""
     if name not in tensors:
         fix = ". A model without a head of its own needs model.tied_embeddings = true" if name == HEAD else ""
@@ -179,7 +179,7 @@ def _check(tensors: dict[str, Stored], name: str, shape: tuple[int, ...], folder
         )
 
 
-def _check_head(head: Stored, embedding: Stored) -> None:
+def _check_head(head: TensorHeader, embedding: TensorHeader) -> None:
     """Raise CheckpointError for a head that is another than the word embedding, with which it is tied."""
     if head.shape == embedding.shape and head.dtype in FLOATS and _equal(head, embedding):
         return
@@ -189,7 +189,7 @@ def _check_head(head: Stored, embedding: Stored) -> None:
     )
 
 
-def _equal(one: Stored, other: Stored) -> bool:
+def _equal(one: TensorHeader, other: TensorHeader) -> bool:
     """Whether two tensors of one shape hold the same numbers, read a part at a time."""
     count = int(np.prod(one.shape, dtype=np.int64))
     return all(
@@ -198,7 +198,7 @@ def _equal(one: Stored, other: Stored) -> bool:
     )
 
 
-def _numbers(stored: Stored, begin: int, count: int) -> np.ndarray:
+def _numbers(stored: TensorHeader, begin: int, count: int) -> np.ndarray:
     """Numbers ``begin ..`` of a tensor's ``count``, at most ``_AT_ONCE`` of them, as fp64 [numbers]."""
     kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
     kind = np.dtype(kinds[stored.dtype])

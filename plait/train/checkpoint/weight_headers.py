@@ -31,7 +31,7 @@ _LFS = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorHeader:
     """A tensor of a file: its name there, dtype as safetensors calls it, shape, and the range of its bytes,
     from the start of the file."""
 
@@ -43,7 +43,7 @@ class Stored:
     stop: int
 
 
-def read_header(file: Path) -> dict[str, Stored]:
+def read_header(file: Path) -> dict[str, TensorHeader]:
     """Every tensor of a safetensors file, by name. Raises CheckpointError for a file that is not there or is
     damaged."""
     try:
@@ -72,7 +72,7 @@ def _header_of(begin: bytes, size: int) -> int:
     return length
 
 
-def _tensors(file: Path, text: bytes, data: int) -> dict[str, Stored]:
+def _tensors(file: Path, text: bytes, data: int) -> dict[str, TensorHeader]:
     """The header's tensors, checked against ``data``, the bytes behind it."""
     header = parse_table(text, unique=True)
     metadata = header.pop("__metadata__", {})
@@ -91,7 +91,7 @@ def _tensors(file: Path, text: bytes, data: int) -> dict[str, Stored]:
     return found
 
 
-def _stored(file: Path, name: str, entry: Any, first: int) -> Stored:
+def _stored(file: Path, name: str, entry: Any, first: int) -> TensorHeader:
     """One entry of a header. first: where the data begin."""
     table = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     dtype, shape, ends = (table.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -102,7 +102,7 @@ def _stored(file: Path, name: str, entry: Any, first: int) -> Stored:
         raise ValueError(
             f"tensor {shown(name)} of shape {shown(shape)} and dtype {dtype} is said to take {taken} bytes"
         )
-    return Stored(file, name, dtype, tuple(shape), first + ends[0], first + ends[1])
+    return TensorHeader(file, name, dtype, tuple(shape), first + ends[0], first + ends[1])
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:

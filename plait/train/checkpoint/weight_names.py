@@ -55,7 +55,7 @@ _CONSTANTS: dict[Family, re.Pattern[str]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredPiece:
     """Where a whole piece lies in a file: tensor name (without the family's prefix) and shape; first row of
     the piece there.
 
@@ -77,7 +77,7 @@ class Place:
         return tuple(slice(*b) for b in (reversed(bounds) if self.transposed else bounds))
 
 
-def place(spec: ModelSpec, piece: Piece) -> Place:
+def place(spec: ModelSpec, piece: Piece) -> StoredPiece:
     """Where Hugging Face keeps ``piece``."""
     head, _, tail = piece.name.rpartition(".")
     layer, rest = None, head
@@ -87,7 +87,7 @@ def place(spec: ModelSpec, piece: Piece) -> Place:
     fused = spec.family == "gpt" and rest in _FUSED
     shape = (len(_FUSED) * piece.shape[0], *piece.shape[1:]) if fused else piece.shape
     transposed = spec.family == "gpt" and layer is not None and len(shape) == 2
-    return Place(
+    return StoredPiece(
         name if layer is None else f"{_LAYER[spec.family]}.{layer}.{name}",
         tuple(reversed(shape)) if transposed else shape,
         transposed,

@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 import torch
 
-from plait.train.machine.device import Device, Fork, Mark
+from plait.train.machine.device import Fork, Mark, RankDevice
 
 
-class Handle:
+class BackgroundHandle:
     """A job under way. Until ``wait`` returns nobody may touch what it reads or writes."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._mark: Fork = None
-        self._device: Device | None = None
+        self._device: RankDevice | None = None
         self.span: tuple[Mark, Mark] = (0, 0)
         """When it was under way, if it ended well."""
 
@@ -40,7 +40,7 @@ class Handle:
         if self._device is not None:
             self._device.join(self._mark)
 
-    def finish(self, error: BaseException | None, device: Device | None = None, mark: Fork = None) -> None:
+    def finish(self, error: BaseException | None, device: RankDevice | None = None, mark: Fork = None) -> None:
         """The thread's last word."""
         self._error, self._device, self._mark = error, device, mark
         self._done.set()
@@ -49,16 +49,16 @@ class Handle:
 class Background:
     """The thread; ``name`` is its name."""
 
-    def __init__(self, device: Device, name: str) -> None:
+    def __init__(self, device: RankDevice, name: str) -> None:
         self.device = device
-        self._jobs: queue.SimpleQueue[tuple[Handle, Callable[[], object], Fork] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[BackgroundHandle, Callable[[], object], Fork] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, job: Callable[[], object]) -> Handle:
+    def start(self, job: Callable[[], object]) -> BackgroundHandle:
         """Run ``job`` after the jobs before it, and after what this thread has submitted to the device so
         far."""
-        handle = Handle()
+        handle = BackgroundHandle()
         self._jobs.put((handle, job, self.device.fork()))
         return handle
 

@@ -31,11 +31,11 @@ from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Box, boxes_of_range, local_copies
 from plait.core.reshard.plan import Message, ReshardPlan, messages
 from plait.core.reshard.script import Act, script
-from plait.train.comm.background import Background, Handle
+from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.log import Messages
 from plait.train.comm.objects import odd_ones
 from plait.train.comm.world import new_group
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 
 class Lane:
@@ -45,7 +45,9 @@ class Lane:
     default everybody. messages: what it leaves in the ring.
     """
 
-    def __init__(self, device: Device, ranks: Sequence[int] | None = None, messages: Messages | None = None) -> None:
+    def __init__(
+        self, device: RankDevice, ranks: Sequence[int] | None = None, messages: Messages | None = None
+    ) -> None:
         self.device, self.rank, self.messages = device, dist.get_rank(), messages
         self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
         self._up = new_group(self.ranks, device.backend, few=True)
@@ -70,7 +72,7 @@ class Lane:
                 self._post(Message(src, dst, 0, 0, 1), token).wait()
         self.device.synchronize()
 
-    def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> Handle:
+    def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> BackgroundHandle:
         """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has
         none.
 
@@ -193,7 +195,7 @@ class _Posted(NamedTuple):
     record: int
 
 
-class _Part(NamedTuple):
+class _RankScript(NamedTuple):
     """What one rank does: its script, and how often it sends each chunk that it has received."""
 
     listed: list[Message]
@@ -202,11 +204,11 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _part(plan: ReshardPlan, rank: int, *, in_order: bool) -> _Part:
+def _part(plan: ReshardPlan, rank: int, *, in_order: bool) -> _RankScript:
     listed = [message for message in messages(plan) if rank in message[:2]]
     arriving = {_Key(*message[2:]) for message in listed if message.dst == rank}
     forwards = Counter(key for message in listed if message.src == rank and (key := _Key(*message[2:])) in arriving)
-    return _Part(listed, script(listed, rank, in_order=in_order), forwards)
+    return _RankScript(listed, script(listed, rank, in_order=in_order), forwards)
 
 
 def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None:

@@ -18,7 +18,7 @@ from plait.core.record.ring import NOBODY, Kind, OpPlace, call_of, signature_of
 from plait.core.record.ring_writer import Line, RingWriter
 from plait.core.record.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
-from plait.train.machine.device import Device, Mark
+from plait.train.machine.device import Mark, RankDevice
 
 T = TypeVar("T")
 Acts = tuple[tuple[Callable[[T], object], int, int], ...]
@@ -43,7 +43,7 @@ class _Inside(threading.local):
 class Log:
     """Writes a rank's ring. step: that what begins now belongs to, ``NOBODY`` for none."""
 
-    def __init__(self, ring: RingWriter, device: Device) -> None:
+    def __init__(self, ring: RingWriter, device: RankDevice) -> None:
         self.ring, self.device, self.step = ring, device, 0
         self.host = device.timed_by_host
         self._inside = _Inside()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from plait.core.base.env import RankEnv, this_host
 from plait.train.comm.objects import gather, meet
-from plait.train.machine.device import STAGED, Device
+from plait.train.machine.device import STAGED, RankDevice
 
 SIZE = 1 << 20
 """Bytes of a message."""
@@ -64,7 +64,7 @@ def slow_links(links: Sequence[Link], share: float = SLOW) -> list[tuple[Link, f
     return found
 
 
-def check_links(rank: RankEnv, device: Device) -> list[str]:
+def check_links(rank: RankEnv, device: RankDevice) -> list[str]:
     """What is wrong with the links between machines, a sentence each; the same on every rank, which all call
     it. Links inside of a machine are left out. What is slow must be so each of ``TIMES`` times: a machine
     that was busy for a moment is no slow link."""

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from plait.core.step.segments import Collective
-from plait.train.comm.background import Background, Handle
+from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.wire import GlooWire
-from plait.train.machine.device import STAGED, Device
+from plait.train.machine.device import STAGED, RankDevice
 
 
 class StagedWork:
@@ -29,7 +29,7 @@ class StagedWork:
 
     def __init__(self, background: Background, job: Callable[[], object]) -> None:
         self._future: Future[object] = Future()
-        self._handle: Handle = background.start(partial(_done, job, self._future))
+        self._handle: BackgroundHandle = background.start(partial(_done, job, self._future))
 
     def wait(self) -> bool:
         """Return when what the calling thread submits from now on finds the data. Raises what went wrong."""
@@ -93,7 +93,7 @@ class PythonGroup(dist.ProcessGroup):
 class StagedGroup(PythonGroup):
     """One group of a device that ranks share."""
 
-    def __init__(self, device: Device, ranks: Sequence[int], rank: int, name: str) -> None:
+    def __init__(self, device: RankDevice, ranks: Sequence[int], rank: int, name: str) -> None:
         super().__init__(STAGED, ranks, rank, name)
         self.device, self._wire = device, GlooWire(ranks)
         self._collectives: Background | None = None
@@ -157,7 +157,7 @@ def _done(job: Callable[[], object], future: Future[object]) -> None:
     future.set_result(None)
 
 
-def register(device: Device) -> None:
+def register(device: RankDevice) -> None:
     """Make the backend known to torch.distributed, for groups of this process's device."""
 
     def create(options: Any, _: Any) -> StagedGroup:

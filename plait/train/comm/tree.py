@@ -25,14 +25,14 @@ FAN = 8
 """Children of a rank, at most. A group of no more ranks than that and one is a star."""
 
 
-class Node(NamedTuple):
+class TreeNeighbours(NamedTuple):
     """A rank's neighbours in the tree. parent: None for rank 0."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
-def node_of(rank: int, size: int, fan: int = FAN) -> Node:
+def node_of(rank: int, size: int, fan: int = FAN) -> TreeNeighbours:
     """Where a rank of ``size`` stands. The ranks below a child are those up to the next child.
 
     >>> [node_of(rank, 6, fan=2) for rank in (0, 1, 4)]
@@ -42,7 +42,7 @@ def node_of(rank: int, size: int, fan: int = FAN) -> Node:
     while True:
         own, parts = below.start, _parts(below[1:], fan)
         if own == rank:
-            return Node(parent, tuple(part.start for part in parts))
+            return TreeNeighbours(parent, tuple(part.start for part in parts))
         parent, below = own, next(part for part in parts if rank in part)
 
 

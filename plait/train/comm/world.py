@@ -25,7 +25,7 @@ from plait.core.base.errors import JobError, LaunchError, RankFailure
 from plait.core.job.settings import RunSection
 from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
-from plait.train.machine.device import STAGED, Device
+from plait.train.machine.device import STAGED, RankDevice
 from plait.train.machine.gpu import device_of, gpu_name, own_gpu
 from plait.train.machine.threads import take_cores
 
@@ -44,7 +44,7 @@ comes. An H100 runs 132 at once; not measured."""
 
 
 @contextmanager
-def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None = None) -> Generator[Device]:
+def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None = None) -> Generator[RankDevice]:
     """This rank's device, on cores of its own and one of the world, inside the block.
 
     store: where the ranks meet, if they have met already. Raises RankFailure where this rank has waited in
@@ -93,7 +93,7 @@ def all_have_one(store: Store, world: int, gpu: str | None) -> bool:
     return store.get("device/without any") == b"0"
 
 
-def backends_for(device: Device) -> str:
+def backends_for(device: RankDevice) -> str:
     """The world's, for the host's tensors and for the device's. What serves a shared device is made known,
     and opened group by group: torch takes a world of a backend written in Python for all kinds of tensors."""
     if device.backend == STAGED:

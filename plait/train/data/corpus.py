@@ -39,7 +39,7 @@ class DamagedCorpus(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
+class TokenShard:
     """One file of token ids; ``crc32`` is of its bytes."""
 
     file: str
@@ -55,7 +55,7 @@ class Split:
 
     documents: int
     digest: str
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @property
     def tokens(self) -> int:
@@ -76,7 +76,7 @@ class Index:
     splits: dict[str, Split]
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> tuple[TokenShard, ...]:
         """Of all splits."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)
 
@@ -155,7 +155,7 @@ class Corpus:
                 if files is None or shard.file in files:
                     self._verify(shard, array)
 
-    def _verify(self, shard: Shard, array: np.ndarray) -> None:
+    def _verify(self, shard: TokenShard, array: np.ndarray) -> None:
         crc, highest, path = 0, 0, self.folder / shard.file
         for begin in range(0, len(array), READ // array.itemsize):
             part = array[begin : begin + READ // array.itemsize]
@@ -212,7 +212,7 @@ def _split(name: SplitName, splits: dict[str, Any], dtype: str) -> Split:
     return Split(documents=_natural(values, "documents"), digest=_text(values, "digest"), shards=shards)
 
 
-def _shard(raw: Any, file: str, dtype: str) -> Shard:
+def _shard(raw: Any, file: str, dtype: str) -> TokenShard:
     """The shard that must have this name: whatever else an index names is not opened."""
     values = _table(raw, f"shard {file}")
     if values.get("file") != file:
@@ -220,7 +220,7 @@ def _shard(raw: Any, file: str, dtype: str) -> Shard:
     tokens, size = _natural(values, "tokens"), _natural(values, "bytes")
     if tokens < 1 or size != tokens * DTYPES[dtype].itemsize:
         raise ValueError(f"shard {file!r} is described wrongly: {tokens} tokens of {dtype} in {size} bytes")
-    return Shard(file=file, tokens=tokens, bytes=size, crc32=_natural(values, "crc32", below=1 << 32))
+    return TokenShard(file=file, tokens=tokens, bytes=size, crc32=_natural(values, "crc32", below=1 << 32))
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"{text}..."
 
 
-def _map_shard(folder: Path, shard: Shard, index: Index) -> np.ndarray:
+def _map_shard(folder: Path, shard: TokenShard, index: Index) -> np.ndarray:
     """The shard as a read-only memory map [tokens], after its size was checked."""
     path = folder / shard.file
     try:

@@ -33,9 +33,9 @@ from plait.train.data.corpus import (
     Corpus,
     DamagedCorpus,
     Index,
-    Shard,
     Split,
     SplitName,
+    TokenShard,
     is_shard,
     shard_name,
 )
@@ -120,7 +120,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _EarlierCorpus:
     """What a folder holds already of a corpus made from the same things: itself, or what is damaged and what
     it was."""
 
@@ -129,24 +129,24 @@ class _Found:
     damage: str = ""
 
 
-def _look(out: Path, made_from: tuple[str, str]) -> _Found:
+def _look(out: Path, made_from: tuple[str, str]) -> _EarlierCorpus:
     """What is in ``out``. An index that cannot be read says nothing of what the corpus was made from; whether
     it is the same again, a run that goes on finds by its stream's identity. Raises DataError for an index of
     another version of Plait."""
     if not (out / INDEX_FILE).exists():
-        return _Found()
+        return _EarlierCorpus()
     try:
         index = Index.read(out / INDEX_FILE)
     except DamagedCorpus as error:
-        return _Found(damage=error.what)
+        return _EarlierCorpus(damage=error.what)
     if (index.tokenizer, index.source) != made_from:
-        return _Found()
+        return _EarlierCorpus()
     try:
         corpus = Corpus.open(out)
         verify(corpus)
     except DamagedCorpus as error:
-        return _Found(index=index, damage=error.what)
-    return _Found(corpus=corpus)
+        return _EarlierCorpus(index=index, damage=error.what)
+    return _EarlierCorpus(corpus=corpus)
 
 
 @contextmanager
@@ -306,7 +306,7 @@ class _SplitWriter:
     def __init__(self, folder: Path, name: SplitName, dtype: np.dtype, shard_tokens: int) -> None:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.tokens = self.documents = 0
-        self._shards: list[Shard] = []
+        self._shards: list[TokenShard] = []
         self._digest = hashlib.sha256(str(dtype.itemsize).encode())
         self._file: FileIO | None = None
         self._filled = self._crc = 0
@@ -345,7 +345,7 @@ class _SplitWriter:
         os.fsync(self._file.fileno())
         file = Path(os.fsdecode(self._file.name)).name
         self._shards.append(
-            Shard(file=file, tokens=self._filled, bytes=self._filled * self.dtype.itemsize, crc32=self._crc)
+            TokenShard(file=file, tokens=self._filled, bytes=self._filled * self.dtype.itemsize, crc32=self._crc)
         )
         self.close()
         self._filled = self._crc = 0

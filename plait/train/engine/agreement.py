@@ -13,7 +13,7 @@ from typing import NamedTuple
 import plait
 from plait.core.base.errors import ScheduleError
 from plait.train.comm.objects import gather
-from plait.train.engine.assembly import Part
+from plait.train.engine.assembly import RankPart
 
 
 class Statement(NamedTuple):
@@ -26,7 +26,7 @@ class Statement(NamedTuple):
     lists: str
 
 
-def statement(part: Part) -> Statement:
+def statement(part: RankPart) -> Statement:
     """This rank's, over the very lists that it will run."""
     lists = hashlib.sha256()
     for stage, executor in sorted(part.pipeline.executors.items()):
@@ -37,7 +37,7 @@ def statement(part: Part) -> Statement:
     return Statement(plait.__version__, part.plan.hash, schedule, part.groups.place, lists.hexdigest())
 
 
-def agree(part: Part) -> None:
+def agree(part: RankPart) -> None:
     """Raise ScheduleError on every rank, naming the ranks that go by something else than rank 0 (lists: than
     the first rank of their place), and what it is."""
     own = statement(part)

@@ -15,29 +15,29 @@ from plait.core.step.overlap import Load
 from plait.core.step.schedule import Schedule, forward_only
 from plait.core.step.segments import Phase
 from plait.train.engine.courier import LaneCourier, Lanes
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.pipeline import PHASES, Pipeline
+from plait.train.engine.pipeline import PHASES, PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import RankStep
-from plait.train.machine.device import Device, torch_dtype
-from plait.train.model.transformer import Stages, Transformer
+from plait.train.machine.device import RankDevice, torch_dtype
+from plait.train.model.transformer import StageModels, Transformer
 from plait.train.record.recorder import Recorder
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """What one rank has of a job. eval_batches: micro-batches of an evaluation."""
 
     plan: Plan
     rank: int
-    models: Stages
+    models: StageModels
     gradients: Gradients
     groups: Groups
     lanes: Lanes
-    device: Device
+    device: RankDevice
     recorder: Recorder | None
     shards: Shards | None
     eval_batches: int = 0
@@ -49,7 +49,7 @@ class Part:
         return LaneCourier(plan.schedule, plan.reshards[plan.strategy.sequence_parallel], self.lanes)
 
     @cached_property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> PipelineExecutor:
         """The interpreter of the plan's schedule."""
         return self._interpreter(self.plan.schedule)
 
@@ -61,7 +61,7 @@ class Part:
         )
 
     @cached_property
-    def evaluator(self) -> Pipeline | None:
+    def evaluator(self) -> PipelineExecutor | None:
         """The interpreter of an evaluation, forwards only."""
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
@@ -93,12 +93,12 @@ class Part:
         runs = cut.tokens(self.plan.workload.sequence, self.groups.mesh.coordinates(self.rank)["cp"])
         return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
-    def under(self, plan: Plan) -> Part:
+    def under(self, plan: Plan) -> RankPart:
         """The same part under another plan for the same stages and meshes: other slices, another order. It
         shares weights, gradients and wires."""
         return replace(self, plan=plan)
 
-    def _interpreter(self, schedule: Schedule) -> Pipeline:
+    def _interpreter(self, schedule: Schedule) -> PipelineExecutor:
         plan, place, recorder = self.plan, self.groups.place, self.recorder if schedule.trains else None
         load = Load(plan.largest_share(place), plan.workload.sequence, plan.costs)
         executors = {
@@ -107,20 +107,22 @@ class Part:
                 plan.strategy_of(place),
                 self.groups.tp,
                 load,
-                Here(self.device, recorder, plan.seed),
+                RankContext(self.device, recorder, plan.seed),
                 gradients=self.gradients if schedule.trains else None,
                 phases=_phases(schedule, model.stage.index),
                 shards=self.shards,
             )
             for model in self.models.stages
         }
-        return Pipeline(schedule, plan.names, place, executors, self.courier, recorder, self.shards)
+        return PipelineExecutor(schedule, plan.names, place, executors, self.courier, recorder, self.shards)
 
 
-def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None = None, eval_batches: int = 0) -> Part:
+def assemble(
+    plan: Plan, rank: int, device: RankDevice, *, recorder: Recorder | None = None, eval_batches: int = 0
+) -> RankPart:
     """Called by all ranks at the same point, with the same plan."""
     groups = open_groups(plan, rank, device, recorder)
-    models = Stages(
+    models = StageModels(
         [
             Transformer(
                 plan.model,
@@ -138,7 +140,7 @@ def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None
         ]
     )
     gradients = Gradients(models)
-    return Part(
+    return RankPart(
         plan=plan,
         rank=rank,
         models=models,

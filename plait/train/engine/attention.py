@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from plait.train.engine.cores import Core
+from plait.train.engine.cores import SublayerCore
 from plait.train.engine.segment import Buffers
 from plait.train.model.basics import SliceContext
 from plait.train.model.kernels import gradients_of
@@ -31,7 +31,7 @@ from plait.train.model.sublayers import Attention
 
 
 @dataclass(eq=False, repr=False)
-class SharedCore(Core):
+class SharedCore(SublayerCore):
     """One slice's. going, come: source and result of an all-to-all; ``come`` takes the place of ``going``
     where heads are not exchanged.
 

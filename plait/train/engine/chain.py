@@ -12,10 +12,10 @@ from torch import Tensor
 
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.segments import Site
-from plait.train.engine.ends import Down, Enter, Leave, Up
-from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
-from plait.train.engine.segment import Before, Segment, Shared
-from plait.train.engine.sublayers import Sublayer
+from plait.train.engine.ends import DownSegment, Enter, Leave, UpSegment
+from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
+from plait.train.engine.segment import Before, Segment, StageContext
+from plait.train.engine.sublayers import SublayerSegment
 from plait.train.engine.vocabulary import Embed, Head
 from plait.train.model.basics import SliceContext
 from plait.train.model.dropout import DropoutKey
@@ -24,11 +24,11 @@ from plait.train.model.embedding import RowExchange
 KINDS: Mapping[Site, type[Segment]] = {
     "embed": Embed,
     "enter": Enter,
-    "attn": Sublayer,
-    "mlp": Sublayer,
-    "block": Sublayer,
-    "down": Down,
-    "up": Up,
+    "attn": SublayerSegment,
+    "mlp": SublayerSegment,
+    "block": SublayerSegment,
+    "down": DownSegment,
+    "up": UpSegment,
     "head": Head,
     "leave": Leave,
 }
@@ -48,7 +48,7 @@ class _Slice:
 
 
 def begin(
-    shared: Shared,
+    shared: StageContext,
     batch: MicroBatch,
     there: Sequence[Tensor],
     dropout: DropoutKey | None,
@@ -57,7 +57,7 @@ def begin(
 ) -> InFlight:
     """A micro-batch's chains. there: what ``pack`` made, on the device. entering: what other stages sent.
     scale: the batch's, or where it stands on the device."""
-    state = InFlight(Crossing(batch.tokens.shape[0], dict(entering)))
+    state = InFlight(BoundaryTensors(batch.tokens.shape[0], dict(entering)))
     for cut in _slices(shared, batch, there, dropout):
         before: Segment | None = None
         for site, layer in shared.graph.segments:
@@ -66,7 +66,7 @@ def begin(
     return state
 
 
-def pack(shared: Shared, batch: MicroBatch) -> list[Tensor]:
+def pack(shared: StageContext, batch: MicroBatch) -> list[Tensor]:
     """What a micro-batch's slices need on the device, in host memory: positions, and for each slice tokens,
     targets, samples and, where the stage embeds, the rows to send and the places where rows arrive."""
     model, graph = shared.model, shared.graph
@@ -85,7 +85,7 @@ def pack(shared: Shared, batch: MicroBatch) -> list[Tensor]:
     return packed
 
 
-def exchanges(shared: Shared, tensors: Sequence[Tensor]) -> list[RowExchange]:
+def exchanges(shared: StageContext, tensors: Sequence[Tensor]) -> list[RowExchange]:
     """Of all slices, of what ``pack`` made; none where the stage does not embed."""
     if not shared.graph.embeds:
         return []
@@ -93,7 +93,7 @@ def exchanges(shared: Shared, tensors: Sequence[Tensor]) -> list[RowExchange]:
     return [RowExchange(*tensors[at - 2 : at]) for at in range(1 + each, len(tensors) + 1, each)]
 
 
-def _shard(shared: Shared, batch: MicroBatch) -> tuple[int, int]:
+def _shard(shared: StageContext, batch: MicroBatch) -> tuple[int, int]:
     """Of a sequence's tokens here, how many are this rank's, and the first of them."""
     sequence, wire = batch.tokens.shape[1], shared.wire
     local = sequence // wire.size if shared.graph.sequence_parallel else sequence
@@ -101,7 +101,7 @@ def _shard(shared: Shared, batch: MicroBatch) -> tuple[int, int]:
 
 
 def _slices(
-    shared: Shared, batch: MicroBatch, tensors: Sequence[Tensor], dropout: DropoutKey | None
+    shared: StageContext, batch: MicroBatch, tensors: Sequence[Tensor], dropout: DropoutKey | None
 ) -> Iterator[_Slice]:
     """All slices, of what ``pack`` made."""
     model, graph = shared.model, shared.graph
@@ -126,7 +126,13 @@ def _slices(
 
 
 def _segment(
-    shared: Shared, site: Site, layer: int, cut: _Slice, scale: float | Tensor, state: InFlight, before: Segment | None
+    shared: StageContext,
+    site: Site,
+    layer: int,
+    cut: _Slice,
+    scale: float | Tensor,
+    state: InFlight,
+    before: Segment | None,
 ) -> Segment:
     """One segment of one slice, behind ``before``."""
     model, graph = shared.model, shared.graph
@@ -144,11 +150,11 @@ def _segment(
             return Leave(**at_end, before=before)
         case "down":
             crosses = ("up", layer) not in graph.places
-            return Down(**at_end, before=before, skip=f"skip{layer}", module=model.downs[layer], crosses=crosses)
+            return DownSegment(**at_end, before=before, skip=f"skip{layer}", module=model.downs[layer], crosses=crosses)
         case "up":
             down = state.segments.get(("down", layer, cut.number))
-            assert down is None or isinstance(down, Down)
-            return Up(**at_end, before=before, skip=f"skip{layer}", module=model.ups[layer], down=down)
+            assert down is None or isinstance(down, DownSegment)
+            return UpSegment(**at_end, before=before, skip=f"skip{layer}", module=model.ups[layer], down=down)
         case "head":
             return Head(
                 shared=shared,
@@ -160,7 +166,7 @@ def _segment(
             )
         case _:
             module = model.sublayers[site, layer]
-            return Sublayer(
+            return SublayerSegment(
                 shared=shared,
                 context=context,
                 before=before,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from plait.core.parallel.strategy import slice_sizes
 from plait.train.comm.objects import gather
-from plait.train.engine.assembly import Part
+from plait.train.engine.assembly import RankPart
 from plait.train.machine.device import torch_dtype
 from plait.train.model.loss import beyond
 from plait.train.model.warm_up import Slice, WarmUp
@@ -27,7 +27,7 @@ class Compilation:
         return f"compiled {self.functions} functions in {self.seconds:.1f} s"
 
 
-def compile_ahead(part: Part) -> Compilation:
+def compile_ahead(part: RankPart) -> Compilation:
     """Compile what a part's stages need, under its plan and under those that are still to choose from. Called
     by all ranks at the same point; changes nothing."""
     start, functions, problem = time.perf_counter(), 0, ""
@@ -42,7 +42,7 @@ def compile_ahead(part: Part) -> Compilation:
     )
 
 
-def _compile(part: Part) -> int:
+def _compile(part: RankPart) -> int:
     from plait.train.model import compiled as ours  # the compiler takes seconds to import
 
     plan, place = part.plan, part.groups.place
@@ -61,7 +61,7 @@ def _compile(part: Part) -> int:
     return ours.compiler().variants - before
 
 
-def _slices(part: Part, place: int, levels: int) -> list[Slice]:
+def _slices(part: RankPart, place: int, levels: int) -> list[Slice]:
     """One of each kind: a slice of one sequence is another kind than those of several."""
     plan = part.plan
     rows = plan.rows_of(part.rank, plan.workload.micro_batch)

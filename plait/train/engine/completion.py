@@ -12,7 +12,7 @@ from plait.train.comm.wire import sum_over
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.shards import Shards
-from plait.train.model.units import Held
+from plait.train.model.units import ShardBox
 
 TIED = "embedding.weight"
 
@@ -28,13 +28,13 @@ def complete(gradients: Gradients, groups: Groups, shards: Shards | None, *, seq
         _sum_tied(gradients, groups, tied)
 
 
-def _sum_tied(gradients: Gradients, groups: Groups, tied: Sequence[tuple[Held, Tensor]]) -> None:
+def _sum_tied(gradients: Gradients, groups: Groups, tied: Sequence[tuple[ShardBox, Tensor]]) -> None:
     """What the first and the last stage have each summed of the embedding's gradient, added up. tied: what
     this rank has of it."""
     tie, hidden = groups.tie, gradients.model.spec.hidden
     total = gradients.flat.new_zeros(tie.numbers)
 
-    def part(held: Held) -> Tensor:
+    def part(held: ShardBox) -> Tensor:
         first = held.box.start[0] * hidden + held.box.start[1] - tie.start
         return total[first : first + held.box.elements].view(held.box.shape)
 

@@ -14,7 +14,7 @@ from plait.train.model.kernels import gradients_of
 
 
 @dataclass(eq=False, repr=False)
-class Core:
+class SublayerCore:
     """What one core reads and makes, [S, b, ...]; o and gradients are [S * b, ...].
 
     repeats: whether op A runs it again.

@@ -16,10 +16,10 @@ from torch import Tensor
 from plait.core.job.plan import Plan, Reshards
 from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.schedule import Schedule, Transfer
-from plait.train.comm.background import Handle
+from plait.train.comm.background import BackgroundHandle
 from plait.train.comm.lanes import Lane
 from plait.train.comm.log import Log
-from plait.train.machine.device import Device, Mark, torch_dtype
+from plait.train.machine.device import Mark, RankDevice, torch_dtype
 
 Channel = tuple[int, int]
 
@@ -27,7 +27,7 @@ Channel = tuple[int, int]
 class Parcel:
     """The tensors of one transfer under way."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
+    def __init__(self, handles: Sequence[BackgroundHandle]) -> None:
         self.handles = handles
 
     @property
@@ -49,7 +49,7 @@ class Lanes:
     """This rank's lanes, ready for every reshard that its plan may come to use. All ranks open theirs at one
     point."""
 
-    def __init__(self, plan: Plan, rank: int, device: Device, log: Log | None = None) -> None:
+    def __init__(self, plan: Plan, rank: int, device: RankDevice, log: Log | None = None) -> None:
         self.rank, self.device, self.dtype = rank, device, torch_dtype(plan.workload.precision)
         places, meshes = plan.schedule.rank_of, plan.layout.meshes
         here = plan.layout.place_of(rank)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plait.train.engine.inflight import Crossing
+from plait.train.engine.inflight import BoundaryTensors
 from plait.train.engine.segment import Before, Runs, Segment
 from plait.train.model.resampling import Down as DownModule
 from plait.train.model.resampling import Up as UpModule
@@ -19,7 +19,7 @@ from plait.train.model.resampling import Up as UpModule
 class End(Segment):
     """crossing: what comes and goes. samples: which sequences of it are this slice's."""
 
-    crossing: Crossing
+    crossing: BoundaryTensors
     samples: slice
 
 
@@ -78,7 +78,7 @@ class Resampled(End, Before):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Down(Resampled):
+class DownSegment(Resampled):
     """Halves the sequence. What comes in is kept for the up of its level; ``crosses`` says that this is
     elsewhere."""
 
@@ -107,12 +107,12 @@ class Down(Resampled):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Up(Resampled):
+class UpSegment(Resampled):
     """Doubles the sequence and adds what came into ``down``, that of its level; None if this is on another
     stage."""
 
     module: UpModule
-    down: Down | None
+    down: DownSegment | None
     skipped: Tensor = field(init=False)  # what came into the down, a leaf of autograd's
 
     def double(self) -> None:

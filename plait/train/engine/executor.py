@@ -27,10 +27,10 @@ from plait.train.comm.wire import Handle, NullWire, Wire
 from plait.train.engine.chain import KINDS, begin, pack
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import InFlight, Key, MicroBatch
-from plait.train.engine.segment import Buffers, Segment, Shared
+from plait.train.engine.segment import Buffers, Segment, StageContext
 from plait.train.engine.shards import Shards
 from plait.train.engine.vocabulary import Head
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.kernels import EAGER, Kernels
 from plait.train.model.sublayers import Attention
@@ -45,7 +45,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RunningPhase:
     """One phase of one micro-batch, while it runs.
 
     last: whether it is the step's last of its stage, so that gradients reduced in it are complete. then:
@@ -59,34 +59,34 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Start:
+class CollectiveStart:
     """Starts an op's collective. buffers: finds, or makes, what it works on."""
 
     op: SegmentOp
-    buffers: Callable[[Turn], Buffers]
+    buffers: Callable[[RunningPhase], Buffers]
     collective: Collective
     wire: Wire
 
-    def __call__(self, turn: Turn) -> None:
+    def __call__(self, turn: RunningPhase) -> None:
         """In this phase."""
         self.send(turn, *self.buffers(turn))
 
-    def send(self, turn: Turn, result: Tensor, source: Tensor) -> None:
+    def send(self, turn: RunningPhase, result: Tensor, source: Tensor) -> None:
         """The same, on these."""
         turn.handles[self.op] = self.wire.start(self.collective, result, source)
 
 
-Programme = list[tuple[Action | UnitAction, Callable[[Turn], object]]]
+Programme = list[tuple[Action | UnitAction, Callable[[RunningPhase], object]]]
 """What is done in which order, and how."""
-Acts = tuple[tuple[Callable[[Turn], object], int, int], ...]
+Acts = tuple[tuple[Callable[[RunningPhase], object], int, int], ...]
 """The same, with kind and name of the record of each; 0 and 0 for none."""
 
 
 @dataclass(frozen=True)
-class Here:
+class RankContext:
     """What everything on a rank works with. recorder: None if nothing is recorded. seed: of dropout."""
 
-    device: Device
+    device: RankDevice
     recorder: Recorder | None = None
     seed: int = 0
 
@@ -104,7 +104,7 @@ class SegmentExecutor:
         lists: SegmentLists,
         wire: Wire,
         strategy: Strategy,
-        here: Here,
+        here: RankContext,
         *,
         gradients: Gradients | None,
         shards: Shards | None = None,
@@ -112,7 +112,7 @@ class SegmentExecutor:
         self.model, self.graph, self.wire, self.strategy = model, lists.graph, wire, strategy
         self.gradients, self.shards = gradients, shards
         self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
-        self._shared = Shared(model, self.graph, wire, gradients, kernels_of(strategy))
+        self._shared = StageContext(model, self.graph, wire, gradients, kernels_of(strategy))
         self.programmes: dict[Phase, Programme] = {}
         self._acts: dict[Phase, Acts] = {}
         graph = self.graph
@@ -161,11 +161,11 @@ class SegmentExecutor:
         last: whether it is the step's last of this stage, so that its gradients are complete. then: starts to
         gather what runs next; called as soon as there is room.
         """
-        turn = Turn(state.segments, last, then)
+        turn = RunningPhase(state.segments, last, then)
         self._do(self._acts[phase], turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
 
-    def _do(self, acts: Acts, turn: Turn) -> None:
+    def _do(self, acts: Acts, turn: RunningPhase) -> None:
         if self.recorder is None:
             for act, _, _ in acts:
                 act(turn)
@@ -185,7 +185,7 @@ class SegmentExecutor:
 
     # ---- from actions to steps ----
 
-    def _step(self, action: Action | UnitAction, then: Action | UnitAction | None) -> Callable[[Turn], object]:
+    def _step(self, action: Action | UnitAction, then: Action | UnitAction | None) -> Callable[[RunningPhase], object]:
         """then: what follows."""
         if isinstance(action, UnitAction):
             return self._unit(action.op)
@@ -197,7 +197,7 @@ class SegmentExecutor:
         kind = KINDS[op.site]
         return _bound(op, kind.runs, kind.run_parts)
 
-    def _start(self, op: SegmentOp, *, awaited: bool) -> Start:
+    def _start(self, op: SegmentOp, *, awaited: bool) -> CollectiveStart:
         """Start an op's collective. awaited: at once."""
         collective = self.graph.collective(op)
         assert collective is not None, f"{op} has no collective"
@@ -209,7 +209,7 @@ class SegmentExecutor:
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
         kind = KINDS[owner.site]
-        return Start(op, _bound(owner, kind.sends, kind.send_parts), collective, wire)
+        return CollectiveStart(op, _bound(owner, kind.sends, kind.send_parts), collective, wire)
 
     def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
         """Over which an op's collective goes: of those who share a sequence, or of tensor parallelism."""
@@ -220,7 +220,7 @@ class SegmentExecutor:
         wire = attention.sequence.ulysses if collective == "all_to_all" else attention.sequence.ring
         return NullWire(wire.size, wire.rank) if self.strategy.overlap == "none" else wire
 
-    def _unit(self, op: UnitOp) -> Callable[[Turn], object]:
+    def _unit(self, op: UnitOp) -> Callable[[RunningPhase], object]:
         shards = self.shards
         assert shards is not None
         if op.verb == "next":
@@ -236,7 +236,7 @@ def make_executor(
     strategy: Strategy,
     wire: Wire,
     load: Load,
-    here: Here,
+    here: RankContext,
     *,
     gradients: Gradients | None,
     phases: Sequence[Phase] = ("step",),
@@ -267,7 +267,7 @@ def _bound(
     op: SegmentOp,
     whole: Mapping[Kind, Callable[[Segment], Found]],
     parts: Mapping[Kind, Callable[[Segment, int], Found]],
-) -> Callable[[Turn], Found]:
+) -> Callable[[RunningPhase], Found]:
     """The function that a kind of segment has for an op, of the segment and part that it is about."""
     key: Key = (op.site, op.layer, op.slice)
     part = op.part

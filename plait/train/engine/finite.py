@@ -20,7 +20,7 @@ from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.shards import Shards
 from plait.train.model.pieces import pieces
-from plait.train.model.units import Held, UnitStore
+from plait.train.model.units import ShardBox, UnitStore
 
 FINE = 0  # the place of a tensor that is not finite counts from 1
 ADVICE = "Lower train.learning_rate or set train.clip_norm"
@@ -30,7 +30,7 @@ SKIP = 'train.on_nan = "skip" leaves such updates out'
 def check_state(optimizer: Optimizer, groups: Groups, step: int) -> None:
     """Raise NotFinite, on every rank, if the weights or the optimizer's averages after ``step`` steps are not
     finite: before they are saved over good ones."""
-    search = _Search(optimizer)
+    search = _FiniteSearch(optimizer)
     kinds: dict[str, Mapping[Unit, Tensor]] = {
         "weight": optimizer.masters,
         "first moment of": optimizer.exp_avg,
@@ -55,7 +55,7 @@ def explain(
 ) -> NotFinite:
     """Why a step's loss or gradient norm is not finite: the first tensor, and the rank it comes from. Called
     by all ranks at the same point, with the step's gradients; ``run`` computes them again."""
-    search = _Search(optimizer)
+    search = _FiniteSearch(optimizer)
     weight, spread = search.first(optimizer.masters), search.first(optimizer.gradients.final)
     own = FINE if weight else search.own(run, shards)
     weights, origins, sums = search.agree(groups, (weight, own, spread))
@@ -74,7 +74,7 @@ def explain(
     return NotFinite(f"{what}; {cause}. The update was not made. {ADVICE}{'' if weights else f'; {SKIP}'}.")
 
 
-class _Search:
+class _FiniteSearch:
     """Looks among what this rank holds for the first tensor, in the order of the model's, that is not
     finite."""
 
@@ -123,7 +123,7 @@ class _Search:
             found.append(f"{self.names[place - 1]} on rank {rank}" if place != FINE else "")
         return found
 
-    def _first(self, found: Iterable[tuple[Held, Tensor]]) -> int:
+    def _first(self, found: Iterable[tuple[ShardBox, Tensor]]) -> int:
         return min((self._place[held.piece.name] for held, tensor in found if not _is_finite(held.of(tensor))),
                    default=FINE)  # fmt: skip
 

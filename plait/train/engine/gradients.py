@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plait.train.comm.wire import Wire, sum_over
 from plait.train.model.transformer import Share
-from plait.train.model.units import Held, UnitStore
+from plait.train.model.units import ShardBox, UnitStore
 
 
 class Gradients:
@@ -96,7 +96,7 @@ class Gradients:
             view.copy_(found.view(row.shape)[wire.rank // piece.replicas].view(view.shape))
 
     @cached_property
-    def held(self) -> list[tuple[Held, Tensor]]:
+    def held(self) -> list[tuple[ShardBox, Tensor]]:
         """What this rank's optimizer uses: ranges of logical tensors, and their gradients."""
         return [
             (held, held.of(self.final[unit]))

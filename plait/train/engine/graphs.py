@@ -27,7 +27,7 @@ from torch import Tensor
 from plait.core.step.segments import Phase, SegmentOp
 from plait.core.step.units import UnitAction
 from plait.train.engine.chain import begin, exchanges, pack
-from plait.train.engine.executor import Acts, SegmentExecutor, Start, Turn, nothing
+from plait.train.engine.executor import Acts, CollectiveStart, RunningPhase, SegmentExecutor, nothing
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.segment import Buffers
 from plait.train.engine.vocabulary import Embed
@@ -40,7 +40,7 @@ ENDS: tuple[Phase, ...] = ("step", "B", "W")
 
 
 @dataclass(frozen=True)
-class _Turn(Turn):
+class _CapturedPhase(RunningPhase):
     """bound: what the slot's collectives work on, since no op says so again."""
 
     bound: dict[SegmentOp, Buffers] = field(default_factory=dict[SegmentOp, Buffers])
@@ -57,7 +57,7 @@ class _Piece:
 
 
 @dataclass
-class Slot(InFlight):
+class GraphSlot(InFlight):
     """Memory for a micro-batch in flight, and the acts that work on it, by phase. inputs: what is copied in
     when one begins; entered, returned: what other stages send; left: by phase, what goes to them."""
 
@@ -92,7 +92,7 @@ class GraphedExecutor(SegmentExecutor):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._pieces = {phase: self._cut(phase) for phase in self.programmes}
-        self._free: list[Slot] = []
+        self._free: list[GraphSlot] = []
         self._op_by_op, self._warm = 0, False
 
     @torch.no_grad()
@@ -115,13 +115,13 @@ class GraphedExecutor(SegmentExecutor):
         slot.crossing.entering = dict(entering or {})
         return slot
 
-    def _open(self, batch: MicroBatch, fresh: Sequence[Tensor]) -> Slot:
+    def _open(self, batch: MicroBatch, fresh: Sequence[Tensor]) -> GraphSlot:
         """A slot, made for a micro-batch."""
         inputs = [tensor.clone() for tensor in fresh]
         scale, table = inputs[:2]
         dropout = DropoutKey(self.seed, batch.step, table) if self._dropout(batch) else None
         state = begin(self._shared, batch, inputs[2:], dropout, {}, scale)
-        return Slot(state.crossing, state.segments, inputs, self.device.pool())
+        return GraphSlot(state.crossing, state.segments, inputs, self.device.pool())
 
     def _numbers(self, batch: MicroBatch) -> list[Tensor]:
         """Those that are constants of the code elsewhere: the loss's scale, keys of masks."""
@@ -132,13 +132,13 @@ class GraphedExecutor(SegmentExecutor):
     @torch.no_grad()
     def phase(self, phase: Phase, state: InFlight, *, last: bool = False, then: Callable[[], object] = nothing) -> None:
         """Run one phase of a micro-batch, as ``SegmentExecutor`` does."""
-        if not isinstance(state, Slot):
+        if not isinstance(state, GraphSlot):
             super().phase(phase, state, last=last, then=then)
             self._op_by_op -= phase in ENDS
             self._warm = not self._op_by_op
             return
         state.arrive()
-        turn = _Turn(state.segments, last, then, bound=state.bound)
+        turn = _CapturedPhase(state.segments, last, then, bound=state.bound)
         if phase in state.acts:
             self._do(state.acts[phase], turn)
         else:
@@ -148,7 +148,7 @@ class GraphedExecutor(SegmentExecutor):
         if phase in ENDS:
             self._free.append(state)
 
-    def _capture(self, phase: Phase, slot: Slot, turn: _Turn) -> Acts:
+    def _capture(self, phase: Phase, slot: GraphSlot, turn: _CapturedPhase) -> Acts:
         """Run a phase for the first time in a slot; what is to be done from now on."""
         acts: Acts = ()
         for piece in self._pieces[phase]:
@@ -157,7 +157,7 @@ class GraphedExecutor(SegmentExecutor):
             self._do(acts[-1:], turn)
         return acts
 
-    def _captured(self, piece: _Piece, slot: Slot, turn: _Turn) -> Step:
+    def _captured(self, piece: _Piece, slot: GraphSlot, turn: _CapturedPhase) -> Step:
         def work() -> None:
             for step in piece.steps:
                 step(turn)
@@ -173,7 +173,7 @@ class GraphedExecutor(SegmentExecutor):
         for (action, step), (_, kind, name) in zip(self.programmes[phase], self._acts[phase], strict=True):
             if isinstance(action, UnitAction) or action.verb == "wait" or self._moves(action.op):
                 pieces.append(_Piece([step], captured=False, kind=kind, name=name))
-            elif isinstance(step, Start):
+            elif isinstance(step, CollectiveStart):
                 self._stretch(pieces, partial(_bind, step), 0, 0)
                 pieces.append(_Piece([partial(_send, step)], captured=False, kind=0, name=0))
             else:
@@ -200,16 +200,16 @@ class GraphedExecutor(SegmentExecutor):
         return op.kind == "N" and op.site != "embed" and self.graph.before(op)[0] == "embed"
 
 
-def _bind(start: Start, turn: _Turn) -> None:
+def _bind(start: CollectiveStart, turn: _CapturedPhase) -> None:
     """Where a collective finds its buffers; what this computes or allocates is captured."""
     turn.bound[start.op] = start.buffers(turn)
 
 
-def _send(start: Start, turn: _Turn) -> None:
+def _send(start: CollectiveStart, turn: _CapturedPhase) -> None:
     start.send(turn, *turn.bound[start.op])
 
 
-def _place(key: Any, turn: _Turn) -> None:
+def _place(key: Any, turn: _CapturedPhase) -> None:
     """Put the embedding's rows where the first norm reads them."""
     embed = turn.segments[key]
     assert isinstance(embed, Embed)

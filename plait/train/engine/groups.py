@@ -16,7 +16,7 @@ from plait.train.comm.log import Log
 from plait.train.comm.tree import FAN, TreeWire
 from plait.train.comm.wire import Wire, open_wire, sum_over
 from plait.train.engine.shards import Axis
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.sequence import ALONE, SequenceGroup
 
 UNTIED = Tie((), 0, 0, True)
@@ -51,7 +51,7 @@ class Groups:
         return self.layout.meshes[self.place]
 
 
-def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -> Groups:
+def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = None) -> Groups:
     """This rank's groups, recorded in ``log``. Called by all ranks at the same point.
 
     A rank opens the groups that it is in, and no other. Kinds of groups come in one order, and of each kind a
@@ -94,7 +94,7 @@ def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -
     )
 
 
-def _connected(wire: Wire, device: Device) -> Wire:
+def _connected(wire: Wire, device: RankDevice) -> Wire:
     """The wire, over which a first number has gone. NCCL connects ranks by their first collective, and may
     wait for the whole device meanwhile, hence for a message that is posted; gloo connects when it opens."""
     if wire.size > 1 and device.backend != "gloo":

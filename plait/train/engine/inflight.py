@@ -32,7 +32,7 @@ class MicroBatch:
 
 
 @dataclass
-class Crossing:
+class BoundaryTensors:
     """What crosses the ends of a stage with a micro-batch of ``size`` sequences, by name, each [S_local, B,
     H].
 
@@ -63,5 +63,5 @@ class Crossing:
 class InFlight:
     """A micro-batch between its forward and the end of its backward."""
 
-    crossing: Crossing
+    crossing: BoundaryTensors
     segments: dict[Key, Segment] = field(default_factory=dict)

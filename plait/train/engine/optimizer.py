@@ -15,7 +15,7 @@ from plait.core.job.settings import TrainSection
 from plait.core.parallel.sharding import Unit
 from plait.train.engine.gradients import Gradients
 from plait.train.model.transformer import Share
-from plait.train.model.units import Held
+from plait.train.model.units import ShardBox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Optimizer:
                 self.owned[unit].copy_(master)
 
     @property
-    def held(self) -> dict[str, list[Held]]:
+    def held(self) -> dict[str, list[ShardBox]]:
         """What the tensors of ``state`` hold, by their names."""
         return {store.key: store.held("optim") for store in self.model.units.values()}
 

@@ -56,17 +56,17 @@ class Courier(Protocol):
         ...
 
 
-class _Turn(NamedTuple):
+class _ScheduleEntry(NamedTuple):
     """One entry of a rank's list. last: of its stage and phase, the step's last. following: the computation
     after it, where units are gathered for it."""
 
     op: Op
-    run: Callable[[_Step, _Turn], None]
+    run: Callable[[_PipelineStep, _ScheduleEntry], None]
     last: bool
     following: Op | None
 
 
-class Pipeline:
+class PipelineExecutor:
     """One rank's part of a pipeline.
 
     schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip
@@ -92,7 +92,9 @@ class Pipeline:
         self._first = computing[0]
         following = dict(pairwise(computing))
         last = set({(op.stage, op.kind): op for op in computing}.values())
-        self._turns = [_Turn(op, _RUNS[op.kind], op in last, following.get(op)) for op in schedule.ranks[place]]
+        self._turns = [
+            _ScheduleEntry(op, _RUNS[op.kind], op in last, following.get(op)) for op in schedule.ranks[place]
+        ]
 
     @torch.no_grad()
     def run(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -105,7 +107,7 @@ class Pipeline:
             self.shards.begin()
             if not self.executors[self._first.stage].strategy.hides_shards(forward=True):
                 self.shards.settle()
-        step = _Step(self, batches)
+        step = _PipelineStep(self, batches)
         for turn in self._turns:
             turn.run(step, turn)
         self.peak = step.peak
@@ -121,10 +123,10 @@ class Pipeline:
             self.executors[op.stage].ahead(PHASES[op.kind])
 
 
-class _Step:
+class _PipelineStep:
     """One step while it runs: which micro-batches are alive, what has come and what is to go."""
 
-    def __init__(self, pipeline: Pipeline, batches: Sequence[MicroBatch]) -> None:
+    def __init__(self, pipeline: PipelineExecutor, batches: Sequence[MicroBatch]) -> None:
         self.of, self.schedule, self.batches = pipeline, pipeline.schedule, batches
         self.alive: dict[tuple[int, int], InFlight] = {}
         self.incoming: dict[Transfer, tuple[Mapping[str, Tensor], Delivery]] = {}
@@ -133,14 +135,14 @@ class _Step:
         self.peak: Counter[int] = Counter()
         self.losses: list[Tensor] = []
 
-    def whole(self, turn: _Turn) -> None:
+    def whole(self, turn: _ScheduleEntry) -> None:
         op, executor = turn.op, self.of.executors[turn.op.stage]
         state = executor.begin(self.batches[op.micro_batch])
         self.peak[op.stage] = 1
         self._compute(turn, state)
         self.losses.append(executor.loss(state))
 
-    def forward(self, turn: _Turn) -> None:
+    def forward(self, turn: _ScheduleEntry) -> None:
         op, executor = turn.op, self.of.executors[turn.op.stage]
         entering: dict[str, Tensor] = {}
         for producer in self.schedule.producers[op.stage]:
@@ -159,7 +161,7 @@ class _Step:
         if not executor.graph.backward:
             del self.alive[op.stage, op.micro_batch]
 
-    def backward(self, turn: _Turn) -> None:
+    def backward(self, turn: _ScheduleEntry) -> None:
         op, state = turn.op, self.alive[turn.op.stage, turn.op.micro_batch]
         crossing = state.crossing
         for consumer in self.schedule.consumers[op.stage]:
@@ -173,10 +175,10 @@ class _Step:
         if op.kind == "B":
             del self.alive[op.stage, op.micro_batch]
 
-    def weights(self, turn: _Turn) -> None:
+    def weights(self, turn: _ScheduleEntry) -> None:
         self._compute(turn, self.alive.pop((turn.op.stage, turn.op.micro_batch)))
 
-    def _compute(self, turn: _Turn, state: InFlight) -> None:
+    def _compute(self, turn: _ScheduleEntry, state: InFlight) -> None:
         self.of.executors[turn.op.stage].phase(
             PHASES[turn.op.kind], state, last=turn.last, then=partial(self.of.gather, turn.following)
         )
@@ -193,7 +195,7 @@ class _Step:
             recorder.end(number)
         return tensors
 
-    def send(self, turn: _Turn) -> None:
+    def send(self, turn: _ScheduleEntry) -> None:
         self._sent(all_of_them=False)
         tensors, number = self.results.pop(turn.op.transfer), 0
         if recorder := self.of.recorder:
@@ -209,7 +211,7 @@ class _Step:
             if self.of.recorder:
                 self.of.recorder.moved(number, *delivery.span)
 
-    def receive(self, turn: _Turn) -> None:
+    def receive(self, turn: _ScheduleEntry) -> None:
         self.incoming[turn.op.transfer] = self.of.courier.receive(turn.op.transfer)
 
     def finish(self) -> Tensor:
@@ -221,9 +223,16 @@ class _Step:
         return torch.zeros((), dtype=torch.float64, device=self.of.device.torch_device)
 
 
-_RUNS: Mapping[OpKind, Callable[[_Step, _Turn], None]] = {
-    "S": _Step.whole, "F": _Step.forward, "B": _Step.backward, "I": _Step.backward, "W": _Step.weights,
-    "SEND_F": _Step.send, "SEND_B": _Step.send, "RECV_F": _Step.receive, "RECV_B": _Step.receive,
-}  # fmt: skip
+_RUNS: Mapping[OpKind, Callable[[_PipelineStep, _ScheduleEntry], None]] = {
+    "S": _PipelineStep.whole,
+    "F": _PipelineStep.forward,
+    "B": _PipelineStep.backward,
+    "I": _PipelineStep.backward,
+    "W": _PipelineStep.weights,
+    "SEND_F": _PipelineStep.send,
+    "SEND_B": _PipelineStep.send,
+    "RECV_F": _PipelineStep.receive,
+    "RECV_B": _PipelineStep.receive,
+}
 PHASES: Mapping[OpKind, Phase] = {"S": "step", "F": "F", "B": "B", "I": "I", "W": "W"}
 """The phase of an executor's that each computation is."""

@@ -37,7 +37,7 @@ Sends = Mapping[Kind, Callable[[Any], Buffers]]
 SendParts = Mapping[Kind, Callable[[Any, int], Buffers]]
 
 
-class Change(Protocol):
+class DifferentiatedModule(Protocol):
     """A module that autograd differentiates: a norm, a down or an up."""
 
     weight: nn.Parameter
@@ -45,7 +45,7 @@ class Change(Protocol):
 
 
 @dataclass(frozen=True)
-class Shared:
+class StageContext:
     """What all segments of a stage work with."""
 
     model: Transformer
@@ -83,9 +83,11 @@ class Segment:
     sends: ClassVar[Sends] = {}
     send_parts: ClassVar[SendParts] = {}
 
-    shared: Shared
+    shared: StageContext
 
-    def _back_through(self, change: Change, result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
+    def _back_through(
+        self, change: DifferentiatedModule, result: Tensor, inputs: Sequence[Tensor], gradient: Tensor
+    ) -> list[Tensor]:
         """The gradients of a module's inputs from that of its result; those of its parameters are added."""
         parameters = [parameter for parameter in (change.weight, change.bias) if parameter is not None]
         found = gradients_of(result, [*inputs, *parameters], gradient)

@@ -20,10 +20,10 @@ from plait.core.parallel.sharding import VECTORS, Level, Unit
 from plait.core.record.ring import Kind
 from plait.core.step.segments import Collective
 from plait.core.step.units import UnitOp, UnitVerb
-from plait.train.comm.background import Background, Handle
+from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Share
 from plait.train.model.units import UnitStore
 from plait.train.record.recorder import Recorder
@@ -38,8 +38,13 @@ class Shards:
     """
 
     def __init__(
-        self, model: Share, gradients: Gradients, wires: Mapping[Axis, Wire], device: Device, recorder: Recorder | None
-    ) -> None:  # fmt: skip
+        self,
+        model: Share,
+        gradients: Gradients,
+        wires: Mapping[Axis, Wire],
+        device: RankDevice,
+        recorder: Recorder | None,
+    ) -> None:
         self.units, self.gradients, self.recorder = model.units, gradients, recorder
         self.device = device
         self.wires: dict[Axis, Wire] = dict(wires)
@@ -49,11 +54,11 @@ class Shards:
         self.pool = 0
         """Bytes of buffers, all of them allocated in the first step at the latest."""
         self._background = Background(device, "shards")
-        self._gathered: dict[Unit, tuple[Tensor, Handle]] = {}
-        self._published: dict[Unit, Handle] = {}
+        self._gathered: dict[Unit, tuple[Tensor, BackgroundHandle]] = {}
+        self._published: dict[Unit, BackgroundHandle] = {}
         self._unread: set[Unit] = set()  # whose first reader in this step is still to come
         self._open: dict[Unit, Tensor] = {}
-        self._reducing: deque[tuple[Handle, Tensor | None]] = deque()
+        self._reducing: deque[tuple[BackgroundHandle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._reserve()
         self.acts: dict[UnitVerb, Callable[[UnitOp], None]] = {
@@ -218,7 +223,7 @@ class Shards:
 
     # ---- the background ----
 
-    def _start(self, op: UnitOp, job: Callable[[], object], *, later: bool = False) -> Handle:
+    def _start(self, op: UnitOp, job: Callable[[], object], *, later: bool = False) -> BackgroundHandle:
         recorder = self.recorder
         if recorder is None:
             return self._background.start(job)

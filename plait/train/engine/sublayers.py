@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.train.engine.attention import SharedCore
-from plait.train.engine.cores import Core
+from plait.train.engine.cores import SublayerCore
 from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends, shard_of
 from plait.train.model import sublayers
 from plait.train.model.kernels import Summands
@@ -17,18 +17,18 @@ from plait.train.model.sublayers import ParallelBlock
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Sublayer(Normed, Adding):
+class SublayerSegment(Normed, Adding):
     """One of them; ``module`` has the weights."""
 
     module: sublayers.Sublayer | ParallelBlock
-    cores: list[Core] = field(init=False)  # one; a parallel block: attention, MLP
+    cores: list[SublayerCore] = field(init=False)  # one; a parallel block: attention, MLP
     operands: dict[int, tuple[Tensor, Tensor]] = field(init=False)  # by part: what W multiplies
     g_h: Tensor = field(init=False)  # gradient of the residual stream that leaves
 
-    def _core(self, branch: sublayers.Sublayer, *, repeats: bool) -> Core:
+    def _core(self, branch: sublayers.Sublayer, *, repeats: bool) -> SublayerCore:
         if isinstance(branch, sublayers.Attention) and self.shared.graph.attention:
             return SharedCore(branch, repeats, self.context, self.shared.graph.backward)
-        return Core(branch, repeats)
+        return SublayerCore(branch, repeats)
 
     @property
     def _shared_core(self) -> SharedCore:

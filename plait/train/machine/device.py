@@ -31,7 +31,7 @@ def torch_dtype(precision: Precision) -> torch.dtype:
 STAGED = "staged"
 """The collective backend of ranks that share a GPU (``comm.staged``)."""
 Mark = int | torch.cuda.Event
-"""A moment in a device's order of work, which ``Device.nanoseconds`` reads: on a CPU a clock reading."""
+"""A moment in a device's order of work, which ``RankDevice.nanoseconds`` reads: on a CPU a clock reading."""
 Fork = torch.cuda.Event | None
 """The end of a thread's work so far; on a CPU there is nothing to wait for."""
 
@@ -68,7 +68,7 @@ class Allocated(NamedTuple):
     peak: int
 
 
-class Device:
+class RankDevice:
     """Where tensors live, which collective backend serves them, and how moments on it are marked."""
 
     backend = "gloo"
@@ -189,8 +189,8 @@ class Device:
         return Allocated(live, peak)
 
 
-def mark_by_future(device: Device, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-    """``Device.mark_when_done`` where the thread that ends a collective's future can make the mark."""
+def mark_by_future(device: RankDevice, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+    """``RankDevice.mark_when_done`` where the thread that ends a collective's future can make the mark."""
 
     def done(future: Future[object]) -> None:
         callback(device.mark(), _failed(future))

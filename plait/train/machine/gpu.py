@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.core.base.env import expand_segments, granted_gpus, ready_for_accelerator
 from plait.core.base.errors import JobError
-from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
+from plait.train.machine.device import STAGED, Allocated, AsyncWork, Fork, Graph, Mark, RankDevice, mark_by_future
 from plait.train.machine.memory import MemoryMeter, Taken
 
 EVENTS = 4096
@@ -42,7 +42,7 @@ class CudaMeter(MemoryMeter):
         return Taken(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
 
 
-class CudaDevice(Device):
+class CudaDevice(RankDevice):
     """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
 
     backend = "nccl"
@@ -250,14 +250,14 @@ def gpu_name(gpu: int) -> str:
     return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
-def device_of(gpu: int | None, *, shared: bool = False) -> Device:
+def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
     """The device of a rank that has this GPU, or none; shared: with others."""
     if gpu is None:
-        return Device(torch.device("cpu"))
+        return RankDevice(torch.device("cpu"))
     return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
 
 
-def open_device(kind: str, local_rank: int) -> Device:
+def open_device(kind: str, local_rank: int) -> RankDevice:
     """The device of a rank that need not agree with others: ``cpu``, ``cuda``, or ``shared``, ``auto``
     for a GPU where there is one."""
     return device_of(own_gpu(kind, local_rank), shared=kind == "shared")

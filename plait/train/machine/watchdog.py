@@ -19,7 +19,7 @@ from pathlib import Path
 
 from plait.core.base.errors import DataError
 from plait.core.record.ring import Ring, read_ring
-from plait.core.runs.parts import Part, answered, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.parts import RankAnswer, answered, ask, asked, forget_parts, read_parts, write_part
 from plait.core.runs.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import importing, main_stack
@@ -101,7 +101,7 @@ class Watchdog:
         thread, stack = main_stack()
         control, clock = self.control, time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         began, worked = time.monotonic(), time.clock_gettime(clock)
-        part = Part(
+        part = RankAnswer(
             rank=self.rank, token=self._ring().header.token, wall=time.time_ns(), thread=thread, stack=stack,
             doing=control.at, step=control.step, patient=control.patient or importing(stack), address=self._listen(),
             first=control.first,
@@ -126,13 +126,13 @@ class Watchdog:
             self._listener.close()
             self._listener = None
 
-    def _try(self, parts: dict[int, Part]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _try(self, parts: dict[int, RankAnswer]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Whom a connection reaches, and whom not; the kernel answers it, whatever the process does."""
         others = [part for part in parts.values() if part.address and part.rank != self.rank]
         others = sorted(others, key=lambda part: (part.rank - self.rank) % (1 << 30))[:MOST]
         found: dict[int, bool] = {}
 
-        def reach(part: Part) -> None:
+        def reach(part: RankAnswer) -> None:
             assert part.address is not None
             try:
                 socket.create_connection(part.address, timeout=ANSWER).close()

@@ -37,7 +37,7 @@ class SliceContext:
         return Mask(self.dropout, probability, layer, site, self.samples, self.positions)
 
 
-class Weight(nn.Module):
+class WeightModule(nn.Module):
     """A weight and perhaps a bias, filled in by ``Transformer``."""
 
     def __init__(self) -> None:

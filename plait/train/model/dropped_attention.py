@@ -52,7 +52,7 @@ class _Inputs:
         """[B, N, ...] as [B, N_kv, G, ...]."""
         return x.unflatten(1, (-1, self.blocks.group))
 
-    def part(self, block: Block) -> _Part:
+    def part(self, block: Block) -> _AttentionBlock:
         """Of one block."""
         (first, last), (begin, end) = block
         numbers, kv_heads = torch.arange(first, last, device=self.q.device), self.k.shape[1]
@@ -60,11 +60,11 @@ class _Inputs:
         # What is compiled is compiled for whole rows.
         keys = slice(0, self.q.shape[2] if self.kernels.fuses else end)
         at = (*rows, slice(None), slice(begin, end))
-        return _Part(self, at, (*rows, keys), self.by_rows(self.q)[at].flatten(1, 2))
+        return _AttentionBlock(self, at, (*rows, keys), self.by_rows(self.q)[at].flatten(1, 2))
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AttentionBlock:
     """One block of r rows: of so many samples' key/value heads. at: its queries in [B, N_kv, G, S, ...].
     seen: its keys in [B, N_kv, S, ...]. q: [r, G * queries, D]."""
 

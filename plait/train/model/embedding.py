@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.model.basics import JoinGradient, SliceContext, Weight
+from plait.train.model.basics import JoinGradient, SliceContext, WeightModule
 
 
 class RowExchange(NamedTuple):
@@ -29,8 +29,8 @@ class Embedding(nn.Module):
         self.num_shards = strategy.tp
         self.rows = strategy.padded_vocab(spec) // strategy.tp
         self.first = tp_rank * self.rows
-        self.words = Weight()
-        self.positions = Weight() if spec.learned_positions else None
+        self.words = WeightModule()
+        self.positions = WeightModule() if spec.learned_positions else None
 
     def local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(row in this rank's shard, whether the token is in it), both shaped like ``tokens``."""

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.train.model.basics import Weight
+from plait.train.model.basics import WeightModule
 
 
-class Down(Weight):
+class Down(WeightModule):
     """Half as long: two neighbours become one, which stands where the later of them stood, so that nobody
     sees what comes after."""
 
@@ -19,7 +19,7 @@ class Down(Weight):
         return F.linear(torch.cat((earlier, h[0::2]), dim=-1), self.weight, self.bias)
 
 
-class Up(Weight):
+class Up(WeightModule):
     """Twice as long: every token is that of the coarse one that ends with it or before it, plus what the down
     path had."""
 

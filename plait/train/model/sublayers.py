@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
+from plait.train.model.basics import JoinGradient, Norm, SliceContext, WeightModule
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import Summands
@@ -37,8 +37,8 @@ class Sublayer(nn.Module):
         super().__init__()
         self.spec, self.layer = spec, layer
         self.norm = Norm(spec)
-        self.column = Weight()
-        self.row = Weight()
+        self.column = WeightModule()
+        self.row = WeightModule()
 
     site: DropoutSite
     cheap = False

@@ -13,7 +13,7 @@ from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import Site
 from plait.core.step.stages import Stage
-from plait.train.model.basics import Norm, Weight
+from plait.train.model.basics import Norm, WeightModule
 from plait.train.model.embedding import Embedding
 from plait.train.model.pieces import Piece, initialise, pieces
 from plait.train.model.resampling import Down, Up
@@ -34,7 +34,7 @@ class Share(Protocol):
     units: dict[Unit, UnitStore]
 
 
-class Stages:
+class StageModels:
     """Several stages of one rank as one share."""
 
     def __init__(self, models: Sequence[Transformer]) -> None:
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         self.attn, self.mlp = _modules(attention), _modules(mlps)
         self.down, self.up = _modules(self.downs), _modules(self.ups)
         self.norm = Norm(spec)
-        self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else Weight()
+        self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else WeightModule()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
         at, to = self.stage.index, device or torch.device("cpu")
         self.units = make_units(self.pieces, self.embedding.rows, at, sharding, shard_rank, dtype, to)

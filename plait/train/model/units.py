@@ -4,7 +4,7 @@ it.
 A unit (``core.parallel.sharding``) is the matrices of one segment. A rank's shard of it is allocated once.
 The parameters that the model computes with are views: of the shard if the unit is not sharded, else of a
 buffer into which it is gathered. Initial values, imports and checkpoints see ranges of logical tensors
-instead (``Held``).
+instead (``ShardBox``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plait.core.reshard.layouts import Box, boxes_of_range
 from plait.train.model.pieces import Piece
 
 
-class Held(NamedTuple):
+class ShardBox(NamedTuple):
     """``box`` of the whole tensor that ``piece`` is a range of, contiguous from element ``start`` of some
     local tensor."""
 
@@ -34,9 +34,9 @@ class Held(NamedTuple):
         return local.view(-1)[self.start : self.start + self.box.elements].view(self.box.shape)
 
 
-def held_of(pieces: Sequence[Piece]) -> dict[str, list[Held]]:
+def held_of(pieces: Sequence[Piece]) -> dict[str, list[ShardBox]]:
     """What parameters hold, by parameter name: pieces one after the other along dim 0."""
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[ShardBox]] = {}
     for piece in pieces:
         found.setdefault(piece.parameter, []).append(_held(piece, 0, math.prod(piece.local_shape), _first(piece))[0])
     return found
@@ -47,7 +47,7 @@ def _first(piece: Piece) -> int:
     return piece.offset * math.prod(piece.local_shape[1:])
 
 
-def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
+def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
     """Elements ``first`` to ``last`` of this rank's range of a piece, the first of which lies at
     ``start``."""
     corner = [0] * len(piece.shape)
@@ -57,10 +57,10 @@ def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
         boxes = [Box(tuple(0 for _ in piece.shape), piece.local_shape)]
     else:
         boxes = list(boxes_of_range(piece.local_shape, first, last))
-    found: list[Held] = []
+    found: list[ShardBox] = []
     for box in boxes:
         whole = Box(*(tuple(x + c for x, c in zip(side, corner, strict=True)) for side in box))
-        found.append(Held(piece, whole, start))
+        found.append(ShardBox(piece, whole, start))
         start += box.elements
     return found
 
@@ -120,10 +120,10 @@ class UnitStore:
         """What this rank keeps at a level."""
         return (0, self.numel) if self.whole and level != "optim" else self.sharding.shard(self.rank, level, self.numel)
 
-    def held(self, level: Level) -> list[Held]:
+    def held(self, level: Level) -> list[ShardBox]:
         """What this rank's shard at a level holds."""
         start, stop = self._range(level)
-        found: list[Held] = []
+        found: list[ShardBox] = []
         for piece, first in self._pieces():
             low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
             if low < high:
@@ -131,7 +131,7 @@ class UnitStore:
         return found
 
     @property
-    def everything(self) -> list[Held]:
+    def everything(self) -> list[ShardBox]:
         """What the whole unit holds."""
         return [
             held for piece, first in self._pieces() for held in _held(piece, 0, math.prod(piece.local_shape), first)

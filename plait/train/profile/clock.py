@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 FEWEST, MOST = 3, 15
 """Samples."""
@@ -26,18 +26,18 @@ MOST_RUNS = 100
 """In a sample."""
 
 
-class Timed(NamedTuple):
+class MedianSeconds(NamedTuple):
     """Seconds of one run: the median over samples, and half the distance between quartiles relative to it."""
 
     seconds: float
     spread: float
 
     @staticmethod
-    def of(samples: Sequence[float]) -> Timed:
+    def of(samples: Sequence[float]) -> MedianSeconds:
         """What samples say."""
         middle = statistics.median(samples)
         low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (middle,) * 3
-        return Timed(middle, max(0.0, high - low) / 2 / middle)
+        return MedianSeconds(middle, max(0.0, high - low) / 2 / middle)
 
 
 def slowest(values: Sequence[float]) -> list[float]:
@@ -52,7 +52,7 @@ def slowest(values: Sequence[float]) -> list[float]:
 class Clock:
     """Seconds that are left, and samples."""
 
-    def __init__(self, device: Device, deadline: float, crowd: float = 1.0) -> None:
+    def __init__(self, device: RankDevice, deadline: float, crowd: float = 1.0) -> None:
         """deadline: by this process's monotonic clock. crowd: as a ``Machine`` has it."""
         self.device, self.deadline, self.crowd = device, deadline, crowd
 
@@ -68,7 +68,7 @@ class Clock:
         """Seconds of one run; the slowest rank's."""
         return slowest([self._take(run, 1)])[0]
 
-    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> Timed:
+    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> MedianSeconds:
         """Time ``run`` for about ``budget`` seconds, warm. together: the ranks communicate, so that the
         slowest rank of each sample counts; else each computes for itself, and the slowest rank's median
         does."""
@@ -79,8 +79,8 @@ class Clock:
         samples = min(MOST, max(FEWEST, int(budget / (one * runs))))
         own = [self._take(run, runs, computes=not together) / runs for _ in range(samples)]
         if together:
-            return Timed.of(slowest(own))
-        return Timed(*slowest(Timed.of(own)))
+            return MedianSeconds.of(slowest(own))
+        return MedianSeconds(*slowest(MedianSeconds.of(own)))
 
     def _take(self, run: Callable[[], object], times: int, *, computes: bool = False) -> float:
         if dist.is_initialized():

@@ -20,7 +20,7 @@ from plait.core.reshard.plan import Chain, ReshardPlan, Step
 from plait.core.step.segments import Collective
 from plait.train.comm.lanes import Lane
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.machine.device import AsyncWork, Device
+from plait.train.machine.device import AsyncWork, RankDevice
 from plait.train.profile.clock import FEWEST, Clock
 
 SMALLEST, GROWTH = 1 << 12, 4
@@ -35,14 +35,14 @@ KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True)
-class Layout:
+class EqualGroups:
     """Equal groups of ranks that cover the world."""
 
     groups: tuple[tuple[int, ...], ...]
     group: Group
 
 
-def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[Layout]:
+def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[EqualGroups]:
     """Groups inside a node, across nodes, across minipods, and of several of these at once: pairs, fours, and
     as many as there are.
 
@@ -54,7 +54,7 @@ def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[Layou
     for inner, outer in pairwise(spans):
         shapes += [(count, inner) for count in (2, 4, outer // inner) if outer % (count * inner) == 0]
         shapes += [(outer, 1)]
-    found: list[Layout] = []
+    found: list[EqualGroups] = []
     for count, stride in dict.fromkeys(shapes):
         if world % (count * stride) == 0:
             blocks = range(0, world, count * stride)
@@ -62,7 +62,7 @@ def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[Layou
                 tuple(range(first + at, first + count * stride, stride)) for first in blocks for at in range(stride)
             )
             group = Group.of(groups[0], per_node, nodes_per_minipod=nodes_per_minipod, at_once=len(groups))
-            found.append(Layout(groups, group))
+            found.append(EqualGroups(groups, group))
     return found
 
 
@@ -70,12 +70,12 @@ class Lines:
     """What one rank communicates through: its wire of every layout, and one lane. Made by all ranks at the
     same point."""
 
-    def __init__(self, device: Device, rank: int, found: Sequence[Layout], per_node: int) -> None:
+    def __init__(self, device: RankDevice, rank: int, found: Sequence[EqualGroups], per_node: int) -> None:
         self.device, self.rank, self.layouts, self.per_node = device, rank, list(found), per_node
         self.wires = [self._open(layout) for layout in self.layouts]
         self.lane = Lane(device)
 
-    def _open(self, layout: Layout) -> Wire:
+    def _open(self, layout: EqualGroups) -> Wire:
         """This rank's."""
         mine = (group for group in layout.groups if self.rank in group)
         return next((open_wire(self.device.backend, group) for group in mine), NullWire())
@@ -111,7 +111,7 @@ class Operation:
     start: Callable[[], AsyncWork] | None = None
 
 
-def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, device: Device) -> Operation:
+def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, device: RankDevice) -> Operation:
     """A collective of a tensor of about ``nbytes``, such that every rank has as much of it."""
     n = wire.size
     share = -(-nbytes // (dtype.itemsize * n * n)) * n  # elements of a rank's part, of which each gets as many

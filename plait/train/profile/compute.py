@@ -13,7 +13,7 @@ from plait.core.cluster.profile import AttentionCore, MemoryPass, Product
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, widths
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.profile.clock import Clock
 
 Say = Callable[[str], object]
@@ -34,7 +34,7 @@ PASSES = {"cpu": (1 << 20, 1 << 23, 1 << 26), "cuda": (1 << 24, 1 << 27, 1 << 30
 
 
 def measure_products(
-    device: Device, precision: Precision, model: ModelSpec | None, clock: Clock, say: Say
+    device: RankDevice, precision: Precision, model: ModelSpec | None, clock: Clock, say: Say
 ) -> list[Product]:
     """Products of common shapes, and of the model's own."""
     kind = device.torch_device.type
@@ -65,7 +65,7 @@ def layer_weights(model: ModelSpec) -> list[tuple[int, int]]:
     return [shape for first, second in pairs for shape in ((model.hidden, int(first)), (int(second), model.hidden))]
 
 
-def measure_attention(device: Device, precision: Precision, clock: Clock, say: Say) -> list[AttentionCore]:
+def measure_attention(device: RankDevice, precision: Precision, clock: Clock, say: Say) -> list[AttentionCore]:
     """Attention cores of common shapes, forward and backward, laid out as the model has them."""
     found: list[AttentionCore] = []
     shapes = CORES[device.torch_device.type]
@@ -96,7 +96,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> Callable[[],
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
-def measure_passes(device: Device, clock: Clock, say: Say) -> list[MemoryPass]:
+def measure_passes(device: RankDevice, clock: Clock, say: Say) -> list[MemoryPass]:
     """Additions of two tensors into a third."""
     found: list[MemoryPass] = []
     sizes: Sequence[int] = PASSES[device.torch_device.type]
@@ -114,5 +114,5 @@ def _flops(shape: tuple[int, int, int]) -> int:
     return 2 * m * k * n
 
 
-def _random(device: Device, precision: Precision, *shape: int) -> Tensor:
+def _random(device: RankDevice, precision: Precision, *shape: int) -> Tensor:
     return torch.randn(*shape, device=device.torch_device).to(torch_dtype(precision))

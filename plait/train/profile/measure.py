@@ -18,7 +18,7 @@ from plait.core.cluster.profile import Curve, Machine, ModuleTime, Overlap, Prof
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives
 from plait.train.profile.compute import measure_attention, measure_passes, measure_products
@@ -51,7 +51,7 @@ class Order:
 
 
 def measure_profile(
-    order: Order, rank: RankEnv, device: Device, *, deadline: float, cores: int, say: Callable[[str], object]
+    order: Order, rank: RankEnv, device: RankDevice, *, deadline: float, cores: int, say: Callable[[str], object]
 ) -> Profile:
     """Called by all ranks at the same point; the same profile on all. deadline: by the monotonic clock.
     cores: of this node."""
@@ -91,7 +91,12 @@ def measure_profile(
 
 
 def _modules(
-    order: Order, precision: Precision, lines: Lines | None, device: Device, clock: Clock, say: Callable[[str], object]
+    order: Order,
+    precision: Precision,
+    lines: Lines | None,
+    device: RankDevice,
+    clock: Clock,
+    say: Callable[[str], object],
 ) -> list[ModuleTime]:
     """A layer on every rank alone, and one cut over the ranks of a node."""
     model = order.model or USUAL[device.torch_device.type]
@@ -118,7 +123,7 @@ def _cuts(model: ModelSpec, tp: int, batch: int) -> bool:
     return True
 
 
-def machine_of(rank: RankEnv, device: Device, cores: int) -> Machine:
+def machine_of(rank: RankEnv, device: RankDevice, cores: int) -> Machine:
     """What is measured."""
     return Machine(
         name=f"lab {rank.lab}" if rank.lab else socket.gethostname(),

@@ -19,10 +19,10 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.core.step.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire
-from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.model.transformer import Transformer
 from plait.train.profile.clock import Clock
 from plait.train.record.recorder import Recorder
@@ -32,7 +32,7 @@ SYNC = Strategy(overlap="sync")
 
 
 def measure_modules(
-    device: Device, model: ModelSpec, batch: int, precision: Precision, wire: Wire | None, clock: Clock
+    device: RankDevice, model: ModelSpec, batch: int, precision: Precision, wire: Wire | None, clock: Clock
 ) -> list[ModuleTime]:
     """One layer of the model, its embedding and its head, on ``batch`` sequences of its greatest length.
     wire: of the tensor-parallel group; none for a rank alone."""
@@ -47,7 +47,7 @@ def measure_modules(
         strategy,
         recorder.over(wire, range(tp), "tp") if wire else NullWire(),
         Load(batch, length),
-        Here(device, recorder),
+        RankContext(device, recorder),
         gradients=Gradients(share),
     )
     tokens = torch.randint(0, spec.vocab, (batch, length), generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ import torch
 from plait.core.cluster.profile import CollectiveKind, Overlap, Product
 from plait.core.model.precision import Precision
 from plait.train.comm.wire import NullWire
-from plait.train.machine.device import Device, Mark, torch_dtype
+from plait.train.machine.device import Mark, RankDevice, torch_dtype
 from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, Operation
 
@@ -121,7 +121,7 @@ def _long_enough(
     return operation, seconds  # type: ignore[possibly-undefined]
 
 
-def _beside(device: Device, compute: Callable[[], object], operation: Operation, clock: Clock) -> Ends:
+def _beside(device: RankDevice, compute: Callable[[], object], operation: Operation, clock: Clock) -> Ends:
     """When both have ended, from a common start; of the slowest rank."""
     ended: list[Mark] = []
     begun: list[Mark] = []

@@ -13,9 +13,9 @@ from plait.core.base.env import RankEnv
 from plait.core.base.errors import JobError
 from plait.core.cluster.placement_profile import Interference, PlacementProfile
 from plait.core.cluster.profile import CollectiveKind, Group
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.profile.clock import Clock
-from plait.train.profile.collectives import Layout, Lines, Operation, measure_collectives
+from plait.train.profile.collectives import EqualGroups, Lines, Operation, measure_collectives
 from plait.train.profile.measure import machine_of
 
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
@@ -23,7 +23,7 @@ SHARE = 0.75
 """Of the time, for collectives; interference has the rest."""
 
 
-def spread_layouts(world: int, per_node: int, nodes_per_minipod: int) -> list[Layout]:
+def spread_layouts(world: int, per_node: int, nodes_per_minipod: int) -> list[EqualGroups]:
     """Groups of 2, 4, 8, ... ranks that lie evenly in 1, 2, 4, ... minipods and cover the world; neighbours
     of a group are on different nodes, as those of a DP group are.
 
@@ -37,7 +37,7 @@ def spread_layouts(world: int, per_node: int, nodes_per_minipod: int) -> list[La
         [pod * each + node * per_node + local for local in range(per_node) for node in range(nodes_per_minipod)]
         for pod in range(pods)
     ]
-    found: list[Layout] = []
+    found: list[EqualGroups] = []
     ranks = 2
     while ranks <= world:
         spread = 1
@@ -50,14 +50,20 @@ def spread_layouts(world: int, per_node: int, nodes_per_minipod: int) -> list[La
                     for at in range(0, each, part)
                 )
                 group = Group.of(groups[0], per_node, nodes_per_minipod=nodes_per_minipod, at_once=len(groups))
-                found.append(Layout(groups, group))
+                found.append(EqualGroups(groups, group))
             spread *= 2
         ranks *= 2
     return found
 
 
 def measure_spreads(
-    nodes_per_minipod: int, rank: RankEnv, device: Device, *, deadline: float, cores: int, say: Callable[[str], object]
+    nodes_per_minipod: int,
+    rank: RankEnv,
+    device: RankDevice,
+    *,
+    deadline: float,
+    cores: int,
+    say: Callable[[str], object],
 ) -> PlacementProfile:
     """Called by all ranks at the same point; the same on all. Raises JobError where the world is no whole
     number of minipods, or one."""

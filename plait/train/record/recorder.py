@@ -17,13 +17,13 @@ from plait.core.record.timeline import OpSpan
 from plait.core.runs.missing import Missing
 from plait.core.runs.ring_calls import ring_path
 from plait.train.comm.log import Log
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: Device, missing: Missing) -> Recorder:
+def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: RankDevice, missing: Missing) -> Recorder:
     """The recorder of a rank of the run in ``folder``. A disk that is full costs the ring, not the run: it is
     then this process's alone."""
     header = this_process(
@@ -42,7 +42,7 @@ class Recorder(Log):
     ring: in this process's memory alone, if not given.
     """
 
-    def __init__(self, device: Device, ring: RingWriter | None = None) -> None:
+    def __init__(self, device: RankDevice, ring: RingWriter | None = None) -> None:
         super().__init__(ring or RingWriter(None, this_process(rank=0, world=1)), device)
         self._since, self._left = 1, list[int]()
         self._began, self._spent = time.monotonic_ns(), time.thread_time_ns()

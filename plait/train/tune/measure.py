@@ -25,11 +25,11 @@ from plait.core.step.schedule import Transfer, whole_steps
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.comm.objects import gather, meet
-from plait.train.engine.assembly import Part
+from plait.train.engine.assembly import RankPart
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import RECORDED, median_costs, recorded, time_interleaved
 
@@ -37,11 +37,11 @@ REPEATS = 5
 """Round trips over a boundary; the shortest counts."""
 
 
-Step = Callable[[Part], Callable[[], object]]
+Step = Callable[[RankPart], Callable[[], object]]
 """How a step is run under a part's plan."""
 
 
-def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
+def measure(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
     """What timed steps of ``batches``, this rank's, say about ``part.plan.choices``; the same on every rank.
 
     ``part`` records. Its gradients are left as they were at a step's beginning. steps_left: of the run; what
@@ -66,7 +66,7 @@ def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measu
     return found
 
 
-def _slices(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
+def _slices(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
     plan, runs = part.plan, steps_left
     if plan.schedule.whole:  # micro-batches follow one another: one tells as much as all
         runs *= len(batches)
@@ -113,7 +113,7 @@ class _PlainSteps:
     """Recorded steps that hide nothing, after one to warm up. kind: of ops whose communication could be
     hidden."""
 
-    def __init__(self, part: Part, step: Step, kind: type[SegmentOp] | type[UnitOp]) -> None:
+    def __init__(self, part: RankPart, step: Step, kind: type[SegmentOp] | type[UnitOp]) -> None:
         assert part.recorder is not None
         self.recorder, self.kind, self._run = part.recorder, kind, step(part)
         self._run()
@@ -126,7 +126,7 @@ class _PlainSteps:
         self.steps += recorded(self._run, self.recorder, count - len(self.steps))
         return self.steps
 
-    def affordable(self, base: Part, runs: int, tried: Sequence[Strategy]) -> Timing:
+    def affordable(self, base: RankPart, runs: int, tried: Sequence[Strategy]) -> Timing:
         """What of the candidates to time for so many runs of the step; the same on every rank. base: has the
         plan's own order."""
         start = time.perf_counter()
@@ -142,7 +142,7 @@ class _PlainSteps:
         return affordable(seconds, hideable, runs, len(tried), beside=beside)
 
 
-def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
     """Steps with every overlap of sharding's communication that timing can pay for, the optimizer left out;
     and a note."""
     plan, step = part.plan, _steps(batches)
@@ -153,7 +153,7 @@ def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tup
     return _time(part, plans, step, timing.rounds) if plans else (), _note(timing)
 
 
-def _compiled(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
     """Steps compiled and not, if compiling is possible and can pay; and a note."""
     plan, step = part.plan, _steps(batches)
     (plain,) = _time(part, [plan], step, rounds=1)
@@ -168,7 +168,7 @@ def _compiled(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tup
     return timed, f"{done}; a step takes {compiled:.1f} ms, {op_by_op:.1f} ms if not compiled"
 
 
-def _graphed(part: Part, batches: Sequence[MicroBatch]) -> tuple[tuple[Timed, ...], str]:
+def _graphed(part: RankPart, batches: Sequence[MicroBatch]) -> tuple[tuple[Timed, ...], str]:
     """Steps captured and not, if that is possible; and a note."""
     plan, step = part.plan, _steps(batches)
     if not part.device.captures:
@@ -184,7 +184,7 @@ def _graphed(part: Part, batches: Sequence[MicroBatch]) -> tuple[tuple[Timed, ..
 def _steps(batches: Sequence[MicroBatch]) -> Step:
     """All of a step but the optimizer."""
 
-    def step(one: Part) -> Callable[[], object]:
+    def step(one: RankPart) -> Callable[[], object]:
         def run() -> None:
             one.pipeline.ahead()
             one.pipeline.run(batches)
@@ -197,14 +197,14 @@ def _steps(batches: Sequence[MicroBatch]) -> Step:
     return step
 
 
-def _time(part: Part, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[Timed, ...]:
+def _time(part: RankPart, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[Timed, ...]:
     """Seconds of a step under each plan, not recorded."""
     silent = replace(part, recorder=None)
     seconds = time_interleaved([step(silent.under(plan)) for plan in plans], part.device, rounds=rounds)
     return tuple(Timed(plan.strategy, taken) for plan, taken in zip(plans, seconds, strict=True))
 
 
-def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
+def _times(part: RankPart, batches: Sequence[MicroBatch]) -> Times:
     assert part.recorder is not None
     busy = defaultdict[int, float](float)
     for place, seconds in gather([part.groups.place, _busy(part, batches, part.recorder) / len(batches)]):
@@ -213,14 +213,14 @@ def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
     return Times(compute, tuple(travel_times(part.courier, part.groups.place, part.device)))
 
 
-def _busy(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
+def _busy(part: RankPart, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
     """Seconds in which a step's segments compute or wait for their own collectives, after a step to warm
     up."""
     _, spans = recorded(lambda: part.pipeline.run(batches), recorder, 2)
     return sum(span.end - span.start for span in spans if span.kind != "comm" and isinstance(span.op, SegmentOp))
 
 
-def travel_times(courier: LaneCourier, place: int, device: Device) -> list[float]:
+def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[float]:
     """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both
     directions; the same on every rank.
 
@@ -252,7 +252,7 @@ def travel_times(courier: LaneCourier, place: int, device: Device) -> list[float
     return [min(round_trip(stage) for _ in range(REPEATS)) / 2 if far else 0.0 for stage, far in enumerate(crossed)]
 
 
-def _forget(part: Part) -> None:
+def _forget(part: RankPart) -> None:
     """Gradients of steps that were only timed, also those that are still being reduced."""
     if part.shards:
         part.shards.complete()

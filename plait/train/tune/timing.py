@@ -14,7 +14,7 @@ from plait.core.record.timeline import OpSpan
 from plait.core.step.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp
 from plait.train.comm.objects import gather, largest, meet
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 
 RECORDED = 5
@@ -78,7 +78,7 @@ def measured_costs(spans: Iterable[OpSpan], micro_batches: int = 1) -> SegmentCo
     return SegmentCosts(mean(compute), mean(collective))
 
 
-def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, rounds: int) -> list[float]:
+def time_interleaved(runs: Sequence[Callable[[], object]], device: RankDevice, *, rounds: int) -> list[float]:
     """Median seconds of each run over ``rounds`` interleaved rounds after one to warm up; the slowest rank's
     time counts."""
     times: list[list[float]] = [[] for _ in runs]
@@ -94,7 +94,7 @@ def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, ro
     return [statistics.median(taken) for taken in times]
 
 
-def matrix_rate(device: Device, dtype: torch.dtype, *, size: int | None = None, seconds: float = 0.1) -> float:
+def matrix_rate(device: RankDevice, dtype: torch.dtype, *, size: int | None = None, seconds: float = 0.1) -> float:
     """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs:
     the peak that MFU is taken against where the job names none. size: of the matrices, square.
 

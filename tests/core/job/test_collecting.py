@@ -15,7 +15,7 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job import collecting as module
-from plait.core.job.collecting import Agent, Collected, check_loggers, collecting
+from plait.core.job.collecting import Collected, CollectingAgent, check_loggers, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
@@ -55,7 +55,7 @@ def started(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
         process.stdout.close()
 
 
-def until_nothing_is_left_to_do(_: Agent | None = None) -> None:
+def until_nothing_is_left_to_do(_: CollectingAgent | None = None) -> None:
     """Wait for the threads that keep agents."""
     for thread in threading.enumerate():
         if thread.name == "agent":
@@ -91,7 +91,7 @@ def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, started: Started) ->
 def test_one_that_has_done_its_work_is_followed_by_no_other(
     started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    agent = Agent(started)
+    agent = CollectingAgent(started)
     started.all[0].wait()
     agent.end(wait=True)
     assert len(started.all) == 1 and capfd.readouterr().err == ""
@@ -150,7 +150,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_at_once")
 def test_one_that_is_killed_is_followed_by_another_and_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     start = Row(Made(-9), Made(-9), Made(-15), Made(-9))
-    until_nothing_is_left_to_do(Agent(start))
+    until_nothing_is_left_to_do(CollectingAgent(start))
     assert (len(start.all), start.left) == (4, [])
     said = capsys.readouterr().err.splitlines()
     assert said == [
@@ -166,7 +166,7 @@ def test_one_that_is_killed_is_followed_by_another_and_not_for_ever(capsys: pyte
 @pytest.mark.usefixtures("_at_once")
 def test_one_that_ends_by_itself_is_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
     start = Row(Made(3))
-    agent = Agent(start)
+    agent = CollectingAgent(start)
     agent.end(wait=True)
     assert capsys.readouterr().err == "plait: the timeline ends here: what collects it ended with status 3\n"
 
@@ -174,7 +174,7 @@ def test_one_that_ends_by_itself_is_not_followed(capsys: pytest.CaptureFixture[s
 @pytest.mark.unit
 @pytest.mark.usefixtures("_at_once")
 def test_another_that_cannot_be_started_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    until_nothing_is_left_to_do(Agent(Row(Made(-9), OSError(11, "Resource temporarily unavailable"))))
+    until_nothing_is_left_to_do(CollectingAgent(Row(Made(-9), OSError(11, "Resource temporarily unavailable"))))
     assert "cannot be started (Resource temporarily unavailable)" in capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_one_that_follows_when_ranks_have_ended_is_told_so(
 ) -> None:
     """It goes on where the other was, and writes what is left."""
     first, second = Made(-9, at_once=False), Made(0, at_once=False)
-    agent = Agent(start := Row(first, second))
+    agent = CollectingAgent(start := Row(first, second))
     agent.end(wait=True)
     assert start.all == [first, second]
     assert second.closed
@@ -195,7 +195,7 @@ def test_one_that_follows_when_ranks_have_ended_is_told_so(
 @pytest.mark.usefixtures("_at_once")
 def test_one_that_was_killed_too_often_when_all_is_over_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     last = Made(-9, at_once=False)
-    agent = Agent(start := Row(Made(-9), Made(-9), Made(-9), last))
+    agent = CollectingAgent(start := Row(Made(-9), Made(-9), Made(-9), last))
     start.all_started.wait()
     agent.end(wait=True)
     assert "the timeline ends here" not in capsys.readouterr().err
@@ -206,7 +206,7 @@ def test_one_that_takes_too_long_is_ended_and_that_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
-    agent = Agent(start := Row(stuck := Made(None, at_once=False)))
+    agent = CollectingAgent(start := Row(stuck := Made(None, at_once=False)))
     agent.end(wait=True)
     assert (stuck.killed, len(start.all)) == (True, 1)
     assert capsys.readouterr().err == (

@@ -15,10 +15,10 @@ from plait.core.record.ring import Kind, Name, Record, RingGroup
 from plait.core.runs.evidence import (
     FILE,
     Call,
-    Channel,
+    CallSequence,
     Evidence,
     Verdict,
-    Wait,
+    WaitLink,
     listed,
     read_hang,
     spoken_group,
@@ -27,7 +27,7 @@ from plait.core.runs.evidence import (
 )
 
 GROUP = RingGroup((0, 1, 2, 3), 0, "dp")
-CALL = Call(channel=Channel(GROUP), sequence=7, verb="all_reduce", dtype="float32", bytes=64, enqueued=10)
+CALL = Call(channel=CallSequence(GROUP), sequence=7, verb="all_reduce", dtype="float32", bytes=64, enqueued=10)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_parts_of_a_list_that_are_empty_leave_no_word() -> None:
 def test_a_call_in_words() -> None:
     assert str(CALL) == "all-reduce 7 of dp group 0-3"
     assert str(replace(CALL, name="mlp2.F0")) == "all-reduce 7 of dp group 0-3 (mlp2.F0)"
-    message = replace(CALL, channel=Channel(GROUP, 0, 3), verb="send")
+    message = replace(CALL, channel=CallSequence(GROUP, 0, 3), verb="send")
     assert str(message) == "message 7 from rank 0 to rank 3 of dp group 0-3"
 
 
@@ -99,7 +99,7 @@ def record(kind: Kind, **values: Any) -> Record:
 def test_a_record_of_a_call(kind: Kind, peer: int, ends: tuple[int, int]) -> None:
     call = Call.of(record(kind, peer=peer), 2)
     assert call is not None
-    assert (call.channel, call.sequence, call.name, call.step) == (Channel(GROUP, *ends), 7, "mlp2.F0", 3)
+    assert (call.channel, call.sequence, call.name, call.step) == (CallSequence(GROUP, *ends), 7, "mlp2.F0", 3)
     assert (call.enqueued, call.ended, call.bytes, call.failed) == (10, 12, 64, False)
 
 
@@ -125,11 +125,11 @@ def test_what_a_verdict_is_called(cause: Any, certain: bool, heading: str) -> No
 
 VERDICT = Verdict(
     cause="stopped", why="Rank 1 is stopped.", ranks=(1,), hosts=("n1",), differs="",
-    chain=(Wait(ranks=(0,), call=str(CALL), on=(1,)),), also=(Verdict(cause="crashed", why="Rank 3 ended."),),
+    chain=(WaitLink(ranks=(0,), call=str(CALL), on=(1,)),), also=(Verdict(cause="crashed", why="Rank 3 ended."),),
 )  # fmt: skip
 EVIDENCE = Evidence(
     rank=1, host="n1", state="stopped", status=-9, ended_at=2.5, thread="waits", doing="mlp2.F0", step=3, at=99,
-    calls=(CALL, replace(CALL, channel=Channel(GROUP, 0, 3), ended=20, failed=True)), stack=("train.py:3",),
+    calls=(CALL, replace(CALL, channel=CallSequence(GROUP, 0, 3), ended=20, failed=True)), stack=("train.py:3",),
     error="x", reached=(0,), missed=(2,), first=True, moved=5, longest=1.5, computes=True,
 )  # fmt: skip
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from plait.core.runs.evidence import FILE, Thread
-from plait.core.runs.parts import Part, ask, forget_hang, forget_parts, read_parts, write_part
+from plait.core.runs.parts import RankAnswer, ask, forget_hang, forget_parts, read_parts, write_part
 
-OWN = Part(rank=1, token=7, wall=5, thread=next(iter(Thread.__args__)), doing="step 2", step=1)  # type: ignore[attr-defined]
+OWN = RankAnswer(rank=1, token=7, wall=5, thread=next(iter(Thread.__args__)), doing="step 2", step=1)  # type: ignore[attr-defined]
 
 
 def test_an_answer_comes_back(tmp_path: Path) -> None:
@@ -49,6 +49,6 @@ def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_of_a_rank_is_not_said() -> None:
-    part = Part(rank=1, token=7, wall=5, thread="unknown")
+    part = RankAnswer(rank=1, token=7, wall=5, thread="unknown")
     assert (part.step, part.doing, part.patient, part.stack, part.address) == (-1, "", False, (), None)
     assert (part.reached, part.missed, part.complete) == ((), (), False)

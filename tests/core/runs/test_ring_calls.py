@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.core.record.ring import Kind, call_of, read_ring, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.evidence import Channel
+from plait.core.runs.evidence import CallSequence
 from plait.core.runs.ring_calls import KEPT, calls_of, ring_path, waited_since
 
 
@@ -52,7 +52,7 @@ def test_what_is_open_and_the_last_of_every_channel(
         over = [sequence for sequence, ended in calls if ended][-KEPT:]
         expected = sorted([sequence for sequence, ended in calls if not ended] + over)
         assert [c.sequence for c in found if (c.channel.source, c.channel.target) == ends[which]] == expected
-    assert all(isinstance(call.channel, Channel) and call.step == 3 for call in found)
+    assert all(isinstance(call.channel, CallSequence) and call.step == 3 for call in found)
 
 
 def test_a_wait_begins_when_the_call_before_is_over(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.topology.form import from_dict, to_dict
-from plait.core.topology.switches import Hardware, State, Topology
+from plait.core.topology.switches import Hardware, NodeState, Topology
 from plait.core.topology.wiring import HostLists, Wiring, build
 
 STATES = st.builds(
-    State,
+    NodeState,
     status=st.sampled_from(["free", "busy", "down"]),
     until=st.none() | st.floats(0, 4e9),
     holder=st.sampled_from(["", "job 7", 'a "quoted" one', "späť"]),
@@ -64,7 +64,7 @@ def small() -> dict[str, Any]:
 def test_names_may_be_lists() -> None:
     tree = from_dict(small())
     assert [node.name for node in tree.nodes] == ["n1", "n2", "n3", "n4"]
-    assert tree.node("n1").state == State(status="busy", until=5.0, holder="job")
+    assert tree.node("n1").state == NodeState(status="busy", until=5.0, holder="job")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_ten_thousand_nodes_in_toml() -> None:
     wirings = [Wiring("core", [f"mp{i}" for i in range(125)])]
     wirings += [Wiring(f"mp{i}", [f"leaf{k}" for k in range(i * 5, i * 5 + 5)]) for i in range(125)]
     wirings += [Wiring(f"leaf{k}", nodes=[f"n{k * 16 + i:05}" for i in range(16)]) for k in range(625)]
-    states = {f"n{i:05}": State(status="busy", holder=f"job{i % 50}") for i in range(0, 10_000, 3)}
+    states = {f"n{i:05}": NodeState(status="busy", holder=f"job{i % 50}") for i in range(0, 10_000, 3)}
     topology = build(wirings, states=states)
     text = to_toml(to_dict(topology))
     best = float("inf")

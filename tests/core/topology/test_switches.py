@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
 from plait.core.topology import switches as topology
-from plait.core.topology.switches import DOWN, FREE, Hardware, State, Topology, close
+from plait.core.topology.switches import DOWN, FREE, Hardware, NodeState, Topology, close
 from plait.core.topology.wiring import MOST_LEVELS, HostLists, Wiring, build
 
-BUSY = State(status="busy", until=1.5e9, holder="7")
+BUSY = NodeState(status="busy", until=1.5e9, holder="7")
 
 
 def cluster() -> Topology:

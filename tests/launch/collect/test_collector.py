@@ -16,7 +16,7 @@ import pytest
 
 from plait.core.base.process import process_state
 from plait.core.cluster.hardware import HERE
-from plait.core.job.collecting import AGAIN, Agent, Collected, collecting
+from plait.core.job.collecting import AGAIN, CollectingAgent, Collected, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.core.record.ring import Kind, OpPlace
@@ -307,10 +307,10 @@ def test_an_agent_that_cannot_work_is_told_and_not_started_for_ever(capfd: pytes
         started.append(code)
         return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 
-    Agent(lambda: start("raise SystemExit(3)")).end(wait=True)
+    CollectingAgent(lambda: start("raise SystemExit(3)")).end(wait=True)
     assert len(started) == 1
     assert "ends here: what collects it ended with status 3" in capfd.readouterr().err
-    agent = Agent(lambda: start("import os; os.kill(os.getpid(), 9)"))
+    agent = CollectingAgent(lambda: start("import os; os.kill(os.getpid(), 9)"))
     until(lambda: len(started) == 2 + AGAIN)
     agent.end(wait=True)
     assert len(started) == 2 + AGAIN

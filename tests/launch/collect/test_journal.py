@@ -15,7 +15,7 @@ from plait.core.step.segments import SegmentOp
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
 from plait.launch.collect.sums import Sums
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 from tests.support.exposure import exposure_of
 
@@ -37,7 +37,7 @@ def step(recorder: Recorder, number: int) -> None:
 def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: int = -1, every: int = PART) -> Journal:
     """Steps of 1 s, one of them of 5 s, all of them written; every: so many at once."""
     header = this_process(rank=3, world=4, plan="feed")
-    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     journal, sums = Journal(folder, header, keep_steps=keep, sample=sample), Sums(folder, range(3, 4))
     for number in steps:
         step(recorder, number)
@@ -106,7 +106,7 @@ def test_a_part_that_grows_has_one_file(tmp_path: Path) -> None:
 def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.launch.collect.journal.MOST", 100)
     header = this_process(rank=0, world=1)
-    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     (tmp_path / "timeline").write_text("in the way")
     journal = Journal(tmp_path / "timeline", header, keep_steps=500)
     for number in range(60):
@@ -161,7 +161,7 @@ def test_an_ordinary_step_is_not_unusual(seconds: float) -> None:
 
 
 def test_columns_and_spans_say_the_same() -> None:
-    recorder = Recorder(Device(torch.device("cpu")))
+    recorder = Recorder(RankDevice(torch.device("cpu")))
     step(recorder, 0)
     records = recorder.records()
     recorder.forget()
@@ -203,7 +203,7 @@ def test_steps_are_compared_in_seconds(tmp_path: Path) -> None:
 def test_of_what_cannot_be_written_one_large_part_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.launch.collect.journal.MOST", 4)
     header = this_process(rank=0, world=1)
-    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     (tmp_path / "timeline").write_text("in the way")
     journal = Journal(tmp_path / "timeline", header, keep_steps=500)
     step(recorder, 0)
@@ -229,7 +229,7 @@ def test_a_folder_that_is_not_there_is_made_but_not_its_parent(tmp_path: Path) -
     run(tmp_path / "timeline", range(2))
     assert steps_in(tmp_path / "timeline") == [0, 1]
     header = this_process(rank=0, world=1)
-    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     journal = Journal(tmp_path / "gone" / "timeline", header, keep_steps=5)
     step(recorder, 0)
     journal.add(recorder.records())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.topology.switches import State, Topology
+from plait.core.topology.switches import NodeState, Topology
 from plait.place.readers import FORMATS, read_topology, source
 from tests.place.readers import texts
 
@@ -158,10 +158,10 @@ def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
     states = {node.name: node.state for node in topology.nodes}
     assert states["n001"].holder == "job 7"
     assert states["n001"].until is not None
-    assert states["n002"] == State(status="busy", until=None, holder="job 7, job 8_3")
-    assert states["n003"] == State(status="down", holder="bad nic")
-    assert states["n004"] == State(status="down", holder="maintenance soon")
-    assert states["n005"] == State(status="down", holder="no whole GPU")
+    assert states["n002"] == NodeState(status="busy", until=None, holder="job 7, job 8_3")
+    assert states["n003"] == NodeState(status="down", holder="bad nic")
+    assert states["n004"] == NodeState(status="down", holder="maintenance soon")
+    assert states["n005"] == NodeState(status="down", holder="no whole GPU")
     assert [topology.count(status) for status in ("free", "busy", "down")] == [3, 2, 3]
     assert topology.node("n001").hardware.gpus == 8
     assert topology.node("n001").hardware.device == "h100"

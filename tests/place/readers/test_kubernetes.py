@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.topology.switches import RESERVED_TAINT, State
+from plait.core.topology.switches import RESERVED_TAINT, NodeState
 from plait.place.readers import read_topology
 from plait.place.readers.kubernetes_gpus import kept_back
 from tests.place.readers import texts
@@ -91,21 +91,24 @@ def test_one_of_several_kueue_topologies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, state",
     [
-        ({}, State()),
+        ({}, NodeState()),
         ({"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]},
-         State(status="down", holder="not ready: NodeStatusUnknown")),
-        ({"conditions": [{"type": "Ready", "status": "False"}]}, State(status="down", holder="not ready: unknown")),
-        ({"conditions": []}, State(status="down")),
-        ({"conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"}]}, State()),
-        ({"spec": {"unschedulable": True}}, State(status="down", holder="cordoned")),
+         NodeState(status="down", holder="not ready: NodeStatusUnknown")),
+        ({"conditions": [{"type": "Ready", "status": "False"}]}, NodeState(status="down", holder="not ready: unknown")),
+        ({"conditions": []}, NodeState(status="down")),
+        (
+            {"conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"}]},
+            NodeState(),
+        ),
+        ({"spec": {"unschedulable": True}}, NodeState(status="down", holder="cordoned")),
         ({"spec": {"taints": [{"key": RESERVED_TAINT, "value": "llama-70b", "effect": "NoSchedule"}]}},
-         State(status="busy", holder="llama-70b")),
-        ({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}, State()),
+         NodeState(status="busy", holder="llama-70b")),
+        ({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}, NodeState()),
         ({"spec": {"unschedulable": True, "taints": [{"key": RESERVED_TAINT}]}},
-         State(status="down", holder="cordoned")),
+         NodeState(status="down", holder="cordoned")),
     ],
 )  # fmt: skip
-def test_states(tmp_path: Path, changes: dict[str, Any], state: State) -> None:
+def test_states(tmp_path: Path, changes: dict[str, Any], state: NodeState) -> None:
     topology, _ = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}, **changes))))
     assert topology.node("n1").state == state
     assert topology.node("n1").hardware.gpus == 8
@@ -251,9 +254,9 @@ def test_a_node_without_a_leaf_is_passed_over(tmp_path: Path) -> None:
 def test_taints_keep_jobs_away(tmp_path: Path, taint: dict[str, str], holder: str) -> None:
     file = write(tmp_path, node_list(node("n1", {BLOCK: "b"}, spec={"taints": [taint]})))
     topology, remarks = read_topology(file, tolerated=["dedicated"])
-    assert topology.node("n1").state == (State(status="down", holder=holder) if holder else State())
+    assert topology.node("n1").state == (NodeState(status="down", holder=holder) if holder else NodeState())
     assert bool(remarks.notes) == bool(holder)
-    assert read_topology(file, tolerated=["dedicated", taint["key"]])[0].node("n1").state == State()
+    assert read_topology(file, tolerated=["dedicated", taint["key"]])[0].node("n1").state == NodeState()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def test_taints_keep_jobs_away(tmp_path: Path, taint: dict[str, str], holder: st
 )  # fmt: skip
 def test_conditions(tmp_path: Path, conditions: list[dict[str, str]], holder: str) -> None:
     topology, _ = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}, conditions=conditions))))
-    assert topology.node("n1").state == State(status="down", holder=holder)
+    assert topology.node("n1").state == NodeState(status="down", holder=holder)
 
 
 def test_a_node_that_is_being_deleted(tmp_path: Path) -> None:
@@ -306,7 +309,7 @@ def test_whole_gpus(tmp_path: Path, resources: dict[str, str], labels: dict[str,
     items = [with_resources("n1", resources, **labels), with_resources("n2", {"nvidia.com/gpu": "8"})]
     topology, remarks = read_topology(write(tmp_path, node_list(*items)))
     assert topology.node("n1").hardware.gpus == gpus
-    assert topology.node("n1").state == (State() if gpus else State(status="down", holder="no whole GPU"))
+    assert topology.node("n1").state == (NodeState() if gpus else NodeState(status="down", holder="no whole GPU"))
     assert bool(remarks.over) == parts
     if parts:
         assert "no whole ones" in remarks.over.lines()[0] and "n1" in remarks.over.lines()[0]
@@ -527,4 +530,4 @@ def test_a_node_that_tells_no_resources_may_have_gpus(tmp_path: Path) -> None:
     item["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
     topology, _ = read_topology(write(tmp_path, node_list(item, with_resources("n2", {"nvidia.com/gpu": "8"}))))
     assert [one.hardware.gpus for one in topology.nodes] == [None, 8]
-    assert topology.node("n1").state == State()
+    assert topology.node("n1").state == NodeState()

@@ -6,16 +6,16 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
-from plait.core.topology.switches import Hardware, State, Topology
+from plait.core.topology.switches import Hardware, NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.place.readers.source import Found
 from plait.place.readers.states import applied, without_gpus, worse
 
-FREE, DOWN = State(), State(status="down", holder="bad nic")
+FREE, DOWN = NodeState(), NodeState(status="down", holder="bad nic")
 
 
-def busy(holder: str = "job 7", until: float | None = None) -> State:
-    return State(status="busy", holder=holder, until=until)
+def busy(holder: str = "job 7", until: float | None = None) -> NodeState:
+    return NodeState(status="busy", holder=holder, until=until)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def busy(holder: str = "job 7", until: float | None = None) -> State:
         (busy("a", 3.0), busy("b", 2.0), busy("a, b", 3.0)), (busy("a", 2.0), busy("b", 3.0), busy("a, b", 3.0)),
         (busy("a", 2.0), busy("b"), busy("a, b")), (busy("a"), busy("b", 2.0), busy("a, b")),
         (busy("a", 2.0), busy("a", 5.0), busy("a", 2.0)), (busy("a, b"), busy("b, c"), busy("a, b, c")),
-        (busy("a, b"), busy("c, d"), busy("a, b, c, ...")), (DOWN, State(status="down", holder="other"), DOWN),
-        (State(status="down"), DOWN, DOWN),
+        (busy("a, b"), busy("c, d"), busy("a, b, c, ...")), (DOWN, NodeState(status="down", holder="other"), DOWN),
+        (NodeState(status="down"), DOWN, DOWN),
     ],
 )  # fmt: skip
-def test_the_worse_of_two(first: State, second: State, found: State) -> None:
+def test_the_worse_of_two(first: NodeState, second: NodeState, found: NodeState) -> None:
     assert worse(first, second) == found
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.topology.rank_table import RankTable
-from plait.launch.kubernetes_api import Cluster, Conflict, NotThere
+from plait.launch.kubernetes_api import Conflict, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, INDEX, RUN, PodRun, asked
 from tests.support.kubernetes.objects import Object, Refusal, Store
 
@@ -17,7 +17,9 @@ NAME = "plait-test"
 
 
 class InMemory:
-    """What a ``Cluster`` does. before: called with (verb, kind, name) ahead of each call, may raise.
+    """What a ``KubernetesNamespace`` does.
+
+    before: called with (verb, kind, name) ahead of each call, may raise.
     done: calls that changed something, with the options of deletions."""
 
     def __init__(self, nodes: Sequence[str] = ()) -> None:
@@ -30,8 +32,8 @@ class InMemory:
             self.add_node(name)
 
     @property
-    def api(self) -> Cluster:
-        return cast("Cluster", self)
+    def api(self) -> KubernetesNamespace:
+        return cast("KubernetesNamespace", self)
 
     def add_node(self, name: str, *, ready: str = "True", gpus: int = 0, **labels: str) -> Object:
         """labels: keys with ``__`` for a slash."""

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from plait.core.record.ring import RingGroup, signature_of
-from plait.core.runs.evidence import Call, Channel, Evidence
+from plait.core.runs.evidence import Call, CallSequence, Evidence
 
 DEADLINE = 10.0
 SECOND = 10**9
@@ -32,7 +32,7 @@ class Op:
 
     do: str
     seconds: float = 0.0
-    channel: Channel | None = None
+    channel: CallSequence | None = None
     verb: str = ""
     dtype: str = "float32"
     elements: int = 0
@@ -100,7 +100,7 @@ def _program(
         if len(found.ranks) < 2:
             return -1
         ends = ((me, peer) if sends else (peer, me)) if peer >= 0 else (-1, -1)
-        ops.append(Op("begin", channel=Channel(found, *ends), verb=verb, elements=elements))
+        ops.append(Op("begin", channel=CallSequence(found, *ends), verb=verb, elements=elements))
         begun = len(ops) - 1
         if not later:
             ops.append(Op("wait", of=begun))
@@ -137,7 +137,7 @@ class Rank:
     at: int = 0
     moved: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
-    begun: dict[int, tuple[Channel, int]] = field(default_factory=dict)
+    begun: dict[int, tuple[CallSequence, int]] = field(default_factory=dict)
     thread: str = "works"
     state: str = "runs"
     status: int | None = None
@@ -154,10 +154,10 @@ class Standstill:
         self.now = 0.0
         self._order = count()
         self._events: list[tuple[float, int, Any]] = []
-        self._begun: dict[tuple[Channel, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-        self._next: dict[tuple[int, Channel], int] = defaultdict(int)
-        self._over: set[tuple[Channel, int]] = set()
-        self._blocked: dict[tuple[Channel, int], list[int]] = defaultdict(list)
+        self._begun: dict[tuple[CallSequence, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._next: dict[tuple[int, CallSequence], int] = defaultdict(int)
+        self._over: set[tuple[CallSequence, int]] = set()
+        self._blocked: dict[tuple[CallSequence, int], list[int]] = defaultdict(list)
         for rank in range(job.world):
             self._later(0.0, ("go", rank))
         while self._events and self._events[0][0] <= until:
@@ -207,10 +207,10 @@ class Standstill:
             self._later(0.001, ("complete", key))
 
     @staticmethod
-    def _members(channel: Channel) -> tuple[int, ...]:
+    def _members(channel: CallSequence) -> tuple[int, ...]:
         return channel.group.ranks if channel.source < 0 else (channel.source, channel.target)
 
-    def _complete(self, key: tuple[Channel, int]) -> None:
+    def _complete(self, key: tuple[CallSequence, int]) -> None:
         calls, members = self._begun[key], self._members(key[0])
         if any(self.ranks[rank].state != "runs" and self.ranks[rank].status != 0 for rank in members):
             return
@@ -239,7 +239,7 @@ class Standstill:
         return [self._evidence(number, now, zero[self.job.host(number)]) for number in range(self.job.world)]
 
     def _evidence(self, number: int, now: float, zero: float) -> Evidence:
-        rank, seen, kept = self.ranks[number], defaultdict[Channel, int](int), []
+        rank, seen, kept = self.ranks[number], defaultdict[CallSequence, int](int), []
         for call in reversed(rank.calls):
             if call["ended"]:
                 seen[call["channel"]] += 1

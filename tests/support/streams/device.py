@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.train.comm import staged
-from plait.train.machine.device import STAGED, AsyncWork, Device, Fork, Mark, mark_by_future
+from plait.train.machine.device import STAGED, AsyncWork, Fork, Mark, RankDevice, mark_by_future
 from tests.support.streams.mode import Host, Methods, Operators
 from tests.support.streams.nccl import BACKEND, Communicators, VirtualWork, register, unwatched
 from tests.support.streams.order import MAIN, Clock, Order
@@ -34,7 +34,7 @@ class Forked:
         self.over, self.known = over, known
 
 
-class VirtualDevice(Device):
+class VirtualDevice(RankDevice):
     """seed: of what has been reached whenever the host asks without waiting."""
 
     backend = BACKEND

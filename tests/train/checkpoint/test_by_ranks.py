@@ -17,7 +17,7 @@ from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint import readers
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.checkpoint.memory import Memory
+from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.checkpoint.peers import Peers
 from plait.train.comm import world
 from plait.train.model.units import held_of
@@ -166,8 +166,8 @@ def state_of(rank: int, step: int) -> dict[str, dict[str, torch.Tensor]]:
 def test_a_host_that_is_lost_leaves_its_copies_with_its_neighbour(tmp_path: Path, lost: int | None) -> None:
     """Two hosts of two ranks."""
 
-    def memory(rank: int) -> Memory:
-        return Memory(tmp_path / str(rank // 2), plan="p", neighbour=2, group=world.new_group())
+    def memory(rank: int) -> MemoryCheckpoints:
+        return MemoryCheckpoints(tmp_path / str(rank // 2), plan="p", neighbour=2, group=world.new_group())
 
     def keeps(rank: int) -> Exception | None:
         own = memory(rank)
@@ -195,7 +195,7 @@ def test_a_host_that_is_lost_leaves_its_copies_with_its_neighbour(tmp_path: Path
 
 def test_a_step_that_one_rank_does_not_have_is_none(tmp_path: Path) -> None:
     def keeps(rank: int) -> int:
-        own = Memory(tmp_path / str(rank), plan="p", neighbour=0, group=world.new_group())
+        own = MemoryCheckpoints(tmp_path / str(rank), plan="p", neighbour=0, group=world.new_group())
         for step in (2, 4) if rank == 0 else (2,):
             own.keep(step, state_of(rank, step), {})
         return own.newest()
@@ -205,6 +205,6 @@ def test_a_step_that_one_rank_does_not_have_is_none(tmp_path: Path) -> None:
         file.unlink()
 
     def newest(rank: int) -> int:
-        return Memory(tmp_path / str(rank), plan="p", neighbour=0, group=world.new_group()).newest()
+        return MemoryCheckpoints(tmp_path / str(rank), plan="p", neighbour=0, group=world.new_group()).newest()
 
     assert threads(2).run(newest) == [0, 0]

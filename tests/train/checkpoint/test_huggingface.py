@@ -24,11 +24,11 @@ from plait.core.step.segments import Action, SegmentGraph, SegmentOp
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.checkpoint.weight_names import place
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import Here, SegmentExecutor, Turn
+from plait.train.engine.executor import RankContext, RunningPhase, SegmentExecutor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.vocabulary import Head
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Transformer
 from tests.support.threads import threads
 
@@ -96,14 +96,14 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
         SegmentLists(graph, {"step": sync_order(graph)}),
         wire,
         model.strategy,
-        Here(Device(torch.device("cpu"))),
+        RankContext(RankDevice(torch.device("cpu"))),
         gradients=gradients,
     )
     targets = torch.cat((tokens[:, 1:], torch.full((len(tokens), 1), -100)), dim=1)
     model.eval()
     scale = 1 / int((targets != -100).sum())
     state = executor.begin(MicroBatch(tokens, targets, torch.arange(len(tokens)), scale, 0))
-    head, turn, logits = state.segments["head", 0, 0], Turn(state.segments), torch.empty(0)
+    head, turn, logits = state.segments["head", 0, 0], RunningPhase(state.segments), torch.empty(0)
     assert isinstance(head, Head)
     with torch.no_grad():
         for action, step in executor.programmes["step"]:

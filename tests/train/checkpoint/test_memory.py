@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.train.checkpoint.memory import Memory
+from plait.train.checkpoint.memory import MemoryCheckpoints
 from tests.support.threads import threads
 
 
@@ -19,8 +19,8 @@ def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"master": {"a": torch.full((3,), value)}, "exp_avg": {"a": torch.full((3,), -value)}}
 
 
-def memory(folder: Path, plan: str = "p") -> Memory:
-    return Memory(folder, plan=plan, neighbour=0, group=None)
+def memory(folder: Path, plan: str = "p") -> MemoryCheckpoints:
+    return MemoryCheckpoints(folder, plan=plan, neighbour=0, group=None)
 
 
 def test_the_newest_copy_comes_back_and_two_are_kept(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_a_lost_host_had_comes_back_from_the_neighbour_that_has_it(tmp_path
     def run(rank: int) -> tuple[list[str], int, dict[str, object], list[float]]:
         folder = tmp_path / f"host{rank}"
         group: Any = dist.new_group()
-        one = Memory(folder, plan="p", neighbour=neighbour, group=group)
+        one = MemoryCheckpoints(folder, plan="p", neighbour=neighbour, group=group)
         one.keep(4, state(float(rank + 1)), {"skipped": 7})
         one.finish()
         assert one.failure is None
@@ -102,7 +102,7 @@ def test_what_a_lost_host_had_comes_back_from_the_neighbour_that_has_it(tmp_path
         if rank == 1:
             for path in folder.iterdir():
                 path.unlink()
-        again, found = Memory(folder, plan="p", neighbour=neighbour, group=group), state(0.0)
+        again, found = MemoryCheckpoints(folder, plan="p", neighbour=neighbour, group=group), state(0.0)
         newest = again.newest()
         return names, newest, again.restore(newest, found), found["master"]["a"].tolist()
 
@@ -116,7 +116,7 @@ def test_two_newest_copies_of_each_rank_are_kept(tmp_path: Path) -> None:
     def run(rank: int) -> tuple[list[str], list[str]]:
         folder = tmp_path / f"host{rank}"
         group: Any = dist.new_group()
-        one = Memory(folder, plan="p", neighbour=1, group=group)
+        one = MemoryCheckpoints(folder, plan="p", neighbour=1, group=group)
         for step in (2, 4, 6):
             one.keep(step, state(float(step)), {})
         one.finish()

@@ -22,7 +22,7 @@ from plait.core.step.stages import split_layers
 from plait.train.checkpoint.manifest import Manifest, Stored, file_of
 from plait.train.checkpoint.ranges import Range, assign, described, ranges_of, read_ranges, write_ranges
 from plait.train.model.transformer import Transformer
-from plait.train.model.units import Held
+from plait.train.model.units import ShardBox
 
 LLAMA = ModelSpec(
     family="llama", num_layers=3, hidden=12, num_heads=6, num_kv_heads=2, ffn_hidden=30, vocab=37, max_sequence=8
@@ -38,10 +38,10 @@ class World(NamedTuple):
     replicas: int
     optim: int
 
-    def held(self, spec: ModelSpec) -> list[dict[str, list[Held]]]:
+    def held(self, spec: ModelSpec) -> list[dict[str, list[ShardBox]]]:
         """What every rank's optimizer holds."""
         stages = split_layers(spec.num_layers, self.pp)
-        found: list[dict[str, list[Held]]] = []
+        found: list[dict[str, list[ShardBox]]] = []
         for stage, tp_rank, rank in product(stages, range(self.tp), range(self.replicas)):
             model = Transformer(
                 spec,
@@ -55,7 +55,7 @@ class World(NamedTuple):
         return found
 
 
-def ranges(held: dict[str, list[Held]], salt: int | None) -> list[Range]:
+def ranges(held: dict[str, list[ShardBox]], salt: int | None) -> list[Range]:
     """A rank's ranges: of the logical tensors' numbers, NaN without ``salt``."""
     locals_ = {
         name: torch.full((max(one.start + one.box.elements for one in ones),), float("nan"))

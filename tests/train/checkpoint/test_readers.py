@@ -10,7 +10,7 @@ import torch
 from plait.core.reshard.layouts import Box
 from plait.train.checkpoint import readers
 from plait.train.checkpoint.ranges import Range
-from plait.train.checkpoint.readers import Part, Share, pass_on, shares, told
+from plait.train.checkpoint.readers import Part, ReadGroup, pass_on, shares, told
 from tests.support.threads import threads
 
 
@@ -30,22 +30,22 @@ def test_each_part_is_read_once_by_who_has_read_the_least() -> None:
         wants(("a", 8), ("b", 4), ("d", 4), ("e", 1)),
     ])  # fmt: skip
     assert found == [
-        Share((0, 1, 2), (part("a", 8),)),
-        Share((2, 0), (part("b", 4),)),  # the first has read eight
-        Share((0,), (part("c", 2),)),
-        Share((1, 2), (part("d", 4),)),
-        Share((2,), (part("e", 1),)),
+        ReadGroup((0, 1, 2), (part("a", 8),)),
+        ReadGroup((2, 0), (part("b", 4),)),  # the first has read eight
+        ReadGroup((0,), (part("c", 2),)),
+        ReadGroup((1, 2), (part("d", 4),)),
+        ReadGroup((2,), (part("e", 1),)),
     ]
 
 
 def test_parts_of_the_same_ranks_go_together_and_bytes_count() -> None:
     both = [wants(("a", 1), ("b", 2)) + wants(("c", 1), size=16)] * 2
     assert shares([*both, wants(("z", 1))]) == [
-        Share((0, 1), (part("a", 1), part("b", 2), part("c", 1))), Share((2,), (part("z", 1),)),
+        ReadGroup((0, 1), (part("a", 1), part("b", 2), part("c", 1))), ReadGroup((2,), (part("z", 1),)),
     ]  # fmt: skip
     wide = wants(("a", 2), size=8) + wants(("b", 3), size=4)
     assert shares([wide, wants(("a", 2), size=8), wants(("b", 3))]) == [
-        Share((0, 1), (part("a", 2),)), Share((2, 0), (part("b", 3),)),
+        ReadGroup((0, 1), (part("a", 2),)), ReadGroup((2, 0), (part("b", 3),)),
     ]  # fmt: skip
 
 

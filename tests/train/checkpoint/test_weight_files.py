@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import CheckpointError, JobError, PlaitError
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_files import check_weights
-from plait.train.checkpoint.weight_headers import Stored, read_header
+from plait.train.checkpoint.weight_headers import TensorHeader, read_header
 from plait.train.checkpoint.weight_names import PREFIX, shapes
 
 SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
@@ -256,7 +256,7 @@ def test_numbers_take_the_bytes_of_their_dtype(tmp_path: Path, dtype: str, size:
     file = tmp_path / "model.safetensors"
     file.write_bytes(damaged(lambda h: h["b"].update(dtype=dtype, shape=[8 // size])))
     first = file.stat().st_size - 16
-    assert read_header(file)["b"] == Stored(file, "b", dtype, (8 // size,), first + 8, first + 16)
+    assert read_header(file)["b"] == TensorHeader(file, "b", dtype, (8 // size,), first + 8, first + 16)
     for wrong in (8 // size + 1, 8 // size - 1):
         file.write_bytes(damaged(lambda h, wrong=wrong: h["b"].update(dtype=dtype, shape=[wrong])))
         with pytest.raises(CheckpointError, match=f"of shape .* and dtype {dtype} is said to take 8 bytes"):

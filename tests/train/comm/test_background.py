@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from plait.train.comm.background import Handle
-from plait.train.machine.device import Device
+from plait.train.comm.background import BackgroundHandle
+from plait.train.machine.device import RankDevice
 
 
 class Queue:
@@ -24,9 +24,9 @@ class Queue:
 
 
 def test_a_job_on_a_device_has_ended_when_the_device_has_come_so_far() -> None:
-    queue, handle = Queue(), Handle()
+    queue, handle = Queue(), BackgroundHandle()
     assert not handle.done()
-    handle.finish(None, cast("Device", queue), mark=cast("Any", "here"))
+    handle.finish(None, cast("RankDevice", queue), mark=cast("Any", "here"))
     assert not handle.done()
     queue.there = True
     assert handle.done()
@@ -35,15 +35,15 @@ def test_a_job_on_a_device_has_ended_when_the_device_has_come_so_far() -> None:
 
 
 def test_a_job_without_a_device_has_ended_with_its_last_word() -> None:
-    handle = Handle()
+    handle = BackgroundHandle()
     handle.finish(None)
     assert handle.done()
     handle.wait()
 
 
 def test_whoever_waits_for_a_job_that_failed_is_told_why() -> None:
-    queue, handle = Queue(), Handle()
-    handle.finish(ValueError("torn"), cast("Device", queue))
+    queue, handle = Queue(), BackgroundHandle()
+    handle.finish(ValueError("torn"), cast("RankDevice", queue))
     with pytest.raises(ValueError, match="torn"):
         handle.wait()
     assert queue.joined == []

@@ -16,7 +16,7 @@ from plait.core.reshard.plan import WAYS
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.train.comm import lanes as lanes_module
 from plait.train.comm.lanes import Lane
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from tests.dist import resharding
 from tests.dist.equality import DEVICE
 from tests.dist.test_reshard import problems
@@ -65,7 +65,7 @@ def test_ranks_with_different_plans_are_told() -> None:
     }
 
 
-class Twofold(Device):
+class Twofold(RankDevice):
     """Of a backend on which messages of two ranks share one order whatever their tags."""
 
     backend = "twofold"
@@ -82,7 +82,7 @@ def test_two_groups_carry_what_one_does(seed: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("device", "groups"), [(DEVICE, 1), (Twofold(), 2)])
 def test_a_lane_leaves_every_group_that_it_has_opened(
-    device: Device, groups: int, monkeypatch: pytest.MonkeyPatch
+    device: RankDevice, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, left = list[tuple[object, ...]](), list[object]()
 

@@ -17,7 +17,7 @@ from plait.core.record.records import Records
 from plait.core.record.ring import Kind, Record, Ring, signature_of
 from plait.core.step.segments import Collective, SegmentOp
 from plait.train.comm.flight import WATCHED, LoggedWire
-from plait.train.machine.device import AsyncWork, Device, Mark
+from plait.train.machine.device import AsyncWork, Mark, RankDevice
 from plait.train.record.recorder import Recorder
 
 FORWARD = SegmentOp("mlp", 0, "F", 0)
@@ -56,7 +56,7 @@ class Wire:
         return self.sent[-1]
 
 
-class Late(Device):
+class Late(RankDevice):
     """Marks are numbers until they are read; as a GPU's, which are reached later than they are made."""
 
     timed_by_host = False
@@ -98,7 +98,7 @@ def written(recorder: Recorder) -> list[Record]:
 
 
 def test_a_collective_says_with_whom_what_and_which_one_it_is() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     source, result = torch.zeros(6), torch.zeros(12)
     first = logged.start("all_gather", result, source)
@@ -120,7 +120,7 @@ def test_a_collective_says_with_whom_what_and_which_one_it_is() -> None:
 
 
 def test_a_collective_that_waits_its_turn_starts_when_the_one_before_ends() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     flights = [logged.named(FORWARD).start("all_reduce", torch.zeros(4), torch.zeros(4)) for _ in range(3)]
     for sent in wire.sent:
@@ -134,7 +134,7 @@ def test_a_collective_that_waits_its_turn_starts_when_the_one_before_ends() -> N
 
 
 def test_an_end_that_nobody_watches_lies_between_two_looks() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     named = logged.named(FORWARD)
     first = named.start("all_reduce", torch.zeros(4), torch.zeros(4))  # watched, as it is the first
@@ -166,7 +166,7 @@ def test_an_end_that_nobody_watches_lies_between_two_looks() -> None:
 
 
 def test_who_waits_sees_the_end_and_every_sixteenth_step_all_ends() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     named = logged.named(FORWARD)
     named.pace.taken, recorder.step = 5, 3
@@ -183,7 +183,7 @@ def test_who_waits_sees_the_end_and_every_sixteenth_step_all_ends() -> None:
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_one_that_fails_says_so(watched: bool) -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     flight = (logged.named(FORWARD) if watched else logged).start("all_reduce", torch.zeros(4), torch.zeros(4))
     wire.sent[0].future.set_exception(RuntimeError("connection closed by peer"))
@@ -201,7 +201,7 @@ def test_one_that_fails_says_so(watched: bool) -> None:
 
 
 def test_what_a_thread_does_for_another_is_named_after_it() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     _, logged = opened(recorder)
     start = partial(logged.start, "all_reduce", torch.zeros(4), torch.zeros(4))
     recorder.handed(recorder.ring.name("gather attn0"), start, step=7)()
@@ -211,7 +211,7 @@ def test_what_a_thread_does_for_another_is_named_after_it() -> None:
 
 
 def test_messages_are_numbered_by_peer_and_direction() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     messages = recorder.messages([0, 1, 2], "lane 0-1")
     posted = [(1, True), (1, True), (2, True), (1, False), (1, True)]
     numbers = [messages.post(peer, sends=sends, size=8) for peer, sends in posted]
@@ -256,7 +256,7 @@ def test_times_of_a_device_are_filled_in_after_the_step_without_stopping_it() ->
 
 
 def test_bytes_are_what_a_ring_sends() -> None:
-    recorder = Recorder(Device(CPU))
+    recorder = Recorder(RankDevice(CPU))
     wire, logged = opened(recorder)
     named = logged.named(FORWARD)
     for kind in ("all_reduce", "all_gather", "rotate"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.train.comm import staged, wire
 from plait.train.comm.staged import StagedGroup, StagedWork, register
-from plait.train.machine.device import STAGED, Device
+from plait.train.machine.device import STAGED, RankDevice
 from tests.support.threads import threads
 
 
@@ -39,7 +39,7 @@ def staged_ranks(work: Callable[[StagedGroup], Any], ranks: list[int]) -> list[A
     def on(rank: int) -> Any:
         if rank not in ranks:
             return None
-        group = StagedGroup(Device(torch.device("cpu")), ranks, ranks.index(rank), "some")
+        group = StagedGroup(RankDevice(torch.device("cpu")), ranks, ranks.index(rank), "some")
         try:
             return work(group)
         finally:
@@ -191,7 +191,7 @@ def test_groups_are_made_for_a_process_s_device(monkeypatch: pytest.MonkeyPatch)
         told.update(more, name=name, create=create)
 
     monkeypatch.setattr(dist.Backend, "register_backend", note)
-    device = Device(torch.device("cpu"))
+    device = RankDevice(torch.device("cpu"))
     register(device)
 
     class Options:

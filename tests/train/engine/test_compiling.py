@@ -16,7 +16,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.refine import refine
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
-from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import micro_batches
 from plait.train.machine.gpu import open_device
@@ -45,7 +45,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     torch._dynamo.reset()
 
 
-def part_of(name: str, batch: int, **strategy: Any) -> Part:
+def part_of(name: str, batch: int, **strategy: Any) -> RankPart:
     small = {"num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
     job = Job.from_dict(
         {
@@ -72,7 +72,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(name, batch, strategy, id=f"{name}-{at}", marks=marks)
 
 
-def step(part: Part, batch: int) -> float:
+def step(part: RankPart, batch: int) -> float:
     tokens = torch.randint(0, 37, (batch, 8), generator=torch.Generator().manual_seed(batch))
     batches = part.own(micro_batches(tokens, tokens, torch.arange(batch), batch, 0))
     part.gradients.zero()

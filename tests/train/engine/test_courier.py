@@ -14,9 +14,9 @@ from plait.core.step.schedule import Transfer
 from plait.plan.make import make_plan
 from plait.train.engine import courier
 from plait.train.engine.courier import LaneCourier, Lanes, Parcel
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
-DEVICE = Device(torch.device("cpu"))
+DEVICE = RankDevice(torch.device("cpu"))
 SMALL = {"family": "gpt", "num_layers": 4, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8}
 
 
@@ -61,7 +61,7 @@ class Lane:
 
     opened: ClassVar[list[Lane]] = []
 
-    def __init__(self, device: Device, ranks: list[int], messages: object) -> None:
+    def __init__(self, device: RankDevice, ranks: list[int], messages: object) -> None:
         self.device, self.ranks, self.messages = device, ranks, messages
         self.prepared, self.started, self.closed = list[Any](), list[Any](), False
         Lane.opened.append(self)

@@ -13,11 +13,11 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.core.step.stages import split_layers
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.graphs import GraphedExecutor, Slot
+from plait.train.engine.graphs import GraphedExecutor, GraphSlot
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Transformer
 from tests.support.capturing import CapturingDevice
 from tests.support.models import gpt, llama
@@ -26,18 +26,18 @@ ROWS, SEQUENCE = 2, 8
 BATCHES = 5
 
 
-def stage(spec: ModelSpec, index: int, device: Device) -> tuple[SegmentExecutor, Gradients]:
+def stage(spec: ModelSpec, index: int, device: RankDevice) -> tuple[SegmentExecutor, Gradients]:
     strategy = Strategy(cuda_graphs=device.captures)
     model = Transformer(spec, strategy, stage=split_layers(spec.num_layers, 3)[index], seed=3)
     gradients = Gradients(model)
     executor = make_executor(
-        model, strategy, NullWire(), Load(ROWS, SEQUENCE), Here(device), gradients=gradients, phases=("F", "B")
+        model, strategy, NullWire(), Load(ROWS, SEQUENCE), RankContext(device), gradients=gradients, phases=("F", "B")
     )
     assert isinstance(executor, GraphedExecutor) == device.captures
     return executor, gradients
 
 
-def results(spec: ModelSpec, index: int, device: Device) -> tuple[list[dict[str, Tensor]], dict[Unit, Tensor]]:
+def results(spec: ModelSpec, index: int, device: RankDevice) -> tuple[list[dict[str, Tensor]], dict[Unit, Tensor]]:
     """What leaves the stage of each micro-batch, both ways, and the gradients of its weights."""
     executor, gradients = stage(spec, index, device)
     chance = torch.Generator().manual_seed(11)
@@ -47,7 +47,7 @@ def results(spec: ModelSpec, index: int, device: Device) -> tuple[list[dict[str,
         entering, returning = (torch.randn(SEQUENCE, ROWS, spec.hidden, generator=chance) for _ in range(2))
         batch = MicroBatch(tokens, tokens, torch.arange(ROWS), 0.1 + number, 0)
         state = executor.begin(batch, {"h": entering} if index else None)
-        assert isinstance(state, Slot) == (device.captures and number > 0), "the first warms up"
+        assert isinstance(state, GraphSlot) == (device.captures and number > 0), "the first warms up"
         executor.phase("F", state)
         crossing = state.crossing
         found.append({f"leaving {name}": tensor for name, tensor in crossing.leaving.items()})
@@ -62,7 +62,7 @@ def results(spec: ModelSpec, index: int, device: Device) -> tuple[list[dict[str,
 @pytest.mark.parametrize("index", range(3), ids=["first", "middle", "last"])
 @pytest.mark.parametrize("spec", [gpt(num_layers=3), llama(num_layers=3)], ids=["gpt", "llama"])
 def test_what_enters_and_leaves_a_stage_is_that_of_its_own_micro_batch(spec: ModelSpec, index: int) -> None:
-    wanted, weights = results(spec, index, Device(torch.device("cpu")))
+    wanted, weights = results(spec, index, RankDevice(torch.device("cpu")))
     device = CapturingDevice()
     found, own = results(spec, index, device)
     assert device.replayed > device.captured > 0

@@ -16,7 +16,7 @@ from plait.core.step.schedules import Shape, generate
 from plait.core.step.tied import tie_of
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine import groups
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 
 WORLDS = [64, 1024, 16384]
 MODEL = ModelSpec(family="gpt", num_layers=8, hidden=64, num_heads=8, vocab=512, max_sequence=64)
@@ -48,7 +48,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> list[tuple
     found = Opened()
     monkeypatch.setattr(groups, "open_wire", found)
     monkeypatch.setattr(groups, "TreeWire", lambda: NullWire(world))
-    groups.open_groups(plan, rank, Device(torch.device("cpu")))
+    groups.open_groups(plan, rank, RankDevice(torch.device("cpu")))
     return found.groups
 
 

@@ -15,11 +15,11 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Transformer
 from tests.support.models import gpt, utransformer
 
@@ -45,7 +45,7 @@ def made(spec: ModelSpec, strategy: Strategy, *, train: bool) -> tuple[SegmentEx
         strategy,
         NullWire(strategy.tp),
         Load(4, 8),
-        Here(Device(torch.device("cpu"))),
+        RankContext(RankDevice(torch.device("cpu"))),
         gradients=Gradients(model) if train else None,
         phases=("F", "I", "W") if train else ("F",),
     )

@@ -14,7 +14,7 @@ from plait.core.base.env import expand_segments, ready_for_accelerator
 from plait.core.base.errors import JobError, LaunchError
 from plait.train.comm.background import Background
 from plait.train.machine import gpu as devices
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import CudaDevice, open_device, own_gpu
 
 HOUR = 3600 * 10**9
@@ -193,4 +193,4 @@ def test_what_is_uploaded_at_once_is_what_it_was() -> None:
         piece.copy_(tensor)
     for piece, tensor in zip(devices._pieces(packed.clone(), tensors), tensors, strict=True):
         assert piece.dtype == tensor.dtype and torch.equal(piece, tensor)
-    assert Device(torch.device("cpu")).upload(tensors)[0] is tensors[0]
+    assert RankDevice(torch.device("cpu")).upload(tensors)[0] is tensors[0]

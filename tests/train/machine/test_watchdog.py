@@ -16,7 +16,7 @@ import pytest
 
 from plait.core.record.ring import Kind
 from plait.core.record.ring_writer import Line, Pace, RingWriter, this_process
-from plait.core.runs.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.runs.parts import RankAnswer, ask, asked, forget_parts, read_parts, write_part
 from plait.core.runs.ring_calls import ring_path
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import importing, main_stack
@@ -68,7 +68,7 @@ def test_who_is_asked_answers_and_says_whom_it_reaches(tmp_path: Path) -> None:
         writer(tmp_path, rank)
     control = Control()
     ask(tmp_path)
-    write_part(tmp_path, Part(rank=7, token=1, wall=0, thread="waits", address=("255.255.255.255", 9)))  # no host
+    write_part(tmp_path, RankAnswer(rank=7, token=1, wall=0, thread="waits", address=("255.255.255.255", 9)))  # no host
     with (
         Watchdog(tmp_path, 0, control, deadline=60, address="127.0.0.1") as first,
         Watchdog(tmp_path, 1, control, deadline=60, address="127.0.0.1") as second,
@@ -134,9 +134,9 @@ def looked_at(wait: Callable[[], object], end: Callable[[], object]) -> str:
 
 
 def test_whether_a_thread_waits_for_others_is_told_by_its_stack() -> None:
-    from plait.train.comm.background import Handle
+    from plait.train.comm.background import BackgroundHandle
 
-    handle = Handle()
+    handle = BackgroundHandle()
     assert looked_at(handle.wait, lambda: handle.finish(None)) == "waits"
     assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
 

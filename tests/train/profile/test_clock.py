@@ -9,23 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.train.machine.device import Device
-from plait.train.profile.clock import FEWEST, LONG_ENOUGH, MOST, Clock, Timed, slowest
+from plait.train.machine.device import RankDevice
+from plait.train.profile.clock import FEWEST, LONG_ENOUGH, MOST, Clock, MedianSeconds, slowest
 from tests.support.threads import threads
 
-CPU = Device(torch.device("cpu"))
+CPU = RankDevice(torch.device("cpu"))
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=20))
 def test_a_median_and_its_spread(samples: list[float]) -> None:
-    timed = Timed.of(samples)
+    timed = MedianSeconds.of(samples)
     assert min(samples) <= timed.seconds <= max(samples)
     assert timed.spread >= 0
-    assert Timed.of([7 * each for each in samples]).spread == pytest.approx(timed.spread)
+    assert MedianSeconds.of([7 * each for each in samples]).spread == pytest.approx(timed.spread)
 
 
 def test_a_disturbed_sample_does_not_count() -> None:
-    assert Timed.of([1.0] * 9 + [50.0]) == (1.0, 0.0)
+    assert MedianSeconds.of([1.0] * 9 + [50.0]) == (1.0, 0.0)
 
 
 class Hours:
@@ -160,20 +160,20 @@ def test_what_runs_several_times_a_sample_fits_the_budget_as_well(hours: Hours) 
 
 
 def test_the_device_has_done_its_work_when_a_sample_ends(hours: Hours, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Device, "synchronize", lambda self: hours.spend(5.0))
+    monkeypatch.setattr(RankDevice, "synchronize", lambda self: hours.spend(5.0))
     assert Clock(CPU, 1e3).once(lambda: hours.spend(1.0)) == 6.0
 
 
 def test_a_spread_is_half_the_distance_of_the_quartiles() -> None:
-    assert Timed.of([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, pytest.approx(3.0 / 2 / 3.0))
-    assert Timed.of([2.0, 4.0]).spread > 0
-    assert Timed.of([2.0]) == (2.0, 0.0)
+    assert MedianSeconds.of([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, pytest.approx(3.0 / 2 / 3.0))
+    assert MedianSeconds.of([2.0, 4.0]).spread > 0
+    assert MedianSeconds.of([2.0]) == (2.0, 0.0)
 
 
 def test_ranks_begin_together_and_the_slowest_counts() -> None:
     """Of samples that communicate the slowest of each, of others the slowest rank's median."""
 
-    def measure(rank: int) -> tuple[list[float], Timed, Timed]:
+    def measure(rank: int) -> tuple[list[float], MedianSeconds, MedianSeconds]:
         clock, times = Clock(CPU, time.monotonic() + 60), iter(range(100))
 
         def run() -> None:

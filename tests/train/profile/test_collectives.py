@@ -12,13 +12,13 @@ import torch
 from plait.core.cluster.profile import Group
 from plait.train.comm.wire import NullWire
 from plait.train.profile import collectives as module
-from plait.train.profile.clock import FEWEST, Timed
+from plait.train.profile.clock import FEWEST, MedianSeconds
 from plait.train.profile.collectives import (
     ALWAYS,
     GROWTH,
     LARGEST,
     SMALLEST,
-    Layout,
+    EqualGroups,
     layouts,
     measure_collectives,
     operation,
@@ -94,8 +94,8 @@ class Lines:
 
     def __init__(self) -> None:
         self.layouts = [
-            Layout(((0, 1), (2, 3)), Group.of((0, 1), 4, at_once=2)),
-            Layout(((0, 1, 2, 3),), Group.of((0, 1, 2, 3), 4)),
+            EqualGroups(((0, 1), (2, 3)), Group.of((0, 1), 4, at_once=2)),
+            EqualGroups(((0, 1, 2, 3),), Group.of((0, 1, 2, 3), 4)),
         ]
         self.asked = list[tuple[str, int, int]]()
 
@@ -114,10 +114,10 @@ class Counting:
     def left(self) -> float:
         return self.seconds
 
-    def sample(self, run: Any, budget: float, *, together: bool) -> Timed:
+    def sample(self, run: Any, budget: float, *, together: bool) -> MedianSeconds:
         assert together
         self.budgets.append(budget)
-        return Timed(self.takes * self.lines.asked[-1][2], 0.25)
+        return MedianSeconds(self.takes * self.lines.asked[-1][2], 0.25)
 
 
 def curves_of(left: float, takes: float, kinds: Any = ("all_reduce", "send")) -> tuple[Any, Lines, Counting, list[str]]:

@@ -16,15 +16,15 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.reshard.plan import messages
 from plait.plan import rates
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.profile import compute
-from plait.train.profile.clock import Clock, Timed
+from plait.train.profile.clock import Clock, MedianSeconds
 from plait.train.profile.collectives import layouts, transfer
 from plait.train.profile.compute import CORES, PASSES, measure_attention, measure_passes, measure_products
 from plait.train.profile.modules import measure_modules
 from plait.train.profile.overlaps import Ends, factors
 
-CPU = Device(torch.device("cpu"))
+CPU = RankDevice(torch.device("cpu"))
 SMALL = ModelSpec(family="llama", num_layers=3, hidden=32, num_heads=4, num_kv_heads=2, ffn_hidden=48, vocab=50,
                   max_sequence=16)  # fmt: skip
 
@@ -127,12 +127,12 @@ class Budgets:
     def left(self) -> float:
         return self.seconds
 
-    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> Timed:
+    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> MedianSeconds:
         assert not together
         run()
         self.given.append(budget)
         self.seconds -= budget
-        return Timed(0.5, 0.25)
+        return MedianSeconds(0.5, 0.25)
 
 
 def test_products_have_time_by_what_they_compute_and_a_little_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

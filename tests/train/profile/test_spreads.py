@@ -16,8 +16,8 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.placement_profile import PlacementProfile
 from plait.core.cluster.profile import Group
 from plait.train.profile import collectives, spreads
-from plait.train.profile.clock import Timed
-from plait.train.profile.collectives import Layout
+from plait.train.profile.clock import MedianSeconds
+from plait.train.profile.collectives import EqualGroups
 from plait.train.profile.spreads import measure_spreads, spread_layouts
 from tests.dist.equality import DEVICE
 from tests.support.threads import threads
@@ -76,13 +76,13 @@ def test_collectives_and_what_pairs_lose_side_by_side_are_measured() -> None:
 def test_every_other_group_is_timed_alone_with_its_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one node, and a layout of one group, have nobody beside them."""
     layouts = spread_layouts(8, 2, 2)
-    layouts += [Layout(((0, 1), (2, 3), (4, 5), (6, 7)), Group.of((0, 1), 2, nodes_per_minipod=2, at_once=4))]
-    layouts += [Layout(((0, 2),), Group.of((0, 2), 2, nodes_per_minipod=2, at_once=1))]
+    layouts += [EqualGroups(((0, 1), (2, 3), (4, 5), (6, 7)), Group.of((0, 1), 2, nodes_per_minipod=2, at_once=4))]
+    layouts += [EqualGroups(((0, 2),), Group.of((0, 2), 2, nodes_per_minipod=2, at_once=1))]
     asked, ran = list[tuple[float, bool]](), list[str]()
 
     class Lines:
         rank = 2
-        layouts: list[Layout]
+        layouts: list[EqualGroups]
 
         def operation(self, kind: str, at: int, size: int, dtype: torch.dtype) -> collectives.Operation:
             assert (kind, dtype) == ("all_reduce", torch.float32)
@@ -92,10 +92,10 @@ def test_every_other_group_is_timed_alone_with_its_part_of_what_is_left(monkeypa
         def left(self) -> float:
             return 12.0
 
-        def sample(self, run: Any, budget: float, *, together: bool) -> Timed:
+        def sample(self, run: Any, budget: float, *, together: bool) -> MedianSeconds:
             asked.append((budget, together))
             run()
-            return Timed(float(len(asked)), 0.0)
+            return MedianSeconds(float(len(asked)), 0.0)
 
     lines: Any = Lines()
     lines.layouts = layouts

@@ -16,14 +16,14 @@ from plait.core.record.ring import NOBODY, Kind, read_ring
 from plait.core.record.rollup import PROCESSOR
 from plait.core.runs.missing import Missing
 from plait.core.step.units import UnitOp
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder, open_recorder
 
 PUBLISH, NEED = UnitOp("publish", ("attn", 0), True), UnitOp("need", ("attn", 0), True)
 
 
 def test_what_is_done_for_the_next_step_comes_with_it_whenever_it_ends() -> None:
-    recorder = Recorder(Device(torch.device("cpu")))
+    recorder = Recorder(RankDevice(torch.device("cpu")))
     early, late = (
         recorder.enqueue(Kind.JOB, recorder.name_of(PUBLISH), step=recorder.ticket(later=True)) for _ in range(2)
     )
@@ -38,7 +38,7 @@ def test_what_is_done_for_the_next_step_comes_with_it_whenever_it_ends() -> None
 
 
 def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
-    recorder = Recorder(Device(torch.device("cpu")))
+    recorder = Recorder(RankDevice(torch.device("cpu")))
     with recorder.paused():
         assert recorder.ticket() == recorder.ticket(later=True) == NOBODY
         recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
@@ -50,7 +50,7 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
 
 
 def test_a_step_says_how_much_of_a_processor_it_had() -> None:
-    recorder = Recorder(Device(torch.device("cpu")))
+    recorder = Recorder(RankDevice(torch.device("cpu")))
     recorder.begins(0)
     time.sleep(0.02)
     until = time.thread_time() + 0.01
@@ -67,7 +67,7 @@ def test_a_step_says_how_much_of_a_processor_it_had() -> None:
 
 def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
     said: list[str] = []
-    rank, device = RankEnv(), Device(torch.device("cpu"))
+    rank, device = RankEnv(), RankDevice(torch.device("cpu"))
     with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
         recorder = open_recorder(tmp_path, rank, "feed", device, Missing("the ring", said.append))
     assert said == ["warning: the ring cannot be written (No space left on device); training goes on without"]
@@ -77,7 +77,7 @@ def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
 
 
 def test_the_ring_of_a_run_says_what_the_recorder_was_told(tmp_path: Path) -> None:
-    recorder = open_recorder(tmp_path, RankEnv(), "feed", Device(torch.device("cpu")), Missing("the ring"))
+    recorder = open_recorder(tmp_path, RankEnv(), "feed", RankDevice(torch.device("cpu")), Missing("the ring"))
     recorder.begins(41)
     number = recorder.begin(Kind.WAIT, recorder.name_of(NEED))
     ring = read_ring(tmp_path / "rings" / "rank-00000.ring")

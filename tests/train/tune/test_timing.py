@@ -14,7 +14,7 @@ from plait.core.record.timeline import OpSpan
 from plait.core.step.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
-from plait.train.machine.device import Device, Fork, Mark
+from plait.train.machine.device import Fork, Mark, RankDevice
 from plait.train.machine.gpu import open_device
 from plait.train.record.recorder import Recorder
 from plait.train.tune import timing
@@ -153,7 +153,7 @@ def test_products_are_as_large_as_a_device_needs_and_as_many_at_a_time(
     assert device.waited == max(3, math.ceil(0.1 / (taken * queued)))
 
 
-class Queued(Device):
+class Queued(RankDevice):
     """Does what is submitted when it is waited for; the way there and back takes 10 ms."""
 
     timed_by_host = False
@@ -179,7 +179,7 @@ def test_the_rate_of_a_gpu_is_that_of_products_and_not_of_the_way_to_it(monkeypa
     assert device.waited == 3
 
 
-class Behind(Device):
+class Behind(RankDevice):
     """Runs nothing before it is waited for, then everything, a second each."""
 
     timed_by_host = False

@@ -20,9 +20,9 @@ from plait.core.step.schedule import Transfer
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.engine.compiling import Compilation
-from plait.train.engine.pipeline import Pipeline
+from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
-from plait.train.machine.device import Device
+from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 from plait.train.tune import measure
 from plait.train.tune.measure import REPEATS, travel_times
@@ -194,7 +194,7 @@ def test_a_step_is_timed_with_all_that_sharding_does_in_it(told: Told, monkeypat
 
         monkeypatch.setattr(kind, name, noted)
 
-    for kind, names in ((Pipeline, ("ahead", "run")), (Shards, ("complete", "publish", "settle"))):
+    for kind, names in ((PipelineExecutor, ("ahead", "run")), (Shards, ("complete", "publish", "settle"))):
         for name in names:
             note(kind, name)
     told.timing, told.runs = Timing(2, 3, 4, 7.0, 9.0), True
@@ -325,7 +325,7 @@ def test_a_boundary_takes_half_of_the_shortest_round_trip_by_the_clock_of_who_be
         post = Post(rank_of)
         return travel_times(post, place, device), post.log  # type: ignore[arg-type]
 
-    ready, device = list[int](), Device(torch.device("cpu"))
+    ready, device = list[int](), RankDevice(torch.device("cpu"))
     monkeypatch.setattr(device, "synchronize", lambda: ready.append(rank()))
     (first, begins), (other, answers) = threads(2).run(work)
     assert first == other == seconds
