@@ -60,7 +60,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ring.begin(Kind.COLLECTIVE, name, number, at, at, 0 if number == 39 else at + 2 * 10**5, 64, group, number,
                        call=call_of("all_reduce", "float32"), signature=SIGNATURE)  # fmt: skip
         thread = "works" if rank == 2 else "waits"
-        write_part(folder, RankAnswer(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",), address=("127.0.0.1", 9), complete=True))  # fmt: skip
+        answer = RankAnswer(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",),
+                            address=("127.0.0.1", 9), complete=True)  # fmt: skip
+        write_part(folder, answer)
     lines = [{"step": step, "loss": 2.0, "seconds": 0.1, TENSORS: {"stage 0, rank 0": 1000}} for step in range(1, 7)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_attempts(folder, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", hosts=("a",), steps=6)])

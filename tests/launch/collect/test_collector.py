@@ -16,7 +16,7 @@ import pytest
 
 from plait.core.base.process import process_state
 from plait.core.cluster.hardware import HERE
-from plait.core.job.collecting import AGAIN, CollectingAgent, Collected, collecting
+from plait.core.job.collecting import AGAIN, Collected, CollectingAgent, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.core.record.ring import Kind, OpPlace
