@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import Part, Shown, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,42 +18,101 @@ if TYPE_CHECKING:
     from plait.core.job.plan import Plan
     from plait.core.runs.evidence import Evidence, Verdict
     from plait.diagnose.compare import Prediction
-    from plait.diagnose.explain import Report
     from plait.diagnose.importing import Imported
     from plait.diagnose.reading import RecordedRun
     from plait.diagnose.recording import Recording
+    from plait.diagnose.report import Report
 
 COMPARED = 64
 """Ranks that are compared with the plan."""
+SHOWN = 16
+"""Ranks of a hang whose states are shown."""
 RINGS = 64
 """Rings of a live run that are read to say what its ranks do, at most: each has megabytes."""
 
 
 @dataclass(frozen=True)
-class HangReport:
-    """Why a run hangs, by the evidence of its ranks. problems: sentences on rings that cannot be read."""
+class HangReport(Shown):
+    """Why a run hangs, by the evidence of its ranks. problems: sentences on rings that cannot be read. notes:
+    sentences on the rest of its folder."""
 
     verdict: Verdict
     evidence: Sequence[Evidence]
     problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
-    @property
-    def over(self) -> PassedOver:
-        """Rings that were passed over."""
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict, and of every rank its state, stack and open calls as text."""
+        from dataclasses import asdict
+
         over = PassedOver()
         over.note("rings that cannot be read", next(iter(self.problems), ""), len(self.problems))
-        return over
+        return {
+            "verdict": asdict(self.verdict),
+            "evidence": [_plain(one) for one in self.evidence],
+            "notes": list(self.notes),
+            "passed_over": over.rows(),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """The verdict, the chain of ranks that wait, and a line for each rank that matters."""
+        from plait.core.runs.evidence import spoken_ranks
+
+        yield Table(self.verdict.heading)
+        yield self.verdict.why
+        yield from (f"Besides: {other.why}" for other in self.verdict.also)
+        if self.verdict.chain:
+            yield ""
+            yield Table("Who waits for whom")
+        for link in self.verdict.chain:
+            on = f" for {spoken_ranks(link.on)}" if link.on else ""
+            yield f"{spoken_ranks(link.ranks)}{on}: {link.call}"
+        if shown := self._worth_showing():
+            yield ""
+            rows = [(one.rank, one.host, _state(one), one.doing, one.stack[-1] if one.stack else "") for one in shown]
+            yield Table("Their states", ("rank", "host", "state", "doing", "where"), rows)
+            if left := len(self.evidence) - len(shown):
+                yield f"{left} more with --json"
+        yield from (f"note: {note}" for note in self.notes)
+
+    def _worth_showing(self) -> list[Evidence]:
+        """Ranks that are named, then those in the chain."""
+        chain = (rank for link in self.verdict.chain for rank in (*link.on, *link.ranks))
+        by_rank = {one.rank: one for one in self.evidence}
+        return [by_rank[rank] for rank in list(dict.fromkeys((*self.verdict.ranks, *chain)))[:SHOWN] if rank in by_rank]
 
 
-def diagnose_run(folder: Path | str) -> Report:
-    """The report of a run's folder: where steps go, which ranks are slow, why it hung. Raises DataError if
-    no step was recorded; a run that hung before its first step is left to ``explain_hang``."""
+def _state(one: Evidence) -> str:
+    if one.state == "ended":
+        return "ended" if one.status is None else f"ended ({one.status})"
+    if one.state == "runs":
+        return {"waits": "waits", "works": "works", "silent": "does not answer", "unknown": "runs"}[one.thread]
+    return one.state if one.recorded else "no evidence"
+
+
+def _plain(one: Evidence) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "calls"}
+    return values | {"open": [str(call) for call in one.calls if not call.over]}
+
+
+def diagnose_run(folder: Path | str) -> Report | HangReport:
+    """The report of a run's folder: where steps go, which ranks are slow, why it hung. Of a run that hung
+    before its first step it is what ``explain_hang`` finds. Raises DataError if nothing was recorded."""
     from dataclasses import replace
 
+    from plait.core.base.errors import DataError
+    from plait.core.runs.evidence import FILE
+    from plait.diagnose.imported import imported_notes
     from plait.diagnose.reading import read_run
 
     folder = Path(folder)
-    run = read_run(folder)
+    try:
+        run = read_run(folder)
+    except DataError as error:
+        if not (folder / FILE).exists():
+            raise
+        said = imported_notes(folder)
+        return replace(explain_hang(folder), notes=(*said.notes, *said.over.lines()) if said else (str(error),))
     verdict, notes = hang_of(folder)
     report = report_of(run)
     return replace(report, hang=verdict, notes=(*notes, *report.notes))

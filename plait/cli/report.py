@@ -15,7 +15,6 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write what plait view shows of a run into one HTML file, which needs no server and no network."""
-    from plait.cli.view import tools
     from plait.core.base.errors import DataError, JobError
     from plait.view.report import write_report
     from plait.view.store import Watched
@@ -24,7 +23,7 @@ def report(
         raise JobError(f"'{out.name}' is no name for a page", key="--out", fix="Name it NAME.html")
     if not run.is_dir():
         raise DataError(f"{run}: no such run folder")
-    watched = Watched(run, run.absolute().name, tools())
+    watched = Watched(run, run.absolute().name)
     found = watched.read()
     if found.recording is None and not found.hang:
         raise DataError(found.problem or f"{run} holds nothing that can be shown")

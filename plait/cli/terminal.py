@@ -7,11 +7,10 @@ on a terminal that takes them and unless NO_COLOR is set.
 from __future__ import annotations
 
 import io
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
 
 import typer
 
@@ -22,8 +21,6 @@ from plait.core.base.process import open_standard_streams
 
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""
-_kept: ContextVar[list[str] | None] = ContextVar("kept", default=None)
-"""Where lines of this thread go that are not to be printed."""
 
 
 def prepare() -> None:
@@ -35,17 +32,6 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@contextmanager
-def captured() -> Iterator[list[str]]:
-    """Lines that this thread would print meanwhile, as they would stand in a file."""
-    lines: list[str] = []
-    token = _kept.set(lines)
-    try:
-        yield lines
-    finally:
-        _kept.reset(token)
-
-
 def drawing_width() -> int:
     """Columns for a drawing, which needs some width in a file too."""
     return terminal_width(sys.stdout) or 80
@@ -53,18 +39,39 @@ def drawing_width() -> int:
 
 def fitted(message: str, stream: TextIO | None = None, indent: str = "") -> str:
     """Running text in lines that fit; one line in a file or a pipe. Paths are never broken."""
-    columns = None if _kept.get() is not None else terminal_width(stream or sys.stdout)
+    columns = terminal_width(stream or sys.stdout)
     return plain.paragraph(message, columns and min(columns, WIDEST_TEXT), indent)
+
+
+def answer(found: plain.Shown, *, as_json: bool, **more: Any) -> None:
+    """An answer: its tables and paragraphs, or one line of JSON. more: further values of the JSON."""
+    if as_json:
+        say(json.dumps(found.to_dict() | more))
+    else:
+        show(found.parts())
+
+
+def show(parts: Iterable[plain.Part]) -> None:
+    """Tables and paragraphs. What of a table does not fit beside the rest stands on further lines of every
+    row."""
+    for part in parts:
+        if isinstance(part, str):
+            text(part, indent=plain.HANGING)
+            continue
+        if part.title:
+            typer.echo(coloured(fitted(part.title), bold=True))
+        for line in part.lines(terminal_width(sys.stdout)):
+            typer.echo(line)
 
 
 def say(line: str) -> None:
     """One line, as long as it is."""
-    _print(plain.printable(line))
+    typer.echo(plain.printable(line))
 
 
 def text(message: str, *, indent: str = "") -> None:
     """Running text. indent: before every line but the first."""
-    _print(fitted(message, indent=indent))
+    typer.echo(fitted(message, indent=indent))
 
 
 def passed_over(over: PassedOver) -> None:
@@ -93,25 +100,16 @@ def note(line: str) -> None:
 
 def title(line: str) -> None:
     """What comes below is about this."""
-    _print(coloured(fitted(line), bold=True))
+    show([plain.Table(line)])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; what does not fit beside the rest stands on further lines of every row."""
-    for line in plain.table(header, rows, None if _kept.get() is not None else terminal_width(sys.stdout)):
-        _print(line)
-
-
-def _print(line: str) -> None:
-    kept = _kept.get()
-    if kept is None:
-        typer.echo(line)
-    else:
-        kept.append(line)
+    """A table of texts."""
+    show([plain.Table("", header, rows)])
 
 
 def coloured(words: str, front: str | None = None, back: str | None = None, *, bold: bool | None = None) -> str:
     """``words`` in colours, where there are any."""
-    if _kept.get() is not None or no_colour() or not sys.stdout.isatty() or not (front or back or bold):
+    if no_colour() or not sys.stdout.isatty() or not (front or back or bold):
         return words
     return typer.style(words, fg=front, bg=back, bold=bold)

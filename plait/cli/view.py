@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
-
-if TYPE_CHECKING:
-    from plait.diagnose.reading import RecordedRun
-    from plait.view.store import Diagnosis, Hang, Tools
 
 SIGNS = ("plan.json", "job.toml", "rings", "timeline")
 """Of which a run's folder has one as soon as it is started."""
@@ -42,7 +38,7 @@ def view(
                 f"{run} holds no run yet: no plan.json, no rings, no timeline. The page waits for them; if no run is "
                 "to be started there, name another folder."
             )
-    watched = watch(runs, tools())
+    watched = watch(runs)
     for one in watched:
         one.look()  # in a thread, while what follows is loaded
     from plait.view.app import make_app, make_server
@@ -58,30 +54,3 @@ def view(
         pass
     finally:
         server.server_close()
-
-
-def tools() -> Tools:
-    """What the page needs of other folders of Plait. Simulated plans are kept."""
-    from plait.api.diagnosing import page_predictions, predicted_memory
-    from plait.view.store import Tools
-
-    return Tools(explain=_explained, hang=_hang, predicted=page_predictions(), memory=predicted_memory)
-
-
-def _explained(run: RecordedRun) -> Diagnosis:
-    from plait.api.diagnosing import report_of
-    from plait.cli import diagnose_page
-    from plait.view.store import Diagnosis
-
-    report = report_of(run)
-    with terminal.captured() as lines:
-        diagnose_page.show(report)
-    return Diagnosis(text="\n".join(lines), report=report)
-
-
-def _hang(folder: Path) -> Hang | None:
-    from plait.api.diagnosing import live_hang
-    from plait.view.store import is_live
-
-    found = live_hang(folder, live=is_live(folder))
-    return found and (found.verdict, found.evidence)

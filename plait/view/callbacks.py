@@ -7,6 +7,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, html, no_update
 
+from plait.api.diagnosing import predicted_memory
 from plait.diagnose.heat import orders
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.diagnose.states import STATES, Standing
@@ -137,7 +138,9 @@ def _verdict(app: Dash, runs: Sequence[Watched]) -> None:
     def _tell(_: str, number: object) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)
         text = (
-            snapshot.told.text if snapshot.told else snapshot.problem or f"{snapshot.doing or 'reading all spans'} ..."
+            snapshot.told.text()
+            if snapshot.told
+            else snapshot.problem or f"{snapshot.doing or 'reading all spans'} ..."
         )
         return text, hang_of(snapshot), [html.Li(f"note: {note}") for note in snapshot.notes], attempts_table(snapshot)
 
@@ -218,24 +221,24 @@ def _numbers(app: Dash, runs: Sequence[Watched]) -> None:
         snapshot = chosen_run(runs, number)
         others = {one.snapshot.name: one.snapshot for one in runs}
         series = {name: series_of(one.run.metrics) for name, one in others.items() if one.run}
-        prediction = snapshot.told.report.prediction if snapshot.told else None
+        prediction = snapshot.told.prediction if snapshot.told else None
         first = prediction_figure(prediction) if snapshot.told or snapshot.problem else nothing("reading all spans ...")
-        memory, words = memory_of_run(runs[0].tools, snapshot)
+        memory, words = memory_of_run(snapshot)
         return series_figure(series), memory, first, prediction_text(snapshot), series_words(series), words
 
 
-def memory_of_run(tools: Any, snapshot: Snapshot) -> tuple[dict[str, Any], str]:
+def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
     """Of every place of the pipeline, as predicted, and what was measured; and the same in words."""
     if snapshot.run is None:
         return nothing(snapshot.problem or "reading ..."), ""
-    predicted = tools.memory(snapshot.run.plan) if snapshot.run.plan else ()
+    predicted = predicted_memory(snapshot.run.plan) if snapshot.run.plan else ()
     measured = memory_of(snapshot.run.metrics)
     return memory_figure(predicted, measured), memory_words(predicted, measured)
 
 
 def prediction_text(snapshot: Snapshot) -> str:
     """The step as a whole, and overlap that did not happen."""
-    prediction = snapshot.told.report.prediction if snapshot.told else None
+    prediction = snapshot.told.prediction if snapshot.told else None
     if prediction is None:
         return ""
     overlap = " ".join(

@@ -85,9 +85,9 @@ def _sections(watched: Watched, snapshot: Snapshot) -> Iterator[str]:
         yield _section(
             "progress", "Step time and loss", _told("series-figure", series_figure(series), series_words(series))
         )
-        memory = memory_of_run(watched.tools, snapshot)
+        memory = memory_of_run(snapshot)
         yield _section("memory", "Memory", _told("memory-figure", *memory))
-        prediction = snapshot.told.report.prediction if snapshot.told else None
+        prediction = snapshot.told.prediction if snapshot.told else None
         shown = shown_of(snapshot, {}, "rank", None)
         both = _told("both-figure", *side_by_side(watched, snapshot, shown)) if shown else ""
         figure = _told("prediction-figure", prediction_figure(prediction), prediction_text(snapshot))
@@ -105,7 +105,7 @@ def _verdict(snapshot: Snapshot) -> str:
         parts.append(
             f'<p class="alarm"><strong>{html.escape(verdict.heading)}.</strong> {html.escape(verdict.why)}</p>'
         )
-    text = snapshot.told.text if snapshot.told else snapshot.problem
+    text = snapshot.told.text() if snapshot.told else snapshot.problem
     notes = "".join(f"<li>note: {html.escape(note)}</li>" for note in snapshot.notes)
     return (
         "".join(parts)

@@ -21,15 +21,16 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
+from plait.api.diagnosing import live_hang, page_predictions, report_of
 from plait.core.base.errors import PlaitError
 from plait.core.base.files import walk
 from plait.core.job.plan import Plan
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.alignment import Alignment, aligned
-from plait.diagnose.explain import Report
 from plait.diagnose.heat import Heat, HeatColumn, Statistic, by_segment, heat_of_segments, heat_of_steps
 from plait.diagnose.reading import RecordedRun, glance, read_run
 from plait.diagnose.recording import Recording, grid_of
+from plait.diagnose.report import Report
 from plait.diagnose.states import Standing, standings
 from plait.diagnose.tables import Glance
 
@@ -40,29 +41,6 @@ MOMENT = 1.0
 """Seconds for which a page waits for its first picture; without, it gets one at its first question."""
 PATIENCE = 10
 """A folder that changes all the time is read again after so many times what reading took."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What the diagnosis says: its text, and the values behind it."""
-
-    text: str
-    report: Report
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What other folders of Plait know how to do, handed in by whoever may call them.
-
-    explain: the diagnosis of a run. hang: why it hangs, as far as its folder tells. predicted: spans of one
-    step of these ranks, as the plan predicts them, with the columns of a recording. memory: bytes by kind of
-    a rank of every place, as predicted.
-    """
-
-    explain: Callable[[RecordedRun], Diagnosis]
-    hang: Callable[[Path], Hang | None]
-    predicted: Callable[[Plan, Sequence[int]], pl.DataFrame | None]
-    memory: Callable[[Plan], Sequence[tuple[str, Mapping[str, int]]]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,7 +55,7 @@ class Snapshot:
     glance: Glance | None = None
     run: RecordedRun | None = None
     whole: bool = False
-    told: Diagnosis | None = None
+    told: Report | None = None
     hang: Hang | None = None
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     said: tuple[str, ...] = ()
@@ -103,12 +81,12 @@ class Snapshot:
         """Of every rank."""
         if self.grid is None:
             return []
-        slow = self.told.report.stragglers if self.told else ()
+        slow = self.told.stragglers if self.told else ()
         return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors, live=self.live)
 
     def named(self) -> dict[int, str]:
         """Ranks that the diagnosis or the verdict on a hang names, and as what."""
-        found = {rank: one.what for one in (self.told.report.stragglers if self.told else ()) for rank in one.ranks}
+        found = {rank: one.what for one in (self.told.stragglers if self.told else ()) for rank in one.ranks}
         if self.hang and self.hang[0].certain:
             found |= dict.fromkeys(self.hang[0].ranks, f"hang: {self.hang[0].cause}")
         return found
@@ -155,8 +133,8 @@ def _kept(recording: Recording | Glance, key: tuple[Any, ...], make: Callable[[]
 class Watched:
     """One run. Its methods return at once; reading happens in a thread."""
 
-    def __init__(self, folder: Path, name: str, tools: Tools) -> None:
-        self.folder, self.tools = folder, tools
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.predicted = folder, page_predictions()
         self._lock = threading.Lock()
         self._snapshot = Snapshot(name=name, folder=folder)
         self._seen: tuple[object, ...] = ()
@@ -234,7 +212,8 @@ class Watched:
         """What was found before stays until the new is there."""
         said: list[str] = []
         try:
-            hang = self.tools.hang(self.folder)
+            found = live_hang(self.folder, live=is_live(self.folder))
+            hang = found and (found.verdict, found.evidence)
         except PlaitError as error:
             hang = None
             said.append(str(error))
@@ -259,7 +238,7 @@ class Watched:
             run = read_run(self.folder)
         self._change(run=run, whole=True, doing="diagnosing", clocks=aligned(run.recording))
         self._explained = run
-        self._change(told=self.tools.explain(run), doing="")
+        self._change(told=report_of(run), doing="")
 
     def _change(self, **values: Any) -> None:
         """A new snapshot, of a new generation if it shows something else."""
@@ -267,9 +246,9 @@ class Watched:
         self._snapshot = replace(self._snapshot, generation=self._snapshot.generation + (not same), **values)
 
 
-def watch(folders: Sequence[Path], tools: Tools) -> list[Watched]:
+def watch(folders: Sequence[Path]) -> list[Watched]:
     """These runs, under names that tell them apart."""
-    return [Watched(folder, name, tools) for folder, name in zip(folders, names_of(folders), strict=True)]
+    return [Watched(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

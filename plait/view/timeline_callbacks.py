@@ -281,7 +281,7 @@ def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> tuple[dict[s
     plan = snapshot.run.plan if snapshot.run else None
     if plan is not None and not plan.costs:
         return nothing("The plan holds no measured costs to be compared with."), UNMEASURED
-    predicted = run.tools.predicted(plan, [shown.rank]) if plan else None
+    predicted = run.predicted(plan, [shown.rank]) if plan else None
     if predicted is None or predicted.is_empty():
         return nothing("The run has no plan that could be simulated."), ""
     measured = shown.spans.filter(pl.col("rank") == shown.rank)

@@ -81,7 +81,7 @@ def test_of_a_run_that_hung_in_its_first_step_that_is_all(tmp_path: Path) -> Non
     found = run_cli("diagnose", run)
     assert found.exit_code == 3
     assert CUT.why in found.stdout
-    assert "holds no timeline" in found.stderr
+    assert "holds no timeline" in found.stdout
 
 
 def test_a_damaged_verdict_on_a_hang_is_told(tmp_path: Path) -> None:

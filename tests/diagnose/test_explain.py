@@ -13,10 +13,11 @@ import pytest
 from plait.core.base.passed_over import PassedOver
 from plait.core.runs.evidence import Verdict
 from plait.diagnose.compare import AxisOverlap, ComparedRow, Prediction
-from plait.diagnose.explain import Report, explain
+from plait.diagnose.explain import explain
 from plait.diagnose.imported import Said
 from plait.diagnose.reading import RecordedRun, read_run
 from plait.diagnose.recording import Recording
+from plait.diagnose.report import Report
 from tests.diagnose.test_stragglers import recording, slower
 from tests.support.recordings.made import TRANSFER, At, Job, write_run
 

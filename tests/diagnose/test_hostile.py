@@ -15,9 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.api.diagnosing import report_of
-from plait.cli.diagnose_page import show
-from plait.cli.hang import hang
+from plait.api.diagnosing import explain_hang, report_of
 from plait.core.base.errors import PlaitError
 from plait.core.record.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
@@ -83,14 +81,15 @@ def looked_at(folder: Path) -> list[str]:
 
 
 def _hang(folder: Path) -> None:
-    for as_json in (True, False):
-        assert hang(folder, as_json=as_json) in (0, 1, 3)
+    found = explain_hang(folder)
+    json.dumps(found.to_dict())
+    assert found.text()
 
 
 def _report(folder: Path) -> None:
     report = report_of(read_run(folder))
     json.dumps(report.to_dict(), default=list)
-    show(report)
+    assert report.text()
 
 
 def _series(folder: Path) -> None:
@@ -101,10 +100,10 @@ def _series(folder: Path) -> None:
     attempts_of(run.attempts, live=False)
 
 
-def test_the_whole_one_is_read(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert hang(whole, as_json=False) == 3
-    told = " ".join(capsys.readouterr().out.split())
-    assert "ank 2" in told
+def test_the_whole_one_is_read(whole: Path) -> None:
+    found = explain_hang(whole)
+    assert found.verdict.certain
+    assert "ank 2" in found.text()
     assert looked_at(whole) == []
 
 

@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 
 from plait.core.parallel.layout import Layout
-from plait.diagnose.explain import Report, explain
+from plait.diagnose.explain import explain
 from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
+from plait.diagnose.report import Report
 from tests.support.recordings.made import recording_of, spans_of
 from tests.support.recordings.theirs import dump, entry, imported, kernel, kineto
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.diagnose_page import show
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, peaks_of
 from plait.diagnose.explain import explain
 from plait.diagnose.memory_use import MemoryUse, memory_use
@@ -34,11 +33,10 @@ def test_the_fullest_rank_of_a_stage_beside_the_prediction() -> None:
     assert memory_use(LINES[:1], {}) == (MemoryUse("stage 0", None, 120, 1), MemoryUse("stage 1", None, 50, 2))
 
 
-def test_on_the_page_of_text_and_for_programs(tmp_path: Path, capsys: object) -> None:
+def test_on_the_page_of_text_and_for_programs(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", Job(dp=2, pp=2, steps=6)))
     report = explain(run.recording, "run", run=replace(run, metrics=tuple(LINES)), memory={"stage 0": 64 << 20})
-    show(report)
-    text = capsys.readouterr().out  # type: ignore[attr-defined]
+    text = report.text()
     assert "tensors of a rank, at most" in text
     assert report.to_dict()["memory"][0] == {
         "place": "stage 0",

@@ -16,8 +16,9 @@ import pytest
 
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import LARGEST, MOST_RANKS
-from plait.diagnose.explain import Report, explain
+from plait.diagnose.explain import explain
 from plait.diagnose.operations import LATEST, read_meta, read_operations
+from plait.diagnose.report import Report
 from plait.diagnose.stragglers import verdicts
 from plait.diagnose.tables import LONGEST, LONGEST_TEXT
 from tests.support.recordings.made import At, Job, operation_trace, write_trace

@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.cli.diagnose_page import show
 from plait.core.parallel.layout import Layout
 from plait.core.runs.attempts import FILE, Attempt, read_attempts, write_attempts
 from plait.diagnose.compare import ComparedRow
@@ -61,17 +60,15 @@ def test_time_in_which_nobody_ran_the_job_is_told_apart(tmp_path: Path) -> None:
     assert found.share == pytest.approx(30 / 85.5) and found.attempts == 3
 
 
-def test_goodput_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_goodput_in_words(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Job(dp=2, pp=1, steps=2))
     report = explain(read_run(run).recording, "run")
-    show(replace(report, goodput=Goodput(30.0, 60.0, 2, 1, 900.0)))
-    said = " ".join(capsys.readouterr().out.split())
+    said = replace(report, goodput=Goodput(30.0, 60.0, 2, 1, 900.0)).text()
     assert (
         "goodput 50%: 0:30 of 1:00 in steps in 2 attempts, 1 step done again; beside that nobody ran it for 15:00"
         in said
     )
-    show(replace(report, goodput=Goodput(30.0, 60.0, 1, 0)))
-    assert "nobody" not in capsys.readouterr().out
+    assert "nobody" not in replace(report, goodput=Goodput(30.0, 60.0, 1, 0)).text()
 
 
 def test_a_first_attempt_whose_line_stayed_as_it_began(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.cli.view import tools
 from plait.view.app import make_app, make_server
 from plait.view.store import Watched, watch
 from tests.support.recordings.made import At, Job
@@ -37,7 +36,7 @@ CULPRIT = 6
 @contextmanager
 def served(folders: Sequence[Path], *, read: bool = True, late: float = 0.0) -> Iterator[tuple[str, list[Watched]]]:
     """The address of the page. read: whether everything was read before. late: seconds before each answer."""
-    watched = watch(folders, tools())
+    watched = watch(folders)
     app = make_app(watched)
     app.server.before_request(lambda: time.sleep(late))
     if read:

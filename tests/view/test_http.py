@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import polars as pl
 import pytest
 
-from plait.cli.view import tools
 from plait.core.base.errors import DataError, JobError
 from plait.core.runs.evidence import Evidence, Verdict, write_hang
 from plait.view.app import LARGEST, UPDATE, make_app, make_server
@@ -131,7 +130,7 @@ def test_a_line_that_names_no_url_is_refused(page: str, capfd: pytest.CaptureFix
 
 @pytest.mark.parametrize("host", ["", " ", "..", "\0", "x" * 100])
 def test_a_host_at_which_nobody_can_listen_is_refused(tmp_path: Path, host: str) -> None:
-    app = make_app(watch([write_run(tmp_path / "run", SLOW)], tools()))
+    app = make_app(watch([write_run(tmp_path / "run", SLOW)]))
     with pytest.raises(JobError):
         make_server(app, host, 0)
 
@@ -282,7 +281,7 @@ def test_a_run_that_hung_in_its_first_step_shows_its_grid(tmp_path: Path) -> Non
     shutil.rmtree(run / "timeline")
     verdict = Verdict(cause="stopped", why="rank 3 <i>is</i> stopped", ranks=(3,))
     write_hang(run, verdict, [Evidence(rank=rank, state="runs", thread="waits") for rank in range(8)])
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     found = watched.read()
     assert found.run is None
     assert [one.state for one in found.standings()] == ["waits"] * 3 + ["named"] + ["waits"] * 4
@@ -308,7 +307,7 @@ def test_steps_that_are_none_are_said_to_be(page: str) -> None:
 
 def test_a_run_whose_folder_goes_is_shown_as_it_was(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     assert watched.read().told
     shutil.rmtree(run)
     end = time.monotonic() + 240
@@ -321,7 +320,7 @@ def test_a_run_whose_folder_goes_is_shown_as_it_was(tmp_path: Path) -> None:
 
 def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     first = watched.read()
     before = signature(run)
     assert watched.look().generation == first.generation
@@ -348,7 +347,7 @@ def test_last_words_of_logs(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    app = make_app(watch([tmp_path / "run"], tools()))
+    app = make_app(watch([tmp_path / "run"]))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(JobError, match="Choose another --port"):
         make_server(app, "127.0.0.1", taken.getsockname()[1])
 

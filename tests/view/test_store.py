@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from plait.cli.view import tools
 from plait.core.base.columns import Coded
 from plait.core.record.rollup import COLUMNS, RollupSource, rollup_file, write_rollup
 from plait.diagnose.reading import read_run
@@ -58,7 +57,7 @@ def wait(watched: Watched, until: Callable[[Snapshot], object], *, all_of_it: bo
 
 
 def test_the_first_picture_is_there_before_any_sum_is_read(run: Path) -> None:
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     painted = first_paint(watched)
     snapshot = wait(watched, lambda _: not watched._reading, all_of_it=False)
     assert snapshot.run is None and snapshot.glance is not None and painted["figure"]["data"]
@@ -81,13 +80,13 @@ def replace_run(snapshot: Snapshot, folder: Path) -> Snapshot:
 def test_totals_that_are_broken_are_said_and_sums_come_without(run: Path) -> None:
     first, second = sorted((run / "timeline" / "totals").rglob("*.parquet"))
     first.write_bytes(first.read_bytes()[:-8])
-    half = Watched(run, "run", tools())
+    half = Watched(run, "run")
     half.first()
     snapshot = wait(half, lambda _: not half._reading, all_of_it=False)
     assert snapshot.glance is not None and first.name in " ".join(snapshot.notes)
     assert "4 ranks" in status_of(snapshot)
     second.write_bytes(b"nothing")
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     snapshot = wait(watched, lambda one: one.run, all_of_it=False)
     assert snapshot.glance is None and snapshot.recording is not None and snapshot.recording.ranks == 8
 
@@ -96,7 +95,7 @@ def test_sums_that_cannot_be_read_are_tried_once(run: Path) -> None:
     for path in (run / "timeline").rglob("*.parquet"):
         if "totals" not in path.parts:
             path.write_bytes(b"nothing")
-    watched = Watched(run, "run", tools())
+    watched = Watched(run, "run")
     wait(watched, lambda one: one.glance, all_of_it=False)
     snapshot = wait(watched, lambda one: one.problem and not watched._reading, all_of_it=True)
     assert "holds no timeline that can be read" in snapshot.problem

@@ -1,18 +1,25 @@
 """Text for people, fitted to a width: paragraphs, tables, the line that shows a run's progress.
 
 Plain text in and out: nothing is read as markup, and no terminal's escape sequences come out. A width of
-None is a file or a pipe: lines are as long as what they hold.
+None is a file or a pipe: lines are as long as what they hold. An answer gives its tables once, as values:
+text, JSON and HTML are made of the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(%|x)?|")
 _WORD = re.compile(r"""'[^'\n]*'(?=[\s.,;:)]|$)|"[^"\n]*"(?=[\s.,;:)]|$)|\S""")
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 _GAP = "  "
+HANGING = "  "
+"""Indent of the further lines of a paragraph in an answer."""
 
 
 def printable(text: str, kept: str = "\n") -> str:
@@ -85,6 +92,103 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         "─" * (longest if width is None else min(longest, width)),
         *(ln for row in found[1:] for ln in row),
     ]
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    head: its name for people. form: a format specification (``.1%``), or a function that makes text of a
+    value. key: its name for programs; the head if not given. none: text of a value that is not known (None).
+
+    >>> Column("gap", ".1%").text(0.25), Column("gap", ".1%").text(None)
+    ('25.0%', '-')
+    """
+
+    head: str
+    form: str | Callable[[Any], str] = ""
+    key: str = ""
+    none: str = "-"
+
+    def text(self, value: Any) -> str:
+        """A value as people read it."""
+        if value is None:
+            return self.none
+        return self.form(value) if callable(self.form) else format(value, self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under a header; with a title alone, a heading. A column that is a text has no form.
+
+    >>> steps = Table("Steps", (Column("kind", key="what"), Column("ms", ".1f")), [("compute", 12.5)])
+    >>> steps.records()
+    [{'what': 'compute', 'ms': 12.5}]
+    >>> print(steps.html())
+    <table><caption>Steps</caption><tr><th>kind<th>ms<tr><td>compute<td>12.5</table>
+    """
+
+    title: str
+    header: Sequence[Column | str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The header, with the forms of texts."""
+        return tuple(Column(one) if isinstance(one, str) else one for one in self.header)
+
+    def cells(self) -> list[list[str]]:
+        """Texts of the rows."""
+        columns = self.columns
+        return [[column.text(value) for column, value in zip(columns, row, strict=True)] for row in self.rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Values of the rows by the keys of their columns, for programs."""
+        keys = [column.key or column.head for column in self.columns]
+        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+
+    def lines(self, width: int | None) -> list[str]:
+        """The table without its title; no line of a heading."""
+        return table([column.head for column in self.columns], self.cells(), width) if self.header else []
+
+    def html(self) -> str:
+        """The table for a notebook."""
+        if not self.header:
+            return f"<h4>{escape(self.title)}</h4>"
+        heads = "".join(f"<th>{escape(column.head)}" for column in self.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}' for cell in row)}" for row in self.cells())
+        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        return f"<table>{title}<tr>{heads}{rows}</table>"
+
+
+Part = Table | str
+"""Of an answer: a table, a paragraph, or an empty line."""
+
+
+class Shown(ABC):
+    """An answer that shows itself: as text in a terminal, as HTML in a notebook, as JSON to programs."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """Tables and paragraphs, in order."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Values for JSON."""
+
+    def text(self, width: int | None = None) -> str:
+        """All parts as lines of ``width``."""
+        lines: list[str] = []
+        for part in self.parts():
+            if isinstance(part, str):
+                lines.append(paragraph(part, width, HANGING))
+            else:
+                lines += [paragraph(part.title, width)] if part.title else []
+                lines += part.lines(width)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = (part if isinstance(part, Table) else part.strip() for part in self.parts())
+        return "".join(part.html() if isinstance(part, Table) else f"<p>{escape(part)}</p>" for part in parts if part)
 
 
 def progress_line(done: int, total: int, loss: str, left: float | None, more: Sequence[str], width: int) -> str:

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.base.text import duration, in_bytes, in_seconds, paragraph, printable, progress_line, table
+from plait.core.base.text import (
+    Column,
+    Part,
+    Shown,
+    Table,
+    duration,
+    in_bytes,
+    in_seconds,
+    paragraph,
+    printable,
+    progress_line,
+    table,
+)
 
 MORE = [
     "eval 3.812",
@@ -178,3 +190,33 @@ def test_bytes_in_words(size: int, told: str) -> None:
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, told: str) -> None:
     assert in_seconds(seconds) == told
+
+
+class Answer(Shown):
+    """Two steps, one of which was not measured."""
+
+    def parts(self) -> list[Part]:
+        steps = Table("Steps <1>", ("kind", Column("ms", ".1f", key="seconds")), [("compute", 12.25), ("wait", None)])
+        return [Table("A run"), "It is slow & long.", "", steps]
+
+    def to_dict(self) -> dict[str, object]:
+        return {}
+
+
+def test_an_answer_is_lines_of_its_parts() -> None:
+    assert Answer().text() == (
+        "A run\nIt is slow & long.\n\nSteps <1>\nkind     ms\n─────────────\ncompute  12.2\nwait     -"
+    )
+    assert "It is\n  slow &\n  long." in Answer().text(8)
+
+
+def test_an_answer_is_html_in_which_nothing_is_markup() -> None:
+    html = Answer()._repr_html_()
+    assert html.startswith("<h4>A run</h4><p>It is slow &amp; long.</p><table><caption>Steps &lt;1&gt;</caption>")
+    assert "<td>12.2" in html
+
+
+def test_records_of_a_table_hold_values_not_texts() -> None:
+    table = Answer().parts()[-1]
+    assert isinstance(table, Table)
+    assert table.records() == [{"kind": "compute", "seconds": 12.25}, {"kind": "wait", "seconds": None}]

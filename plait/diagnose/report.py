@@ -1,57 +1,151 @@
-"""What ``plait diagnose`` prints: one page of text."""
+"""The report of a run: what was found, as plain values, and a page that tells it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from plait.cli import terminal
-from plait.core.base.text import counted, duration
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import Column, Part, Shown, Table, counted, duration, in_bytes
+from plait.core.runs.evidence import Verdict
+from plait.diagnose.compare import Prediction
+from plait.diagnose.imbalance import BatchImbalance, StageImbalance
+from plait.diagnose.late import Late
+from plait.diagnose.memory_use import MemoryUse
+from plait.diagnose.progress import CheckpointPauses, Goodput, Loss
+from plait.diagnose.shares import Drift, StepShare, StepTimes
+from plait.diagnose.stragglers import Straggler, Verdicts
+from plait.diagnose.what_if import WhatIf
 
-if TYPE_CHECKING:
-    from plait.diagnose.explain import Report
-    from plait.diagnose.late import Late
-    from plait.diagnose.progress import Goodput
-    from plait.diagnose.shares import Drift
-    from plait.diagnose.stragglers import Straggler
-    from plait.diagnose.what_if import WhatIf
-
+VERSION = 1
 ROWS = 8
-"""Of a table, at most."""
+"""Rows of a table on the page, at most."""
 WORTH = 0.001
 """Share of a step from which on a row of it is shown."""
 
 
-def show(report: Report) -> None:
-    """All of it."""
-    axes = ", ".join(f"{axis} {n}" for axis, n in report.axes.items())
-    terminal.title(f"{report.name}: {counted(report.ranks, 'rank')}{f' ({axes})' if axes else ''}")
-    _hang(report)
-    _steps(report)
-    _verdict(report)
-    _shares(report)
-    _not_equal(report)
-    _predicted(report)
-    _memory(report)
-    _progress(report)
-    for note in report.notes:
-        terminal.text(f"note: {note}", indent="  ")
+@dataclass(frozen=True, kw_only=True)
+class Report(Shown):
+    """name: of the run or trace. axes: degrees, as far as ranks differ on them; none where nobody knows where
+    ranks stand. costs: seconds by which a step would be shorter without each straggler; None where no spans
+    were kept to replay, or where traces of others do not tell which messages belong together. late: of
+    recordings of others, a rank whose host is late. hang: why it hung, by what its launcher wrote down; None
+    where nothing was. passed_over: what of its files was not taken."""
+
+    name: str
+    ranks: int
+    axes: Mapping[str, int]
+    steps: StepTimes | None
+    shares: tuple[StepShare, ...]
+    verdicts: Verdicts
+    costs: tuple[float | None, ...]
+    what_if: WhatIf | None
+    stages: StageImbalance | None
+    batches: BatchImbalance | None
+    drift: Drift | None
+    prediction: Prediction | None = None
+    loss: Loss | None = None
+    checkpoints: CheckpointPauses | None = None
+    goodput: Goodput | None = None
+    memory: tuple[MemoryUse, ...] = ()
+    late: Late | None = None
+    hang: Verdict | None = None
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Those that are named."""
+        return self.verdicts.stragglers
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Steps are counted from 1, as in metrics.jsonl."""
+        spread = self.verdicts.spread
+        return {
+            "version": VERSION,
+            "run": self.name,
+            "ranks": self.ranks,
+            "hang": self.hang and asdict(self.hang),
+            "axes": dict(self.axes),
+            "steps": self.steps and self.steps._asdict() | _counted(
+                first=self.steps.first, last=self.steps.last, longest_at=self.steps.longest_at
+            ),
+            "stragglers": [
+                _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
+            ],
+            "late": self.late and self.late._asdict(),
+            "healthiest": {
+                "rank": spread.unit, "effect": spread.effect, "z": spread.z, "named_from": spread.named_from
+            },
+            "comparable_ranks": self.verdicts.comparable,
+            "arrivals": [vars(one) for one in self.verdicts.arrivals],
+            "shares": [one._asdict() for one in self.shares],
+            "what_if": self.what_if and _what_if(self.what_if),
+            "stages": self.stages and self.stages._asdict(),
+            "micro_batches": self.batches and self.batches._asdict(),
+            "drift": self.drift and {**self.drift._asdict(), "share": self.drift.share},
+            "predicted": self.prediction and _prediction(self.prediction),
+            "loss": self.loss and self.loss._asdict(),
+            "checkpoints": self.checkpoints and self.checkpoints._asdict(),
+            "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
+            "memory": [one._asdict() for one in self.memory],
+            "passed_over": self.passed_over.rows(),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def parts(self) -> Iterator[Part]:
+        """A page for people."""
+        axes = ", ".join(f"{axis} {n}" for axis, n in self.axes.items())
+        yield Table(f"{self.name}: {counted(self.ranks, 'rank')}{f' ({axes})' if axes else ''}")
+        for told in (_hang, _steps, _verdict, _shares, _not_equal, _predicted, _memory, _progress):
+            yield from told(self)
+        yield from (f"note: {note}" for note in self.notes)
 
 
-def _hang(report: Report) -> None:
+def _counted(**steps: int) -> dict[str, int]:
+    return {key: step + 1 for key, step in steps.items()}
+
+
+def _straggler(one: Straggler, cost: float | None) -> dict[str, Any]:
+    return {
+        **vars(one), "ranks": list(one.ranks), "hosts": list(one.hosts),
+        **_counted(since=one.since, until=one.until), "cost_seconds_per_step": cost,
+    }  # fmt: skip
+
+
+def _what_if(found: WhatIf) -> dict[str, Any]:
+    worst = [worker._asdict() for worker in found.worst[:5]]
+    return {**vars(found), "worst": worst, "costs": list(found.costs), "slowdown": found.slowdown}
+
+
+def _prediction(found: Prediction) -> dict[str, Any]:
+    return {
+        "rows": [row.named("axis") for row in found.rows],
+        "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
+        "step_seconds": found.seconds and dict(zip(("predicted", "measured"), found.seconds, strict=True)),
+        "matched": found.matched,
+    }
+
+
+# ---- the page ----
+
+
+def _hang(report: Report) -> Iterator[Part]:
     if report.hang:
-        terminal.text(f"{report.hang.heading}. {report.hang.why}", indent="  ")
+        yield (f"{report.hang.heading}. {report.hang.why}")
         for other in report.hang.also:
-            terminal.text(f"Besides: {other.why}", indent="  ")
-        terminal.text(f"plait diagnose {report.name} --hang says who waited for whom.", indent="  ")
-        terminal.say("")
+            yield (f"Besides: {other.why}")
+        yield (f"plait diagnose {report.name} --hang says who waited for whom.")
+        yield ""
 
 
-def _steps(report: Report) -> None:
+def _steps(report: Report) -> Iterator[Part]:
     steps = report.steps
     if not steps:
         return
     speed = f", {steps.tokens_per_second:,.0f} tokens/s" if steps.tokens_per_second else ""
-    terminal.text(
+    yield (
         f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {_time(steps.median)} (10 % under "
         f"{_time(steps.p10)}, 10 % over {_time(steps.p90)}), longest {_time(steps.longest)} at step "
         f"{steps.longest_at + 1}{speed}"
@@ -61,25 +155,25 @@ def _steps(report: Report) -> None:
 # ---- who is slow ----
 
 
-def _verdict(report: Report) -> None:
-    terminal.say("")
+def _verdict(report: Report) -> Iterator[Part]:
+    yield ""
     if not report.stragglers:
-        _nobody(report)
+        yield _nobody(report)
     if report.late:
-        terminal.text(_late(report.late), indent="  ")
+        yield _late(report.late)
     for one, cost in zip(report.stragglers, report.costs, strict=True):
-        terminal.text(_sentence(one), indent="  ")
+        yield _sentence(one)
         if cost is not None and report.what_if:
             step = report.what_if.replayed
             share = f" ({cost / step:.0%} of it)" if step > 0 else ""
             what = "it" if len(one.ranks) == 1 else "they"
-            terminal.text(f"  If {what} were as the others, a step would be {_time(max(0.0, cost))} shorter{share}.")
+            yield (f"  If {what} were as the others, a step would be {_time(max(0.0, cost))} shorter{share}.")
         elif cost is None and report.what_if and one.what != "slow link":
-            terminal.text("  What that costs is not known: the traces do not tell which messages belong together.")
+            yield ("  What that costs is not known: the traces do not tell which messages belong together.")
     for one in report.verdicts.arrivals:
         named = {rank for straggler in report.stragglers for rank in straggler.ranks}
         if one.behind in named and one.rank != one.behind:
-            terminal.text(
+            yield (
                 f"  The last to come to {one.axis} ({one.what}) is most often rank {one.rank}, {_time(one.lateness)} "
                 f"after the first; it waits for rank {one.behind}, which is in its pipeline."
             )
@@ -91,7 +185,7 @@ def _verdict(report: Report) -> None:
             if share is not None and share >= 0.2
         ]
         more = f"; {', '.join(shares)}" if shares else ""
-        terminal.text(
+        yield (
             f"On average a step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
             f"({_time(what_if.ideal)}){more}."
         )
@@ -102,7 +196,7 @@ def _worst(found: WhatIf) -> str:
     return f"the worst {found.few} of {every} workers" if found.few > 1 else f"the worst of {every} workers"
 
 
-def _nobody(report: Report) -> None:
+def _nobody(report: Report) -> str:
     from plait.diagnose.outliers import FEWEST
 
     spread, comparable = report.verdicts.spread, report.verdicts.comparable
@@ -113,8 +207,7 @@ def _nobody(report: Report) -> None:
             else "every rank is alone with what it does (its stage and its part of sequences), with nobody to be "
             "compared with"
         )
-        terminal.text(f"No straggler can be told: {why}.")
-        return
+        return f"No straggler can be told: {why}."
     lasting = ", were it so in most steps and for longer" if spread.z >= spread.named_from else ""
     slowest = (
         f" The slowest of {comparable} comparable ranks is rank {spread.unit}: {spread.effect:+.1%} against its "
@@ -122,7 +215,7 @@ def _nobody(report: Report) -> None:
         if spread.unit >= 0
         else ""
     )
-    terminal.text(f"No straggler.{slowest}")
+    return f"No straggler.{slowest}"
 
 
 def _late(one: Late) -> str:
@@ -165,29 +258,25 @@ def _sentence(one: Straggler) -> str:
 # ---- where steps go ----
 
 
-def _shares(report: Report) -> None:
+def _shares(report: Report) -> Iterator[Part]:
     from plait.diagnose.recording import AFTER
     from plait.diagnose.shares import NAMES
 
     rows = [
-        (
-            NAMES.get(one.what, one.what),
-            _time(one.seconds),
-            f"{'+' if one.what in AFTER else ''}{one.share:.1%}",
-            "" if one.late is None else _time(one.late),
-        )
+        (NAMES.get(one.what, one.what), one.seconds, f"{'+' if one.what in AFTER else ''}{one.share:.1%}", one.late)
         for one in report.shares
         if one.share >= WORTH
     ]
     if rows:
-        terminal.say("")
-        late = any(row[3] for row in rows)
-        header = ("where a mean rank's step goes", "time", "share", "for the last to come")
-        terminal.table(header if late else header[:3], [row if late else row[:3] for row in rows[: ROWS + 2]])
+        yield ""
+        some = 4 if any(row[3] is not None for row in rows) else 3
+        header = ("where a mean rank's step goes", Column("time", _time), "share",
+                  Column("for the last to come", _time, none=""))  # fmt: skip
+        yield Table("", header[:some], [row[:some] for row in rows[: ROWS + 2]])
     drift = report.drift
     if drift:
         word = "longer" if drift.share > 0 else "shorter"
-        terminal.text(
+        yield (
             f"Steps became {abs(drift.share):.0%} {word}: {_time(drift.first)} in the first quarter, "
             f"{_time(drift.last)} in the last{_grew(drift)}."
         )
@@ -205,75 +294,64 @@ def _grew(drift: Drift) -> str:
     return f"; {drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
 
 
-def _not_equal(report: Report) -> None:
+def _not_equal(report: Report) -> Iterator[Part]:
     from plait.diagnose.imbalance import ALIKE, HEAVY, UNEVEN
 
     stages, batches = report.stages, report.batches
     if stages and stages.ratio >= HEAVY and not report.stragglers:
-        terminal.text(
+        yield (
             f"Stage {stages.heaviest} computes {stages.ratio:.2f} times as long as the other stages' mean: no rank's "
             "fault; other bounds between stages would help."
         )
     if batches and batches.spread >= UNEVEN and batches.alike >= ALIKE and batches.turns >= 0.5:
-        terminal.text(
+        yield (
             f"Micro-batches are uneven: their computation varies by {batches.spread:.0%}, forward and backward alike, "
             f"and a step's slowest rank, which computes {batches.longer:.0%} longer than its stage's mean, is "
             "another one in most steps. That is the data's fault, not a machine's."
         )
 
 
-def _predicted(report: Report) -> None:
+def _predicted(report: Report) -> Iterator[Part]:
     found = report.prediction
     if not found:
         return
     from plait.diagnose.compare import MISSED
 
-    terminal.say("")
+    yield ""
     rows = [
-        (
-            row.kind,
-            row.where or "-",
-            row.direction or "-",
-            _ms(row.predicted or 0.0),
-            _ms(row.measured),
-            _ratio(row.ratio),
-        )
+        (row.kind, row.where or None, row.direction or None, row.predicted or 0.0, row.measured, row.ratio)
         for row in found.rows[:ROWS]
     ]
-    terminal.table(("against the plan", "axis", "direction", "predicted ms", "measured ms", "ratio"), rows)
+    header = ("against the plan", "axis", "direction", Column("predicted ms", _ms), Column("measured ms", _ms),
+              Column("ratio", ".2f"))  # fmt: skip
+    yield Table("", header, rows)
     step = report.steps.median if report.steps else 0.0
     for one in found.overlap:
         if one.missed >= MISSED * step:
-            terminal.text(
+            yield (
                 f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and {one.measured:.0%} was: "
                 f"{_time(one.missed)} of a step that overlap was to save."
             )
 
 
-def _memory(report: Report) -> None:
+def _memory(report: Report) -> Iterator[Part]:
     if not report.memory:
         return
-    from plait.core.base.text import in_bytes
-
-    terminal.say("")
+    yield ""
     rows = [
-        (
-            one.place,
-            "-" if one.predicted is None else in_bytes(one.predicted),
-            "-" if one.measured is None else in_bytes(one.measured),
-            _ratio(one.measured / one.predicted) if one.predicted and one.measured else "-",
-            "-" if one.rank is None else str(one.rank),
-            "-" if one.process is None else in_bytes(one.process),
-        )
+        (one.place, one.predicted, one.measured,
+         one.measured / one.predicted if one.predicted and one.measured else None, one.rank, one.process)
         for one in report.memory[:ROWS]
-    ]
-    terminal.table(("tensors of a rank, at most", "predicted", "measured", "ratio", "rank", "its process"), rows)
+    ]  # fmt: skip
+    header = ("tensors of a rank, at most", Column("predicted", in_bytes), Column("measured", in_bytes),
+              Column("ratio", ".2f"), "rank", Column("its process", in_bytes))  # fmt: skip
+    yield Table("", header, rows)
 
 
 # ---- how it got on ----
 
 
-def _progress(report: Report) -> None:
+def _progress(report: Report) -> Iterator[Part]:
     said: list[str] = []
     loss = report.loss
     if loss:
@@ -290,8 +368,8 @@ def _progress(report: Report) -> None:
     if good:
         said.append(_goodput(good))
     if said:
-        terminal.say("")
-        terminal.text("; ".join(said) + ".")
+        yield ""
+        yield ("; ".join(said) + ".")
 
 
 def _goodput(good: Goodput) -> str:
@@ -310,7 +388,3 @@ def _time(seconds: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
