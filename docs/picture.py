@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from plait.api.pictures import draw_gantt
 from plait.core.base.pictures import Bar
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
@@ -17,7 +18,6 @@ from plait.core.step.overlap import segment_order
 from plait.core.step.segment_costs import TimedAction, makespan, segment_costs, simulate
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.stages import Stage
-from plait.diagnose.plots import draw_gantt
 
 MODEL = ModelSpec(family="gpt", num_layers=2, hidden=768, num_heads=12, vocab=257, max_sequence=256)
 BATCH, SEQUENCE = 8, 256

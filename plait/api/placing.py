@@ -219,7 +219,7 @@ class Placing:
 
     def draw(self, placement: Placement, file: Path) -> None:
         """The cluster, with a colour for every DP group."""
-        from plait.place.draw import draw
+        from plait.api.topology_picture import draw
 
         stage = [at for at, height in enumerate(placement.heights) for _ in range(height * placement.nodes_per_cell)]
         groups = {host: f"stage {stage[rank]}" for rank, host in enumerate(placement.hosts)}

@@ -107,15 +107,15 @@ def job_of(plan: Plan, file: Path) -> Job:
 
 def draw_step(asked: Planning, best: Candidate, file: Path) -> None:
     """Draw the predicted step of a candidate, and its memory over time, into a picture or a page."""
+    from plait.api import pictures
     from plait.core.base.text import in_seconds
-    from plait.diagnose import plots
     from plait.plan.over_time import memory_curves, step_bars
 
     planner = asked.planner
     simulated = planner.simulated(best.job, asked.written)
     curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
-    plots.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
+    pictures.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
 
 
 def calibrate_cluster(runs: Sequence[Path], cluster: str | None = None) -> tuple[list[Recorded], Refitted]:

@@ -93,7 +93,7 @@ def place(
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
     if draw:
-        from plait.core.base.pictures import check_format
+        from plait.api.pictures import check_format
 
         check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))

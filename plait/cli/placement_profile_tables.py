@@ -50,9 +50,9 @@ def show(found: PlacementProfile) -> None:
 
 def draw_profile(found: PlacementProfile, file: Path) -> None:
     """Bandwidth by size, a panel for each kind, a line for each size of groups and spread."""
+    from plait.api.pictures import draw_curves
     from plait.core.base.pictures import PlotCurve
     from plait.core.cluster.profile import wire_share
-    from plait.diagnose.plots import draw_curves
 
     panels: list[tuple[str, list[PlotCurve]]] = []
     for kind in dict.fromkeys(one.kind for one in found.collectives):

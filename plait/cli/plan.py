@@ -96,8 +96,8 @@ def plan(
             raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
     target = _target(job, out, what_if=bool(what_if))
     if picture:
+        from plait.api.pictures import FORMATS, check_format
         from plait.core.base.files import check_target
-        from plait.core.base.pictures import FORMATS, check_format
 
         check_format(picture, (*FORMATS, "html"))
         check_target(picture, fix="Choose another with --picture")

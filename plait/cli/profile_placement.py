@@ -47,13 +47,13 @@ def placement(
 
     Example: plait profile placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
     """
+    from plait.api.pictures import check_format
     from plait.api.places import place_of
     from plait.api.spreading import own_affinity, profile_spread, time_by_placement
     from plait.cli import terminal
     from plait.cli.placement_profile_tables import draw_profile, show
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
-    from plait.core.base.pictures import check_format
     from plait.core.cluster.placement_profile import affinity_row, network_file
 
     if draw:

@@ -216,10 +216,10 @@ def write(
     out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[ReplayOutcome], planned: Sequence[Planned]
 ) -> None:
     """The folder that ``--out`` names."""
+    from plait.api.pictures import draw_curves
     from plait.core.base.errors import DataError
     from plait.core.base.files import replacing
     from plait.core.base.pictures import PlotCurve
-    from plait.diagnose.plots import draw_curves
 
     until = about["window_h"] * 3600
     panels: list[tuple[str, list[PlotCurve]]] = [("nodes in use", []), ("GPUs in use", [])]

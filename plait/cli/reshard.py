@@ -84,8 +84,8 @@ def explain(
     bars = _bars(plan, fabric)
     title = f"{plan.source} -> {plan.destination}, {dtype} {'x'.join(map(str, sizes)) or 'scalar'}, {nic}"
     for path in draw or []:
+        from plait.api.pictures import draw_gantt
         from plait.core.base.files import explained
-        from plait.diagnose.plots import draw_gantt
 
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             draw_gantt(bars, path, title=title)

@@ -69,8 +69,8 @@ def show(
     run = dry_run(schedule, costs, _mode(mode))
     known = closed_form(name, shape, *parts) if shape else None
     for path in draw or []:
+        from plait.api.pictures import draw_gantt
         from plait.core.base.files import explained
-        from plait.diagnose.plots import draw_gantt
 
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             draw_gantt(run.bars(), path, title=_title(run), unit="units of the costs")

@@ -143,7 +143,7 @@ def _draw(topology: Topology, files: list[Path], level: str, groups: dict[str, s
     from plait.core.base.errors import JobError
 
     for file in files:
-        from plait.place.draw import draw
+        from plait.api.topology_picture import draw
 
         try:
             draw(topology, file, groups=groups, level=level or None, title=topology.name)

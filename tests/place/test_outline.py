@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from plait.api.topology_picture import STATE_COLOURS, colours_of, draw
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.text import table
 from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
-from plait.place.draw import STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate
 from plait.place.outline import HEADER, MOST_ROWS, down_nodes, outline, spreads
 

@@ -1,39 +1,33 @@
-"""Pictures in files."""
+"""Bars drawn as text."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
+from plait.core.base.pictures import Bar, drawn_rows, text_gantt
 
-from plait.core.base.errors import DataError
-from plait.core.base.pictures import check_format, kind_of, save
-
-
-@pytest.mark.parametrize(("name", "kind"), [("a.svg", "svg"), ("a.b.PNG", "png"), ("a", ""), ("a.pdf", "pdf")])
-def test_a_picture_is_what_its_name_says(name: str, kind: str) -> None:
-    assert kind_of(Path(name)) == kind
-    if kind:
-        check_format(Path(name))
-    else:
-        with pytest.raises(DataError, match=r"a: a picture's name ends in \.svg, \.png, \.pdf"):
-            check_format(Path(name))
+times = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)
 
 
-def test_what_cannot_be_drawn_here_is_refused() -> None:
-    with pytest.raises(DataError, match=r"ends in \.svg$|ends in \.svg\b"):
-        check_format(Path("a.png"), ("svg",))
+@given(st.lists(st.tuples(st.sampled_from("ab"), times), max_size=20), st.integers(1, 80))
+def test_every_row_has_its_width_whatever_the_bars(bars: list[tuple[str, list[int]]], width: int) -> None:
+    made = [Bar(row, start, end, f"F{start}", row) for row, (start, end) in bars]
+    assert {len("".join(piece.text for piece in pieces)) for _, pieces in drawn_rows(made, width)} <= {width}
 
 
-@pytest.mark.parametrize(("kind", "clear"), [("svg", True), ("png", False)])
-def test_a_picture_is_whole_and_always_the_same(kind: str, clear: bool, tmp_path: Path) -> None:
-    class Figure:
-        def savefig(self, path: Path, /, **options: Any) -> None:
-            assert path != tmp_path / f"a.{kind}"
-            date = {"Date": None} if clear else None
-            assert options == {"format": kind, "dpi": 120, "transparent": clear, "metadata": date}
-            path.write_text("picture")
+def test_a_label_is_cut_to_its_number_before_it_is_left_out() -> None:
+    assert text_gantt(
+        [Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")], width=6
+    ) == ["r |F1213▪|"]
 
-    save(Figure(), tmp_path / f"a.{kind}")
-    assert (tmp_path / f"a.{kind}").read_text() == "picture"
+
+def test_pieces_of_one_kind_are_joined() -> None:
+    ((_, pieces),) = drawn_rows([Bar("r", 0, 2, "", "x"), Bar("r", 2, 4, "", "x"), Bar("r", 6, 8, "", "y")], width=8)
+    assert [(len(piece.text), piece.kind) for piece in pieces] == [(4, "x"), (2, ""), (2, "y")]
+
+
+def test_names_of_any_length_stand_in_one_column() -> None:
+    lines = text_gantt([Bar("a", 0, 1, "", "F"), Bar("longer", 1, 2, "", "F")], width=4)
+    assert [line.index("|") for line in lines] == [7, 7]
+    assert text_gantt([]) == []

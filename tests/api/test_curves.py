@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.api.pictures import GREY, draw_curves, draw_gantt, draw_step
 from plait.core.base.errors import DataError
-from plait.core.base.pictures import GREY, Bar, PlotCurve
-from plait.diagnose.plots import draw_curves, draw_gantt, draw_step
+from plait.core.base.pictures import Bar, PlotCurve
 
 FIRST, SECOND = PlotCurve("first", [(0, 1), (1, 2)]), PlotCurve("second", [(0, 2), (1, 1)])
 

@@ -1,4 +1,4 @@
-"""Pictures in files. The only place that loads a plotting library."""
+"""Pictures in files, by matplotlib, which needs no browser: bars and curves over time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from plait.core.base.errors import DataError
 from plait.core.base.files import replacing
-from plait.core.base.pictures import FORMATS, GREY, SAME, Bar, PlotCurve, check_format, kind_of, save
+from plait.core.base.pictures import Bar, PlotCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
+FORMATS = ("svg", "png", "pdf")
+SAME: dict[Any, Any] = {"svg.hashsalt": "plait", "svg.fonttype": "none"}
+"""matplotlib's settings while a figure is saved: the same picture is the same file."""
+GREY = "#808890"
+"""Of lines and words: it can be read on white and on black."""
 COLOURS = {"waiting": "#b8bec6"}
 """Of kinds that are not to stand out."""
 MANY = 500
@@ -32,6 +38,17 @@ PAGE = """<!doctype html>
 """
 
 
+def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:
+    """Raise DataError for a picture that cannot be drawn as its name says."""
+    if kind_of(path) not in known:
+        raise DataError(f"{path}: a picture's name ends in .{', .'.join(known)}")
+
+
+def kind_of(path: Path) -> str:
+    """A picture's format, by its name."""
+    return path.suffix.lstrip(".").lower()
+
+
 def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") -> None:
     """Bars as a picture whose format the file's ending names; a colour a kind, labels where they fit. Appears
     whole or not at all. An SVG has no background, for light pages and dark ones."""
@@ -44,7 +61,7 @@ def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") 
     kinds = len({bar.kind for bar in bars})
     if kinds:
         _legend(axes, kinds, -0.02 - 0.6 / (1 + rows))
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def draw_step(bars: Sequence[Bar], curves: Sequence[PlotCurve], path: Path, *, title: str, limit: float) -> None:
@@ -64,7 +81,7 @@ def draw_step(bars: Sequence[Bar], curves: Sequence[PlotCurve], path: Path, *, t
     below.set_ylim(bottom=0)
     below.margins(x=0.01)
     below.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def draw_curves(
@@ -95,7 +112,7 @@ def draw_curves(
     below[-1].legend(
         lines.values(), lines, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, -0.25), frameon=False
     )
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def _names(panels: Sequence[tuple[str, Sequence[PlotCurve]]]) -> list[str]:
@@ -136,21 +153,23 @@ def _legend(axes: Axes, columns: int, below: float) -> None:
     axes.legend(ncols=columns, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
 
 
-def _save(figure: Figure, path: Path, title: str) -> None:
+def save(figure: Figure, path: Path, title: str = "") -> None:
+    """Write a figure whole or not at all, without the date. An SVG has no background, for light pages and
+    dark ones; HTML is the SVG on a page with that title."""
     from matplotlib import rc_context
 
     kind = kind_of(path)
-    if kind in ("svg", "html"):
-        for axes in figure.axes:
-            _tone_down(axes)
-    with rc_context(dict(SAME)):
+    svg = kind in ("svg", "html")
+    options: dict[str, Any] = {"dpi": 120, "transparent": svg, "metadata": {"Date": None} if svg else None}
+    for axes in figure.axes if svg else ():
+        _tone_down(axes)
+    with rc_context(SAME), replacing(path) as partial:
         if kind != "html":
-            save(figure, path)
+            figure.savefig(partial, format=kind, **options)
             return
         drawn = StringIO()
-        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-        with replacing(path) as partial:
-            partial.write_text(PAGE.format(title=escape(title), svg=drawn.getvalue().partition("<svg")[2]))
+        figure.savefig(drawn, format="svg", **options)
+        partial.write_text(PAGE.format(title=escape(title), svg=drawn.getvalue().partition("<svg")[2]))
 
 
 def _tone_down(axes: Axes) -> None:

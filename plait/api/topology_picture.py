@@ -1,7 +1,7 @@
 """A topology as a picture: a frame for every minipod, a row for every leaf, a cell for every node.
 
 Cells have the colours of the groups that they belong to, if a placement is given, else those of what nodes
-are doing; frames say how many groups touch a minipod. Only this file of the folder loads a plotting library.
+are doing; frames say how many groups touch a minipod.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.base.pictures import GREY, SAME, check_format, save
+from plait.api.pictures import GREY, check_format, save
 from plait.core.topology.switches import Level, Node, Topology
 from plait.place.outline import spreads
 
@@ -46,7 +46,6 @@ def draw(
     """groups: of placed nodes, the name of theirs. Appears whole or not at all; the file's ending names its
     format. Raises DataError for another ending, JobError for a node or level that is not there."""
     check_format(path)
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     spread = spreads(topology, groups or {}, level)
@@ -60,8 +59,7 @@ def draw(
     _draw_cells(axes, frames, dict(groups or {}), len(topology.nodes))
     _draw_frames(axes, frames, groups or {}, topology.switches[0].name, width)
     _draw_legend(axes, spread)
-    with rc_context(dict(SAME)):
-        save(figure, path)
+    save(figure, path)
 
 
 def colours_of(groups: Sequence[str]) -> dict[str, str]:

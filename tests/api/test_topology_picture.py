@@ -12,10 +12,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from plait.api import topology_picture as drawing
+from plait.api.topology_picture import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
 from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
-from plait.place import draw as drawing
-from plait.place.draw import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
 from plait.place.generate import generate
 
 
