@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plait.cli.queue_tables import about, show, show_report, source, tell, write
+from plait.cli import terminal
 from plait.cli.zones import places_in, zone_of
 from plait.core.base.text import counted
 
 if TYPE_CHECKING:
-    from plait.place.policy import QueuePolicy
-    from plait.place.replay import ReplayOutcome
-    from plait.place.reservation import Planned
-    from plait.place.traces.table import Trace
+    from plait.api.queueing import Planned
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,6 +37,24 @@ TIME = re.compile(
     r"\+?(?:(?P<d>\d+(?:\.\d+)?)d)?(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?"
 )
 REPLAN = "10m"
+
+
+class _Progress:
+    """Lines on standard error: in one place of a terminal, a line each in a file, there without passing
+    ones."""
+
+    def __init__(self) -> None:
+        self.width = 0
+
+    def __call__(self, line: str, *, passing: bool = False) -> None:
+        if sys.stderr.isatty():
+            print("\r" + line[:79].ljust(self.width), end="" if line else "\r", file=sys.stderr, flush=True)
+            self.width = len(line[:79])
+        elif line and not passing:
+            print(line, file=sys.stderr, flush=True)
+
+
+tell = _Progress()
 
 
 @app.command()
@@ -104,63 +119,29 @@ def replay(
     Example: plait queue replay jobs.csv --nodes 2000 --load 0.9 --reserve 1200@+22h --announce 4h --policy
     all
     """
+    from plait.api.queueing import ClusterShape, Replay, replay_queue
     from plait.core.base.errors import JobError
-    from plait.place.forecast import walk_forward
-    from plait.place.policy import find_policies
-    from plait.place.replay import replay as play
-    from plait.place.reservation import ClusterShape, check_planned
-    from plait.place.summary import summary
-    from plait.place.traces.table import MOST_GPUS
-    from plait.place.workload import copies_of, workload
 
-    policies, settings = find_policies(policy), _settings(level)
-    if overlay is not None and load is not None:
-        raise JobError("both are given", key="--overlay, --load", fix="Copies follow from the load: leave out one")
-    for option, value in (
-        ("--nodes", nodes),
-        ("--gpus-per-node", gpus_per_node),
-        ("--minipod", minipod),
-        ("--overlay", overlay),
-        ("--load", load),
-    ):
+    numbers = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--minipod": minipod, "--overlay": overlay}
+    for option, value in (numbers | {"--load": load}).items():
         _positive(option, value)
-    if nodes * gpus_per_node > MOST_GPUS:
-        fix = f"A replay has at most {MOST_GPUS} GPUs"
-        raise JobError(f"{nodes} nodes of {gpus_per_node} GPUs are too many", key="--nodes", fix=fix)
     if on_late not in ("preempt", "delay"):
         raise JobError(f"'{on_late}' is not allowed", key="--late", fix="Allowed: preempt, delay")
-    cluster = ClusterShape(nodes=nodes, gpus_per_node=gpus_per_node, minipod=minipod)
-    planned = _planned(reserve or [], announce, planned_for, zone or [], topology)
-    check_planned(planned, cluster)
-    how: dict[str, Any] = {
-        "delay_late": on_late == "delay",
-        "checkpoint": _time("--checkpoint", checkpoint),
-        "replan": _replan(replan),
-    }
-    until = _window(window, planned, overlay is not None or load is not None)
-    jobs_in = _read(trace, columns)
-    gpus = nodes * gpus_per_node
-    copies_of(jobs_in, gpus=gpus, copies=overlay, load=load, window=until)  # refused before it takes long
-    predicted = walk_forward(jobs_in, settings, progress=tell)
-    jobs = workload(jobs_in, predicted, gpus=gpus, copies=overlay, load=load, window=until)
-    how["sample"] = max(300.0, jobs.window / 2000)
-
-    def played(one: QueuePolicy) -> ReplayOutcome:
-        def progress(share: float) -> None:
-            tell(f"{one.name}: {share:.0%}", passing=True)
-
-        return play(jobs, cluster, one, planned, progress=progress, **how)
-
-    outcomes = [played(one) for one in policies]
+    until = None if window is None else _time("--window", window)
+    _positive("--window", until)
+    asked = Replay(
+        cluster=ClusterShape(nodes=nodes, gpus_per_node=gpus_per_node, minipod=minipod),
+        planned=_planned(reserve or [], announce, planned_for, zone or [], topology),
+        policies=policy, copies=overlay, load=load, window=until, delay_late=on_late == "delay",
+        checkpoint=_time("--checkpoint", checkpoint), replan=_time("--replan", replan), level=level,
+    )  # fmt: skip
+    found = replay_queue(trace, asked, columns=columns, told=tell)
     tell("")
-    found = [summary(outcome, jobs, planned, nodes, gpus) for outcome in outcomes]
-    described = about(jobs_in, jobs, cluster, planned, overlay, load)
     if out:
-        write(out, described, found, outcomes, planned)
-    if as_json:
-        typer.echo(json.dumps(described | {"policies": [one.to_dict() for one in found], "out": out and str(out)}))
-    else:
-        show(jobs_in, jobs, found, planned, out)
+        found.write(out)
+    terminal.answer(found, as_json=as_json, out=out and str(out))
+    if out and not as_json:
+        terminal.text(f"Series, summary and picture are in {out}.")
 
 
 @app.command()
@@ -179,19 +160,11 @@ def fit(
     Example: plait queue fit jobs.csv --columns
     submit=submit_time,duration=duration,gpus=num_gpu,group=cluster
     """
-    from dataclasses import asdict
+    from plait.api.queueing import fit_durations
 
-    from plait.place.forecast import assess
-    from plait.place.model_files import save
-
-    jobs = _read(trace, columns)
-    model, report = assess(jobs, _settings(level), progress=tell, draws=search)
-    save(model, out)
+    found = fit_durations(trace, out, columns=columns, level=level, draws=search, told=tell)
     tell("")
-    if as_json:
-        typer.echo(json.dumps(source(jobs) | asdict(report) | {"level": level, "model": str(out)}))
-    else:
-        show_report(jobs, report, level, out)
+    terminal.answer(found, as_json=as_json)
 
 
 @app.command()
@@ -206,76 +179,17 @@ def predict(
 
     Example: plait queue predict jct-model jobs.csv --last 5
     """
-    import numpy as np
-
-    from plait.cli import terminal
-    from plait.place.features import features
-    from plait.place.forecast import names_of
-    from plait.place.jct import BUCKET
-    from plait.place.model_files import load
+    from plait.api.queueing import predict_durations
 
     _positive("--last", last)
-    fitted = load(model)
-    jobs = _read(trace, columns)
-    said = fitted.predict(features(jobs), names_of(jobs))
+    found = predict_durations(model, trace, columns=columns, last=last)
     tell("")
-    upper = np.exp(np.minimum(said.bound + fitted.margin, 20.0))
-    rows = [
-        {
-            "id": jobs.id[job],
-            "gpus": int(jobs.gpus[job]),
-            "typical_s": round(float(np.exp(said.log[job])), 1),
-            "mean_buckets": round(float(said.buckets[job]), 2),
-            "upper_s": round(float(upper[job]), 1),
-            "spread": round(float(said.spread[job]), 3),
-            "ran_s": float(jobs.duration[job]),
-        }
-        for job in range(max(0, len(jobs) - last), len(jobs))
-    ]
-    if as_json:
-        typer.echo(json.dumps(source(jobs) | {"level": fitted.settings.level, "bucket_s": BUCKET, "jobs": rows}))
-        return
-    terminal.passed_over(jobs.over)
-    terminal.title(f"Predicted hours of the last {counted(len(rows), 'job')}")
-    header = ("job", "GPUs", "typical", "mean", f"{fitted.settings.level:.0%} end within", "ran")
-    terminal.table(
-        header,
-        [
-            (
-                str(row["id"]),
-                str(row["gpus"]),
-                f"{row['typical_s'] / 3600:.2f}",
-                f"{row['mean_buckets'] * BUCKET / 3600:.2f}",
-                f"{row['upper_s'] / 3600:.2f}",
-                f"{row['ran_s'] / 3600:.2f}",
-            )
-            for row in rows
-        ],
-    )
+    if not as_json:
+        terminal.passed_over(found.trace.over)
+    terminal.answer(found, as_json=as_json)
 
 
 # ---- what is asked ----
-
-
-def _read(trace: Path, columns: str | None) -> Trace:
-    from plait.core.base.errors import DataError
-    from plait.place.traces.columns import parse_columns
-    from plait.place.traces.read import read_trace
-
-    found = read_trace(trace, None if columns is None else parse_columns(columns))
-    if not len(found):
-        reasons = "; ".join(f"{count} {reason}" for reason, count in found.dropped.items())
-        raise DataError(f"{trace} has no job that could be played back: {found.rows} rows{reasons and ', '}{reasons}.")
-    return found
-
-
-def _settings(level: float) -> Any:
-    from plait.core.base.errors import JobError
-    from plait.place.jct import JctSettings
-
-    if not 0.5 <= level < 1:
-        raise JobError(f"{level:g} is not allowed", key="--level", fix="Allowed: from 0.5 to below 1, such as 0.9")
-    return JctSettings(level=level)
 
 
 def _positive(option: str, value: float | None) -> None:
@@ -295,8 +209,8 @@ def _time(option: str, text: str) -> float:
 
 
 def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Path], topology: str) -> list[Planned]:
+    from plait.api.queueing import Planned
     from plait.core.base.errors import JobError
-    from plait.place.reservation import Planned
 
     if zones and len(zones) != len(reserve):
         problem = f"{counted(len(zones), 'file')} for {counted(len(reserve), 'planned job')}"
@@ -313,22 +227,3 @@ def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Pa
         arrival = _time("--reserve", when)
         found.append(Planned(nodes=int(count), arrival=arrival, notice=notice, duration=duration, zone=zone))
     return found
-
-
-def _replan(text: str) -> float:
-    from plait.core.base.errors import JobError
-
-    seconds = _time("--replan", text)
-    if 0 < seconds < 60:
-        raise JobError(f"'{text}' is too often", key="--replan", fix="Use 0s, for never, or at least 1m")
-    return seconds
-
-
-def _window(text: str | None, planned: list[Planned], overlaid: bool) -> float | None:
-    if text is not None:
-        seconds = _time("--window", text)
-        _positive("--window", seconds)
-        return seconds
-    if not overlaid:
-        return None
-    return max((one.arrival + one.duration for one in planned), default=7 * 86400.0)

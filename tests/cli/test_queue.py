@@ -102,7 +102,7 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
         (["--reserve", "30@1h"], "Let it arrive later"),
         (["--load", "0.9", "--overlay", "2"], "both are given"),
         (["--load", "1e9"], "copies have"),
-        (["--replan", "1s"], "--replan: '1s' is too often"),
+        (["--replan", "1s"], "--replan: 1 s is too often"),
         (["--reserve", "3@9h", "--reserve", "2@20h", "--zone", "none.json"], "1 file for 2 planned jobs"),
         (["--reserve", "1500@9h", "--reserve", "1500@10h"], "2 planned jobs want 3,000 nodes at one time"),
         (["--nodes", "0"], "--nodes: 0 is not allowed"),
