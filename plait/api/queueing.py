@@ -6,10 +6,9 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import exp
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import replacing
@@ -335,14 +334,13 @@ def predict_durations(folder: Path, file: Path, *, columns: str | None = None, l
 
     fitted, trace = load(folder), _read(file, columns)
     said = fitted.predict(features(trace), names_of(trace))
-    upper = np.exp(np.minimum(said.bound + fitted.margin, 20.0))
     jobs = [
         {
             "id": trace.id[job],
             "gpus": int(trace.gpus[job]),
-            "typical_s": round(float(np.exp(said.log[job])), 1),
+            "typical_s": round(exp(said.log[job]), 1),
             "mean_buckets": round(float(said.buckets[job]), 2),
-            "upper_s": round(float(upper[job]), 1),
+            "upper_s": round(exp(min(said.bound[job] + fitted.margin, 20.0)), 1),
             "spread": round(float(said.spread[job]), 3),
             "ran_s": float(trace.duration[job]),
         }
