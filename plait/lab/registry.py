@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
 from plait.core.base.errors import JobError
 from plait.core.base.files import explained
 from plait.lab.environment import runtime_dir
@@ -71,21 +70,11 @@ class LabEntry:
     def from_dict(cls, values: dict[str, Any]) -> LabEntry:
         """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, ValueError or JobError for anything
         else."""
-        net = values["network"]
-        plain = {key: values[key] for key in ("name", "pid", "started", "keeper_started", "command")}
-        checked(cls, plain)
-        checked(LabNetwork, {key: net[key] for key in ("keeper", "fds", "userns")})
+        from plait.core.base.codec.data import decode  # pydantic: a lab needs Python alone
+
         spec = LabSpec.parse(values["spec"])
-        network = LabNetwork(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu, spec.pods)
-        return cls(
-            values["name"],
-            values["pid"],
-            values["started"],
-            spec,
-            network,
-            values["keeper_started"],
-            tuple(values["command"]),
-        )
+        network = values["network"] | {"mtu": spec.mtu, "pods": spec.pods}
+        return decode(LabEntry, values | {"spec": spec, "network": network})
 
 
 def start_time(pid: int) -> int | None:

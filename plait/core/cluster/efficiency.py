@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from plait.core.base.codec.section import NotNegative, Section
+from plait.core.base.codec.data import NotNegative, Section
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from plait.core.base.codec.explain import explain
-from plait.core.base.codec.section import Count, Natural, Section
+from plait.core.base.codec.data import Count, Natural, Section, decode
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
@@ -115,11 +114,8 @@ class Cluster(Section):
         device = values.get("device")
         cpu = isinstance(device, dict) and cast("dict[str, Any]", device).get("kind") == "cpu"
         told = values.get("efficiency", "cpu" if cpu else "ampere")
-        try:
-            overhead = overhead_values(values.get("overhead", {}), cpu=cpu)
-            cluster = Cluster.model_validate({**values, "efficiency": resolve_efficiency(told), "overhead": overhead})
-        except ValidationError as error:
-            raise explain(error, Cluster, values) from None
+        overhead = overhead_values(values.get("overhead", {}), cpu=cpu)
+        cluster = decode(Cluster, {**values, "efficiency": resolve_efficiency(told), "overhead": overhead})
         cluster.check()
         return cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from plait.core.base.codec.section import Section
+from plait.core.base.codec.data import Section
 from plait.core.cluster.efficiency import Constant
 
 _FITTED = "fitted to published measurements (docs/adr/0014)"

@@ -14,10 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from plait.core.base.codec.explain import explain
-from plait.core.base.codec.section import Count, NotNegative, Positive, Section
+from plait.core.base.codec.data import Count, NotNegative, Positive, Section, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
@@ -121,7 +120,8 @@ class PlacementProfile(Section):
     @staticmethod
     def read(path: Path) -> PlacementProfile:
         """Raises JobError for a file that is none, of another version, or edited by hand."""
-        return STAMP.opened(STAMP.text(path), str(path), _checked, lambda profile: profile.hash)
+        text, file = STAMP.text(path), str(path)
+        return STAMP.opened(text, file, lambda values: decode(PlacementProfile, values), lambda profile: profile.hash)
 
     def crossing(self, kind: CollectiveKind) -> float | None:
         """How many times as long a further byte takes in groups that spread as far as was measured as in
@@ -178,11 +178,3 @@ def network_file(profile: PlacementProfile) -> str:
         f'[{key}]\nvalue = {value:.6g}\nsource = {source}\ndate = "{profile.date}"\n' for key, value in rates.items()
     )
     return "\n".join(told)
-
-
-def _checked(values: dict[str, Any]) -> PlacementProfile:
-    try:
-        return PlacementProfile.model_validate(values)
-    except ValidationError as error:
-        found = explain(error, PlacementProfile)
-        raise JobError(found.problem, key=found.key, fix=found.fix or AGAIN) from None

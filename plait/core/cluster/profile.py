@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from plait.core.base.codec.explain import explain
-from plait.core.base.codec.section import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
@@ -294,9 +293,10 @@ class Profile(Section):
     def from_dict(values: dict[str, Any]) -> Profile:
         """A checked profile from plain values. Raises JobError naming the key."""
         try:
-            profile = Profile.model_validate(values)
-        except ValidationError as error:
-            raise _explained(error) from None
+            profile = decode(Profile, values)
+        except JobError as error:
+            fix = AGAIN if error.problem == "is missing" else error.fix
+            raise JobError(error.problem, key=error.key, fix=fix) from None
         for number, curve in enumerate(profile.collectives):
             sizes = [point.bytes for point in curve.points]
             if sizes != sorted(set(sizes)):
@@ -356,15 +356,3 @@ def joined(profiles: Sequence[Profile]) -> Profile:
 def _last(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The last of them that has anything."""
     return next((part for part in reversed(list(parts)) if part), ())
-
-
-def _explained(error: ValidationError) -> JobError:
-    """In Plait's words, with the place in its list of what is wrong."""
-    first = error.errors(include_url=False)[0]
-    path = ""
-    for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    if first["type"] == "missing":
-        return JobError("is missing", key=path.lstrip("."), fix=AGAIN)
-    found = explain(error, Profile)
-    return JobError(found.problem, key=path.lstrip("."), fix=found.fix)

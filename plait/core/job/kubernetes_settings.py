@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator
 
-from plait.core.base.codec.section import Count, Natural, Section
+from plait.core.base.codec.data import Count, Natural, Section
 from plait.core.base.errors import JobError
 from plait.core.job.settings import one_line
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.core.base.codec.section import Section
+from plait.core.base.codec.data import Natural, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
-from plait.core.job.plan_file import Boundaries, Degrees, check_tables, list_of, table, table_of
 from plait.core.job.settings import Seed
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE, Precision
@@ -30,11 +29,11 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.reshard.plan import ReshardPlan
+from plait.core.reshard.plan import ReshardPlan, Written
 from plait.core.step.schedule import Edge, Schedule
 from plait.core.step.schedule_text import parse_schedule
 from plait.core.step.segment_costs import SegmentCosts
-from plait.core.step.stages import Stage, crossings
+from plait.core.step.stages import Stage, crossings, split_layers
 from plait.core.step.tied import Tie, tie_of
 
 STAMP = Stamp(
@@ -212,7 +211,7 @@ class Plan:
     @staticmethod
     def from_json(text: str, file: str) -> Plan:
         """A plan from the text of ``file``, with the errors of ``read``."""
-        return STAMP.opened(text, file, _complete, lambda plan: plan.hash)
+        return STAMP.opened(text, file, Plan.from_dict, lambda plan: plan.hash)
 
     def to_dict(self) -> dict[str, Any]:
         """The content as plain values, for JSON; ``from_dict`` reads them back."""
@@ -234,66 +233,64 @@ class Plan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """A plan from plain values, as ``to_dict`` makes them. Raises what any part of it raises."""
-        layers = [int(number) for number in values["stage_layers"]]
-        choices = values["choices"]
-        strategies = tuple(Strategy.from_dict(one) for one in choices["strategies"])
-        layout = values["layout"]
-        return Plan(
-            job=_job(values["job"]) if values["job"] else None,
-            model=ModelSpec.from_dict(values["model"]),
-            workload=Workload(**values["workload"]),
-            strategy=Strategy.from_dict(values["strategy"]),
-            layout=Layout(tuple((int(dp), int(tp)) for dp, tp in layout["degrees"]), int(layout["cp"])),
-            shardings=tuple(Sharding(**one) for one in values["shardings"]),
-            stages=tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers)),
-            schedule=parse_schedule(values["schedule"]),
-            reshards={key == "true": _unpack(plans) for key, plans in values["reshards"].items()},
-            costs=SegmentCosts(**values["costs"]) if values["costs"] else None,
-            seed=int(values["seed"]),
-            choices=Choices(**(choices | {"strategies": strategies})),
-            origin=str(values["origin"]),
-            notes=dict(values["notes"]),
-        )
+        """A plan from plain values, which anybody may have written, as ``to_dict`` makes them. Raises
+        JobError naming the key."""
+        file = decode(_File, values)
+        if (layers := sum(file.stage_layers)) != file.model.num_layers:
+            raise JobError(f"{layers} layers, and the model has {file.model.num_layers}", key="stage_layers")
+        try:
+            return Plan(
+                job=_job(file.job) if file.job else None,
+                stages=split_layers(layers, len(file.stage_layers), file.stage_layers),
+                schedule=parse_schedule(file.schedule),
+                reshards={key == "true": plans.read() for key, plans in file.reshards.items()},
+                **{name: getattr(file, name) for name in _AS_WRITTEN},
+            )
+        except JobError:
+            raise
+        except (LookupError, ValueError, PlaitError) as error:
+            raise JobError(f"is not a complete plan: {error}") from None
 
 
-@cache
-def _file() -> type[Section]:
+@dataclass(frozen=True)
+class _Boundaries:
+    """Resharding plans, each once, and the number of every edge's, by what crosses it."""
+
+    plans: tuple[Written, ...]
+    edges: dict[str, dict[str, Natural]]
+
+    def read(self) -> Reshards:
+        """By edge. Raises LookupError or ValueError for an edge that is none."""
+        plans = [one.read() for one in self.plans]
+        found: dict[Edge, dict[str, ReshardPlan]] = {}
+        for key, named in self.edges.items():
+            a, _, b = key.partition(">")
+            found[int(a), int(b)] = {name: plans[number] for name, number in named.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class _File:
     """What stands in the file, beside version and hash."""
-    strategy = table_of(Strategy)
-    return table(
-        "PlanFile",
-        {
-            "job": dict[str, Any] | None,
-            "model": dict[str, Any],
-            "workload": table_of(Workload),
-            "strategy": strategy,
-            "layout": Degrees,
-            "shardings": list_of(table_of(Sharding)),
-            "stage_layers": list_of(int),
-            "schedule": str,
-            "reshards": dict[Literal["false", "true"], Boundaries],
-            "costs": table_of(SegmentCosts) | None,
-            "seed": Seed,
-            "choices": table_of(Choices, strategies=list_of(strategy)),
-            "origin": str,
-            "notes": dict[str, str],
-        },
-    )
+
+    job: dict[str, Any] | None
+    model: ModelSpec
+    workload: Workload
+    strategy: Strategy
+    layout: Layout
+    shardings: tuple[Sharding, ...]
+    stage_layers: tuple[int, ...]
+    schedule: str
+    reshards: dict[Literal["false", "true"], _Boundaries]
+    costs: SegmentCosts | None
+    seed: Seed
+    choices: Choices
+    origin: str
+    notes: dict[str, str]
 
 
-def _complete(values: dict[str, Any]) -> Plan:
-    """``Plan.from_dict``, for values that anybody may have written."""
-    check_tables(values, _file())
-    try:
-        plan = Plan.from_dict(values)
-    except JobError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
-        raise JobError(f"is not a complete plan: {error}") from None
-    if (layers := sum(stage.num_layers for stage in plan.stages)) != plan.model.num_layers:
-        raise JobError(f"{layers} layers, and the model has {plan.model.num_layers}", key="stage_layers")
-    return plan
+_AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes")
+"""What a plan and its file have alike."""
 
 
 CHANGED = "changed"
@@ -331,12 +328,3 @@ def _pack(reshards: Reshards) -> dict[str, Any]:
                 plans.append(plan.to_dict())
             edges.setdefault(f"{a}>{b}", {})[name] = numbers[plan.key]
     return {"plans": plans, "edges": edges}
-
-
-def _unpack(packed: Mapping[str, Any]) -> dict[Edge, dict[str, ReshardPlan]]:
-    plans = [ReshardPlan.from_dict(values) for values in packed["plans"]]
-    found: dict[Edge, dict[str, ReshardPlan]] = {}
-    for key, named in packed["edges"].items():
-        a, _, b = key.partition(">")
-        found[int(a), int(b)] = {name: plans[number] for name, number in named.items()}
-    return found

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from plait.core.base.codec.explain import allowed
+from plait.core.base.codec.data import allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest

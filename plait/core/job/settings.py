@@ -13,7 +13,7 @@ from unicodedata import category
 
 from pydantic import Field, field_validator, model_validator
 
-from plait.core.base.codec.section import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS, MOST_SEED

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plait.core.base.codec.section import Count, Natural, Section
+from plait.core.base.codec.data import Count, Natural, Section
 from plait.core.job.settings import one_line
 
 

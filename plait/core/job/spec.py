@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from plait.core.base.codec.explain import explain
-from plait.core.base.codec.section import Section
+from plait.core.base.codec.data import Section, decode
 from plait.core.base.codec.stamped import digest
 from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, to_toml
 from plait.core.base.env import specs_folder
@@ -111,10 +110,7 @@ class Job(Section):
     @staticmethod
     def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
         """A checked job from plain values; relative paths are looked up from ``base``."""
-        try:
-            job = Job.model_validate(located(values, Path(base)))
-        except ValidationError as error:
-            raise explain(error, Job) from None
+        job = decode(Job, located(values, Path(base)))
         job.check()
         return job
 

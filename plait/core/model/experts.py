@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from plait.core.base.errors import JobError, refuse_unknown
-from plait.core.base.numbers import check_number, divisors
+from plait.core.base.codec.data import Whole
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import divisors
 
 if TYPE_CHECKING:
     from plait.core.model.spec import ModelSpec
@@ -22,28 +23,27 @@ if TYPE_CHECKING:
 class Experts:
     """Raises JobError naming the key, ``model.experts.*``, of what cannot be."""
 
-    count: int
+    count: Whole
     """Routed experts of a layer."""
-    per_token: int
+    per_token: Whole
     """Of these, how many every token goes to (top-k)."""
-    ffn_hidden: int = 0
+    ffn_hidden: Whole = 0
     """Width of a routed expert. 0: the model's."""
-    shared: int = 0
+    shared: Whole = 0
     """Experts that every token goes to."""
-    shared_ffn_hidden: int = 0
+    shared_ffn_hidden: Whole = 0
     """Width of a shared expert. 0: a routed one's."""
     capacity: float = 0.0
     """Tokens that an expert takes at most, to those that it would have if all had as many (GShard, arXiv
     2006.16668): others are dropped. 0: none is (dropless)."""
-    first_dense: int = 0
+    first_dense: Whole = 0
     """So many first layers have an ordinary MLP."""
-    every: int = 1
+    every: Whole = 1
     """Of the others, those whose number is a multiple of it have experts."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, key = getattr(self, field.name), f"model.experts.{field.name}"
-            check_number(value, key, whole=field.name != "capacity")
             least = 1 if field.name in ("count", "per_token", "every") else 0
             if value < least:
                 raise JobError(f"{value} is less than {least}", key=key, changes=[{key: least}])
@@ -83,15 +83,6 @@ class Experts:
     def load(self) -> float:
         """Rows that the experts compute, to the tokens: ``per_token``, or less where some are dropped."""
         return self.per_token * (min(1.0, self.capacity) if self.capacity else 1.0)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Experts:
-        """From plain values. Refuses unknown keys."""
-        refuse_unknown(values, (field.name for field in fields(Experts)), "model.experts")
-        for key in ("count", "per_token"):
-            if key not in values:
-                raise JobError("is missing", key=f"model.experts.{key}", fix="Give a whole number of at least 1")
-        return Experts(**values)
 
 
 def check_expert_parallel(model: ModelSpec, ep: int, replicas: int) -> None:

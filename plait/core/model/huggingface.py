@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.files import reason_of
+from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
-from plait.core.model.spec import ModelSpec, RopeScaling, shown
+from plait.core.model.spec import ModelSpec, RopeScaling
 
 LARGEST = 2 << 20
 """Bytes of a config.json: with names of a thousand labels one has some 50,000."""
@@ -175,7 +177,7 @@ def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
     if taken["dropout"] != embedding:
         raise JobError(f"{shown(taken['dropout'])} differs from embd_pdrop = {shown(embedding)}, and Plait has one "
                        "probability for both", key="resid_pdrop", fix="Make the two equal")  # fmt: skip
-    return ModelSpec(family="gpt", **taken)
+    return ModelSpec.from_dict({"family": "gpt"} | taken)
 
 
 def _from_llama(config: dict[str, Any]) -> ModelSpec:
@@ -185,7 +187,8 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
     theta, scaling = _rope(config)
     habits = {"tied_embeddings": False, "norm_eps": 1e-6, "rope_theta": 10000.0, "attention_dropout": 0.0}
     shapes = {"num_kv_heads": None, "head_size": None}
-    return ModelSpec(family="llama", rope_scaling=scaling, **_taken(config | theta, _LLAMA, habits | shapes))
+    taken = _taken(config | theta, _LLAMA, habits | shapes)
+    return ModelSpec.from_dict({"family": "llama", "rope_scaling": scaling} | taken)
 
 
 def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
@@ -215,7 +218,8 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
         if rope.get(theirs) is None:
             raise JobError("is missing", key=f"{where}.{theirs}", fix="rope type llama3 needs it")
     try:
-        return found, RopeScaling(**{ours: rope[theirs] for ours, theirs in _LLAMA3.items()})
+        scaling = {ours: rope[theirs] for ours, theirs in _LLAMA3.items()}
+        return found, decode(RopeScaling, scaling, "model.rope_scaling")
     except JobError as error:
         name = _LLAMA3[(error.key or "").removeprefix("model.rope_scaling.")]
         raise JobError(error.problem, key=f"{where}.{name}", fix=error.fix) from None

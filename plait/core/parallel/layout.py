@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from annotated_types import MinLen
+
+from plait.core.base.codec.data import Count
 
 Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -79,8 +83,8 @@ class Layout:
     [[0, 1], [2, 3], [4]]
     """
 
-    degrees: tuple[tuple[int, int], ...] = ((1, 1),)
-    cp: int = 1
+    degrees: Annotated[tuple[tuple[Count, Count], ...], MinLen(1)] = ((1, 1),)
+    cp: Count = 1
 
     def __post_init__(self) -> None:
         assert self.degrees and min(self.cp, *(d for pair in self.degrees for d in pair)) >= 1, f"{self} cannot be"

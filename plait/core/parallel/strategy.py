@@ -6,10 +6,10 @@ The planner and the runtime check a strategy by the same function, before any pr
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from plait.core.base.errors import JobError, refuse_unknown
+from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, Weight, widths
@@ -66,24 +66,6 @@ class Strategy:
     cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
-        if self.overlap not in get_args(Overlap):
-            raise JobError(
-                f"'{self.overlap}' is no overlap mode",
-                key="strategy.overlap",
-                fix=f"Use one of {', '.join(get_args(Overlap))}",
-            )
-        if self.recompute not in get_args(Recompute):
-            known = ", ".join(get_args(Recompute))
-            raise JobError(
-                f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}"
-            )
-        if self.shard_overlap not in get_args(ShardOverlap):
-            known = ", ".join(get_args(ShardOverlap))
-            raise JobError(
-                f"'{self.shard_overlap}' is no overlap of sharding",
-                key="strategy.overlap.shard",
-                fix=f"Use one of {known}",
-            )
         if self.recompute_layers is not None and self.recompute_layers < 0:
             raise JobError(
                 f"{self.recompute_layers} is negative", key="strategy.recompute.layers", fix="Use at least 0"
@@ -220,14 +202,8 @@ class Strategy:
         return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` reads them back."""
+        """Plain values, for JSON; ``decode`` reads them back."""
         return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Strategy:
-        """A strategy from plain values. Refuses unknown keys."""
-        refuse_unknown(values, (field.name for field in fields(Strategy)), "strategy")
-        return Strategy(**values)
 
 
 def slice_sizes(total: int, parts: int) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from plait.core.base.codec.typed import checked
-from plait.core.base.errors import DataError
+from plait.core.base.codec.data import decode
+from plait.core.base.errors import DataError, JobError
 from plait.core.record.ring import VERBS, Kind, Ring
 
 if TYPE_CHECKING:
@@ -170,9 +170,9 @@ class Clocks:
         try:
             if values["version"] != 1:
                 raise DataError(f"clocks of version {values['version']}; this Plait reads version 1")
-            clocks = {str(host): HostClock(**checked(HostClock, clock)) for host, clock in values["clocks"].items()}
+            clocks = decode(dict[str, HostClock], values["clocks"])
             return Clocks({int(rank): str(host) for rank, host in values["hosts"].items()}, clocks)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, JobError):
             raise DataError("what should be the clocks of a run's hosts is something else") from None
 
 

@@ -31,6 +31,7 @@ from itertools import accumulate, product
 from math import prod
 from typing import NamedTuple
 
+from plait.core.base.codec.data import Natural
 from plait.core.base.errors import ReshardError
 from plait.core.parallel.strategy import slice_sizes
 
@@ -40,8 +41,8 @@ MAX_AXES = 10  # the text form writes an axis as one digit
 class Box(NamedTuple):
     """A contiguous part of a tensor: elements ``start[d] <= index < stop[d]`` along every dimension d."""
 
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    start: tuple[Natural, ...]
+    stop: tuple[Natural, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:

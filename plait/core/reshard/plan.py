@@ -24,8 +24,8 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
+from plait.core.base.codec.data import Count, Nanoseconds, Natural, decode
 from plait.core.base.codec.stamped import digest
-from plait.core.base.errors import ReshardError
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
 
@@ -36,8 +36,8 @@ WAYS: tuple[Way, ...] = get_args(Way)
 class Chain(NamedTuple):
     """A sender and its receivers, those of one host next to each other."""
 
-    sender: int
-    receivers: tuple[int, ...]
+    sender: Natural
+    receivers: tuple[Natural, ...]
 
 
 class Message(NamedTuple):
@@ -121,22 +121,49 @@ class ReshardPlan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ReshardPlan:
-        """A plan from plain values. Raises ReshardError, naming the key, if one is missing."""
-        try:
-            return ReshardPlan(
-                source=TensorLayout.parse(values["source"]),
-                destination=TensorLayout.parse(values["destination"]),
-                shape=tuple(values["shape"]),
-                itemsize=values["itemsize"],
-                hosts=tuple(values["hosts"]),
-                order=values["order"],
-                lower_bound=values["lower_bound"],
-                steps=tuple(_step_from_dict(step) for step in values["steps"]),
-            )
-        except KeyError as missing:
-            raise ReshardError(
-                f"A resharding plan needs the key {missing}. Write plans with ReshardPlan.to_dict."
-            ) from None
+        """A plan from plain values. Raises JobError naming the key."""
+        return decode(Written, values).read()
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A step in a file."""
+
+    box: Box
+    holders: tuple[Natural, ...]
+    receivers: tuple[Natural, ...]
+    way: Way
+    chains: tuple[Chain, ...]
+    chunks: Count
+    start: Nanoseconds
+    duration: Nanoseconds
+
+
+@dataclass(frozen=True)
+class Written:
+    """A plan in a file."""
+
+    source: str
+    destination: str
+    shape: tuple[Natural, ...]
+    itemsize: Count
+    hosts: tuple[Natural, ...]
+    order: str
+    lower_bound: Nanoseconds
+    steps: tuple[_Move, ...]
+
+    def read(self) -> ReshardPlan:
+        """The plan. Raises ReshardError for a layout that is none."""
+        tasks = [UnitTask(one.box, one.holders, one.receivers) for one in self.steps]
+        steps = tuple(
+            Step(task, one.way, one.chains, one.chunks, one.start, one.duration)
+            for task, one in zip(tasks, self.steps, strict=True)
+        )
+        return ReshardPlan(
+            source=TensorLayout.parse(self.source), destination=TensorLayout.parse(self.destination),
+            shape=self.shape, itemsize=self.itemsize, hosts=self.hosts, steps=steps, order=self.order,
+            lower_bound=self.lower_bound,
+        )  # fmt: skip
 
 
 def _moved(step: Step, ranks: int) -> Step:
@@ -158,15 +185,6 @@ def _step_to_dict(step: Step) -> dict[str, Any]:
         "start": step.start,
         "duration": step.duration,
     }
-
-
-def _step_from_dict(values: dict[str, Any]) -> Step:
-    if values["way"] not in WAYS:
-        raise ReshardError(f"'{values['way']}' is no way to reshard. Use one of {', '.join(WAYS)}.")
-    box = Box(*(tuple(side) for side in values["box"]))
-    task = UnitTask(box, tuple(values["holders"]), tuple(values["receivers"]))
-    chains = tuple(Chain(sender, tuple(receivers)) for sender, receivers in values["chains"])
-    return Step(task, values["way"], chains, values["chunks"], values["start"], values["duration"])
 
 
 def messages(plan: ReshardPlan) -> list[Message]:

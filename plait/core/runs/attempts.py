@@ -8,14 +8,15 @@ known. One that still says so when the next begins was cut off with its launcher
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import DOCUMENT, parse_table
-from plait.core.base.codec.typed import checked
+from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, replacing
 
 FILE, UNREADABLE = "attempts.jsonl", "attempts.unreadable"
@@ -78,8 +79,8 @@ def read_attempts(folder: Path, unreadable: list[bytes] | None = None) -> list[A
     with suppress(OSError, ValueError):
         for line in contents_within(folder / FILE, DOCUMENT).splitlines():
             try:
-                found.append(_attempt(parse_table(line)))
-            except (ValueError, TypeError, KeyError, OverflowError):
+                found.append(decode(Attempt, parse_table(line), others=True))
+            except (ValueError, JobError):
                 if unreadable is not None and line.strip():
                     unreadable.append(line)
     return found
@@ -112,11 +113,3 @@ def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list
 def _done(one: Attempt, step: int) -> int:
     """The steps of an attempt that was heard of last after ``step``."""
     return one.steps if one.resumed < 0 else max(one.steps, step - one.resumed)
-
-
-def _attempt(values: Mapping[str, Any]) -> Attempt:
-    known = {one.name for one in fields(Attempt)}
-    given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
-    given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
-    given["attempt"], given["started"] = int(given["attempt"]), float(given["started"])
-    return Attempt(**checked(Attempt, given))

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import parse_json
-from plait.core.base.codec.typed import checked
+from plait.core.base.errors import JobError
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to save and end."""
@@ -112,9 +113,8 @@ class Line(Generic[M]):
     def _message(self, text: bytes) -> M:
         try:
             name, values = cast("tuple[str, Mapping[str, Any]]", parse_json(text))
-            kind = self._kinds[name]
-            return kind(**checked(kind, values))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return decode(self._kinds[name], values)
+        except (ValueError, TypeError, KeyError, JobError) as error:
             raise EOFError(f"what came is no message: {str(error)[:200]}") from None
 
     def taken(self) -> socket.socket:

@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import DOCUMENT, read_table
-from plait.core.base.codec.typed import checked
-from plait.core.base.errors import DataError
+from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import replacing
 from plait.core.base.numbers import shown
 from plait.core.record.ring import NOBODY, Kind, Record, RingGroup
@@ -242,10 +242,10 @@ def read_hang(path: Path) -> tuple[Verdict, list[Evidence]]:
         content = read_table(path, DOCUMENT)
         if content.get("version") != VERSION:
             raise DataError(f"{path} is of version {shown(content.get('version'))}; this Plait reads version {VERSION}")
-        return _verdict(content["verdict"]), [evidence_of(one) for one in content["evidence"]]
+        return decode(Verdict, content["verdict"]), [evidence_of(one) for one in content["evidence"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, JobError) as error:
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -256,31 +256,17 @@ def evidence_values(one: Evidence) -> dict[str, Any]:
 
 
 def evidence_of(values: dict[str, Any]) -> Evidence:
-    """What ``evidence_values`` made plain. Raises TypeError, KeyError or ValueError for something else."""
-    calls = tuple(Call(**checked(Call, call | {"channel": _channel_of(call["channel"])})) for call in values["calls"])
-    made: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
-    made["calls"] = calls
-    return Evidence(**checked(Evidence, values | made))
+    """What ``evidence_values`` made plain. Raises JobError, TypeError,
+    KeyError or ValueError for something else."""
+    calls = [call | {"channel": _channel_of(call["channel"])} for call in values["calls"]]
+    return decode(Evidence, values | {"calls": calls})
 
 
 def _channel_values(channel: CallSequence) -> list[Any]:
     return [channel.group.ranks, channel.group.ordinal, channel.group.label, channel.source, channel.target]
 
 
-def _channel_of(values: list[Any]) -> CallSequence:
+def _channel_of(values: list[Any]) -> dict[str, Any]:
     ranks, ordinal, label, source, target = values
-    group = checked(RingGroup, {"ranks": tuple(ranks), "ordinal": ordinal, "label": label})
-    return CallSequence(RingGroup(**group), int(source), int(target))
-
-
-def _verdict(values: dict[str, Any]) -> Verdict:
-    chain = tuple(_wait(one) for one in values["chain"])
-    also = tuple(_verdict(one) for one in values["also"])
-    made: dict[str, Any] = {"ranks": tuple(values["ranks"]), "hosts": tuple(values["hosts"])}
-    made |= {"chain": chain, "also": also}
-    return Verdict(**checked(Verdict, values | made))
-
-
-def _wait(values: dict[str, Any]) -> WaitLink:
-    made = {"ranks": tuple(values["ranks"]), "call": values["call"], "on": tuple(values["on"])}
-    return WaitLink(**checked(WaitLink, made))
+    group = {"ranks": ranks, "ordinal": ordinal, "label": label}
+    return {"group": group, "source": source, "target": target}

@@ -28,10 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import parse_table
-from plait.core.base.codec.typed import checked
 from plait.core.base.env import cluster_job
-from plait.core.base.errors import LaunchError, RunLost
+from plait.core.base.errors import JobError, LaunchError, RunLost
 from plait.core.base.files import explained
 from plait.core.base.process import process_since, process_state, where_pids_mean_the_same
 
@@ -236,11 +236,11 @@ def _find(path: Path) -> _LockFile | None:
             return None
         raise
     try:
-        holder = Holder(**checked(Holder, parse_table(content)))
+        holder = decode(Holder, parse_table(content))
         if not (holder.token.isascii() and holder.token.isalnum()):
             raise ValueError(holder.token)
         token = holder.token
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, JobError):
         holder, token = None, hashlib.sha256(content).hexdigest()[:16]
     return _LockFile(path.parent, holder, token, touched)
 

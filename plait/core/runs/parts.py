@@ -11,10 +11,10 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
+from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
 from plait.core.runs.evidence import FILE, Thread
 
@@ -74,11 +74,8 @@ def read_parts(folder: Path) -> dict[int, RankAnswer]:
     parts: dict[int, RankAnswer] = {}
     for path in (folder / FOLDER).glob("rank-*.json"):
         try:
-            values = read_table(path)
-            lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
-            where = values["address"]
-            part = RankAnswer(**checked(RankAnswer, values | lists | {"address": tuple(where) if where else None}))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            part = decode(RankAnswer, read_table(path))
+        except (OSError, ValueError, JobError):
             continue
         parts[part.rank] = part
     return parts

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
-from plait.core.base.errors import PlacementError
+from plait.core.base.errors import JobError, PlacementError
 from plait.core.base.files import replacing
 from plait.core.topology.rank_table import RankTable
 
@@ -96,10 +96,8 @@ class Placement:
             if values.pop("version") != VERSION:
                 raise ValueError(f"this Plait reads version {VERSION}")
             values.pop("gap")
-            for key in ("hosts", "minipods", "heights", "spares", "preempted"):
-                values[key] = tuple(values[key])
-            return Placement(**checked(Placement, values))
+            return decode(Placement, values)
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, JobError) as error:
             raise PlacementError(f"{path}: not a placement ({error}).") from None

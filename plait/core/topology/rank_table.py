@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
-from plait.core.base.errors import PlacementError
+from plait.core.base.errors import JobError, PlacementError
 from plait.core.base.files import replacing
 from plait.core.topology.hostlist import fold
 
@@ -113,9 +113,7 @@ class RankTable:
             return _checked(read_table(path))
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
-        except KeyError as error:
-            raise PlacementError(f"{path}: not a rank table ({error.args[0]} is missing).") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, JobError) as error:
             raise PlacementError(f"{path}: not a rank table ({error}).") from None
         except PlacementError as error:
             raise PlacementError(f"{path}: {error}") from None
@@ -142,27 +140,21 @@ class _Table:
     version: int
     plan: str
     ranks_per_node: int
-    nodes: list[dict[str, Any]]
+    nodes: tuple[_Node, ...]
 
 
 def _checked(value: Mapping[str, Any]) -> RankTable:
-    whole = _of(_Table, value)
-    if whole["version"] != VERSION:
-        raise ValueError(f"version {whole['version']}, and this Plait reads {VERSION}")
-    nodes = [_of(_Node, node) for node in whole["nodes"]]
-    for node in nodes:
-        fold([node["host"]])
-    table = RankTable(tuple(node["host"] for node in nodes), whole["ranks_per_node"], whole["plan"])
-    for number, node in enumerate(nodes):
+    whole = decode(_Table, value, others=True)
+    if whole.version != VERSION:
+        raise ValueError(f"version {whole.version}, and this Plait reads {VERSION}")
+    for node in whole.nodes:
+        fold([node.host])
+    table = RankTable(tuple(node.host for node in whole.nodes), whole.ranks_per_node, whole.plan)
+    for number, node in enumerate(whole.nodes):
         first = number * table.ranks_per_node
-        follows = len(node["ranks"]) == table.ranks_per_node and all(
-            rank == first + place for place, rank in enumerate(node["ranks"])
+        follows = len(node.ranks) == table.ranks_per_node and all(
+            rank == first + place for place, rank in enumerate(node.ranks)
         )
-        if node["node_rank"] != number or not follows:
+        if node.node_rank != number or not follows:
             raise ValueError(f"node {number}: its node_rank or ranks do not follow from its place")
     return table
-
-
-def _of(kind: type, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a kind's fields. Raises KeyError for one that is missing, TypeError for another type."""
-    return checked(kind, {one.name: value[one.name] for one in fields(kind)})

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from plait.core.base import programs
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
 from plait.core.base.env import inherited
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of, reserved_port
@@ -138,13 +137,14 @@ def down(cluster: SlurmCluster) -> None:
 
 def running() -> list[SlurmCluster]:
     """The clusters of this user, by name; what dead ones left is removed."""
+    from plait.core.base.codec.data import decode  # pydantic: a lab needs Python alone
+
     found: list[SlurmCluster] = []
     for file in sorted(_folder().glob("*/cluster.json")):
         try:
             note = read_table(file)
-            told = {key: note[key] for key in ("name", "keeper", "started", "nodes")}
-            cluster = SlurmCluster(folder=file.parent, **checked(SlurmCluster, told | {"nodes": tuple(told["nodes"])}))
-        except (OSError, ValueError, KeyError, TypeError):  # half written, or none of ours
+            cluster = decode(SlurmCluster, note | {"folder": file.parent}, others=True)
+        except (OSError, ValueError, JobError):  # half written, or none of ours
             continue
         if cluster.alive:
             found.append(cluster)

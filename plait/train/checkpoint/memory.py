@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.codec.typed import checked
+from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
 from plait.train.checkpoint.ranges import Tensors
 from plait.train.checkpoint.safetensors_folder import content, header
@@ -127,10 +128,9 @@ class MemoryCheckpoints:
         """By rank, the copies that are whole on its host."""
         found: list[Copy] = []
         for path in sorted(self.folder.glob("rank-*.json")):
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            with suppress(OSError, ValueError, KeyError, JobError):
                 values = read_table(path)
-                copy = Copy(*values["copy"])
-                checked(Copy, copy._asdict())
+                copy = decode(Copy, values["copy"])
                 if (values["plan"], values["world"]) == (self.plan, self.world) and self._whole(copy):
                     found.append(copy)
         return [[Copy(*one) for one in copies] for copies in gather(found, self.group)]

@@ -102,7 +102,7 @@ def test_nodes_of_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
 def test_a_tier_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(H100.replace('name = "network"', ""))
-    with pytest.raises(JobError, match=r"tiers\.2\.name: is missing"):
+    with pytest.raises(JobError, match=r"tiers\[1\]\.name: is missing"):
         Cluster.read(file)
 
 

@@ -73,7 +73,11 @@ def test_a_mistake_names_file_key_value_and_what_is_allowed(job_file, text: str,
         ("[model]\npreset = 3", "model.preset", "3 is not a text"),
         ('[model]\npreset = "gpt3-125m"\nhuggingface = "x"', "model.huggingface", "Leave it out"),
         ('[model]\npreset = "gpt3-125m"\nnum_layres = 3', "model.num_layres", "did you mean 'num_layers'"),
-        ('[model]\npreset = "gpt3-125m"\nnum_layers = "3"', "model.num_layers", "'3' is not a whole number"),
+        (
+            '[model]\npreset = "gpt3-125m"\nnum_layers = "3"',
+            "model.num_layers",
+            '"3" is not allowed. Allowed: a whole number',
+        ),
         ('[model]\nfamily = "gpt"\nhidden = 8', "model.num_layers", "is missing"),
     ],
 )

@@ -337,7 +337,7 @@ def test_plain_values_round_trip() -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"head_size": 5}, "head_size"),
         ({"layers": 5}, "layers"),
-        ({"rope_scaling": {"factor": 8.0}}, "rope_scaling"),
+        ({"rope_scaling": {"factor": 8.0}}, "rope_scaling.low_freq_factor"),
         ({"rope_scaling": 3}, "rope_scaling"),
         ({"rope_scaling": SCALING | {"factor": math.nan}}, "rope_scaling.factor"),
         ({"rope_scaling": SCALING | {"factor": "8"}}, "rope_scaling.factor"),

@@ -48,12 +48,12 @@ def test_a_host_twice_is_refused() -> None:
         ({"nodes": [{"host": "a b", "node_rank": 0, "ranks": [0, 1]}]}, "'a b' cannot stand in a host list"),
         ({"nodes": [{"host": "a\n#SBATCH", "node_rank": 0, "ranks": [0, 1]}]}, "cannot stand in a host list"),
         ({"nodes": [{"host": "a,b", "node_rank": 0, "ranks": [0, 1]}]}, "cannot stand in a host list"),
-        ({"nodes": [{"host": 7, "node_rank": 0, "ranks": [0, 1]}]}, "host = 7"),
+        ({"nodes": [{"host": 7, "node_rank": 0, "ranks": [0, 1]}]}, r"nodes\[0\]\.host: 7 is not allowed"),
         ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [0, 1, 2]}]}, "node 0"),
-        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": None}]}, "ranks = None"),
-        ({"ranks_per_node": "2"}, "ranks_per_node = '2'"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": None}]}, "ranks: None is not allowed"),
+        ({"ranks_per_node": "2"}, 'ranks_per_node: "2" is not allowed'),
         ({"ranks_per_node": 10**12}, "node 0"),
-        ({"plan": None}, "plan = None"),
+        ({"plan": None}, "plan: None is not allowed"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:

@@ -1,0 +1,240 @@
+"""Plain values, as JSON and TOML have them, made into the types that say what they are.
+
+Values are taken as they are: no text for a number, no number for a truth value, nothing that is not finite.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, SchemaValidator, core_schema
+
+from plait.core.base.codec.toml_text import show
+from plait.core.base.errors import JobError, nearest
+from plait.core.base.numbers import LARGEST
+
+T = TypeVar("T")
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Nanoseconds = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of a file that people write. Its keys are its fields; a key it has not is refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def decode(kind: type[T], values: Any, at: str = "", *, others: bool = False) -> T:
+    """What ``values`` say, as a ``kind``: a Section, a dataclass, a named tuple, with those inside it.
+
+    Lists count as tuples, tables as dataclasses; a number keeps its type. others: whether keys that ``kind``
+    has not are passed over. at: the key of the values, for messages. Raises JobError naming the first key
+    that is wrong, its value and what is allowed; and what a dataclass raises where it is made.
+    """
+    try:
+        return _validator(kind, others).validate_python([values])[0]
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    # Every branch of a union complains; the one that got furthest is the one that the user meant.
+    first = max((e for e in errors if e["loc"][:3] == errors[0]["loc"][:3]), key=lambda e: len(e["loc"]))
+    raise _explained(first, kind, values, at)
+
+
+# ---- what pydantic makes of a type ----
+
+
+@cache
+def _validator(kind: type[Any], others: bool) -> SchemaValidator:
+    """In a list, since a type with a configuration of its own takes none."""
+    config = ConfigDict(extra="ignore" if others else "forbid", allow_inf_nan=False)
+    return SchemaValidator(_exact(TypeAdapter(cast("Any", list).__class_getitem__(kind), config=config).core_schema))
+
+
+def _exact(schema: Any) -> Any:
+    """A schema that takes each value as it is, and tells of a list only the first that is wrong: each takes
+    kilobytes. Sections say this themselves."""
+    if isinstance(schema, list | tuple):
+        return type(cast("list[Any]", schema))(map(_exact, cast("list[Any]", schema)))
+    if not isinstance(schema, dict) or cast("Any", schema).get("type") == "model":
+        return cast("Any", schema)
+    made = {key: _exact(value) for key, value in cast("dict[str, Any]", schema).items()}
+    match made.get("type"):
+        case "int" | "str" | "bool":
+            return made | {"strict": True}
+        case "float":  # 1 stays 1, as hashes of files have it
+            return core_schema.no_info_wrap_validator_function(_as_it_is, cast("Any", made | {"strict": True}))
+        case "list" | "tuple":
+            return made | {"fail_fast": True}
+        case _:
+            return made
+
+
+def _as_it_is(value: Any, check: Callable[[Any], Any]) -> Any:
+    check(value)
+    return value
+
+
+# ---- what is wrong, in words ----
+
+
+class _Place(NamedTuple):
+    """Where a value is wrong. path: its keys. known: those that its table may have. kind, limits: what stands
+    there; None where nothing is known to."""
+
+    path: str
+    known: tuple[str, ...]
+    kind: Any
+    limits: tuple[Any, ...] = ()
+
+
+def _explained(first: ErrorDetails, kind: type[Any], values: Any, at: str) -> JobError:
+    location = first["loc"][1:]
+    if "[key]" in location:
+        location = location[: location.index("[key]") - 1]
+    place = _place(location, kind, values)
+    key, known = f"{at}.{place.path}".strip("."), place.known
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return JobError(f"unknown key{nearest(str(first['loc'][-1]), known)}", key=key,
+                        fix=f"Known here: {', '.join(sorted(known))}")  # fmt: skip
+    if first["type"].startswith("missing"):
+        return JobError("is missing", key=key, fix=f"Write [{key}] and the keys below it"
+                        if _is_table(place.kind) else f"Give {allowed(place.kind, place.limits)}")  # fmt: skip
+    value = show(first.get("input"))
+    if "[key]" in first["loc"]:
+        kinds = get_args(place.kind)[0] if place.kind else str
+        return JobError(f"unknown key {value}", key=key, fix=f"Known here: {allowed(kinds)}")
+    if place.kind is None or _is_table(place.kind):
+        return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
+    wide = [f"{word} {bound}" for word, name in (("at least", "ge"), ("at most", "le"))
+            if (bound := first.get("ctx", {}).get(name)) is not None and abs(bound) >= LARGEST]  # fmt: skip
+    told = ", ".join([allowed(place.kind, place.limits), *wide])
+    return JobError(f"{value} is not allowed", key=key, fix=f"Allowed: {told}")
+
+
+def _place(location: tuple[int | str, ...], kind: type[Any], values: Any) -> _Place:
+    """Where one of pydantic's locations, which also name branches of unions, lies in the values. A table in a
+    list is called by its name, if it has one, else by its number; a plain value in a list as the list."""
+    path, here, tables = "", _Place("", (), kind), _records(kind)
+    at: Any = values
+    for part in location:
+        known = {name: one for table in tables for name, one in _fields(table).items()}
+        inside: Any = at[part] if _has(at, part) else None
+        if isinstance(part, int):
+            if not _has(at, part):
+                continue
+            path += _named(inside) or f"[{part}]"
+            here = here._replace(path=path)
+        elif part in known:
+            path += f".{part}"
+            here = _Place(path, tuple(known), *known[part])
+            tables = _records(here.kind)
+        elif _has(at, part):
+            path += f".{part}"
+            unknown = part == location[-1] and bool(tables) and not _is_table(here.kind)
+            here = _Place(path, tuple(known), None) if unknown else here._replace(path=path, known=tuple(known))
+        else:
+            continue  # a branch of a union
+        at = inside
+    return here._replace(path=re.sub(r"(\[\d+\])+$", "", here.path).lstrip("."))
+
+
+def _named(table: Any) -> str:
+    name: Any = cast("dict[str, Any]", table).get("name") if isinstance(table, dict) else None
+    return f".{name}" if isinstance(name, str) and name else ""
+
+
+def _has(values: Any, part: int | str) -> bool:
+    if isinstance(part, int):
+        return isinstance(values, list | tuple) and part < len(cast("list[Any]", values))
+    return isinstance(values, Mapping) and part in values
+
+
+def _fields(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """What a table may have, by key: its type and its limits."""
+    if issubclass(kind, BaseModel):
+        shown = {name: one for name, one in kind.model_fields.items() if not one.exclude}
+        return {name: (one.annotation, tuple(one.metadata)) for name, one in shown.items()}
+    names = kind.__dataclass_fields__ if is_dataclass(kind) else kind._fields
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: (hints[name], ()) for name in names}
+
+
+def _records(annotation: Any) -> list[Any]:
+    """The tables in a type."""
+    if _is_record(annotation):
+        return [annotation]
+    return [one for part in get_args(annotation) for one in _records(part)]
+
+
+def _is_record(annotation: Any) -> bool:
+    if not inspect.isclass(annotation) or get_origin(annotation):
+        return False
+    return issubclass(annotation, BaseModel) or is_dataclass(annotation) or hasattr(annotation, "_fields")
+
+
+def _is_table(annotation: Any) -> bool:
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    if get_origin(annotation) in (Union, UnionType) and len(parts) == 1:
+        return _is_table(parts[0])
+    return _is_record(annotation) or get_origin(annotation) in (dict, Mapping)
+
+
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+}
+_SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+
+
+def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
+    """What a type takes, in words. Bounds that nobody means to reach are left out.
+
+    >>> allowed(int, [Ge(1)])
+    'a whole number of at least 1'
+    >>> allowed(float, [Gt(0)])
+    'a number above 0'
+    >>> allowed(Literal["auto"] | bool)
+    '"auto" or true or false'
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(part) for part in inner if part is not NoneType)
+    if origin is dict:
+        return "a table"
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in inner)
+    if hasattr(annotation, "__metadata__"):  # Annotated
+        nested = [getattr(m, "metadata", [m]) for m in inner[1:]]
+        return allowed(inner[0], [limit for group in nested for limit in group])
+    if origin in (tuple, list):
+        count = "" if origin is list or inner[-1] is Ellipsis else f" of {len(inner)}"
+        return f"a list{count}, each {allowed(inner[0])}"
+    if _is_record(annotation):
+        return "{ " + ", ".join(f"{name} = {allowed(*one)}" for name, one in _fields(annotation).items()) + " }"
+    if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
+        return f"a text that matches {patterns[0]}"
+    known = [limit for limit in limits if type(limit) in _SIGNS and abs(_bound(limit)) < LARGEST]
+    words = " and ".join(f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in known)
+    name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return f"{name} {'of ' if words.startswith('at') else ''}{words}".rstrip()
+
+
+def _bound(limit: Any) -> float:
+    return next(getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))
