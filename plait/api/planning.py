@@ -11,9 +11,11 @@ from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
+    from plait.api.plan_answer import ComparedPlans, KnownClusters, PlanAnswer, PredictedPlan
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.plan.answer import Answer, Candidate, Planner
+    from plait.plan.answer import Candidate, Planner
+    from plait.plan.emit import Emitted
     from plait.plan.recorded import Recorded, Refitted
 
 
@@ -33,9 +35,15 @@ class Planning:
     note: str = ""
     over: PassedOver = field(default_factory=PassedOver)
 
-    def answer(self, *, check: bool = False) -> Answer:
-        """The best strategies; with check, or of a plan, its own strategy alone. Raises InfeasiblePlan."""
-        return self.planner.checked(self.written) if check or self.written else self.planner.answer()
+    def answer(self, *, check: bool = False, explain: bool = False) -> PlanAnswer:
+        """The best strategies; with check, or of a plan, its own strategy alone. explain: whether the answer
+        shows all of its columns. Raises InfeasiblePlan."""
+        from plait.api.plan_answer import PlanAnswer
+
+        alone = check or self.written is not None
+        return PlanAnswer(
+            answer=self.planner.checked(self.written) if alone else self.planner.answer(), explain=explain
+        )
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; the plan that was given, if one was."""
@@ -83,16 +91,48 @@ def plan_job(
     return Planning(planner=planner, written=written, factors=factors, warning=warning, note=note, over=over)
 
 
-def predict_plan(file: Path) -> tuple[Planner, Candidate]:
+def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:
+    """Two plans (``plan.json``), each predicted on its cluster, side by side. Raises JobError."""
+    from plait.api.plan_answer import ComparedPlans
+
+    return ComparedPlans(predict_plan(Path(first)), predict_plan(Path(second)))
+
+
+def predict_plan(file: Path) -> PredictedPlan:
     """The prediction of a plan (``plan.json``) on its cluster. Raises JobError."""
     from plait.api.choose import the_cluster
+    from plait.api.plan_answer import PredictedPlan
     from plait.core.job.plan import Plan
     from plait.plan.answer import Planner
 
     plan = Plan.read(file)
     job = job_of(plan, file)
     planner = Planner(job, the_cluster(job, None), plan.model.vocab)
-    return planner, planner.predict(job, plan)
+    return PredictedPlan(str(file), planner.cluster, planner.predict(job, plan))
+
+
+def known_clusters() -> KnownClusters:
+    """The clusters that ship with Plait."""
+    from plait.api.plan_answer import KnownClusters
+    from plait.core.base.env import specs_folder
+    from plait.core.cluster.hardware import Cluster
+
+    names = sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml"))
+    return KnownClusters({name: Cluster.preset(name) for name in names})
+
+
+def emit_settings(job: Job, framework: str) -> Emitted:
+    """A job's strategy as settings of another framework (torchtitan, megatron). Raises JobError."""
+    from plait.plan.emit import emit
+
+    return emit(job, framework)
+
+
+def check_framework(framework: str) -> None:
+    """Raise JobError for a framework that ``emit_settings`` does not know."""
+    from plait.plan import emit
+
+    emit.check_framework(framework)
 
 
 def job_of(plan: Plan, file: Path) -> Job:

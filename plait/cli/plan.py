@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli import terminal
+
 if TYPE_CHECKING:
-    from plait.api.places.base import LaunchTarget
     from plait.api.planning import Planning
-    from plait.core.job.plan import Plan
-    from plait.core.job.spec import Job
-    from plait.plan.answer import Answer
 
 CHECK = "check"
 """In place of the job, before it: predict its own strategy."""
@@ -62,23 +58,23 @@ def plan(
 
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
+    from plait.api.measuring import measure_best
     from plait.api.places import place_of
-    from plait.api.planning import draw_step, plan_job
+    from plait.api.planning import check_framework, compare_plans, draw_step, emit_settings, known_clusters, plan_job
     from plait.core.base.errors import JobError
+    from plait.core.base.files import explained
     from plait.core.job.spec import naming
     from plait.core.model.experts import refuse_experts
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
     if clusters:
-        from plait.cli.plan_tables import list_clusters
-
-        list_clusters(as_json)
+        terminal.answer(known_clusters(), as_json=as_json)
         return
     if compare:
         if job or emit or picture or measure or what_if or out:
             raise JobError("takes two plans and, of all options, --json", key="--compare", fix="Leave out the rest")
-        _compare(compare, as_json)
+        terminal.answer(compare_plans(*compare), as_json=as_json)
         return
     if job and str(job) == CHECK and given and not job.is_file():
         check, job, given = True, Path(given[0]), given[1:]
@@ -89,8 +85,6 @@ def plan(
     if measure and what_if:
         raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
     if emit:
-        from plait.plan.emit import check_framework
-
         check_framework(emit)
         if as_json:
             raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
@@ -108,23 +102,26 @@ def plan(
         for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
             if wanted:
                 refuse_experts(asked.planner.model, doing)
-        found = asked.answer(check=check)
-    plans = [asked.plan(one) for one in found.candidates[:measure]]
-    measured = _measured(plans, place) if plans else {}
-    at = min(measured, key=lambda number: measured[number]) if measured else 0
-    best = found.candidates[at]
+        found = asked.answer(check=check, explain=explain)
+    if measure:
+        found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:
-        _write(plans[at] if plans else asked.plan(best), target)
+        with explained(f"{target} cannot be written", fix="Choose another with --out"):
+            asked.plan(found.best).write(target)
     if picture:
-        draw_step(asked, best, picture)
+        draw_step(asked, found.best, picture)
     if emit:
-        _emit(best.job, emit)
-    elif as_json:
-        more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
-        _print_json(found, at, measured, more)
-    else:
-        _show(found, measured, explain)
-        _say_where(target, picture)
+        emitted = emit_settings(found.best.job, emit)
+        for what in emitted.unsaid:
+            terminal.say(f"# {emit} cannot say: {what}")
+        terminal.say(emitted.text.rstrip("\n"))
+        return
+    more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
+    terminal.answer(found, as_json=as_json, **more)
+    if target and not as_json:
+        terminal.text(f"The plan is in {target}; plait train {target} obeys it.")
+    if picture and not as_json:
+        terminal.text(f"The predicted step is drawn in {picture}.")
 
 
 def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
@@ -150,77 +147,7 @@ def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
 
 def _remark(asked: Planning) -> None:
     """Say on standard error what was not taken, and what may surprise."""
-    from plait.cli import terminal
-
     terminal.passed_over(asked.over)
     terminal.note(asked.note)
     if asked.warning:
         typer.echo(f"plait: {asked.warning}", err=True)
-
-
-def _measured(plans: Sequence[Plan], place: LaunchTarget) -> dict[int, float]:
-    from plait.api.measuring import measure_plans
-    from plait.core.base.text import in_seconds
-
-    measured = dict[int, float]()
-    for at, seconds in enumerate(measure_plans(plans, place)):
-        typer.echo(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step", err=True)
-        measured[at] = seconds
-    return measured
-
-
-def _compare(files: tuple[Path, Path], as_json: bool) -> None:
-    from plait.api.planning import predict_plan
-    from plait.cli.plan_tables import show_comparison
-
-    sides = [(str(file), *predict_plan(file)) for file in files]
-    show_comparison(sides[0], sides[1], as_json)
-
-
-def _emit(job: Job, framework: str) -> None:
-    from plait.cli import terminal
-    from plait.plan.emit import emit
-
-    emitted = emit(job, framework)
-    for what in emitted.unsaid:
-        terminal.say(f"# {framework} cannot say: {what}")
-    terminal.say(emitted.text.rstrip("\n"))
-
-
-def _write(plan: Plan, target: Path) -> None:
-    from plait.core.base.files import explained
-
-    with explained(f"{target} cannot be written", fix="Choose another with --out"):
-        plan.write(target)
-
-
-def _print_json(found: Answer, chosen: int, measured: dict[int, float], more: dict[str, Any]) -> None:
-    from plait.cli import terminal
-
-    values = found.to_dict() | more
-    if measured:
-        for at, seconds in measured.items():
-            values["candidates"][at]["measured"] = seconds
-        values["chosen"] = chosen
-    terminal.say(json.dumps(values))
-
-
-def _show(found: Answer, measured: dict[int, float], explain: bool) -> None:
-    from plait.cli import terminal
-    from plait.cli.plan_tables import show_answer, show_best, show_measured
-
-    show_answer(found, explain)
-    if explain:
-        show_best(found.best)
-    if measured:
-        terminal.say("")
-        show_measured(found, measured)
-
-
-def _say_where(target: Path | None, picture: Path | None) -> None:
-    from plait.cli import terminal
-
-    if target:
-        terminal.text(f"The plan is in {target}; plait train {target} obeys it.")
-    if picture:
-        terminal.text(f"The predicted step is drawn in {picture}.")

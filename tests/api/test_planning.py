@@ -40,8 +40,16 @@ def test_a_jobs_best_strategy_becomes_a_plan_that_is_predicted_alike(job: Path) 
     plan = asked.plan(best)
     assert plan.layout.world_size == 8
     plan.write(job.with_name("plan.json"))
-    _, again = predict_plan(job.with_name("plan.json"))
+    again = predict_plan(job.with_name("plan.json")).candidate
     assert again.seconds == pytest.approx(best.seconds, rel=1e-12)
+
+
+def test_an_answer_is_a_table_in_a_notebook(job: Path) -> None:
+    found = plan_job(job, SETTINGS).answer()
+    html = found._repr_html_()
+    assert "<th>step" in html
+    assert html.count("<tr>") == 1 + len(found.candidates)
+    assert found.text().count("\n") > len(found.candidates)
 
 
 def test_a_plan_is_checked_as_it_stands(job: Path) -> None:

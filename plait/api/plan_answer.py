@@ -1,0 +1,279 @@
+"""What planning answers, as tables: the best strategies, two plans side by side, the clusters that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
+from plait.core.cluster.hardware import Cluster
+from plait.plan.answer import Answer, Candidate
+from plait.plan.fits import KINDS
+from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
+
+Told = tuple[str, Callable[[Candidate], str]]
+"""A column's name, and its text for a strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer(Shown):
+    """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
+    explain: whether parts show more columns, where the step goes, and what fills the memory."""
+
+    answer: Answer
+    measured: Mapping[int, float] = field(default_factory=dict[int, float])
+    explain: bool = False
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """Strategies, the one that is predicted to be fastest first."""
+        return self.answer.candidates
+
+    @property
+    def chosen(self) -> int:
+        """Number of the best candidate: the fastest that was measured, or else the first."""
+        return min(self.measured, key=lambda number: self.measured[number]) if self.measured else 0
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate that is chosen."""
+        return self.candidates[self.chosen]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Candidates with their predictions; if some were measured, their seconds and which one is chosen."""
+        values = self.answer.to_dict()
+        for at, seconds in self.measured.items():
+            values["candidates"][at]["measured"] = seconds
+        return values | ({"chosen": self.chosen} if self.measured else {})
+
+    def parts(self) -> Iterator[Part]:
+        """A line for each strategy, and why the first is the first. Settings that all of them share stand
+        above the table, not in it."""
+        found, candidates = self.answer, self.candidates
+        ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
+        searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
+        yield f"{found.model.num_parameters:,} parameters on {ranks}{searched}"
+        shared, shown = self._settings()
+        if shared:
+            yield f"{'all of them' if len(candidates) > 1 else 'it has'}: {', '.join(shared)}"
+        yield ""
+        unit, name = _unit(candidates)
+        shown += [(name, lambda one: f"{one.most_memory / unit:.0f}"), *RESULTS, *(MORE if self.explain else ())]
+        rows = [(number, *(told(one) for _, told in shown)) for number, one in enumerate(candidates, 1)]
+        yield Table("", ("", *(head for head, _ in shown)), rows)
+        yield ""
+        fullest = found.best.memory.fullest
+        tensors, beside = in_bytes(fullest.place.memory.total), in_bytes(fullest.overhead)
+        what = "the fullest rank's tensors and what its process holds beside them"
+        yield f"{name}: {what}; of 1, {tensors} and {beside}."
+        yield from found.why
+        if self.explain:
+            yield from _explained(found.best)
+        if self.measured:
+            yield ""
+            yield self._measured()
+
+    def _settings(self) -> tuple[list[str], list[Told]]:
+        """Settings that all strategies share, in words, and columns of those that differ."""
+        shared, shown = list[str](), list[Told]()
+        for head, told in SETTINGS:
+            values = {told(one) for one in self.candidates}
+            if len(values) > 1 or head == "pp dp cp tp":
+                shown += [(head, told)] if self.explain or head in FIRST else []
+            elif values != {"-"}:
+                shared.append(f"{head} {values.pop()}")
+        return shared, shown
+
+    def _measured(self) -> Table:
+        header = ("", Column("predicted", in_seconds), Column("measured", in_seconds), Column("ratio", ".2f"), "")
+        rows = [
+            (at + 1, predicted := self.candidates[at].seconds, seconds, predicted / seconds,
+             "chosen" if at == self.chosen else "")
+            for at, seconds in self.measured.items()
+        ]  # fmt: skip
+        return Table("Predicted and measured seconds of a step", header, rows)
+
+
+def _explained(best: Candidate) -> Iterator[Part]:
+    """Where the step of the best strategy goes, and what fills its ranks' memory."""
+    yield ""
+    header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
+    rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
+    yield Table("Where the step goes, on the mean rank", header, rows)
+    yield f"MFU {best.mfu:.1%} with all attention scores counted, {best.mfu_causal:.1%} with the causal half"
+    yield ""
+    names, *places = best.memory.rows()
+    yield Table("What fills a rank's memory", names, places)
+    yield ""
+
+
+# ---- two plans ----
+
+
+class PredictedPlan(NamedTuple):
+    """A plan's file, the cluster it is for, and what is predicted for it."""
+
+    file: str
+    cluster: Cluster
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
+class ComparedPlans(Shown):
+    """Two plans: what they have otherwise, and what that makes of a step."""
+
+    first: PredictedPlan
+    second: PredictedPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings that differ, and both predictions."""
+        points = self.first.candidate.point, self.second.candidate.point
+        return {
+            "differences": {key: list(values) for key, values in differences(*points).items()},
+            "plans": [
+                {"file": file, "cluster": cluster.name, "ranks": one.job.world_size, **one.to_dict()}
+                for file, cluster, one in (self.first, self.second)
+            ],
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of settings, of seconds and of bytes, with the second plan's figures against the first's."""
+        a, b = self.first.candidate, self.second.candidate
+        settings = [
+            ("cluster", self.first.cluster.name, self.second.cluster.name),
+            ("ranks", f"{a.job.world_size:,}", f"{b.job.world_size:,}"),
+            *((key, *values) for key, values in differences(a.point, b.point).items()),
+        ]
+        if settings := [row for row in settings if row[1] != row[2]]:
+            yield Table("What is different", ("setting", "first", "second"), settings)
+        else:
+            yield Table("What is different")
+            yield "Nothing: both have the same strategy, ranks and cluster."
+        yield ""
+        yield Table("What a step takes", HEADER, list(_seconds(a, b)))
+        yield ""
+        sizes = zip(_sizes(a).items(), _sizes(b).values(), strict=True)
+        rows = [(kind, *map(in_bytes, pair), _ratio(*pair)) for (kind, x), y in sizes if any(pair := (x, y))]
+        yield Table("What fills the fullest rank", HEADER, rows)
+        for name, (file, _, one) in zip(("first", "second"), (self.first, self.second), strict=True):
+            verdict = "fits" if one.memory.fits else "does not fit"
+            yield f"{name}: {file}, which {verdict} into {in_bytes(one.memory.usable)}"
+
+
+HEADER = ("", "first", "second", "second/first")
+
+
+def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:
+    yield "a step", in_seconds(a.seconds), in_seconds(b.seconds), _ratio(a.seconds, b.seconds)
+    yield "p10-p90", *(f"{in_seconds(one.low)} - {in_seconds(one.high)}" for one in (a, b)), ""
+    for name, words in PARTS.items():
+        pair = a.parts.get(name, 0.0), b.parts.get(name, 0.0)
+        if pair[0] > SHOWN * a.seconds or pair[1] > SHOWN * b.seconds:
+            yield words, *map(in_seconds, pair), _ratio(*pair)
+    pair = a.tokens_per_second, b.tokens_per_second
+    yield "tokens/s", *(f"{each:,.0f}" for each in pair), _ratio(*pair)
+    yield "MFU", f"{a.mfu:.1%}", f"{b.mfu:.1%}", _ratio(a.mfu, b.mfu)
+
+
+def _sizes(side: Candidate) -> dict[str, int]:
+    place = side.memory.fullest
+    kinds = {kind: getattr(place.place.memory, kind) for kind in KINDS}
+    return {**kinds, "beside tensors": place.overhead, "total": place.total}
+
+
+def _ratio(first: float, second: float) -> str:
+    return f"{second / first:.2f}" if first else "-"
+
+
+# ---- columns ----
+
+
+def _degrees(one: Candidate) -> str:
+    shared = f" ep{one.point['ep']}" if one.point["ep"] > 1 else ""
+    return " ".join(str(one.point[key]) for key in ("pp", "dp", "cp", "tp")) + shared
+
+
+def _schedule(one: Candidate) -> str:
+    point = one.point
+    if point["pp"] == 1:
+        return "-"
+    name = WORDS["schedule"][point["schedule"]]
+    return f"{name} x{point['virtual']}" if name == "interleaved" else name
+
+
+def _shard(one: Candidate) -> str:
+    point = one.point
+    if point["dp"] * point["cp"] == 1:
+        return "-"
+    copies = f"+{point['secondary']}" if point["secondary"] else ""
+    return f"{point['params']},{point['grads']},{point['optim']}{copies}"
+
+
+def _recompute(one: Candidate) -> str:
+    point = one.point
+    kind = WORDS["recompute"][point["recompute"]]
+    return f"{kind} {point['recompute_layers']}" if point["recompute_layers"] >= 0 and kind != "none" else kind
+
+
+def _slices(one: Candidate) -> str:
+    point = one.point
+    return f"{point['p1']}x{point['p2']}" if point["tp"] > 1 else "-"
+
+
+def _stream(one: Candidate) -> str:
+    return "-" if one.point["tp"] == 1 else "yes" if one.point["sequence_parallel"] else "no"
+
+
+def _rings(one: Candidate) -> str:
+    point = one.point
+    return f"{point['cp'] // point['ring']}x{point['ring']}" if point["cp"] > 1 else "-"
+
+
+SETTINGS: Sequence[Told] = (
+    ("pp dp cp tp", _degrees),
+    ("micro", lambda one: str(one.point["micro"])),
+    ("schedule", _schedule),
+    ("p,g,o", _shard),
+    ("recompute", _recompute),
+    ("heads x ring", _rings),
+    ("slices", _slices),
+    ("sequence-parallel", _stream),
+)
+FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
+"""Which of them are shown unasked: as many as 80 columns hold."""
+RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)), ("MFU", lambda one: f"{one.mfu:.0%}"))
+MORE: Sequence[Told] = (
+    ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
+    ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
+    ("micro-batches", lambda one: str(one.point["num_micro"])),
+)
+
+
+def _unit(candidates: Sequence[Candidate]) -> tuple[int, str]:
+    most = max(one.most_memory for one in candidates)
+    return (1 << 30, "GiB") if most >= 10 << 30 else (1 << 20, "MiB")
+
+
+# ---- clusters ----
+
+
+@dataclass(frozen=True)
+class KnownClusters(Shown):
+    """Clusters that ship, by name."""
+
+    clusters: Mapping[str, Cluster]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Constants of every cluster."""
+        return {name: cluster.model_dump(mode="json") for name, cluster in self.clusters.items()}
+
+    def parts(self) -> Iterator[Part]:
+        """A line for each cluster."""
+        header = ("preset", "device", Column("memory", in_bytes), "a node", "links, each way")
+        rows = [
+            (name, each.device.name, int(each.device.memory.value), each.ranks_per_node,
+             ", ".join(f"{tier.name} {tier.rate.value / 1e9:.4g} GB/s" for tier in each.tiers))
+            for name, each in self.clusters.items()
+        ]  # fmt: skip
+        yield Table("", header, rows)
