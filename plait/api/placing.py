@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from plait.api.placed import MethodsAnswer, PlacedAnswer, beside
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError, PlacementError, nearest
 from plait.core.base.files import reason_of
 from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.core.job.plan import Plan
-from plait.core.topology.hostlist import expand
 from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import Topology
@@ -155,23 +155,30 @@ class Placing:
             return replace(apart, bound=bound)
         return replace(whole if whole.score <= apart.score + 1e-9 else apart, bound=bound)
 
-    def all_placements(self) -> list[Placement | tuple[str, str]]:
-        """By every method; where one cannot, its name and why."""
-        found: list[Placement | tuple[str, str]] = []
+    def compared(self) -> MethodsAnswer:
+        """By every method. Raises PlacementError where there is no room for the job at all."""
+        found, refused = list[Placement](), dict[str, str]()
         self.problem.check_room()
         for name in (*METHODS, *BASELINES):
             try:
                 found.append(replace(self, method=name).like(self).placed())
             except PlacementError as error:
-                found.append((name, str(error)))
-        return found
+                refused[name] = str(error)
+        return MethodsAnswer(placements=found, refused=refused, remarks=self.remarks)
+
+    def answer(self, placement: Placement, repaired: Repair | None = None) -> PlacedAnswer:
+        """A placement of this job as it is shown."""
+        return PlacedAnswer(
+            placement=placement, problem=self.problem, why=self.why, repaired=repaired, spots=self.spots,
+            remarks=self.remarks,
+        )  # fmt: skip
 
     def like(self, other: Placing) -> Placing:
         """With what another has read."""
         self.problem, self.tree, self.spots = other.problem, other.tree, other.spots
         return self
 
-    def repaired(self, old: Path, down: Sequence[str], move_price: float | None) -> Repair:
+    def repaired(self, old: Path, down: Sequence[str], move_price: float | None) -> PlacedAnswer:
         """The placement in ``old`` without the nodes that are down."""
         before = self._earlier(old)
         unknown = [name for name in down if name not in self.spots and name not in (*before.hosts, *before.spares)]
@@ -186,7 +193,8 @@ class Placing:
         together = self.problem.together
         if together and before.nodes_per_cell == together.nodes_per_cell:
             self.problem = together
-        return repair(self.problem, before, down=failed, where=self.spots, move_price=move_price)
+        found = repair(self.problem, before, down=failed, where=self.spots, move_price=move_price)
+        return self.answer(found.placement, found)
 
     own: Sequence[str] = ()
     """Hosts that the job has already."""
@@ -221,8 +229,7 @@ class Placing:
         """The cluster, with a colour for every DP group."""
         from plait.api.topology_picture import draw
 
-        stage = [at for at, height in enumerate(placement.heights) for _ in range(height * placement.nodes_per_cell)]
-        groups = {host: f"stage {stage[rank]}" for rank, host in enumerate(placement.hosts)}
+        groups = {host: f"stage {at}" for host, at in zip(placement.hosts, placement.stages, strict=True)}
         title = f"PP groups in {placement.row_spread} minipods at most, DP groups in {placement.column_spread}"
         draw(self.tree, file, groups=groups, level=self.level or None, title=title)
 
@@ -239,12 +246,28 @@ class Placing:
         )
 
 
-def place_job(asked: Placing, affinity: str = "auto") -> Placement:
+def place_job(asked: Placing, affinity: str = "auto") -> PlacedAnswer:
     """The host of every rank of a job, and how much better any other placement could be. affinity: ``auto``,
     or a file of profiled jobs, from which the weights of DP and PP groups are taken. Raises JobError and
     PlacementError."""
     asked.read(affinity)
-    return asked.placed()
+    return asked.answer(asked.placed())
+
+
+def write_placement(asked: Placing, found: PlacedAnswer, table: Path, picture: Path | None = None) -> None:
+    """Draw a placement, check the cluster once more, write the rank table and the placement beside it.
+
+    Ranks are bound by the table: it comes last, when nothing else can fail. Raises PlacementError for a
+    cluster that has changed meanwhile, LaunchError for files that cannot be written.
+    """
+    from plait.core.base.files import explained
+
+    asked.check_again(found.placement)
+    if picture:
+        with explained(f"{picture} cannot be written", fix="Choose another with --draw"):
+            asked.draw(found.placement, picture)
+        asked.check_again(found.placement)
+    found.write(table)
 
 
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
@@ -300,38 +323,6 @@ def _check_types(tree: Topology, asked: Sequence[str]) -> None:
             problem = f"no node has GPUs of type '{kind}'{nearest(kind, there)}"
             fix = f"Types there are: {', '.join(there)}" if there else "The topology names no types: leave it out"
             raise JobError(problem, key="--gpu", fix=fix)
-
-
-def alpha_of(alpha: float | None, beta: float | None) -> float | None:
-    """From either or both. Raises JobError for weights that are none."""
-    for name, value in (("--alpha", alpha), ("--beta", beta)):
-        if value is not None and not 0 <= value <= 1:
-            raise JobError(f"{value} is no weight", key=name, fix="Use a number from 0 to 1")
-    if alpha is not None and beta is not None and alpha + beta > 0:
-        return alpha / (alpha + beta)
-    return alpha if beta is None else 1 - beta
-
-
-def spares_of(text: str) -> Spares:
-    """Of ``N``, ``N/minipod`` or ``N/row``."""
-    number, _, where = text.partition("/")
-    names = {"": "total", "minipod": "per_minipod", "row": "per_row"}
-    if not number.isdecimal() or where not in names:
-        raise JobError(f"'{text}' is no number of spares", key="--spares", fix="Use N, N/minipod or N/row")
-    return Spares(**{names[where]: int(number)})
-
-
-def names_of(text: str, option: str) -> list[str]:
-    """Of a host list. Raises JobError naming the option for text that is none."""
-    try:
-        return expand(text) if text else []
-    except ValueError as error:
-        raise JobError(str(error), key=option, fix="Write names as in n3,leaf07,n[10-14]") from None
-
-
-def beside(table: Path) -> Path:
-    """Where the placement of a rank table is kept."""
-    return table.with_name("placement.json" if table.stem == "rank_table" else f"{table.stem}.placement.json")
 
 
 def _stage(text: str, stages: int, key: str) -> int:

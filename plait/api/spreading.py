@@ -115,7 +115,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
     for order, alpha in aligned:
         asked = Placing(job=file, topology=topology, alpha=alpha)
-        one = place_job(asked)
+        one = place_job(asked).placement
         kept = one.hosts, one.ranks_per_node
         found.append(
             Steps(order=order, hosts=one.hosts, dp_spread=one.column_spread, pp_spread=one.row_spread, seconds=(1.0,))

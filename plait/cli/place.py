@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli import terminal
+
 if TYPE_CHECKING:
-    from plait.api.placing import Placing
-    from plait.core.topology.placement import Placement
-    from plait.place.repair import Repair
+    from plait.api.placing import Spares
 
 
 def place(
@@ -79,14 +78,14 @@ def place(
 
     Example: plait place plan.json --topology topology.conf --alpha 0.3
     """
-    from plait.api.placing import Placing, alpha_of, names_of, spares_of
-    from plait.cli import place_tables, terminal
+    from plait.api.placed import beside
+    from plait.api.placing import Placing, write_placement
     from plait.core.base.errors import JobError
 
     asked = Placing(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
-        avoid=names_of(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
-        literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
+        avoid=_names(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
+        literal=literal, spares=_spares(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
         flows=flows, by=by, network=network, tolerated=tolerate or [],
     )  # fmt: skip
     _check_numbers(preempt=preempt, flows=flows, limit=limit, gpus_per_node=gpus_per_node, move_price=move_price)
@@ -96,21 +95,23 @@ def place(
         from plait.api.pictures import check_format
 
         check_format(draw)
-    asked = replace(asked, alpha=alpha_of(alpha, beta))
+    asked = replace(asked, alpha=_alpha(alpha, beta))
     asked.read(affinity)
     terminal.remarked(asked.remarks.notes, asked.remarks.over)
     target = out or (repair if repair else job.with_name("rank_table.json"))
-    if repair:
-        repaired = asked.repaired(repair, names_of(down, "--down"), move_price)
-        _finish(asked, repaired.placement, target, draw, as_json, repaired)
+    target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
+    if down and not repair:
+        raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
+    if compare and not repair:
+        terminal.answer(asked.compared(), as_json=as_json)
         return
-    if down:
-        _refuse_down()
-    if compare:
-        placements = asked.all_placements()
-        place_tables.show_comparison(placements, asked.remarks.over if as_json else None)
-        return
-    _finish(asked, asked.placed(), target, draw, as_json, None)
+    found = asked.repaired(repair, _names(down, "--down"), move_price) if repair else asked.answer(asked.placed())
+    write_placement(asked, found, target, draw)
+    terminal.answer(found, as_json=as_json, rank_table=str(target))
+    if not as_json:
+        terminal.text(f"The rank table is in {target}; what repairs need besides is in {beside(target)}.")
+    if draw and not as_json:
+        terminal.text(f"The cluster with the job is drawn in {draw}.")
 
 
 def _check_numbers(**numbers: float | None) -> None:
@@ -124,52 +125,36 @@ def _check_numbers(**numbers: float | None) -> None:
             raise JobError(f"{value} is not allowed", key=f"--{name.replace('_', '-')}", fix="Use 0 or more")
 
 
-def _refuse_down() -> None:
-    from plait.core.base.errors import PlacementError
+def _alpha(alpha: float | None, beta: float | None) -> float | None:
+    """The weight of DP groups, from either or both. Raises JobError for weights that are none."""
+    from plait.core.base.errors import JobError
 
-    raise PlacementError("--down names nodes that failed under a placement: give that one with --repair.")
-
-
-def _finish(
-    asked: Placing, placement: Placement, target: Path, draw: Path | None, as_json: bool, repaired: Repair | None
-) -> None:
-    """Draw, check once more, write, tell. Ranks are bound by the table: it comes last, when nothing else can
-    fail."""
-    from plait.api.placing import beside
-    from plait.cli import place_tables, terminal
-    from plait.core.base.files import explained
-
-    table = placement.rank_table  # refuses a host that would be two nodes
-    asked.check_again(placement)
-    if draw:
-        with explained(f"{draw} cannot be written", fix="Choose another with --draw"):
-            asked.draw(placement, draw)
-        asked.check_again(placement)
-    target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
-    _write(lambda: placement.write(beside(target)), beside(target))
-    _write(lambda: table.write(target), target)
-    if as_json:
-        moves = [{"node_rank": m.node_rank, "old": m.old, "new": m.new} for m in repaired.moves] if repaired else None
-        values = placement.to_dict() | {
-            "rank_table": str(target), "affinity": asked.why, "moves": moves,
-            "notes": asked.remarks.notes, "passed_over": asked.remarks.over.rows(),
-        }  # fmt: skip
-        terminal.say(json.dumps(values))
-        return
-    if repaired:
-        place_tables.show_moves(repaired, asked.spots)
-    place_tables.show(placement, asked.problem, asked.why)
-    terminal.text(f"The rank table is in {target}; what repairs need besides is in {beside(target)}.")
-    if draw:
-        terminal.text(f"The cluster with the job is drawn in {draw}.")
+    for name, value in (("--alpha", alpha), ("--beta", beta)):
+        if value is not None and not 0 <= value <= 1:
+            raise JobError(f"{value} is no weight", key=name, fix="Use a number from 0 to 1")
+    if alpha is not None and beta is not None and alpha + beta > 0:
+        return alpha / (alpha + beta)
+    return alpha if beta is None else 1 - beta
 
 
-def _write(writes: object, target: Path) -> None:
-    from plait.core.base.errors import PlacementError
+def _spares(text: str) -> Spares:
+    """Spares of ``N``, ``N/minipod`` or ``N/row``."""
+    from plait.api.placing import Spares
+    from plait.core.base.errors import JobError
+
+    number, _, where = text.partition("/")
+    names = {"": "total", "minipod": "per_minipod", "row": "per_row"}
+    if not number.isdecimal() or where not in names:
+        raise JobError(f"'{text}' is no number of spares", key="--spares", fix="Use N, N/minipod or N/row")
+    return Spares(**{names[where]: int(number)})
+
+
+def _names(text: str, option: str) -> list[str]:
+    """Names of a host list. Raises JobError naming the option for text that is none."""
+    from plait.core.base.errors import JobError
+    from plait.core.topology.hostlist import expand
 
     try:
-        writes()  # type: ignore[operator]
-    except OSError as error:
-        raise PlacementError(
-            f"{target} cannot be written: {error.strerror or error}. Choose another with --out."
-        ) from None
+        return expand(text) if text else []
+    except ValueError as error:
+        raise JobError(str(error), key=option, fix="Write names as in n3,leaf07,n[10-14]") from None

@@ -171,7 +171,7 @@ def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
         (("--topology", "topology.conf", "--method", "best"), "No method 'best'"),
         (("--topology", "topology.conf", "--forbid", "0:a"), "use --method cpsat"),
         (("--topology", "topology.conf", "--forbid", "9:a"), "'9' is no stage"),
-        (("--topology", "topology.conf", "--down", "a00"), "give that one with --repair"),
+        (("--topology", "topology.conf", "--down", "a00"), "Give that one with --repair"),
         (("--topology", "topology.conf", "--repair", "topology.conf"), "cannot be read as a rank table"),
         (("--topology", "topology.conf", "--affinity", "none.toml"), "none.toml"),
         (("--topology", "topology.conf", "--gpu", "FOO"), "--gpu: no node has GPUs of type 'FOO'. The topology names"),

@@ -59,6 +59,12 @@ class Placement:
     solved_in: float = 0.0
 
     @property
+    def stages(self) -> tuple[int, ...]:
+        """The pipeline stage of every node rank."""
+        cells = (at for at, height in enumerate(self.heights) for _ in range(height))
+        return tuple(at for at in cells for _ in range(self.nodes_per_cell))
+
+    @property
     def gap(self) -> float:
         """By how much the score may exceed the best there is, as a share of it."""
         return self.score / self.bound - 1 if self.bound > 0 else float(self.score > 0)

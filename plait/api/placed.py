@@ -1,0 +1,168 @@
+"""What placing answers, as tables: where a job lies, what a repair moves, methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.core.base.text import Column, Part, Shown, Table, counted
+from plait.core.topology.placement import Placement
+from plait.place.pools import ranges
+from plait.place.problem import Problem
+from plait.place.readers import Remarks
+from plait.place.repair import Repair, Spot
+
+MOST_MOVES = 24
+"""Of the table for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedAnswer(Shown):
+    """Where a job lies, how far its groups spread, and how good that is.
+
+    why: a sentence on the weights of DP and PP groups. repaired: what moved, of a placement that was
+    repaired. spots: where hosts are. remarks: on the topology.
+    """
+
+    placement: Placement
+    problem: Problem
+    why: str = ""
+    repaired: Repair | None = None
+    spots: Mapping[str, Spot] = field(default_factory=dict[str, Spot])
+    remarks: Remarks = field(default_factory=Remarks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The placement, moves, and what is to be said of the topology."""
+        moves = self.repaired and [
+            {"node_rank": one.node_rank, "old": one.old, "new": one.new} for one in self.repaired.moves
+        ]
+        return self.placement.to_dict() | {
+            "affinity": self.why, "moves": moves, "notes": self.remarks.notes, "passed_over": self.remarks.over.rows(),
+        }  # fmt: skip
+
+    def parts(self) -> Iterator[Part]:
+        """Moves; a row for each minipod; spreads, predicted seconds and the method in sentences."""
+        placement = self.placement
+        if self.repaired:
+            yield from self._moves(self.repaired)
+        heights = placement.heights
+        shape = f"{heights[0]} x {len(heights)}" if len(set(heights)) == 1 else "+".join(map(str, heights))
+        yield Table(
+            f"{counted(len(placement.hosts), 'node')} of {counted(placement.ranks_per_node, 'rank')} ({shape} cells: "
+            f"PP groups x stages) on {placement.used} of {counted(len(self.problem.minipods), 'minipod')}"
+        )
+        yield ""
+        yield Table("", ("minipod", "nodes", "free", "stages", "node ranks"), self._minipods())
+        yield ""
+        spread = f"A PP group lies in at most {counted(placement.row_spread, 'minipod')}, a DP group in "
+        yield f"{spread}{counted(placement.column_spread, 'minipod')}. {_scored(placement)}"
+        if self.why and placement.by == "spread":
+            yield f"alpha {placement.alpha:.2f}: {self.why}."
+        if placement.seconds is not None:
+            experts = f", {placement.ep_seconds:.3g} s among experts" if placement.ep_seconds else ""
+            yield (
+                f"Predicted for what a step sends, if nothing hides it: {placement.dp_seconds or 0:.3g} s along DP, "
+                f"{placement.pp_seconds or 0:.3g} s along PP{experts}."
+            )
+        note = f" ({placement.note})" if placement.note else ""
+        yield f"By {placement.method}{note}, in {placement.solved_in:.3f} s."
+        if spares := placement.spares:
+            yield f"Spares: {', '.join(spares[:12])}{' ...' if len(spares) > 12 else ''}"
+        if placement.preempted:
+            held = counted(len(placement.preempted), "node")
+            yield f"Other jobs have to give up {held}: {', '.join(placement.preempted)}"
+
+    def _moves(self, repaired: Repair) -> Iterator[Part]:
+        moves = repaired.moves
+        verb = "moves" if len(moves) == 1 else "move"
+        title = f"{len(moves)} of {counted(len(repaired.placement.hosts), 'node')} {verb}"
+        rows = [(one.node_rank, one.old, one.new, *self.spots.get(one.new, ("", ""))) for one in moves]
+        yield Table(title, ("node rank", "was", "is now", "minipod", "leaf"), rows[:MOST_MOVES])
+        if len(rows) > MOST_MOVES:
+            yield f"and {len(rows) - MOST_MOVES} more, in the rank table"
+        yield ""
+
+    def _minipods(self) -> list[tuple[Any, ...]]:
+        placement, free = self.placement, dict.fromkeys(self.problem.minipods, 0)
+        for pool in self.problem.pools:
+            free[pool.minipod] += pool.free
+        own: dict[str, list[int]] = {}
+        for rank, minipod in enumerate(placement.minipods):
+            own.setdefault(minipod, []).append(rank)
+        stage = placement.stages
+        return [
+            (minipod, len(ranks), free.get(minipod, 0), ranges(sorted({stage[rank] for rank in ranks})),
+             _short(ranges(ranks)))
+            for minipod, ranks in sorted(own.items(), key=lambda one: one[1][0])
+        ]  # fmt: skip
+
+    def write(self, table: Path) -> None:
+        """Write the rank table, and beside it the placement, which repairs need. Raises PlacementError.
+
+        Ranks are bound by the table: it comes last.
+        """
+        from plait.core.base.files import explained
+
+        rank_table = self.placement.rank_table  # refuses a host that would be two nodes
+        for file, written in ((beside(table), self.placement), (table, rank_table)):
+            with explained(f"{file} cannot be written", fix="Choose another with --out"):
+                written.write(file)
+
+
+def beside(table: Path) -> Path:
+    """The file of the placement that belongs to a rank table."""
+    return table.with_name("placement.json" if table.stem == "rank_table" else f"{table.stem}.placement.json")
+
+
+def _scored(placement: Placement) -> str:
+    if placement.gap < 1e-9:
+        least = "the least there is"
+    elif placement.bound > 0:
+        least = f"at most {placement.gap:.1%} above the least there is"
+    else:
+        least = "a bound of the least there is"
+    if placement.by == "seconds":
+        return f"What it sends is predicted to take {placement.score:.3g} s: {least} ({placement.bound:.3g} s)."
+    return f"Weighted spread {placement.score:.2f} at alpha {placement.alpha:.2f}: {least} ({placement.bound:.2f})."
+
+
+def _short(text: str, most: int = 36) -> str:
+    return text if len(text) <= most else text[:most].rpartition(",")[0] + ",..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsAnswer(Shown):
+    """Placements by every method. refused: names of methods that cannot place the job, and why. remarks: on
+    the topology."""
+
+    placements: Sequence[Placement]
+    refused: Mapping[str, str]
+    remarks: Remarks = field(default_factory=Remarks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Figures of every method, or why it is refused."""
+        names = ("method", "note", "row_spread", "column_spread", "used", "crossings", "score", "bound", "gap")
+        figures = [{name: getattr(one, name) for name in (*names, "seconds", "solved_in")} for one in self.placements]
+        refused = [{"method": name, "refused": why} for name, why in self.refused.items()]
+        return {"methods": figures + refused, "passed_over": self.remarks.over.rows()}
+
+    def parts(self) -> Iterator[Part]:
+        """A line for each method."""
+        header = (
+            "method", "PP in", "DP in", Column("spread", ".2f"), Column("gap", ".1%"),
+            Column("network s", ".3g", none=""), Column("took s", ".3f"),
+        )  # fmt: skip
+        rows = [
+            (one.method, one.row_spread, one.column_spread, one.score, one.gap, one.seconds, one.solved_in)
+            for one in self.placements
+        ]
+        yield Table("", header, rows)
+        yield ""
+        if done := self.placements:
+            yield (
+                f"PP in, DP in: minipods of the most spread group. spread: weighted, alpha {done[0].alpha:.2f}; no "
+                f"placement is below {max(one.bound for one in done):.2f}. Nothing was written."
+            )
+        yield from (f"{name}: {why}" for name, why in self.refused.items())
