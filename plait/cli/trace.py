@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
 
-if TYPE_CHECKING:
-    from plait.diagnose.recording import Recording
-
 app = typer.Typer(
     no_args_is_help=True, help="Timelines to and from other tools.", rich_markup_mode=None, add_completion=False
 )
-STEPS = 3
-"""That are exported unless others are asked for, the last ones."""
 
 
 @app.command("import")
@@ -44,10 +39,9 @@ def export(
     steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three, if not told.")] = None,
 ) -> None:
     """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
+    from plait.api.timelines import export_trace
     from plait.core.base.errors import JobError
     from plait.core.base.files import check_target, explained
-    from plait.diagnose.perfetto import write_json, write_perfetto
-    from plait.diagnose.reading import read_run
 
     if out.suffix not in (".pftrace", ".json"):
         raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
@@ -55,34 +49,14 @@ def export(
     if out.suffix == ".json" and out.exists() and run.resolve() in out.resolve().parents:
         raise JobError(f"{out} is a file of the run", key="--out", fix=fix)
     check_target(out, fix=fix)
-    read = read_run(run)
-    recording = read.recording
-    chosen = _chosen(recording, ranks, steps)
+    wanted = None if steps is None else [step - 1 for step in _numbers(steps, "--steps")]
     with explained(f"{out} cannot be written", fix=fix):
-        write = write_json if out.suffix == ".json" else write_perfetto
-        count = write(recording.chosen(*chosen), out, recording.grid)
-    for note in read.notes:
+        found = export_trace(run, out, None if ranks is None else _numbers(ranks, "--ranks"), wanted)
+    for note in found.notes:
         terminal.text(note)
     terminal.say(
-        f"{out}: {count} spans of {len(chosen[0])} ranks and {len(chosen[1])} steps; open it at ui.perfetto.dev"
+        f"{out}: {found.spans} spans of {found.ranks} ranks and {found.steps} steps; open it at ui.perfetto.dev"
     )
-
-
-def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple[list[int], list[int]]:
-    """Ranks and steps that are there and wanted. Steps are counted from 1."""
-    from plait.core.base.errors import DataError
-
-    known = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
-    wanted = [step - 1 for step in _numbers(steps, "--steps")] if steps else known[0][-STEPS:]
-    of = _numbers(ranks, "--ranks") if ranks else known[1]
-    both = sorted(set(of) & set(known[1])), sorted(set(wanted) & set(known[0]))
-    if recording.chosen(*both).is_empty():
-        first, last = known[0][0] + 1 if known[0] else 0, known[0][-1] + 1 if known[0] else 0
-        raise DataError(
-            f"there are no spans of these ranks and steps: spans are kept of steps {first} to {last}, "
-            f"ranks {known[1][0] if known[1] else 0} to {known[1][-1] if known[1] else 0}"
-        )
-    return both
 
 
 def _numbers(text: str, key: str) -> list[int]:

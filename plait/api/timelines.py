@@ -1,0 +1,258 @@
+"""A run's timeline: in few numbers, as a trace for other tools, beside a plan's or another run's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import Column, Part, Shown, Table
+
+if TYPE_CHECKING:
+    from plait.core.record.exposure import Exposure
+    from plait.diagnose.compare import Comparison, Unmatched
+    from plait.diagnose.reading import Tables
+    from plait.diagnose.recording import Recording
+
+COMPARED = 50
+"""Steps that are compared, the last ones."""
+DRAWN = 5
+"""Steps that a trace of the timeline holds, the last ones."""
+EXPORTED = 3
+"""Steps of a trace unless others are asked for, the last ones."""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+@dataclass(frozen=True)
+class RunTimeline(Shown):
+    """What a run measured: ``summary`` in few numbers, ``tables`` in columns of polars."""
+
+    run: Path
+    tables: Tables
+
+    def to_dict(self) -> dict[str, Any]:
+        """Seconds of a rank's mean step by kind, communication and how much of it was hidden."""
+        from plait.diagnose.summary import summarise
+
+        found = summarise(self.tables.spans, self.tables.sampled, self.tables.rollups)
+
+        def rows(seconds: str) -> list[dict[str, Any]]:
+            return [
+                {"kind": one.kind, "site": one.site, "direction": one.direction, "seconds": getattr(one, seconds)}
+                for one in found.whats
+                if getattr(one, seconds) is not None
+            ]
+
+        return {
+            "spans": found.spans,
+            "sampled_spans": found.sampled,
+            "steps": len(found.steps),
+            "hidden": found.hidden.fraction,
+            "communication": {name: part / max(1, found.lanes) for name, part in found.hidden._asdict().items()},
+            "per_step": rows("seconds"),
+            "per_step_of_all": rows("of_all"),
+            "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],
+            "slowest": [one._asdict() for one in found.slowest],
+            "notes": list(self.tables.notes),
+            "passed_over": self.tables.passed_over.rows(),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Milliseconds by kind over the steps whose spans are kept, and over all; hidden communication."""
+        from plait.diagnose.summary import summarise
+
+        found = summarise(self.tables.spans, self.tables.sampled, self.tables.rollups)
+        yield from self.tables.notes
+        steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
+        title = f"{self.run}: ms of a rank's mean step; last: mean of {found.lanes} rank-steps, all: of {steps}"
+        yield Table(title, ("what", "where", "direction", Column("last", _ms), Column("all", _ms)), found.whats)
+        if found.hidden.fraction is not None:
+            total, exposed = (part / found.lanes * 1e3 for part in found.hidden)
+            hidden = f"exposed {exposed:.1f} ms, hidden {found.hidden.fraction:.0%}"
+            yield f"communication {total:.1f} ms a step: {hidden}"
+        if len(found.trend) > 1 and found.hidden.fraction is not None:
+            shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
+            yield f"hidden by step: {', '.join(shares)}"
+        if found.slowest:
+            slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
+            yield f"slowest steps: {', '.join(slow)}"
+
+    def write_trace(self, file: Path) -> None:
+        """Write the last steps as a trace (JSON) for ui.perfetto.dev. Raises OSError."""
+        from plait.diagnose.perfetto import write_json
+        from plait.diagnose.reading import placed
+
+        recording = placed(self.tables, self.run, DRAWN)
+        write_json(recording.spans, file, recording.grid)
+
+    def against(self, other: Path | str) -> TimelineComparison:
+        """The run beside a plan (``plan.json``), as predicted, or beside another run's folder.
+
+        Raises JobError for a plan that the run has not obeyed, DataError for files that cannot be read.
+        """
+        from plait.diagnose.compare import UNMEASURED, compare
+        from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
+
+        other, over = Path(other), PassedOver()
+        recent, notes = last_steps(self.tables.spans, COMPARED), [*self.tables.notes]
+        over.add(self.tables.passed_over)
+        if other.is_dir():
+            there = read_timeline(other)
+            notes += [f"{other}: {note}" for note in there.notes]
+            over.add(there.passed_over, str(other))
+            joined, planned = compare(there.spans, recent, timed=None), False
+        else:
+            steps = recent["step"].unique().sort().to_list()
+            predicted, timed = _predicted(self.run, self.tables.plan_hash, other, steps)
+            notes += [] if timed else [UNMEASURED]
+            joined, planned = compare(predicted, planned_kinds(recent), timed=timed), True
+        return TimelineComparison(self.run, other, joined, planned, notes, over)
+
+
+@dataclass(frozen=True)
+class TimelineComparison(Shown):
+    """Two timelines joined. predicted: whether the other one is a plan's. notes: sentences on files and on
+    the plan. over: what readers passed over."""
+
+    run: Path
+    other: Path
+    result: Comparison
+    predicted: bool
+    notes: Sequence[str]
+    over: PassedOver
+
+    def to_dict(self) -> dict[str, Any]:
+        """Seconds of both timelines by kind, spans that one of them lacks, and communication."""
+        found = self.result
+
+        def communication(comm: Exposure | None) -> dict[str, float | None] | None:
+            return comm and {**comm._asdict(), "hidden": comm.fraction}
+
+        return {
+            "run": str(self.run),
+            "against": str(self.other),
+            "steps": found.steps,
+            "ranks": found.ranks,
+            "rows": self._rows("").records(),
+            "never_seen": _unmatched("", found.never_seen).records(),
+            "not_planned": _unmatched("", found.not_planned).records(),
+            "communication": {"predicted": communication(found.predicted), "measured": communication(found.measured)},
+            "notes": list(self.notes),
+            "passed_over": self.over.rows(),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """A table of what both have, then what only one has, then communication."""
+        found = self.result
+        steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
+        title = f"{self.run} against {self.other}: a rank's mean step over {len(found.ranks)} ranks, {steps}"
+        yield self._rows(title) if any(row.predicted is not None for row in found.rows) else Table(title)
+        words = ("planned, never seen", "seen, not planned")
+        words = words if self.predicted else (f"only in {self.other}", f"only in {self.run}")
+        for word, unmatched in zip(words, (found.never_seen, found.not_planned), strict=True):
+            title = f"{word}: {'in a mean step' if unmatched else 'nothing'}"
+            yield _unmatched(title, unmatched) if unmatched else Table(title)
+        for word, comm in zip(self._words, (found.predicted, found.measured), strict=True):
+            if comm and comm.fraction is not None:
+                exposed = f"{_ms(comm.exposed)} of {_ms(comm.total)} ms ({comm.fraction:.0%} hidden)"
+                yield f"exposed communication, {word}: {exposed}"
+        yield from self.notes
+
+    @property
+    def _words(self) -> tuple[str, str]:
+        return ("predicted", "measured") if self.predicted else ("there", "here")
+
+    def _rows(self, title: str) -> Table:
+        first, second = (f"{word} ms" if self.predicted else f"ms {word}" for word in self._words)
+        header = (
+            Column("what", key="kind"), Column("where", key="site"), "direction", Column(first, _ms, "predicted"),
+            Column(second, _ms, "measured"), Column("ratio", ".2f"),
+        )  # fmt: skip
+        return Table(title, header, [(*row, row.ratio) for row in self.result.rows])
+
+
+def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:
+    header = (
+        Column("what", key="kind"), Column("where", key="site"), "direction", Column("number", ".3g", "count"),
+        Column("ms", _ms, "seconds"), Column("such as", key="example"),
+    )  # fmt: skip
+    return Table(title, header, spans)
+
+
+def read_run_timeline(run: Path | str) -> RunTimeline:
+    """The timeline of a run's folder. Raises DataError."""
+    from plait.diagnose.reading import read_timeline
+
+    return RunTimeline(Path(run), read_timeline(Path(run)))
+
+
+def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
+    """What a plan predicts for ``steps``, in columns, and the kinds whose times are made of measured costs.
+    Raises JobError for a plan that the run has not obeyed."""
+    from plait.core.base.errors import JobError
+    from plait.core.job.plan import Plan
+    from plait.diagnose.compare import kinds_of_measured_costs, table_of
+    from plait.plan.simulate import simulate_plan
+
+    plan = Plan.read(file)
+    if plan.key != obeyed:
+        problem = f"is plan {plan.key[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
+        raise JobError(problem, file=str(file), fix=f"The plan that it obeyed is {run / 'plan.json'}")
+    table = table_of(simulate_plan(plan).timeline(steps))
+    return table, kinds_of_measured_costs(table) if plan.costs else ()
+
+
+def _steps(first: int, last: int) -> str:
+    """Numbered from 1, as everywhere."""
+    return str(first + 1) if first == last else f"{first + 1}-{last + 1}"
+
+
+# ---- traces for other tools ----
+
+
+@dataclass(frozen=True)
+class ExportedTrace:
+    """A trace that was written: numbers of its spans, ranks and steps. notes: sentences on the run."""
+
+    spans: int
+    ranks: int
+    steps: int
+    notes: Sequence[str]
+
+
+def export_trace(
+    run: Path, out: Path, ranks: Sequence[int] | None = None, steps: Sequence[int] | None = None
+) -> ExportedTrace:
+    """Write ranks and steps of a run as a trace for ui.perfetto.dev: JSON by the file's name, else Perfetto's
+    own form. ranks: None: all. steps: from 0; None: the last three. Raises DataError, OSError."""
+    from plait.diagnose.perfetto import write_json, write_perfetto
+    from plait.diagnose.reading import read_run
+
+    read = read_run(run)
+    chosen = _chosen(read.recording, ranks, steps)
+    write = write_json if out.suffix == ".json" else write_perfetto
+    count = write(read.recording.chosen(*chosen), out, read.recording.grid)
+    return ExportedTrace(count, len(chosen[0]), len(chosen[1]), read.notes)
+
+
+def _chosen(
+    recording: Recording, ranks: Sequence[int] | None, steps: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Ranks and steps that are there and wanted."""
+    from plait.core.base.errors import DataError
+
+    there = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
+    wanted = there[0][-EXPORTED:] if steps is None else steps
+    both = sorted({*there[1]}.intersection(there[1] if ranks is None else ranks)), sorted({*there[0]} & {*wanted})
+    if recording.chosen(*both).is_empty():
+        first, last = (there[0][0] + 1, there[0][-1] + 1) if there[0] else (0, 0)
+        raise DataError(
+            f"there are no spans of these ranks and steps: spans are kept of steps {first} to {last}, "
+            f"ranks {there[1][0] if there[1] else 0} to {there[1][-1] if there[1] else 0}"
+        )
+    return both
