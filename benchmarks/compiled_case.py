@@ -22,7 +22,7 @@ from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 
@@ -49,7 +49,7 @@ class Case:
     def __init__(self, name: str) -> None:
         torch.set_num_threads(1)
         values, batch = CASES[name]
-        self.spec, self.device = ModelSpec(**values), open_device("cpu", 0)
+        self.spec, self.device = ModelSpec(**values), device_of(None)
         self.model = Transformer(self.spec, EAGER)
         self.gradients = Gradients(self.model)
         tokens = torch.randint(0, 256, (batch, self.spec.max_sequence), generator=torch.Generator().manual_seed(1))

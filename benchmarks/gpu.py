@@ -45,7 +45,7 @@ from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import RankDevice
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of, own_gpu
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import matrix_rate, time_interleaved
@@ -82,7 +82,7 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         Console().print("No GPU is visible to torch: nothing was measured. --device cpu --tiny tries the code.")
         return 0
-    device = open_device(options.device, 0)
+    device = device_of(own_gpu(options.device, 0), shared=options.device == "shared")
     peak = options.peak or matrix_rate(device, torch.bfloat16)
     result: dict[str, Any] = {"device": device.name, "versions": device.versions, "peak_flops": peak}
     result["cases"] = {name: measure(name, device, peak, options) for name in options.case or CASES}

@@ -33,12 +33,12 @@ from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, PipelineExecutor
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.tune.measure import travel_times
 
-DEVICE = open_device("cpu", 0)
+DEVICE = device_of(None)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from benchmarks.baselines.bipartition import topology_aware
+from benchmarks.baselines.brute import brute_force
+from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
+from benchmarks.baselines.program import mip
 from benchmarks.keeping import finish, keep, make_parser
 from plait.core.base.errors import PlacementError
 from plait.place.answer import Assignment
-from plait.place.baselines import best_fit, gpu_packing, random_fit
-from plait.place.bipartition import topology_aware
-from plait.place.mip import mip
-from plait.place.placing import place
+from plait.place.placing import place, placed_by
 from plait.place.problem import MinipodSpread, Problem, spread_of
 
 ALPHAS = tuple(round(0.1 * at, 1) for at in range(11))
@@ -187,9 +188,9 @@ def small(count: int) -> dict[str, int]:
         free = [chance.randint(0, rows * columns) for _ in range(pods)]
         if sum(free) < rows * columns or (pods**columns > 27 and rows > 3):
             continue
-        problem = Problem.plain(rows, columns, free, alpha=chance.choice(ALPHAS), literal=chance.random() < 0.3)
+        problem = Problem.plain(rows, columns, free, alpha=chance.choice(ALPHAS))
         tried += 1
-        equal += abs(place(problem).score - place(problem, "brute-force").score) < EPSILON
+        equal += abs(place(problem).score - placed_by(problem, brute_force, "brute-force").score) < EPSILON
     return {"cases": tried, "equal": equal}
 
 

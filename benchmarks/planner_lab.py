@@ -41,7 +41,7 @@ from plait.core.base.errors import PlaitError
 from plait.core.job.spec import Job
 from plait.plan.answer import Candidate, Planner
 from plait.plan.asking import asked_of, job_at
-from plait.plan.closed_memory import fits
+from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.recorded import read_seconds
 from plait.plan.search import FAMILY
 from plait.plan.space import enumerate_space
@@ -128,7 +128,10 @@ def draw(planner: Planner, options: argparse.Namespace) -> list[Candidate]:
         at = chance.choice(chance.choice(known))
         point = space.take(slice(at, at + 1))
         precision = planner.job.train.precision
-        if fits(planner.model, point, planner.cluster, sequence=asked.sequence, precision=precision)[0]:
+        on = planner.cluster
+        memory = step_memory(planner.model, point, sequence=asked.sequence, precision=precision,
+                             options=plait_on(on.device), overhead=on.overhead)  # fmt: skip
+        if memory.total[0] <= usable(on.device, on.overhead):
             found.append(planner.predict(job_at(planner.job, point.row(0))))
     return found
 

@@ -27,13 +27,13 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.record.meter import Meter
 from plait.train.record.recorder import Recorder, open_recorder
 
-DEVICE = open_device("cpu", 0)
+DEVICE = device_of(None)
 WARM, LONG = 4, 120.0
 """Rounds before the first that counts, at least, and seconds, at most, in which the agent writes its first
 files."""

@@ -25,7 +25,7 @@ from plait.train.engine.executor import RankContext, SegmentExecutor, make_execu
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import RankDevice
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.model.sequence import SequenceGroup
@@ -105,7 +105,7 @@ def main() -> None:
 
 def _build(setup: dict[str, Any], rank: int) -> Bench:
     spec, base = ModelSpec.from_dict(setup["model"]), Strategy(**setup["base"])
-    device, cut, size = open_device("cpu", 0), SequenceCut(cp=base.cp, ring=base.ring), setup["batch"]
+    device, cut, size = device_of(None), SequenceCut(cp=base.cp, ring=base.ring), setup["batch"]
     tokens = torch.randint(0, spec.vocab, (size, spec.max_sequence), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(run.start, run.stop) for run in cut.tokens(spec.max_sequence, rank)])
     own = tokens[:, positions]

@@ -31,10 +31,10 @@ from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 
-DEVICE = open_device("cpu", 0)
+DEVICE = device_of(None)
 M_MMAP_THRESHOLD = -3  # of malloc.h
 
 

@@ -32,11 +32,11 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import PHASES
 from plait.train.engine.steps import train_step
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 
-DEVICE = open_device("cpu", 0)
+DEVICE = device_of(None)
 STEPS = 2  # in a row: what a step leaves under way belongs to the next
 
 

@@ -23,7 +23,7 @@ from plait.plan.make import make_plan
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.executor import RunningPhase
 from plait.train.engine.feed import micro_batches
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.record.recorder import Recorder
 
 JOB: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Noted(TorchDispatchMode):
 def cost(rounds: int) -> dict[str, Any]:
     """Microseconds per action, with what is recorded and without."""
     torch.set_num_threads(1)
-    device = open_device("cpu", 0)
+    device = device_of(None)
     plan = make_plan(Job.from_dict(JOB), HERE, vocab=64)
     found: dict[str, Any] = {}
     for recorded in (True, False):

@@ -12,10 +12,10 @@ from plait.core.step.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model.transformer import Transformer
 
-CPU = open_device("cpu", 0)
+CPU = device_of(None)
 
 
 @pytest.mark.parametrize("name", CASES)

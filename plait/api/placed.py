@@ -1,13 +1,13 @@
-"""What placing answers, as tables: where a job lies, what a repair moves, methods side by side."""
+"""What placing answers, as tables: where a job lies, and what a repair moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plait.core.base.text import Column, Part, Shown, Table, counted
+from plait.core.base.text import Part, Shown, Table, counted
 from plait.core.topology.placement import Placement
 from plait.place.pools import ranges
 from plait.place.problem import Problem
@@ -130,39 +130,3 @@ def _scored(placement: Placement) -> str:
 
 def _short(text: str, most: int = 36) -> str:
     return text if len(text) <= most else text[:most].rpartition(",")[0] + ",..."
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodsAnswer(Shown):
-    """Placements by every method. refused: names of methods that cannot place the job, and why. remarks: on
-    the topology."""
-
-    placements: Sequence[Placement]
-    refused: Mapping[str, str]
-    remarks: Remarks = field(default_factory=Remarks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Figures of every method, or why it is refused."""
-        names = ("method", "note", "row_spread", "column_spread", "used", "crossings", "score", "bound", "gap")
-        figures = [{name: getattr(one, name) for name in (*names, "seconds", "solved_in")} for one in self.placements]
-        refused = [{"method": name, "refused": why} for name, why in self.refused.items()]
-        return {"methods": figures + refused, "passed_over": self.remarks.over.rows()}
-
-    def parts(self) -> Iterator[Part]:
-        """A line for each method."""
-        header = (
-            "method", "PP in", "DP in", Column("spread", ".2f"), Column("gap", ".1%"),
-            Column("network s", ".3g", none=""), Column("took s", ".3f"),
-        )  # fmt: skip
-        rows = [
-            (one.method, one.row_spread, one.column_spread, one.score, one.gap, one.seconds, one.solved_in)
-            for one in self.placements
-        ]
-        yield Table("", header, rows)
-        yield ""
-        if done := self.placements:
-            yield (
-                f"PP in, DP in: minipods of the most spread group. spread: weighted, alpha {done[0].alpha:.2f}; no "
-                f"placement is below {max(one.bound for one in done):.2f}. Nothing was written."
-            )
-        yield from (f"{name}: {why}" for name, why in self.refused.items())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.api.placed import MethodsAnswer, PlacedAnswer, beside
+from plait.api.placed import PlacedAnswer, beside
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError, PlacementError, nearest
 from plait.core.base.files import reason_of
@@ -18,7 +18,7 @@ from plait.core.topology.switches import Topology
 from plait.place.affinity import affinity_of, known_profiled, read_profiled
 from plait.place.bounds import lower_bound
 from plait.place.network import Network
-from plait.place.placing import BASELINES, METHODS, place
+from plait.place.placing import place
 from plait.place.pools import Wanted, check_still_there, enough, gpus_per_node, pools_of, remarks_on, spots_of, types_of
 from plait.place.problem import Pool, Problem, Spares
 from plait.place.readers import Remarks
@@ -41,7 +41,6 @@ class Placing:
     forbid: Sequence[str] = ()
     preempt: float | None = None
     unit: str = "both"
-    literal: bool = False
     spares: Spares = field(default_factory=Spares)
     gpus_per_node: int = 0
     limit: float = 10.0
@@ -82,7 +81,7 @@ class Placing:
             self.alpha, self.why = found.alpha, found.why
         stages = len(matrix.heights)
         self.problem = Problem.of(
-            matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, by=self.by, unit=self.unit,
+            matrix, self._pools(kind), alpha=self.alpha, by=self.by, unit=self.unit,
             spares=self.spares, price=self.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages),
             limit=self.limit, network=self._network(rate), plan=plan.key, topology=self.tree.key,
         )  # fmt: skip
@@ -146,7 +145,7 @@ class Placing:
     def _best(self, problem: Problem) -> Placement:
         """With nodes that share out experts in one minipod, where that is to be had for the same score."""
         apart, together = place(problem, self.method), problem.together
-        if together is None or self.method not in METHODS:
+        if together is None:
             return apart
         bound = lower_bound(replace(problem, expert_cells=1))
         try:
@@ -155,28 +154,12 @@ class Placing:
             return replace(apart, bound=bound)
         return replace(whole if whole.score <= apart.score + 1e-9 else apart, bound=bound)
 
-    def compared(self) -> MethodsAnswer:
-        """By every method. Raises PlacementError where there is no room for the job at all."""
-        found, refused = list[Placement](), dict[str, str]()
-        self.problem.check_room()
-        for name in (*METHODS, *BASELINES):
-            try:
-                found.append(replace(self, method=name).like(self).placed())
-            except PlacementError as error:
-                refused[name] = str(error)
-        return MethodsAnswer(placements=found, refused=refused, remarks=self.remarks)
-
     def answer(self, placement: Placement, repaired: Repair | None = None) -> PlacedAnswer:
         """A placement of this job as it is shown."""
         return PlacedAnswer(
             placement=placement, problem=self.problem, why=self.why, repaired=repaired, spots=self.spots,
             remarks=self.remarks,
         )  # fmt: skip
-
-    def like(self, other: Placing) -> Placing:
-        """With what another has read."""
-        self.problem, self.tree, self.spots = other.problem, other.tree, other.spots
-        return self
 
     def repaired(self, old: Path, down: Sequence[str], move_price: float | None) -> PlacedAnswer:
         """The placement in ``old`` without the nodes that are down."""

@@ -34,8 +34,7 @@ def place(
         str, typer.Option(help="What is to be least: spread, weighted by alpha; or predicted seconds.")
     ] = "spread",
     unit: Annotated[str, typer.Option(help="Groups to keep together first: pp, dp or both.")] = "both",
-    method: Annotated[str, typer.Option(help="exact, mip, cpsat; or a baseline that --compare lists.")] = "exact",
-    literal: Annotated[bool, typer.Option("--literal", help="Count a group in one minipod as 0, not 1.")] = False,
+    method: Annotated[str, typer.Option(help="exact, cpsat.")] = "exact",
     spares: Annotated[
         str, typer.Option(help="Nodes to keep for repairs: N, N/minipod, N/row (of each PP group).")
     ] = "0",
@@ -57,7 +56,6 @@ def place(
         Path | None, typer.Option(help="What spreading costs, by plait profile placement; else published figures.")
     ] = None,
     limit: Annotated[float, typer.Option(help="Seconds that a solver may take.")] = 10.0,
-    compare: Annotated[bool, typer.Option("--compare", help="All methods and baselines beside each other.")] = False,
     repair: Annotated[
         Path | None, typer.Option(metavar="OLD", help="A rank table or placement, some of whose nodes failed.")
     ] = None,
@@ -85,7 +83,7 @@ def place(
     asked = Placing(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=_names(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
-        literal=literal, spares=_spares(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
+        spares=_spares(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
         flows=flows, by=by, network=network, tolerated=tolerate or [],
     )  # fmt: skip
     _check_numbers(preempt=preempt, flows=flows, limit=limit, gpus_per_node=gpus_per_node, move_price=move_price)
@@ -102,9 +100,6 @@ def place(
     target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
     if down and not repair:
         raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
-    if compare and not repair:
-        terminal.answer(asked.compared(), as_json=as_json)
-        return
     found = asked.repaired(repair, _names(down, "--down"), move_price) if repair else asked.answer(asked.placed())
     write_placement(asked, found, target, draw)
     terminal.answer(found, as_json=as_json, rank_table=str(target))

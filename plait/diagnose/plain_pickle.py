@@ -62,7 +62,7 @@ def read_plain(path: str | Path, long: Mapping[str, Take], over: PassedOver) -> 
 
     Raises OSError where the file cannot be read, ValueError for what is no such pickle.
     """
-    whole, sizes = _parsed(read_unpacked(path, SIZE), over)
+    whole, sizes = parse_plain(read_unpacked(path, SIZE), over)
     if not isinstance(whole, dict):
         raise ValueError("it is a pickle of something else than a dict")
     found: dict[str, Any] = {}
@@ -80,28 +80,24 @@ def read_plain(path: str | Path, long: Mapping[str, Take], over: PassedOver) -> 
     return found
 
 
-def parse_plain(data: bytes, over: PassedOver) -> Any:
-    """The value that a pickle makes of plain data. over: takes what was passed over.
+@uncollected()
+def parse_plain(data: bytes, over: PassedOver) -> tuple[Any, Sizes]:
+    """The value that a pickle makes of plain data, and the sizes of all in it. over: takes what was passed
+    over.
 
     Raises ValueError, and nothing else, for every other pickle.
 
-    >>> parse_plain(bytes([0x80, 2]) + b"]q\\0(K\\1K\\2e.", PassedOver())
+    >>> parse_plain(bytes([0x80, 2]) + b"]q\\0(K\\1K\\2e.", PassedOver())[0]
     [1, 2]
     >>> parse_plain(bytes([0x80, 2]) + b"cos\\nsystem\\n", PassedOver())
     Traceback (most recent call last):
     ValueError: it holds a class, function or call (GLOBAL at byte 2), which is not run: plain data is read
     """
-    return _parsed(data, over)[0]
-
-
-@uncollected()
-def _parsed(data: bytes, over: PassedOver) -> tuple[Any, _Sizes]:
-    """The value, and the sizes of all in it."""
     try:
         value = _PickleMachine(data, over).run()
     except IndexError:
         raise ValueError("it is a damaged pickle: it takes a value that is not there") from None
-    sizes = _Sizes()
+    sizes = Sizes()
     if sizes.of(value) > SPREAD:
         raise ValueError(f"its values take more than {SPREAD} characters where they are written out")
     return value, sizes
@@ -251,7 +247,7 @@ class _PickleMachine:
         cast("dict[str, Any]", table).update(zip(keys, values[1::2], strict=True))
 
 
-class _Sizes:
+class Sizes:
     """Characters that values take where all in them is written out; every list and dict is looked at once."""
 
     def __init__(self) -> None:

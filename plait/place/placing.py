@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from plait.core.base.errors import PlacementError, nearest
 from plait.core.topology.placement import Placement
 from plait.place.answer import Assignment
-from plait.place.baselines import best_fit, gpu_packing, random_fit
-from plait.place.bipartition import topology_aware
 from plait.place.bounds import lower_bound
-from plait.place.brute import brute_force
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.hosts import arranged, hosts_of
-from plait.place.mip import mip
 from plait.place.problem import Problem, check_legal, seconds_of, spread_of
 
 Method = Callable[[Problem], Assignment]
-METHODS: Mapping[str, Method] = {"exact": exact, "mip": mip, "cpsat": cpsat}
-BASELINES: Mapping[str, Method] = {
-    "best-fit": best_fit,
-    "random-fit": random_fit,
-    "gpu-packing": gpu_packing,
-    "topology-aware": topology_aware,
-}
-
-
-class PlacementMethod(Protocol):
-    """What places."""
-
-    def __call__(self, problem: Problem) -> Placement: ...
+METHODS: Mapping[str, Method] = {"exact": exact, "cpsat": cpsat}
 
 
 def place(problem: Problem, method: str = "exact") -> Placement:
     """Raises PlacementError for too few nodes, or for what a method cannot say."""
-    known = {**METHODS, **BASELINES, "brute-force": brute_force}
-    if method not in known:
-        raise PlacementError(f"No method '{method}'{nearest(method, known)}. Use one of {', '.join(known)}.")
+    if method not in METHODS:
+        raise PlacementError(f"No method '{method}'{nearest(method, METHODS)}. Use one of {', '.join(METHODS)}.")
+    return placed_by(problem, METHODS[method], method)
+
+
+def placed_by(problem: Problem, method: Method, name: str) -> Placement:
+    """What a method of any name answers, checked. Raises PlacementError as ``place`` does."""
     problem.check_room()
     begun = time.perf_counter()
-    answer = known[method](problem)
+    answer = method(problem)
     cells = arranged(problem, answer.cells)
     check_legal(problem, cells)
     bound = max(lower_bound(problem), answer.bound)
@@ -67,7 +54,7 @@ def place(problem: Problem, method: str = "exact") -> Placement:
         by=problem.by,
         score=problem.score(spread.rows, spread.columns) + (problem.price or 0.0) * len(hosts.preempted),
         bound=bound,
-        method=method,
+        method=name,
         note=answer.note,
         dp_seconds=dp,
         pp_seconds=pp,

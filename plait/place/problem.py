@@ -58,8 +58,7 @@ class Spares:
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """heights: cells of every column (DP group). alpha: weight of the columns' spread; that of the rows' is
-    1 - alpha. literal: count a group in one minipod as 0, as eq. 3 is printed, instead of 1. unit: which
-    groups are kept together first. edges: columns that hand activations to each other.
+    1 - alpha. unit: which groups are kept together first. edges: columns that hand activations to each other.
 
     price: of each node that another job gives up, in units of the score; None: they may not be taken.
     forbidden: (column, minipod) that may not come together. gpus: what every column needs; "": anything.
@@ -68,7 +67,6 @@ class Problem:
     heights: tuple[int, ...]
     pools: tuple[Pool, ...]
     alpha: float = 0.3
-    literal: bool = False
     by: By = "spread"
     """What is least: eq. 2, or the predicted seconds of what is sent."""
     unit: Unit = "both"
@@ -178,7 +176,7 @@ class Problem:
         if self.by == "seconds":
             assert self.network
             return self.network.p2p(max(one.pp for one in self.volumes), spread)
-        return (1 - self.alpha) * self.counted(spread)
+        return (1 - self.alpha) * spread
 
     def column_score(self, spread: int) -> float:
         """The columns' part: of eq. 2, or seconds along DP and among experts, who lie in no more minipods."""
@@ -186,11 +184,7 @@ class Problem:
             assert self.network
             among = self.network.collective(max(one.ep for one in self.volumes), min(spread, self.expert_cells))
             return self.network.collective(max(one.dp for one in self.volumes), spread) + among
-        return self.alpha * self.counted(spread)
-
-    def counted(self, spread: int) -> int:
-        """A group's spread as eq. 2 counts it."""
-        return 0 if self.literal and spread == 1 else spread
+        return self.alpha * spread
 
     def check_room(self) -> None:
         """Raise PlacementError, saying what is missing, if nodes do not suffice; or if one is there twice."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.cluster.hardware import Cluster, Device
+from plait.core.cluster.hardware import Device
 from plait.core.cluster.overhead import Overhead
 from plait.core.model.precision import ITEMSIZE
 from plait.core.model.spec import ModelSpec
@@ -85,23 +85,6 @@ def usable(device: Device, overhead: Overhead) -> float:
 def plait_on(device: Device) -> MemoryOptions:
     """What Plait's own runs keep there."""
     return replace(PLAIT, gpu=device.kind == "cuda")
-
-
-def fits(
-    model: ModelSpec | Shapes,
-    points: Points,
-    cluster: Cluster,
-    *,
-    sequence: int,
-    precision: AnyPrecision = "bf16-mixed",
-    options: Options | None = None,
-) -> NDArray[np.bool_]:
-    """Whether every device of each point's holds what it must. options: Plait's own if not given."""
-    options = options or plait_on(cluster.device)
-    found = step_memory(
-        model, points, sequence=sequence, precision=precision, options=options, overhead=cluster.overhead
-    )
-    return found.total <= usable(cluster.device, cluster.overhead)
 
 
 def device_overhead(overhead: Overhead, points: Points, moving: Column) -> Column:

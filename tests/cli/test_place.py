@@ -111,17 +111,6 @@ def test_a_job_file_is_planned_first_and_the_weights_are_explained(folder: Path)
     assert told["gap"] == 0
 
 
-def test_methods_beside_each_other_fit_eighty_columns(folder: Path) -> None:
-    out = run(folder, "plan.json", "--topology", "topology.conf", "--alpha", "0.3", "--compare")
-    rows = out.partition("\n\n")[0].splitlines()
-    assert [row.split()[0] for row in rows[2:]] == [
-        "exact", "mip", "cpsat", "best-fit", "random-fit", "gpu-packing", "topology-aware",
-    ]  # fmt: skip
-    assert max(map(len, rows)) <= 80
-    scores = {row.split()[0]: float(row.split()[3]) for row in rows[2:]}
-    assert scores["exact"] == min(scores.values())
-
-
 def test_a_solver_for_what_is_special(folder: Path) -> None:
     args = ("--alpha", "0.9", "--forbid", "0:a", "--method", "cpsat", "--out", "f/t.json", "--json")
     told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args))

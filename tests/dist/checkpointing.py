@@ -26,7 +26,7 @@ from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.transformer import Transformer
-from plait.train.model.units import held_of
+from tests.support.held import held_of
 from tests.support.models import llama
 
 LLAMA = llama()

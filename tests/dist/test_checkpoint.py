@@ -13,9 +13,9 @@ from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, One, build, differences, tensors_of, zeros_like
+from tests.support.held import held_of
 from tests.support.ranks import Ranks
 
 # ---- what comes back ----

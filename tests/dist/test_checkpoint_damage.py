@@ -19,9 +19,9 @@ from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder
 from plait.train.checkpoint.manifest import file_of
-from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, One, build, differences, tensors_of, zeros_like
+from tests.support.held import held_of
 from tests.support.ranks import CONTEXT, Ranks
 
 

@@ -25,7 +25,7 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.graphs import GraphedExecutor, GraphSlot
 from plait.train.engine.inflight import InFlight
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
@@ -141,7 +141,7 @@ def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("captures", [True, False])
 def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
-    device = CapturingDevice() if captures else open_device("cpu", 0)
+    device = CapturingDevice() if captures else device_of(None)
     part = assemble(make_plan(job(cuda_graphs="auto"), HERE, vocab=37), 0, device, recorder=Recorder(device))
     assert part.plan.choices.cuda_graphs and not part.plan.strategy.cuda_graphs
     tokens = torch.zeros((2, 8), dtype=torch.int64)

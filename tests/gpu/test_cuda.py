@@ -11,7 +11,7 @@ from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from tests.dist.equality import batch_of, expected
@@ -23,7 +23,7 @@ SPEC = llama(hidden=64, ffn_hidden=96, dropout=0.1)
 
 @pytest.mark.parametrize("p1", [1, 2, 4])
 def test_one_gpu_equals_the_reference(p1: int) -> None:
-    device, want = open_device("cuda", 0), expected(SPEC)
+    device, want = device_of(0), expected(SPEC)
     model = Transformer(SPEC, Strategy(p1=p1), dtype=torch.float64, device=device.torch_device)
     with torch.no_grad():
         for piece in model.pieces:
@@ -53,7 +53,7 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
 def test_captured_it_computes_the_same(p1: int, compile_: bool, tp: int) -> None:
     """Op by op, captured, and replayed twice, every micro-batch with masks of its own step; of two ranks one,
     without the other's part."""
-    device = open_device("cuda", 0)
+    device = device_of(0)
     found: list[list[torch.Tensor]] = []
     for captured in (False, True):
         strategy = Strategy(tp=tp, p1=p1, compile=compile_, cuda_graphs=captured)

@@ -8,7 +8,7 @@ import torch
 from plait.core.parallel.strategy import Strategy
 from plait.train.comm.background import Background
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model import sequence
 from plait.train.model.transformer import Transformer
 from tests.support.models import llama
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def test_what_is_uploaded_arrives() -> None:
     tensors = [torch.arange(1000), torch.tensor([True]), torch.randn(3, 5), torch.empty(0, dtype=torch.int64)]
-    for found, tensor in zip(open_device("cuda", 0).upload(tensors), tensors, strict=True):
+    for found, tensor in zip(device_of(0).upload(tensors), tensors, strict=True):
         assert found.is_cuda and torch.equal(found.cpu(), tensor)
 
 
@@ -60,7 +60,7 @@ def test_gradients_are_added_in_fp32_and_in_one_order() -> None:
 
 
 def test_a_thread_s_work_is_done_when_the_device_says_so() -> None:
-    device = open_device("cuda", 0)
+    device = device_of(0)
     background, tensor = Background(device, "test"), torch.zeros(1 << 24, device=device.torch_device)
     handle = background.start(lambda: [tensor.add_(1) for _ in range(200)])
     handle.wait()

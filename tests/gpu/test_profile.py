@@ -10,7 +10,7 @@ import torch
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
 from plait.plan.profiled import here
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.profile.measure import Order, measure_profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -18,7 +18,7 @@ MODEL = ModelSpec(family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hid
 
 
 def test_a_profile_of_one_gpu() -> None:
-    device = open_device("cuda", 0)
+    device = device_of(0)
     order = Order(seconds=10, model=MODEL)
     found = measure_profile(order, RankEnv(), device, deadline=time.monotonic() + 10, cores=1, say=lambda what: None)
     assert (found.machine.kind, found.machine.backend) == ("cuda", "nccl")

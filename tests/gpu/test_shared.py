@@ -17,7 +17,7 @@ from plait.core.parallel.layout import SequenceCut
 from plait.core.parallel.strategy import Strategy
 from plait.train.comm.wire import NullWire, open_wire
 from plait.train.comm.world import backends_for
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of, own_gpu
 from tests.dist import equality, pipelining
 from tests.dist.test_equality import MODELS
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
@@ -64,7 +64,7 @@ def pool() -> Iterator[Callable[[int], Ranks]]:
 def sharing(rank: int, kind: str, function: Callable[..., Any], *args: Any) -> Any:
     """``function(rank, *args)`` on a device of this kind, as ``run.device``, with every tensor of its model
     there."""
-    device = open_device(kind, rank)
+    device = device_of(own_gpu(kind, rank), shared=kind == "shared")
     backends_for(device)
     over = open_wire(device.backend) if dist.get_world_size() > 1 else NullWire()
     with ExitStack() as stack:

@@ -18,12 +18,12 @@ import json, sys, time
 import torch.distributed as dist
 from plait.core.base.env import RankEnv
 from plait.train.comm.selfcheck import check_links
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 rank = RankEnv.read()
 dist.init_process_group("gloo")
-check_links(rank, open_device("cpu", 0))  # connections are made
+check_links(rank, device_of(None))  # connections are made
 dist.barrier()
-found = check_links(rank, open_device("cpu", 0))
+found = check_links(rank, device_of(None))
 if rank.rank == 0:
     print(json.dumps(found))
 """

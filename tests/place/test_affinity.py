@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.baselines.brute import brute_force
+from benchmarks.baselines.program import mip
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.place.affinity import Profiled, affinity_of, known_profiled, own_rows, read_profiled
 from plait.place.network import Network
-from plait.place.placing import place
+from plait.place.placing import place, placed_by
 from plait.place.problem import Pool, Problem, seconds_of
 
 
@@ -133,12 +135,12 @@ def test_the_least_seconds_by_enumeration(method: str, dp: float, pp: float) -> 
     volumes = (Volume(dp=dp, pp=pp), Volume(dp=dp / 2, pp=pp))
     plain = {"by": "seconds", "volumes": volumes, "network": network}
     problem = Problem.plain(3, 2, [2, 2, 3], **plain)
-    best = place(problem, "brute-force")
+    best = placed_by(problem, brute_force, "brute-force")
     placed = place(problem, method)
     assert placed.score == pytest.approx(best.score)
     assert placed.gap == pytest.approx(0, abs=1e-4)
     with pytest.raises(PlacementError, match="use --method cpsat"):
-        place(problem, "mip")
+        mip(problem)
 
 
 def test_seconds_need_volumes() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.baselines.bipartition import topology_aware
+from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from plait.core.job.communication import Volume
-from plait.place.baselines import best_fit, gpu_packing, random_fit
-from plait.place.bipartition import topology_aware
 from plait.place.problem import Problem, spread_of
 
 

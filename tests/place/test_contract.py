@@ -8,19 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.baselines.bipartition import topology_aware
+from benchmarks.baselines.brute import brute_force
+from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
+from benchmarks.baselines.program import mip
 from plait.core.base.errors import PlacementError
 from plait.place import placing
 from plait.place.answer import Assignment
-from plait.place.placing import BASELINES, METHODS, place
+from plait.place.cpsat import cpsat
+from plait.place.exact import exact
+from plait.place.placing import METHODS, place, placed_by
 from plait.place.problem import Pool, Problem, Spares
 from tests.place.cases import problems
 
-FAST = ("exact", "brute-force", *BASELINES)
-SOLVERS = tuple(name for name in METHODS if name != "exact")
+FAST = {
+    "exact": exact, "brute-force": brute_force, "best-fit": best_fit, "random-fit": random_fit,
+    "gpu-packing": gpu_packing, "topology-aware": topology_aware,
+}  # fmt: skip
+SOLVERS = {"mip": mip, "cpsat": cpsat}
 
 
 def check(problem: Problem, method: str) -> None:
-    placed = place(problem, method)
+    placed = placed_by(problem, {**FAST, **SOLVERS}[method], method)
     count = problem.num_cells * problem.nodes_per_cell
     home = {name: pool.minipod for pool in problem.pools for leaf in pool.leaves for name in leaf}
     assert len(placed.hosts) == count == len(set(placed.hosts))
@@ -51,11 +60,11 @@ def test_solvers_are_legal(method: str, problem: Problem) -> None:
 @pytest.mark.parametrize("method", [*FAST, *SOLVERS])
 def test_blocks_of_nodes_stay_in_a_minipod(method: str) -> None:
     problem = replace(Problem.plain(2, 2, [5, 5, 3]), nodes_per_cell=2)
-    placed = place(problem, method)
+    placed = placed_by(problem, {**FAST, **SOLVERS}[method], method)
     assert all(placed.minipods[at] == placed.minipods[at + 1] for at in range(0, 8, 2))
 
 
-@pytest.mark.parametrize("method", [*METHODS, "best-fit"])
+@pytest.mark.parametrize("method", METHODS)
 def test_too_few_nodes_says_how_many_are_missing(method: str) -> None:
     with pytest.raises(PlacementError, match=r"needs 12 nodes; 10 are free: 2 are missing\. Free some"):
         place(Problem.plain(6, 2, [6, 4]), method)

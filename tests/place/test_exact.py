@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.baselines.brute import brute_force
 from plait.core.base.errors import PlacementError
 from plait.place.bounds import Relaxation, fewest_minipods, frontier, kappa, lower_bound
 from plait.place.exact import exact
-from plait.place.placing import place
+from plait.place.placing import place, placed_by
 from plait.place.problem import Problem, Spares, spread_of
 from plait.place.search import SearchOutcome, search
 from tests.place.cases import problems
@@ -23,7 +24,7 @@ from tests.place.cell_model import cell_model
 @settings(max_examples=60, deadline=None)
 @given(problem=problems())
 def test_equal_to_enumeration(problem: Problem) -> None:
-    best = place(problem, "brute-force").score
+    best = placed_by(problem, brute_force, "brute-force").score
     placed = place(problem)
     assert placed.score == pytest.approx(best)
     assert placed.bound == pytest.approx(best)
@@ -34,13 +35,12 @@ def test_equal_to_enumeration(problem: Problem) -> None:
 @settings(max_examples=400, deadline=None)
 @given(problem=problems(rows=4, columns=3, pods=4))
 def test_equal_to_enumeration_always(problem: Problem) -> None:
-    assert place(problem).score == pytest.approx(place(problem, "brute-force").score)
+    assert place(problem).score == pytest.approx(placed_by(problem, brute_force, "brute-force").score)
 
 
 @settings(max_examples=10, deadline=None)
 @given(problem=problems(rows=6, columns=4, pods=3))
 def test_no_better_than_the_cell_model_and_the_bound_not_above_it(problem: Problem) -> None:
-    problem = replace(problem, literal=False)
     best = cell_model(problem)
     placed = place(problem)
     assert placed.bound <= best + 1e-6 <= placed.score + 2e-6
@@ -60,7 +60,6 @@ def test_the_papers_first_setting() -> None:
 def test_one_minipod_that_holds_all() -> None:
     placed = place(Problem.plain(3, 4, [5, 12, 30], alpha=0.4))
     assert (placed.score, placed.used) == (1, 1)
-    assert place(Problem.plain(3, 4, [5, 12, 30], alpha=0.4, literal=True)).score == 0
 
 
 def test_groups_larger_than_any_minipod_are_cut() -> None:
@@ -89,7 +88,7 @@ def test_units_can_be_forced() -> None:
 @given(problem=problems(), more=st.integers(1, 4))
 def test_more_free_nodes_are_never_worse(problem: Problem, more: int) -> None:
     free = [count + more for count in problem.capacity]
-    richer = Problem.plain(*problem.shape, free, alpha=problem.alpha, literal=problem.literal)  # type: ignore[misc]
+    richer = Problem.plain(*problem.shape, free, alpha=problem.alpha)  # type: ignore[misc]
     assert place(richer).score <= place(problem).score + 1e-9
 
 

@@ -27,8 +27,6 @@ def test_spreads_are_scored_by_eq_2() -> None:
     plain = Problem(heights=(4, 4), pools=pools(8), alpha=0.25)
     assert (plain.row_score(2), plain.column_score(3), plain.score(2, 3)) == (1.5, 0.75, 2.25)
     assert plain.score(1, 1) == 1.0
-    literal = replace(plain, literal=True)
-    assert (literal.score(1, 1), literal.score(2, 1), literal.score(1, 2)) == (0.0, 1.5, 0.5)
 
 
 def test_spreads_are_scored_by_the_seconds_of_whoever_sends_most() -> None:

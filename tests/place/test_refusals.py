@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.baselines import brute
+from benchmarks.baselines.brute import MOST, brute_force
 from plait.core.base.errors import DataError, JobError, PlacementError
-from plait.place import brute
-from plait.place.brute import MOST, brute_force
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.model_files import load

@@ -191,15 +191,6 @@ def written(value: Any) -> str:
     return json.dumps(value)
 
 
-def refuse_unknown(values: Iterable[str], known: Iterable[str], table: str) -> None:
-    """Raise JobError for the first key that a table has not. table: its name, such as ``model.experts``."""
-    known = sorted(known)
-    for key in values:
-        if key not in known:
-            problem, fix = f"unknown key{nearest(key, known)}", f"Known keys: {', '.join(known)}"
-            raise JobError(problem, key=f"{table}.{key}", fix=fix)
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or nothing.
 

@@ -247,14 +247,7 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
-        return self._parameters(self.experts.count if self.experts else 0)
-
-    @property
-    def active_parameters(self) -> int:
-        """Those that one token meets: of routed experts, ``per_token``."""
-        return self._parameters(self.experts.per_token if self.experts else 0)
-
-    def _parameters(self, routed: int) -> int:
+        routed = self.experts.count if self.experts else 0
         layers = self.num_layers * self.numbers_of("attn")
         layers += (self.num_layers - self.num_expert_layers) * self.numbers_of("mlp")
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)

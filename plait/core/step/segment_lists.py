@@ -22,11 +22,6 @@ _WORD = re.compile(
 )
 
 
-def format_actions(actions: Iterable[Action]) -> str:
-    """The text form, words separated by blanks."""
-    return " ".join(str(action) for action in actions)
-
-
 def parse(text: str) -> list[Action]:
     """The actions of a text form. Raises ScheduleError naming the word that is none."""
     actions: list[Action] = []

@@ -15,26 +15,18 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked, uncollected
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import reason_of
-from plait.place.traces import acme, columns, helios, openb, pai, philly, spot
+from plait.place.traces import columns, philly
+from plait.place.traces.published import PAI_HEADER, SCHEMAS
 from plait.place.traces.table import Trace
 from plait.place.traces.times import pandas
 
-Reader = Callable[[Any, Path], Trace]
-SCHEMAS: tuple[tuple[frozenset[str], Reader], ...] = (
-    (openb.COLUMNS, openb.read),
-    (spot.COLUMNS, spot.read),
-    (helios.COLUMNS, helios.read),
-    (acme.COLUMNS, acme.read),
-    (pai.COLUMNS, pai.read),
-)
-"""The columns by which a table is known, and who reads it. Any other table is read by its columns' names."""
 MOST = Most(size=256 << 20)
 """Of a file, unpacked."""
 MOST_ROWS, MOST_CELLS, MOST_COLUMNS = 2_000_000, 24_000_000, 500
@@ -114,7 +106,7 @@ def _header(file: Path) -> tuple[str, int]:
         raise DataError(f"{file} has {len(names)} columns; at most {MOST_COLUMNS} are read.")
     numbers = [name for name in names if _NUMBER.fullmatch(name)]
     if len(numbers) > 1:
-        example = pai.HEADER if len(names) == len(pai.HEADER.split(",")) else "submit_time,duration,num_gpus"
+        example = PAI_HEADER if len(names) == len(PAI_HEADER.split(",")) else "submit_time,duration,num_gpus"
         raise DataError(
             f"{file}: the first line is a job, not the names of columns ('{numbers[0].strip()}' is none). Write them "
             f"above it, such as {example}"

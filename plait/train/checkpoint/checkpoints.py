@@ -42,15 +42,14 @@ class Checkpoints:
     """The checkpoints of one run, written in the background. Every method is called by all ranks of
     ``group``.
 
-    held: what the tensors to save hold, by their names: ``Optimizer.held``, or ``held_of`` of a model's
-    pieces. keep: how many complete checkpoints stay on disk; of one the one before stays as well, until the
-    next begins. group: a gloo group of all ranks, used for
+    held: what the tensors to save hold, by their names. keep: how many complete checkpoints stay on disk; of
+    one the one before stays as well, until the next begins. group: a gloo group of all ranks, used for
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
     and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
     ``told``. Raises CheckpointError if the folder cannot be used.
 
-        checkpoints = Checkpoints(folder, held_of(model.pieces))
+        checkpoints = Checkpoints(folder, optimizer.held)
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
         checkpoints.finish()
         restored = checkpoints.restore({"weights": model.named})

@@ -70,12 +70,8 @@ class Batches:
         """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
         return self._gather(self.window_ids(start, count))
 
-    def batch_at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The global batch of a step: tokens and targets, int64 [B, S] each."""
-        return self.take(step * self.batch, self.batch)
-
     def sample_ids(self, step: int) -> np.ndarray:
-        """The number in the stream of each sequence of ``batch_at``: int64 [B]; none repeats in a run."""
+        """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
     def evaluations(self, n: int) -> int:

@@ -255,9 +255,3 @@ def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
     if gpu is None:
         return RankDevice(torch.device("cpu"))
     return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
-
-
-def open_device(kind: str, local_rank: int) -> RankDevice:
-    """The device of a rank that need not agree with others: ``cpu``, ``cuda``, or ``shared``, ``auto``
-    for a GPU where there is one."""
-    return device_of(own_gpu(kind, local_rank), shared=kind == "shared")

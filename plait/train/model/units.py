@@ -34,14 +34,6 @@ class ShardBox(NamedTuple):
         return local.view(-1)[self.start : self.start + self.box.elements].view(self.box.shape)
 
 
-def held_of(pieces: Sequence[Piece]) -> dict[str, list[ShardBox]]:
-    """What parameters hold, by parameter name: pieces one after the other along dim 0."""
-    found: dict[str, list[ShardBox]] = {}
-    for piece in pieces:
-        found.setdefault(piece.parameter, []).append(_held(piece, 0, math.prod(piece.local_shape), _first(piece))[0])
-    return found
-
-
 def _first(piece: Piece) -> int:
     """Where a piece begins in its parameter."""
     return piece.offset * math.prod(piece.local_shape[1:])

@@ -20,9 +20,9 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.checkpoint.peers import Peers
 from plait.train.comm import world
-from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, tensors_of
+from tests.support.held import held_of
 from tests.support.threads import threads
 
 

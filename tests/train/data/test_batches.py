@@ -22,6 +22,10 @@ from tests.train.data.conftest import make
 MODEL = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
 
 
+def batch_at(batches: Batches, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return batches.take(step * batches.batch, batches.batch)
+
+
 @given(size=st.integers(1, 3000), key=st.text(max_size=5))
 def test_permute_is_a_bijection(size: int, key: str) -> None:
     assert np.array_equal(np.sort(_permute(np.arange(size), size, key)), np.arange(size))
@@ -85,7 +89,7 @@ def test_another_batch_size_continues_the_stream(
     before, after = (Batches(corpora(257), "train", sequence=8, batch=batch) for batch in (old, new))
     assert before.identity == after.identity
     consumed = steps * old * new
-    assert torch.equal(before.take(consumed, new)[1], after.batch_at(steps * old)[1])
+    assert torch.equal(before.take(consumed, new)[1], batch_at(after, steps * old)[1])
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 4, 8, [2, 4]], ids=str)
@@ -99,7 +103,7 @@ def test_the_order_of_the_data_does_not_depend_on_the_number_of_ranks(
     plan = make_plan(job, HERE, vocab=257)
     batches = Batches(corpora(257), "train", sequence=8, batch=8)
     for step in (0, 3):
-        tokens, targets = batches.batch_at(step)
+        tokens, targets = batch_at(batches, step)
         samples = torch.from_numpy(batches.sample_ids(step))
         micro = micro_batches(tokens, targets, samples, plan.workload.micro_batch, step)
         for mesh in plan.layout.meshes:
@@ -125,11 +129,11 @@ def test_shards_of_any_size_give_the_same_stream(
     assert np.array_equal(one.read("train", start, count), many.read("train", start, count))
     first, second = (Batches(corpus, "train", sequence=6, batch=5, seed=1) for corpus in (one, many))
     assert first.identity == second.identity
-    assert torch.equal(first.batch_at(start)[0], second.batch_at(start)[0])
+    assert torch.equal(batch_at(first, start)[0], batch_at(second, start)[0])
 
 
-def test_batch_at_is_int64_and_shifted_by_one(corpora: Callable[[int], Corpus]) -> None:
-    tokens, targets = Batches(corpora(257), "train", sequence=16, batch=4).batch_at(0)
+def test_a_batch_is_int64_and_shifted_by_one(corpora: Callable[[int], Corpus]) -> None:
+    tokens, targets = batch_at(Batches(corpora(257), "train", sequence=16, batch=4), 0)
     assert tokens.dtype == targets.dtype == torch.int64
     assert tokens.shape == targets.shape == (4, 16)
     assert tokens.is_contiguous()

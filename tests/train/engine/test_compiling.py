@@ -19,7 +19,7 @@ from plait.plan.make import make_plan
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import micro_batches
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.model import compiled as module
 from plait.train.model.compiled import Compiled, Compiler
 from plait.train.tune.measure import measure
@@ -55,7 +55,7 @@ def part_of(name: str, batch: int, **strategy: Any) -> RankPart:
             "strategy": {"compile": True, **strategy},
         }
     )
-    return assemble(make_plan(job, HERE, vocab=37), 0, open_device("cpu", 0), eval_batches=1)
+    return assemble(make_plan(job, HERE, vocab=37), 0, device_of(None), eval_batches=1)
 
 
 SLICED: list[tuple[int, dict[str, Any]]] = [

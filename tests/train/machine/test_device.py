@@ -15,7 +15,7 @@ from plait.core.base.errors import JobError, LaunchError
 from plait.train.comm.background import Background
 from plait.train.machine import gpu as devices
 from plait.train.machine.device import RankDevice
-from plait.train.machine.gpu import CudaDevice, open_device, own_gpu
+from plait.train.machine.gpu import CudaDevice, device_of, own_gpu
 
 HOUR = 3600 * 10**9
 
@@ -112,7 +112,7 @@ def test_queues_that_bring_groups_to_a_standstill_are_refused(queues: str) -> No
 
 def test_without_a_gpu_ranks_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert open_device("auto", 0).torch_device.type == "cpu"
+    assert device_of(own_gpu("auto", 0)).torch_device.type == "cpu"
 
 
 @pytest.mark.parametrize(

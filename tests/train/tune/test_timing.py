@@ -15,7 +15,7 @@ from plait.core.step.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.machine.device import Fork, Mark, RankDevice
-from plait.train.machine.gpu import open_device
+from plait.train.machine.gpu import device_of
 from plait.train.record.recorder import Recorder
 from plait.train.tune import timing
 from plait.train.tune.timing import (
@@ -50,7 +50,7 @@ class Steps:
 def test_a_disturbed_step_does_not_count(disturbed: int) -> None:
     steps = [0.02] * RECORDED
     steps[disturbed] = 0.5
-    recorder = Recorder(open_device("cpu", 0))
+    recorder = Recorder(device_of(None))
     plain = Steps(recorder, [3.0, *steps])  # the first one only warms up
     costs = typical_costs(plain.run, recorder)
     assert costs.compute == pytest.approx({"mlp.F": 0.02})
@@ -127,7 +127,7 @@ def test_rounds_are_interleaved_after_one_to_warm_up_and_the_slowest_rank_counts
             clocks.now += takes[rank][which][done.count(which)]
             done += which
 
-        found = time_interleaved([lambda: run("a"), lambda: run("b")], open_device("cpu", 0), rounds=rounds)
+        found = time_interleaved([lambda: run("a"), lambda: run("b")], device_of(None), rounds=rounds)
         return found, done
 
     assert threads(2).run(work) == [(seconds, "ab" * (rounds + 1))] * 2

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
+from benchmarks.baselines.fits import cell_order
 from plait.place.answer import Assignment
-from plait.place.baselines import cell_order
 from plait.place.problem import Problem
 
 PASSES = 4
