@@ -28,13 +28,14 @@ from keeping import finish, make_parser, tell
 
 from plait.core.base.columns import Coded
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Plan, Workload
+from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.rollup import COLUMNS, FOLDER, RollupSource, rollup_file, write_rollup
 from plait.core.step.schedules import Shape, generate
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 
 TP, PP, HOST = 8, 8, 8
 BLOCK = 50
@@ -55,9 +56,8 @@ def planned(replicas: int) -> Plan:
     workload = Workload(micro_batch=replicas, num_micro_batches=micro_batches, sequence=2048, precision="bf16-mixed")
     layout = Layout.of(pp=PP, dp=replicas, tp=TP)
     schedule = generate("1f1b", Shape(ranks=PP, micro_batches=micro_batches))
-    return assemble_plan(
-        Design(model, workload, Strategy(tp=TP), layout), schedule, Hosts(ranks_per_host=HOST, rate=25e9)
-    )
+    step = Step.of(model, workload, Strategy(), layout, schedule)
+    return assemble_plan(step, Hosts(ranks_per_host=HOST, rate=25e9))
 
 
 def write_run(folder: Path, replicas: int, steps: int, slow: float, *, apart: bool = False) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Plan, Workload
+from plait.core.job.plan import Plan
 from plait.core.job.refine import SLACK_TOLERANCE
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
@@ -28,7 +28,8 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Transfer
 from plait.core.step.schedules import Shape, enough_slack, generate
 from plait.core.step.segments import SegmentGraph
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
@@ -140,9 +141,9 @@ class Bench:
         setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
         spec = replace(self.spec, hidden=hidden, num_heads=1, num_kv_heads=1, head_size=hidden)
         workload = Workload(micro_batch=batch, num_micro_batches=setup.micro_batches, sequence=sequence)
-        design = Design(spec, workload, Strategy(), Layout.of(pp=setup.places))
         shape = Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)
-        return assemble_plan(design, generate(name, shape), Hosts(ranks_per_host=1, rate=1e8))
+        step = Step.of(spec, workload, Strategy(), Layout.of(pp=setup.places), generate(name, shape))
+        return assemble_plan(step, Hosts(ranks_per_host=1, rate=1e8))
 
     def courier_of(self, plan: Plan) -> LaneCourier:
         """Lanes of its own."""

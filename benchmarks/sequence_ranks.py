@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
-from plait.core.job.plan import Workload
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -74,9 +74,9 @@ class Variant:
         setup, strategy = self.setup, self.strategy
         workload = Workload(micro_batch=1, num_micro_batches=1, sequence=setup.sequence)
         layout = Layout.of(tp=strategy.tp, cp=strategy.cp)
-        design = Design(setup.spec, workload, strategy, layout, (self.sharding,))
         schedule = generate("1f1b", Shape(ranks=1, micro_batches=1))
-        self.part: RankPart = assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
+        step = Step.of(setup.spec, workload, strategy, layout, schedule, shardings=[self.sharding])
+        self.part: RankPart = assemble(assemble_plan(step, HERE), self.rank, DEVICE)
         self.optimizer = Optimizer(self.part.models, self.part.gradients)
         tokens = torch.randint(0, 256, (1, setup.sequence), generator=torch.Generator().manual_seed(0))
         self.batches = self.part.own([MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(1), 1.0 / setup.sequence, 0)])

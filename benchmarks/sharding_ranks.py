@@ -16,14 +16,14 @@ from sharding_peer import fsdp_step
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
-from plait.core.job.plan import Workload
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
+from plait.core.step.step import Step, Workload
 from plait.core.step.units import UnitAction
-from plait.plan.make import Design, assemble_plan
+from plait.plan.make import assemble_plan
 from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import RankPart, assemble
@@ -80,9 +80,9 @@ class Bench:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
         workload = Workload(micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence)
-        design = Design(setup.spec, workload, strategy, Layout.of(dp=setup.ranks), (sharding,))
         schedule = generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches))
-        return assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
+        step = Step.of(setup.spec, workload, strategy, Layout.of(dp=setup.ranks), schedule, shardings=[sharding])
+        return assemble(assemble_plan(step, HERE), self.rank, DEVICE)
 
     def variant(self, name: str, what: Mapping[str, Any]) -> Callable[[bool], object]:
         """Its step, told whether another variant's follows."""

@@ -20,7 +20,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.tied import tie_of
+from plait.core.step.stages import tie_of
 from plait.train.comm import world as meeting
 from plait.train.comm.objects import odd_ones
 from plait.train.comm.tree import node_of

@@ -99,14 +99,15 @@ def planned_lab(job: Job, place: LaunchTarget) -> LabSpec | None:
 
 def check_room(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
-    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.estimate import estimate
     from plait.plan.fits import check_device, check_fits, check_size, room
+    from plait.plan.make import job_step
 
     check_device(job.run.device, job.world_size)
     there = room(job.run.device, job.world_size)
     check_size(job, vocab, there)
     if there:
-        check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
+        check_fits(job, estimate(job_step(job, vocab), gpu=bool(there.each)), vocab, there)
 
 
 def _check_processors(job: Job, place: LaunchTarget) -> None:

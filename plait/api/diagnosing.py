@@ -151,10 +151,10 @@ def report_of(run: RecordedRun) -> Report:
 def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
     """Predicted bytes of a rank of every stage, by kind; nothing for a plan that cannot be estimated."""
     from plait.core.base.errors import PlaitError
-    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.estimate import estimate
 
     try:
-        places = estimate(PlannedStep.of_plan(plan)).places
+        places = estimate(plan).places
     except PlaitError:
         return ()
     kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")

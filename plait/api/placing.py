@@ -286,11 +286,10 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
 
 def volumes_of(plan: Plan) -> tuple[Volume, ...]:
     """As the planner counts them."""
-    from plait.plan.estimate import PlannedStep
     from plait.plan.expert_volumes import expert_volume
 
-    step, ep = PlannedStep.of_plan(plan), plan.job.strategy.ep if plan.job else 1
-    return tuple(expert_volume(step, place, ep) for place in range(len(plan.layout.degrees)))
+    ep = plan.job.strategy.ep if plan.job else 1
+    return tuple(expert_volume(plan, place, ep) for place in range(len(plan.layout.degrees)))
 
 
 def _read_once(path: str) -> bool:

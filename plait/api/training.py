@@ -88,9 +88,9 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     from plait.api.choose import planned
     from plait.core.job.spec import Job
     from plait.core.model.experts import refuse_experts
-    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.estimate import estimate
     from plait.plan.fits import check_device, check_size, room
-    from plait.plan.make import make_plan
+    from plait.plan.make import job_step, make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
     file = Path(file)
@@ -100,9 +100,9 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
         if place.ours:
             check_device(device, plan.layout.world_size)
         there = room(device, plan.layout.world_size) if place.ours else None
-        step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
-        return JobCheck(folder=ready.folder, estimate=estimate(step), room=there, checked=ready.checked,
-                      vocab=step.model.vocab, job=plan.job)  # fmt: skip
+        found = estimate(plan, gpu=bool(there and there.each))
+        return JobCheck(folder=ready.folder, estimate=found, room=there, checked=ready.checked,
+                      vocab=plan.model.vocab, job=plan.job)  # fmt: skip
     job = Job.read(file, overrides).named(file.stem)
     vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
     refuse_experts(job.model_spec(vocab))
@@ -115,7 +115,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     checked = check_files(job, folder, place, dry=True)
     if fresh:
         fresh.continued(job.run.path / "plan.json")
-    found = estimate(PlannedStep.of(job, vocab, gpu=bool(there and there.each)))
+    found = estimate(job_step(job, vocab), gpu=bool(there and there.each))
     return JobCheck(folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen)
 
 

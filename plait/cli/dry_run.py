@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from plait.cli import terminal
 from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import in_bytes
-from plait.plan.estimate import Estimate, Place
+from plait.plan.estimate import Estimate, PlaceEstimate
 from plait.plan.fits import KINDS, Room
 
 SHOWN = 6
@@ -76,19 +76,19 @@ def _memory(found: Estimate) -> None:
     terminal.table(("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
 
 
-def _shown(found: Estimate) -> Sequence[Place]:
+def _shown(found: Estimate) -> Sequence[PlaceEstimate]:
     places = found.places
     if len(places) <= SHOWN:
         return places
     return [places[at] for at in sorted({0, found.most.index, len(places) - 1})]
 
 
-def _ranks(place: Place) -> str:
+def _ranks(place: PlaceEstimate) -> str:
     first, last = place.ranks
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _layers(place: Place) -> str:
+def _layers(place: PlaceEstimate) -> str:
     """Of every stage: ``8``, or ``2+2`` of a place with two."""
     counts = list(place.layers.values())
     return "+".join(map(str, counts)) if len(counts) <= 4 else f"{len(counts)} x {max(counts)}"

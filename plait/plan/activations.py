@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segment_costs import segment_costs
 from plait.core.step.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
 from plait.plan.orders import known_order
-from plait.plan.segment_sizes import MASTER, Core, Sizes
+from plait.plan.segment_sizes import Core, Sizes
 from plait.plan.shared_walk import NOTHING, SharedWalk
 
 

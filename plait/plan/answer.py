@@ -27,7 +27,6 @@ from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
-from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size
 from plait.plan.forked import shared
@@ -277,7 +276,7 @@ class Planner:
     def memory(self, job: Job, plan: Plan) -> MemoryReport:
         """What fills every place under a job's plan: walked, or in closed form for a model with experts."""
         if not self.model.experts:
-            return memory_report(self.step(plan), self.cluster)
+            return memory_report(plan, self.cluster)
         sequence, precision = job.data.sequence_length, job.train.precision
         return closed_report(self.model, point_of(job), self.cluster, sequence=sequence, precision=precision)
 
@@ -333,10 +332,6 @@ class Planner:
             mfu=full / peak,
             mfu_causal=causal / peak,
         )
-
-    def step(self, plan: Plan) -> PlannedStep:
-        """What ranks hold and do."""
-        return PlannedStep.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
 
     def plan(self, job: Job) -> Plan:
         """What ranks would obey."""

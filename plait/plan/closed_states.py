@@ -14,12 +14,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import Stage
 from plait.plan.memory_options import MemoryOptions
-from plait.plan.segment_sizes import MASTER
 from plait.plan.sharding import unit_sizes
 from plait.plan.states import position_tables
 from plait.plan.traffic import replicated_numbers

@@ -19,7 +19,7 @@ def shared_pace(courses: Sequence[Course], crowd: float) -> float:
     """What computation takes in a step that was simulated as if all ranks computed all the time, as a
     multiple of that; 1 / crowd at least."""
     changes = sorted(change for course in courses for change in _changes(course))
-    ranks = sum(len(course.place.plan.layout.meshes[course.place.index].ranks) for course in courses)
+    ranks = sum(len(course.place.step.layout.meshes[course.place.index].ranks) for course in courses)
     computing, before, whole, taken = 0, 0.0, 0.0, 0.0
     for moment, change in changes:
         if computing:
@@ -31,7 +31,7 @@ def shared_pace(courses: Sequence[Course], crowd: float) -> float:
 
 def _changes(course: Course) -> Iterator[tuple[float, int]]:
     """When the ranks of a place begin and end to compute, and how many they are."""
-    count = len(course.place.plan.layout.meshes[course.place.index].ranks)
+    count = len(course.place.step.layout.meshes[course.place.index].ranks)
     for turn in course.turns:
         for _, kind, start, end in turn.outcome.done:
             if kind == "compute" and end > start:

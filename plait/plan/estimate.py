@@ -7,30 +7,22 @@ largest is taken. So the work grows with places and layers, never with ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from plait.core.job.communication import Volume
-from plait.core.job.plan import Plan, Workload
-from plait.core.job.spec import Job
 from plait.core.model.experts import refuse_experts
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout
-from plait.core.parallel.sharding import Sharding, Unit
-from plait.core.parallel.strategy import Strategy
-from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
 from plait.core.step.segments import Phase
-from plait.core.step.stages import Stage, crossing_bytes, crossings, split_layers
-from plait.core.step.tied import Tie, tie_of
+from plait.core.step.stages import Stage
+from plait.core.step.step import Step
 from plait.plan.activations import Activations
-from plait.plan.make import job_schedule, job_workload
 from plait.plan.pipeline_memory import Peak, PlaceWalk, stage_activations
-from plait.plan.segment_sizes import MASTER
-from plait.plan.sharding import step_bytes, unit_sizes
+from plait.plan.places import Place
+from plait.plan.sharding import step_bytes
 from plait.plan.states import position_tables, reduction_buffers, states
-from plait.plan.traffic import micro_batch_bytes, replicated_numbers
+from plait.plan.traffic import micro_batch_bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceEstimate:
     """One place of the pipeline, by the rank with the largest share. ranks: first and last. layers: of every
     stage that it holds, by the stage's number. share: sequences of a micro-batch. sent: bytes of a step, by
     axis: ``tp`` and, at most, ``rows`` of embeddings; ``ulysses`` and ``ring``; what sharding sends
@@ -86,7 +78,7 @@ class Estimate:
     schedule: str
     micro_batches: int
     virtual_stages: int
-    places: tuple[Place, ...]
+    places: tuple[PlaceEstimate, ...]
     hidden: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -95,7 +87,7 @@ class Estimate:
         return sum(place.count for place in self.places)
 
     @property
-    def most(self) -> Place:
+    def most(self) -> PlaceEstimate:
         """The place whose ranks need the most memory, the first if equal."""
         return max(self.places, key=lambda place: place.memory.total)
 
@@ -112,73 +104,18 @@ class Estimate:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedStep:
-    """A step as a job or its plan has it: what ranks hold and do. schedule: computations alone or with
-    transfers. gpu: norms are fused, and reductions keep nothing."""
-
-    model: ModelSpec
-    strategy: Strategy
-    layout: Layout
-    shardings: Sequence[Sharding]
-    stages: Sequence[Stage]
-    schedule: Schedule
-    workload: Workload
-    gpu: bool = False
-
-    @staticmethod
-    def of(job: Job, vocab: int, *, gpu: bool = False) -> PlannedStep:
-        """Of a job, whose tokenizer has so many tokens. gpu: whether ranks have one each."""
-        model, layout = job.model_spec(vocab), job.layout
-        schedule = job_schedule(job, layout)
-        return PlannedStep(
-            model=model,
-            strategy=job.base_strategy,
-            layout=layout,
-            shardings=[job.sharding(mesh.replicas) for mesh in layout.meshes],
-            stages=split_layers(model.num_layers, schedule.num_stages, job.strategy.stage_layers),
-            schedule=schedule,
-            workload=job_workload(job),
-            gpu=gpu,
-        )
-
-    @staticmethod
-    def of_plan(plan: Plan, *, gpu: bool = False) -> PlannedStep:
-        """Of a plan as it stands."""
-        return PlannedStep(
-            model=plan.model, strategy=plan.strategy, layout=plan.layout, shardings=plan.shardings,
-            stages=plan.stages, schedule=plan.schedule, workload=plan.workload, gpu=gpu,
-        )  # fmt: skip
-
-    @property
-    def master(self) -> int:
-        """Bytes of a number of a gradient."""
-        return max(MASTER, self.workload.itemsize)
-
-    @cached_property
-    def edges(self) -> dict[Edge, tuple[tuple[str, int], ...]]:
-        """What crosses from stage to stage: names, and how often its sequence has been halved."""
-        return {edge: tuple(found) for edge, found in crossings(self.model, self.stages).items()}
-
-    @cached_property
-    def listed(self) -> Schedule:
-        """The schedule with its transfers."""
-        schedule = self.schedule
-        if all(op.computes for ops in schedule.ranks for op in ops):
-            return with_transfers(with_edges(schedule, self.edges))
-        return schedule
-
-
-def estimate(step: PlannedStep, *, traffic: bool = True) -> Estimate:
-    """Of every place. traffic: whether to count what it sends, which takes as long as its memory. Raises
-    JobError for a model with experts, which no list has."""
+def estimate(step: Step, *, gpu: bool = False, traffic: bool = True) -> Estimate:
+    """Memory and traffic of every place. gpu: ranks have a GPU each: norms are fused, and reductions keep
+    nothing. traffic: whether to count what it sends, which takes as long as its memory. Raises JobError for a
+    model with experts, which no list has."""
     refuse_experts(step.model, "walked")
+    places = [MemoryOfPlace(step, index, gpu) for index in range(len(step.layout.degrees))]
     return Estimate(
         parameters=step.model.num_parameters,
         schedule=step.schedule.name,
         micro_batches=step.workload.num_micro_batches,
         virtual_stages=len(step.stages) // len(step.layout.degrees),
-        places=tuple(_place(step, index, traffic=traffic) for index in range(len(step.layout.degrees))),
+        places=tuple(_place(each, traffic=traffic) for each in places),
         hidden=hidden_behind(step),
     )
 
@@ -190,165 +127,114 @@ class Walked(NamedTuple):
     staging: int
 
 
-def walked_places(step: PlannedStep) -> tuple[Walked, ...]:
-    """Activations of every place, which no sharding changes."""
-    return tuple(_one(step, index).walked(index) for index in range(len(step.layout.degrees)))
-
-
-def place_memory(step: PlannedStep, index: int, walked: Walked) -> Memory:
-    """Bytes of a rank of a place that has been walked."""
-    return _one(step, index).memory(walked)
-
-
-def place_walk(step: PlannedStep, index: int) -> PlaceWalk:
-    """A place's activations before a step, to be walked op by op."""
-    return _one(step, index).walk(index)
-
-
-def place_volume(step: PlannedStep, index: int) -> Volume:
+def place_volume(step: Step, index: int) -> Volume:
     """What a rank of a place holds and sends in a step, along dp and along pp. Raises JobError for a model
     with experts, whose volumes are not counted."""
     refuse_experts(step.model, "counted")
-    one = _one(step, index)
-    sent = one.sent(index)
+    one = MemoryOfPlace(step, index)
+    sent = one.sent()
     return Volume(
-        weights=sum(one.units.values()) * step.workload.itemsize,
+        weights=sum(one.place.unit_sizes.values()) * step.workload.itemsize,
         dp=sum(sent.get(axis, 0) for axis in ("params", "grads", "optim", "replicas", "secondary")),
         pp=sent.get("pp", 0),
     )
 
 
-def _one(step: PlannedStep, index: int) -> _OnePlace:
-    mesh = step.layout.meshes[index]
-    stages = [step.stages[at] for at in step.schedule.stages_of(index)]
-    strategy, share = replace(step.strategy, tp=mesh.tp), -(-step.workload.micro_batch // mesh.dp)
-    return _OnePlace(step, mesh.first, strategy, stages, step.shardings[index], mesh.replicas, share)
-
-
-def _place(step: PlannedStep, index: int, *, traffic: bool) -> Place:
-    mesh, one = step.layout.meshes[index], _one(step, index)
-    return Place(
-        index=index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
-        layers={stage.index: stage.num_layers for stage in one.stages}, share=one.share,
-        memory=one.memory(one.walked(index)), sent=one.sent(index) if traffic else {},
+def _place(one: MemoryOfPlace, *, traffic: bool) -> PlaceEstimate:
+    place = one.place
+    mesh = place.mesh
+    return PlaceEstimate(
+        index=place.index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
+        layers={stage.index: stage.num_layers for stage in place.stages}, share=place.share,
+        memory=one.memory(one.walked()), sent=one.sent() if traffic else {},
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _OnePlace:
-    """first: of its ranks. strategy: with this place's tp. replicas: ranks that hold the same weights."""
+class MemoryOfPlace:
+    """Memory and traffic of the rank with the largest share of a place. gpu: whether ranks have one each."""
 
-    step: PlannedStep
-    first: int
-    strategy: Strategy
-    stages: Sequence[Stage]
-    sharding: Sharding
-    replicas: int
-    share: int
+    step: Step
+    index: int
+    gpu: bool = False
 
     @cached_property
-    def units(self) -> dict[Unit, int]:
-        """Numbers in every unit."""
-        found: dict[Unit, int] = {}
-        for stage in self.stages:
-            found |= unit_sizes(self.step.model, self.strategy, stage, self.sharding)
-        return found
+    def place(self) -> Place:
+        """Its stages and units."""
+        return Place(self.step, self.index)
 
-    @cached_property
-    def tie(self) -> Tie:
-        """Of its first rank, whose share of tied embeddings is the largest."""
-        step = self.step
-        return tie_of(
-            self.first, model=step.model, layout=step.layout, shardings=step.shardings, schedule=step.schedule
-        )
-
-    @cached_property
-    def copies(self) -> int:
-        """Bytes of gradients that several tensor-parallel ranks hold, side by side."""
-        numbers = sum(replicated_numbers(self.step.model, self.strategy, stage) for stage in self.stages)
-        return -(-numbers // self.sharding.optim) * self.step.master if self.strategy.tp > 1 else 0
-
-    def tile(self, edge: Edge) -> int:
-        """Bytes of what crosses an edge, of one micro-batch."""
-        step, cut, loads = self.step, self.strategy.cp, self.step.workload
-        cut *= self.strategy.tp if self.strategy.sequence_parallel else 1
-        levels = [level for _, level in step.edges[edge]]
-        return crossing_bytes(
-            loads.sequence, self.share, step.model.hidden, cut=cut, itemsize=loads.itemsize, levels=levels
-        )
-
-    def sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
-        """Of a micro-batch, by stage."""
-        step = self.step
+    def _sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
+        """Activations of a micro-batch, by stage."""
+        step, place = self.step, self.place
         return {
             stage.index: stage_activations(
-                step.model, self.strategy, _alike(step.model, stage), batch=self.share, sequence=step.workload.sequence,
-                itemsize=step.workload.itemsize, phases=phases, gpu=step.gpu,
+                step.model, place.strategy, _alike(step.model, stage), batch=place.share,
+                sequence=step.workload.sequence, itemsize=step.workload.itemsize, phases=phases, gpu=self.gpu,
             )
-            for stage in self.stages
+            for stage in place.stages
         }  # fmt: skip
 
-    def walk(self, index: int) -> PlaceWalk:
-        """Before a step."""
-        schedule, known = self.step.listed, {stage.index for stage in self.stages}
-        kinds = {op.kind for op in schedule.ranks[index]}
+    def walk(self) -> PlaceWalk:
+        """Activations before a step, to be walked op by op."""
+        step, place = self.step, self.place
+        schedule, known = step.listed, {stage.index for stage in place.stages}
+        kinds = {op.kind for op in schedule.ranks[self.index]}
         phases: tuple[Phase, ...] = ("step",) if "S" in kinds else ("F", "I", "W") if "I" in kinds else ("F", "B")
-        tiles = {edge: self.tile(edge) for edge in schedule.edges if known.intersection(edge)}
-        return PlaceWalk(schedule, self.sizes(phases), tiles)
+        tiles = {edge: place.crossing_bytes(edge) for edge in schedule.edges if known.intersection(edge)}
+        return PlaceWalk(schedule, self._sizes(phases), tiles)
 
-    def walked(self, index: int) -> Walked:
-        """After a step."""
-        walk = self.walk(index)
-        peak = walk.run(self.step.listed.ranks[index])
+    def walked(self) -> Walked:
+        """Activations after a step, which no sharding changes."""
+        walk = self.walk()
+        peak = walk.run(self.step.listed.ranks[self.index])
         return Walked(peak, max(size.staging for size in walk.sizes.values()))
 
     def memory(self, walked: Walked) -> Memory:
-        """Of one rank."""
-        step, peak = self.step, walked.peak
-        ends = [(self.copies * 2, "sum of tensor-parallel copies")]
-        if self.tie.numbers:
-            ends.append((self.tie.numbers * step.master, "sum of tied embeddings"))
+        """Bytes of one rank, whose activations have been walked."""
+        work, place, peak = self.step.workload, self.place, walked.peak
+        ends = [(place.copies * 2, "sum of tensor-parallel copies")]
+        if place.tie.numbers:
+            ends.append((place.tie.numbers * work.master, "sum of tied embeddings"))
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        lasting = states(self.units, self.sharding, itemsize=step.workload.itemsize)
-        buffers = lasting.buffers + len(self.stages) * position_tables(
-            step.model, self.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
+        lasting = states(place.unit_sizes, place.sharding, itemsize=work.itemsize)
+        buffers = lasting.buffers + len(place.stages) * position_tables(
+            self.step.model, place.strategy, sequence=work.sequence, itemsize=work.itemsize
         )
-        if not step.gpu:
-            buffers += reduction_buffers(self.units, self.sharding, itemsize=step.workload.itemsize)
-            buffers += walked.staging
+        if not self.gpu:
+            buffers += reduction_buffers(place.unit_sizes, place.sharding, itemsize=work.itemsize) + walked.staging
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
         )
 
-    def sent(self, index: int) -> dict[str, int]:
+    def sent(self) -> dict[str, int]:
         """Bytes of a step, by axis; only what is sent at all."""
-        step, found = self.step, Counter[str]()
-        for stage in self.stages:
+        step, place, work, found = self.step, self.place, self.step.workload, Counter[str]()
+        for stage in place.stages:
             each = micro_batch_bytes(
-                step.model, self.strategy, stage, batch=self.share, sequence=step.workload.sequence,
-                itemsize=step.workload.itemsize, loss_itemsize=step.master,
+                step.model, place.strategy, stage, batch=place.share, sequence=work.sequence,
+                itemsize=work.itemsize, loss_itemsize=work.master,
             )  # fmt: skip
-            found.update({axis: count * step.workload.num_micro_batches for axis, count in each.items()})
-        if self.replicas > 1:
-            one_stage = any(stage.embeds and stage.heads for stage in self.stages)
+            found.update({axis: count * work.num_micro_batches for axis, count in each.items()})
+        if place.mesh.replicas > 1:
+            one_stage = any(stage.embeds and stage.heads for stage in place.stages)
             found.update(
                 step_bytes(
-                    self.units,
-                    self.sharding,
-                    self.replicas,
-                    micro_batches=step.workload.num_micro_batches,
-                    itemsize=step.workload.itemsize,
-                    gradient_itemsize=step.master,
+                    place.unit_sizes,
+                    place.sharding,
+                    place.mesh.replicas,
+                    micro_batches=work.num_micro_batches,
+                    itemsize=work.itemsize,
+                    gradient_itemsize=work.master,
                     tied=bool(step.model.tied_embeddings) and one_stage,
                 )
             )
-        sends = Counter((op.stage, op.peer) for op in step.listed.ranks[index] if op.sends)
-        found["pp"] = sum(count * self.tile((min(edge), max(edge))) for edge, count in sends.items())
-        tp, ties = self.strategy.tp, len(self.tie.ranks)
-        found["copies"] = 2 * self.copies * (tp - 1) // tp
-        found["tied"] = 2 * self.tie.numbers * step.master * (ties - 1) // ties
+        sends = Counter((op.stage, op.peer) for op in step.listed.ranks[self.index] if op.sends)
+        found["pp"] = sum(count * place.crossing_bytes(edge) for edge, count in sends.items())
+        tp, ties = place.strategy.tp, len(place.tie.ranks)
+        found["copies"] = 2 * place.copies * (tp - 1) // tp
+        found["tied"] = 2 * place.tie.numbers * work.master * (ties - 1) // ties
         return {axis: count for axis, count in found.items() if count}
 
 
@@ -361,7 +247,7 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
     return Stage(first, 3 - stage.embeds - stage.heads, first, stage.num_layers)
 
 
-def hidden_behind(step: PlannedStep) -> dict[str, str]:
+def hidden_behind(step: Step) -> dict[str, str]:
     """By axis, what its communication is hidden behind, as the strategy has it."""
     strategy, found = step.strategy, dict[str, str]()
     if any(mesh.tp > 1 for mesh in step.layout.meshes):

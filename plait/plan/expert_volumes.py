@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from plait.core.job.communication import Volume
 from plait.core.parallel.sharding import Sharding, Unit
-from plait.plan.estimate import PlannedStep, place_volume
+from plait.core.step.step import Step
+from plait.plan.estimate import place_volume
 from plait.plan.experts_memory import resident
 from plait.plan.experts_time import cut_by
 from plait.plan.sharding import step_bytes
 
 
-def expert_volume(step: PlannedStep, index: int, ep: int) -> Volume:
+def expert_volume(step: Step, index: int, ep: int) -> Volume:
     """Of a rank of a place, as ``place_volume``. ep: ranks that share out the experts of a layer.
 
     Tokens go to their experts and back, forward and backward, once more where a layer is computed again;
@@ -34,7 +35,7 @@ def expert_volume(step: PlannedStep, index: int, ep: int) -> Volume:
     units: dict[Unit, int] = {("mlp", layer): numel for layer in layers}
     sent = step_bytes(
         units, own, mesh.replicas // ep, micro_batches=loads.num_micro_batches, itemsize=loads.itemsize,
-        gradient_itemsize=step.master,
+        gradient_itemsize=loads.master,
     )  # fmt: skip
     share = -(-loads.micro_batch // mesh.dp)
     tokens = share * loads.sequence // mesh.cp // (mesh.tp if strategy.sequence_parallel else 1)

@@ -12,7 +12,7 @@ from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.plan.closed_form import Seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.estimate import Memory, Place
+from plait.plan.estimate import Memory, PlaceEstimate
 from plait.plan.memory_report import MemoryReport, PlaceMemory
 from plait.plan.points import Points
 
@@ -50,7 +50,7 @@ def closed_report(
     kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
     memory = Memory(**{kind: size(kind) for kind in kinds}, when="the fullest moment", alive=1)
     index, each = int(found.place[0]), point["dp"] * point["cp"] * point["tp"]
-    place = Place(
+    place = PlaceEstimate(
         index=index, ranks=(index * each, (index + 1) * each - 1), dp=point["dp"], cp=point["cp"], tp=point["tp"],
         layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
     )  # fmt: skip

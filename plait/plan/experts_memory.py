@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import Stage
@@ -33,7 +34,6 @@ from plait.plan.live import (
 from plait.plan.loose_model import LooseModel
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.points import RECOMPUTES, Points
-from plait.plan.segment_sizes import MASTER
 from plait.plan.shapes import Shapes
 
 FULL = RECOMPUTES.index("full")

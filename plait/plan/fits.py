@@ -17,10 +17,10 @@ from typing import Any
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
-from plait.core.model.precision import ITEMSIZE
-from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
+from plait.core.model.precision import ITEMSIZE, MASTER
+from plait.plan.estimate import Estimate, Memory, estimate
+from plait.plan.make import job_step
 from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
-from plait.plan.segment_sizes import MASTER
 
 MOST_LAYERS = 1_000
 """More are no model that anybody trains; every list would be as long."""
@@ -208,7 +208,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
         try:
             other = changed_job(job, change)
             check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
-            if there.holds(estimate(PlannedStep.of(other, vocab, gpu=bool(there.each)))):
+            if there.holds(estimate(job_step(other, vocab), gpu=bool(there.each))):
                 return f"{would_fit(change)}."
         except PlaitError:  # a rule forbids it
             continue

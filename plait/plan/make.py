@@ -7,24 +7,23 @@ parts, for programs that have no job file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import MEMORY_RATE, Hosts
-from plait.core.job.plan import Choices, Plan, Reshards, Workload
+from plait.core.job.plan import Choices, Plan, Reshards
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh
-from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.reshard.layouts import TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.dry_run import dry_run
 from plait.core.step.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
 from plait.core.step.schedules import GENERATORS, Shape, find_schedule
-from plait.core.step.stages import Stage, crossings, split_layers
+from plait.core.step.step import Step, Workload
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric
 
@@ -40,77 +39,64 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
     Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot
     run.
     """
-    model, strategy, layout = job.model_spec(vocab), job.base_strategy, job.layout
-    workload = job_workload(job)
-    shardings = tuple(job.sharding(mesh.replicas) for mesh in layout.meshes)
+    step = job_step(job, vocab)
+    layout = step.layout
     choices = Choices(
-        strategies=_candidates(job, model, workload),
+        strategies=_candidates(job, step.model, step.workload),
         shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
         slack=job.measures_slack and len(layout.degrees) > 1,
         compile=job.strategy.compile == "auto",
         cuda_graphs=job.strategy.cuda_graphs == "auto",
     )
-    design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
-    schedule = job_schedule(job, layout)
-    generated = job.strategy.schedule in GENERATORS and schedule.name in GENERATORS
+    generated = job.strategy.schedule in GENERATORS and step.schedule.name in GENERATORS
     if draft and generated:  # many drafts of a search have the same one
-        stages = split_layers(model.num_layers, schedule.num_stages, job.strategy.stage_layers)
-        schedule = _lowered(schedule.name, _shape(job), tuple(crossings(model, stages)))
-    return assemble_plan(design, schedule, hosts, job=job, draft=draft, generated=generated)
+        step = replace(step, schedule=_lowered(step.schedule.name, _shape(job), tuple(step.crossings)))
+    return assemble_plan(step, hosts, job=job, choices=choices, draft=draft, generated=generated)
 
 
-@dataclass(frozen=True)
-class Design:
-    """What is to be run: a model's step, on a layout, under a strategy. stage_layers: as equal as can be if
-    empty."""
-
-    model: ModelSpec
-    workload: Workload
-    strategy: Strategy
-    layout: Layout
-    shardings: tuple[Sharding, ...] = ()
-    stage_layers: Sequence[int] = ()
-    choices: Choices = field(default_factory=Choices)
-    seed: int = 0
+def job_step(job: Job, vocab: int) -> Step:
+    """The step of a job, its schedule without transfers unless a file has them. vocab: of its tokenizer, for
+    models that do not say. Raises JobError where layers or stages do not fit."""
+    layout, schedule = job.layout, job_schedule(job, job.layout)
+    _check_fits(schedule, layout, job_workload(job))
+    shardings = [job.sharding(mesh.replicas) for mesh in layout.meshes]
+    return Step.of(
+        job.model_spec(vocab), job_workload(job), job.base_strategy, layout, schedule,
+        stage_layers=job.strategy.stage_layers, shardings=shardings,
+    )  # fmt: skip
 
 
 def assemble_plan(
-    design: Design,
-    schedule: Schedule,
+    step: Step,
     hosts: Hosts,
     *,
     job: Job | None = None,
+    choices: Choices | None = None,
     draft: bool = False,
     generated: bool = False,
 ) -> Plan:
-    """The plan of a design under a ``schedule``, with transfers or without. draft, and what is raised: as
-    ``make_plan`` has it. generated: the schedule is a generator's; a draft trusts that it can run."""
-    model, workload, layout = design.model, design.workload, design.layout
-    _check_fits(schedule, layout, workload)
-    stages = split_layers(model.num_layers, schedule.num_stages, design.stage_layers)
-    tensors = crossings(model, stages)
+    """The plan of a step, whose schedule has transfers or none. draft, and what is raised: as ``make_plan``
+    has it. generated: the schedule is a generator's; a draft trusts that it can run."""
+    schedule, choices = step.schedule, choices or Choices()
+    _check_fits(schedule, step.layout, step.workload)
     if all(op.computes for ops in schedule.ranks for op in ops):
-        schedule = with_transfers(with_edges(schedule, tensors), proven=generated)
-    elif set(schedule.edges) != set(tensors):
-        wanted = " ".join(f"{a}>{b}" for a, b in tensors)
+        schedule = with_transfers(with_edges(schedule, step.crossings), proven=generated)
+    elif set(schedule.edges) != set(step.crossings):
+        wanted = " ".join(f"{a}>{b}" for a, b in step.crossings)
         problem = f"{schedule.name} has other edges than the model, which has {wanted}"
         raise JobError(problem, key="strategy.schedule", fix=f"Write edges: {wanted} in it")
     if not (draft and generated):  # checks lists, too
         dry_run(schedule, transfers="rendezvous")
-    streams = {one.sequence_parallel for one in design.choices.strategies} or {design.strategy.sequence_parallel}
-    boundaries = _Boundaries(design, schedule, stages, hosts)
+    streams = {one.sequence_parallel for one in choices.strategies} or {step.strategy.sequence_parallel}
+    boundaries = _Boundaries(replace(step, schedule=schedule), hosts)
+    known: dict[str, Any] = {one.name: getattr(step, one.name) for one in fields(Step)}
+    known["schedule"] = schedule
     return Plan(
+        **known,
         job=job,
-        model=model,
-        workload=workload,
-        strategy=replace(design.strategy, tp=layout.degrees[0][1]),
-        layout=layout,
-        shardings=design.shardings or (Sharding(),) * len(layout.degrees),
-        stages=stages,
-        schedule=schedule,
         reshards={} if draft else {parallel: boundaries.reshards(parallel) for parallel in sorted(streams)},
-        choices=design.choices,
-        seed=design.seed,
+        choices=choices,
+        seed=job.train.seed if job else 0,
     )
 
 
@@ -192,10 +178,9 @@ def _allowed(strategy: Strategy, job: Job, model: ModelSpec, workload: Workload)
 class _Boundaries:
     """Plans every tensor that goes from one place to another, each pair of layouts once."""
 
-    def __init__(self, design: Design, schedule: Schedule, stages: Sequence[Stage], hosts: Hosts) -> None:
-        self.schedule, self.layout, self.workload = schedule, design.layout, design.workload
-        self.hidden, self.tensors = design.model.hidden, crossings(design.model, stages)
-        self.hosts = hosts
+    def __init__(self, step: Step, hosts: Hosts) -> None:
+        self.schedule, self.layout, self.workload = step.schedule, step.layout, step.workload
+        self.hidden, self.tensors, self.hosts = step.model.hidden, step.crossings, hosts
         self._known: dict[object, ReshardPlan] = {}
         self._plan = cache(self._plan_of)  # stages of the same two places share theirs, and its hash
 

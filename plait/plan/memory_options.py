@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any
 
+from plait.core.model.precision import MASTER
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.stages import Stage, split_layers
 from plait.plan.layer_time import Options
-from plait.plan.segment_sizes import MASTER
 
 SCORE_BYTES = 5.0
 """Of an attention weight that unfused attention keeps: 2 of scores, 1 of dropout's mask, 2 of their product

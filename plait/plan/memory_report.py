@@ -22,8 +22,9 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import split_layers
+from plait.core.step.step import Step
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
-from plait.plan.estimate import Place, PlannedStep, estimate
+from plait.plan.estimate import PlaceEstimate, estimate
 from plait.plan.fits import KINDS
 from plait.plan.nearest import Adjustable, changes, more_ranks, trades
 from plait.plan.points import RECOMPUTES, Points
@@ -34,7 +35,7 @@ class PlaceMemory:
     """Of the ranks of one place of the pipeline: bytes of tensors by kind, and of what the device holds
     besides."""
 
-    place: Place
+    place: PlaceEstimate
     overhead: int
 
     @property
@@ -73,10 +74,10 @@ class MemoryReport:
             yield str(place.index), layers, *words, share, memory.when + alive
 
 
-def memory_report(step: PlannedStep, cluster: Cluster) -> MemoryReport:
+def memory_report(step: Step, cluster: Cluster) -> MemoryReport:
     """Of a strategy that was chosen. The rank with the largest share stands for a place, and what it sends is
     not counted."""
-    found, overhead = estimate(step, traffic=False), cluster.overhead
+    found, overhead = estimate(step, gpu=cluster.device.kind == "cuda", traffic=False), cluster.overhead
     moving = [place.memory.activations + place.memory.buffers for place in found.places]
     strategy, pp = step.strategy, len(found.places)
     points = Points.of([

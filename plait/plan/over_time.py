@@ -9,7 +9,8 @@ from itertools import groupby
 
 from plait.core.base.pictures import Bar, PlotCurve
 from plait.core.record.timeline import Span
-from plait.plan.estimate import PlannedStep, place_walk
+from plait.core.step.step import Step
+from plait.plan.estimate import MemoryOfPlace
 from plait.plan.memory_report import MemoryReport
 from plait.plan.pipeline_memory import Peak
 from plait.plan.simulate import Simulated
@@ -76,7 +77,7 @@ def _kind(span: Span) -> str:
             return "transfer"
 
 
-def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport) -> list[PlotCurve]:
+def memory_curves(simulated: Simulated, step: Step, report: MemoryReport, *, gpu: bool) -> list[PlotCurve]:
     """Bytes of a rank of every shown place over a step, with what its device holds besides tensors: before,
     at the fullest moment of, and after every computation of the schedule."""
     run = simulated.simulation.run()
@@ -84,7 +85,7 @@ def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport)
     for place in shown_places(len(report.places)):
         memory = report.places[place].place.memory
         lasting = memory.total - memory.activations + report.places[place].overhead
-        walk, turns = place_walk(step, place), iter(run.courses[place].turns)
+        walk, turns = MemoryOfPlace(step, place, gpu).walk(), iter(run.courses[place].turns)
         points = [(0.0, float(lasting))]
         for op in step.listed.ranks[place]:
             before, walk.peak = walk.live, Peak(0, "", 0)

@@ -1,4 +1,4 @@
-"""The places of a plan's pipeline as the simulation sees them: the lists of their stages, priced.
+"""The places of a step's pipeline as the simulation sees them: the lists of their stages, priced.
 
 Places that differ only in which layers they hold do the same, so they share lists and all that is found out
 about them.
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.core.job.plan import Plan
-from plait.core.model.precision import ITEMSIZE
+from plait.core.parallel.layout import Mesh
 from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.schedule import COMPUTE, Op
+from plait.core.step.schedule import COMPUTE, Edge, Op
 from plait.core.step.segment_costs import Durations, SegmentCosts
 from plait.core.step.segments import Action, Collective, Phase, SegmentGraph
-from plait.core.step.stages import Stage
+from plait.core.step.stages import Stage, Tie
+from plait.core.step.step import Step
 from plait.core.step.units import UnitAction, with_units
 from plait.plan.inside import Inside
 from plait.plan.orders import known_order, later
 from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
-from plait.plan.prices import Prices, order_costs
+from plait.plan.prices import Prices
 from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
 from plait.plan.traffic import SegmentTraffic, replicated_numbers
 
@@ -37,25 +37,52 @@ def phase_of(op: Op) -> Phase:
 
 @dataclass(frozen=True)
 class Place:
-    """One place of a plan's pipeline."""
+    """One place of a step's pipeline."""
 
-    plan: Plan
+    step: Step
     index: int
+
+    @property
+    def mesh(self) -> Mesh:
+        """Its ranks."""
+        return self.step.layout.meshes[self.index]
+
+    @cached_property
+    def share(self) -> int:
+        """Sequences of a micro-batch of the rank that has most."""
+        return self.step.largest_share(self.index)
+
+    def crossing_bytes(self, edge: Edge) -> int:
+        """Bytes of what one micro-batch hands over an edge, of the rank that has most."""
+        return self.step.crossing_bytes(self.index, edge, self.share)
+
+    @cached_property
+    def tie(self) -> Tie:
+        """Of its first rank, whose share of tied embeddings is the largest."""
+        return self.step.tie(self.mesh.first)
+
+    @cached_property
+    def unit_sizes(self) -> dict[Unit, int]:
+        """Numbers in every unit of all stages."""
+        found: dict[Unit, int] = {}
+        for stage in self.held:
+            found |= stage
+        return found
 
     @cached_property
     def strategy(self) -> Strategy:
         """With the place's own tp."""
-        return self.plan.strategy_of(self.index)
+        return self.step.strategy_of(self.index)
 
     @cached_property
     def sharding(self) -> Sharding:
         """Over its replicas."""
-        return self.plan.shardings[self.index]
+        return self.step.shardings[self.index]
 
     @cached_property
     def stages(self) -> list[Stage]:
         """That it holds."""
-        return [self.plan.stages[at] for at in self.plan.schedule.stages_of(self.index)]
+        return self.step.stages_of(self.index)
 
     @cached_property
     def order(self) -> dict[int, int]:
@@ -65,26 +92,18 @@ class Place:
     @cached_property
     def units(self) -> list[UnitTraffic]:
         """Empty where nobody else holds the same weights."""
-        mesh, work = self.plan.layout.meshes[self.index], self.plan.workload
+        mesh, work = self.mesh, self.step.workload
         if mesh.replicas == 1:
             return []
-        sizes: dict[Unit, int] = {}
-        for stage in self.held:
-            sizes |= stage
         return [
-            UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, self.gradient)
-            for unit, numel in sizes.items()
+            UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, work.master)
+            for unit, numel in self.unit_sizes.items()
         ]
 
     @cached_property
     def held(self) -> list[dict[Unit, int]]:
         """Numbers in every unit, stage by stage."""
-        return [unit_sizes(self.plan.model, self.strategy, stage, self.sharding) for stage in self.stages]
-
-    @property
-    def gradient(self) -> int:
-        """Bytes of a number of a gradient."""
-        return max(4, ITEMSIZE[self.plan.workload.precision])
+        return [unit_sizes(self.step.model, self.strategy, stage, self.sharding) for stage in self.stages]
 
     @cached_property
     def numbers(self) -> int:
@@ -94,35 +113,35 @@ class Place:
     @cached_property
     def copies(self) -> int:
         """Bytes of gradients that several tensor-parallel ranks hold."""
-        numbers = sum(replicated_numbers(self.plan.model, self.strategy, stage) for stage in self.stages)
-        return -(-numbers // self.sharding.optim) * self.gradient if self.strategy.tp > 1 else 0
+        numbers = sum(replicated_numbers(self.step.model, self.strategy, stage) for stage in self.stages)
+        return -(-numbers // self.sharding.optim) * self.step.workload.master if self.strategy.tp > 1 else 0
 
     @cached_property
     def phases(self) -> list[tuple[int, Phase]]:
         """Of every stage: which of the place's it is, and what the schedule asks of it."""
-        found = {(op.stage, op.kind): op for op in self.plan.schedule.ranks[self.index] if op.kind in COMPUTE}
+        found = {(op.stage, op.kind): op for op in self.step.schedule.ranks[self.index] if op.kind in COMPUTE}
         return [(self.order[op.stage], phase_of(op)) for op in found.values()]
 
     @cached_property
     def kind(self) -> object:
         """Equal for places that do the same."""
-        plan, mesh = self.plan, self.plan.layout.meshes[self.index]
+        step, mesh = self.step, self.mesh
         stages = [
-            stage if plan.model.levels else (stage.embeds, stage.heads, stage.num_layers) for stage in self.stages
+            stage if step.model.levels else (stage.embeds, stage.heads, stage.num_layers) for stage in self.stages
         ]
         return (*stages, mesh.dp, mesh.tp, mesh.cp, self.sharding, tuple(self.phases))
 
     def graph(self, at: int) -> SegmentGraph:
         """Of one of its stages."""
-        return SegmentGraph.of(self.plan.model, self.strategy, self.stages[at])
+        return SegmentGraph.of(self.step.model, self.strategy, self.stages[at])
 
     def traffic(self, at: int, share: int) -> SegmentTraffic:
         """What the collectives of a stage move where a rank has ``share`` sequences of a micro-batch."""
-        plan = self.plan
+        step = self.step
         return SegmentTraffic(
-            model=plan.model, strategy=self.strategy, graph=self.graph(at),
-            shares=slice_sizes(share, self.strategy.p1), sequence=plan.workload.sequence // self.strategy.cp,
-            itemsize=plan.workload.itemsize, loss_itemsize=self.gradient,
+            model=step.model, strategy=self.strategy, graph=self.graph(at),
+            shares=slice_sizes(share, self.strategy.p1), sequence=step.workload.sequence // self.strategy.cp,
+            itemsize=step.workload.itemsize, loss_itemsize=self.step.workload.master,
         )  # fmt: skip
 
 
@@ -136,8 +155,8 @@ class PlaceLists:
     @cached_property
     def listed(self) -> dict[tuple[int, Phase], Listed]:
         """The lists of its stages, with what happens to units."""
-        place, plan, found = self.place, self.place.plan, dict[tuple[int, Phase], Listed]()
-        costs, batch = order_costs(plan, place.index), plan.largest_share(place.index)
+        place, found = self.place, dict[tuple[int, Phase], Listed]()
+        costs, batch = place.step.order_costs(place.index), place.share
         for at, phase in place.phases:
             graph = replace(place.graph(at), phase=phase)
             actions = known_order(graph, place.strategy.overlap, costs, batch)
@@ -182,7 +201,7 @@ class PlaceLists:
         """One list."""
         place = self.place
         graph = place.graph(at)
-        durations = Durations(graph, self._costs, place.plan.largest_share(place.index))
+        durations = Durations(graph, self._costs, place.share)
         numbers = {one.unit: number for number, one in enumerate(place.units)}
         slots: dict[object, int] = {}
         programme: list[Run | Start | Wait | UnitStep] = []

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from plait.core.job.plan import Workload
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap, Strategy
 from plait.core.step.schedules import Shape, generate, own_chunks
-from plait.core.step.stages import split_layers
-from plait.plan.estimate import PlannedStep
+from plait.core.step.step import Step, Workload
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 
-def step_of(
-    model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision, gpu: bool
-) -> PlannedStep:
+def step_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision) -> Step:
     """A point of the strategy space (``Points.row``), to be walked. Raises ScheduleError or JobError where it
     cannot be."""
     name, pp = SCHEDULES[point["schedule"]], point["pp"]
@@ -38,19 +34,11 @@ def step_of(
         params=point["params"], grads=point["grads"], optim=point["optim"], secondary=point["secondary"]
     )
     sharding.check(point["dp"] * point["cp"])
-    schedule = generate(name, shape)
-    return PlannedStep(
-        model=model,
-        strategy=strategy,
-        layout=Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"]),
-        shardings=[sharding] * pp,
-        stages=split_layers(model.num_layers, schedule.num_stages),
-        schedule=schedule,
-        workload=Workload(
-            micro_batch=point["micro"] * point["dp"],
-            num_micro_batches=point["num_micro"],
-            sequence=sequence,
-            precision=precision,
-        ),
-        gpu=gpu,
+    workload = Workload(
+        micro_batch=point["micro"] * point["dp"],
+        num_micro_batches=point["num_micro"],
+        sequence=sequence,
+        precision=precision,
     )
+    layout = Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"])
+    return Step.of(model, workload, strategy, layout, generate(name, shape), shardings=[sharding] * pp)

@@ -13,10 +13,8 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
 from plait.core.record.records import sent_bytes
 from plait.core.step.overlap import Load
-from plait.core.step.schedule import Edge
-from plait.core.step.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_costs
+from plait.core.step.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
 from plait.core.step.segments import Collective
-from plait.core.step.stages import crossing_bytes, crossings
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
 
@@ -133,7 +131,7 @@ class ClusterPrices:
         """Every node of the target gets each part once, over all its links, and shares it out inside."""
         meshes, ends = self.plan.layout.meshes, [self.plan.schedule.rank_of[stage] for stage in (source, target)]
         shares = {place: self.plan.largest_share(place) for place in ends}
-        tile = max(sent_over(self.plan, place, (source, target), share) for place, share in shares.items())
+        tile = max(self.plan.crossing_bytes(place, (source, target), share) for place, share in shares.items())
         tp = min(meshes[place].tp for place in ends)
         inside = self._stride(ends) < self.cluster.ranks_per_node
         copies = 1 if self.plan.strategy.sequence_parallel or inside else min(tp, self.cluster.ranks_per_node)
@@ -162,7 +160,7 @@ class PlanPrices:
     beside: float = 0.0
 
     def costs(self, place: int) -> SegmentCosts:
-        return order_costs(self.plan, place)
+        return self.plan.order_costs(place)
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
         return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
@@ -180,22 +178,3 @@ class PlanPrices:
 
     def way(self, source: int, target: int) -> int:
         return 1
-
-
-def order_costs(plan: Plan, place: int) -> SegmentCosts:
-    """What the lists of a place are made from."""
-    if plan.costs:
-        return plan.costs
-    share, sequence = plan.largest_share(place), plan.workload.sequence
-    return segment_costs(plan.model, plan.strategy_of(place), batch=share, sequence=sequence)
-
-
-def sent_over(plan: Plan, place: int, edge: Edge, share: int) -> int:
-    """Of what crosses an edge, what a rank of a place has where it computes ``share`` sequences of a
-    micro-batch."""
-    work, mesh = plan.workload, plan.layout.meshes[place]
-    cut = mesh.cp * (mesh.tp if plan.strategy.sequence_parallel else 1)
-    levels = [0]  # the residual stream alone
-    if plan.model.levels:
-        levels = [one.level for one in crossings(plan.model, plan.stages)[min(edge), max(edge)]]
-    return crossing_bytes(work.sequence, share, plan.model.hidden, cut=cut, itemsize=work.itemsize, levels=levels)

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.core.model.dropout import HASHED, Blocks
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.segments import SegmentGraph, SegmentOp
 from plait.core.step.sends import exchanged
-
-MASTER = 4
-"""Bytes of a gradient, a master weight or a moment, unless the model itself computes in more."""
 
 
 class Sizes:

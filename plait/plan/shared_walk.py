@@ -4,8 +4,9 @@ walks."""
 
 from __future__ import annotations
 
+from plait.core.model.precision import MASTER
 from plait.core.step.segments import SegmentGraph, SegmentOp, SharedAttention
-from plait.plan.segment_sizes import MASTER, Shared, Sizes
+from plait.plan.segment_sizes import Shared, Sizes
 
 NOTHING = 0
 """A size that is known to be none, of any column."""

@@ -204,7 +204,7 @@ class Run:
         if ranks == 1:
             return
         stride = max(1, (tie.ranks[-1] - tie.ranks[0]) // (ranks - 1))
-        size = tie.numbers * self.courses[0].place.gradient
+        size = tie.numbers * self.courses[0].place.step.workload.master
         courses = [self.courses[place] for place in places]
         _meet(courses)
         for course in courses:

@@ -12,7 +12,6 @@ from plait.core.step.units import UnitAction, UnitOp, UnitVerb
 from plait.plan.course import Course
 from plait.plan.phase import LAST, Label
 from plait.plan.places import phase_of
-from plait.plan.prices import sent_over
 from plait.plan.sharding import UnitTraffic
 from plait.plan.simulate import Simulation
 
@@ -111,4 +110,4 @@ class _PlaceSpans:
         return sum(one.bytes for one in found)
 
     def _tile(self, op: Op) -> int:
-        return sent_over(self.plan, self.place.index, (op.stage, op.peer), self.share)
+        return self.plan.crossing_bytes(self.place.index, (op.stage, op.peer), self.share)

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding, Unit
 from plait.core.parallel.strategy import Strategy
-from plait.plan.segment_sizes import MASTER
 
 
 @dataclass(frozen=True)

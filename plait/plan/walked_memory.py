@@ -17,7 +17,7 @@ from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.plan.closed_states import KINDS
 from plait.plan.distinct import distinct
-from plait.plan.estimate import Memory, Walked, place_memory, walked_places
+from plait.plan.estimate import Memory, MemoryOfPlace, Walked
 from plait.plan.point_step import step_of
 from plait.plan.points import Points
 
@@ -51,8 +51,8 @@ def _fullest(
 ) -> tuple[int, Memory]:
     """The first of the places that need the most."""
     walked = _walked(model, tuple({**row, **ALIKE}.items()), sequence, precision, gpu)
-    step = step_of(model, row, sequence=sequence, precision=precision, gpu=gpu)
-    every = [(at, place_memory(step, at, each)) for at, each in enumerate(walked)]
+    step = step_of(model, row, sequence=sequence, precision=precision)
+    every = [(at, MemoryOfPlace(step, at, gpu).memory(each)) for at, each in enumerate(walked)]
     return max(every, key=lambda one: one[1].total)
 
 
@@ -61,4 +61,5 @@ def _walked(
     model: ModelSpec, row: tuple[tuple[str, int], ...], sequence: int, precision: Precision, gpu: bool
 ) -> tuple[Walked, ...]:
     """A search asks for the same again: in blocks, in a finer space, for more ranks."""
-    return walked_places(step_of(model, dict(row), sequence=sequence, precision=precision, gpu=gpu))
+    step = step_of(model, dict(row), sequence=sequence, precision=precision)
+    return tuple(MemoryOfPlace(step, index, gpu).walked() for index in range(len(step.layout.degrees)))

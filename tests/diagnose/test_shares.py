@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Workload
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
+from plait.core.step.step import Step, Workload
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP, Recording, seconds_of
 from plait.diagnose.shares import Drift, StepTimes, drift_of, shares, steps_of
-from plait.plan.make import Design, assemble_plan
+from plait.plan.make import assemble_plan
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import TRANSFER, At, Job, recording_of, spans_of
 from tests.support.recordings.theirs import REDUCE_SCATTER, annotation, imported, kernel, told, trace
@@ -109,10 +109,9 @@ def test_waiting_for_the_last_to_come_is_a_part_of_what_is_exposed(agree: bool) 
                 name = "attn0.F0" if kind == "compute" else "attn0.R0"
                 spans.append(own | {"kind": kind, "name": name, "start": start + clock, "end": end + clock})
     model = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=2, vocab=9, max_sequence=16)
-    design = Design(
-        model, Workload(micro_batch=1, num_micro_batches=1, sequence=16), Strategy(tp=2), Layout.of(pp=1, dp=1, tp=2)
-    )
-    plan = assemble_plan(design, generate("1f1b", Shape(ranks=1, micro_batches=1)), Hosts())
+    workload = Workload(micro_batch=1, num_micro_batches=1, sequence=16)
+    schedule = generate("1f1b", Shape(ranks=1, micro_batches=1))
+    plan = assemble_plan(Step.of(model, workload, Strategy(), Layout.of(pp=1, dp=1, tp=2), schedule), Hosts())
     rollups = pl.DataFrame(schema={"step": pl.Int64, "rank": pl.Int64})
     seen = recorded(pl.DataFrame(spans), rollups, plan, clocks_agree=agree)
     found = {one.what: one for one in shares(seen)}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait.core.base.errors import ScheduleError
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Choices, Plan, Workload
+from plait.core.job.plan import Choices, Plan
 from plait.core.job.refine import refine
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
@@ -29,7 +29,8 @@ from plait.core.step.dry_run import peak_activations
 from plait.core.step.schedule import Transfer
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.segment_costs import SegmentCosts
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 from plait.plan.states import states
 from plait.train.comm.wire import Wire
 from plait.train.engine.agreement import agree, statement
@@ -117,8 +118,8 @@ def plan(
     workload = Workload(micro_batch=MICRO, num_micro_batches=count, sequence=SEQUENCE, precision="fp64")
     layout = Layout(tuple(degrees), strategy.cp)
     choices = Choices(slack=name == "slack-1f1b")
-    design = Design(spec, workload, strategy, layout, tuple(shardings), layers, choices, SEED)
-    return assemble_plan(design, generate(name, shape), Hosts(ranks_per_host=1, rate=1e9))
+    step = Step.of(spec, workload, strategy, layout, generate(name, shape), stage_layers=layers, shardings=shardings)
+    return replace(assemble_plan(step, Hosts(ranks_per_host=1, rate=1e9), choices=choices), seed=SEED)
 
 
 def worst_error(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from plait.core.job.spec import Job
-from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.estimate import estimate
+from plait.plan.make import job_step
 from tests.dist import allocating
 from tests.support.ranks import Ranks
 
@@ -135,7 +136,7 @@ def test_memory_and_bytes_are_what_a_run_allocates_and_sends(pool: Pool, name: s
     values = (JOBS | MORE)[name]
     asked = Job.from_dict(values)
     found = pool(asked.world_size).run(allocating.measured, values)
-    for place in estimate(PlannedStep.of(asked, vocab=1)).places:
+    for place in estimate(job_step(asked, vocab=1)).places:
         first, last = place.ranks
         # Ranks of a place differ where dp does not divide a micro-batch: the estimate is of the largest.
         real = max(found[first : last + 1], key=lambda each: sum(each["memory"].values()))

@@ -30,7 +30,7 @@ from plait.place.problem import Problem
 from plait.plan.answer import Candidate, Planner
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import step_memory
-from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.estimate import estimate
 from plait.plan.make import make_plan
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.simulate import simulate_plan
@@ -60,7 +60,7 @@ def of_job(values: Values) -> Values:
         "schedule": str(plan.schedule).splitlines(),
         "lists": _lists(plan, on),
         "messages": _messages(plan),
-        "estimate": estimate(PlannedStep.of_plan(plan, gpu=on is not None)).to_dict(),
+        "estimate": estimate(plan, gpu=on is not None).to_dict(),
         **_simulated(plan, on),
     }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.core.cluster.hardware import HERE, Cluster
-from plait.core.job.plan import Plan, Workload
+from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
@@ -15,7 +15,8 @@ from plait.core.step.schedule import Schedule
 from plait.core.step.schedules import Shape, find_schedule
 from plait.core.step.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 from plait.plan.prices import PlanPrices
 
 SPEC = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
@@ -61,7 +62,7 @@ def plan_of(
         precision=precision,
     )  # fmt: skip
     made = Strategy(cp=layout.cp, **strategy)
-    return assemble_plan(Design(model, workload, made, layout, shardings), schedule, HERE)
+    return assemble_plan(Step.of(model, workload, made, layout, schedule, shardings=shardings), HERE)
 
 
 def pipelined(name: str, ranks: int, micro_batches: int, model: ModelSpec | None = None, **more: Any) -> Plan:

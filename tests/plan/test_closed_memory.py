@@ -57,8 +57,8 @@ depends on a stage's whole order, which columns do not make. Of 1,443 drawn poin
 
 def both(model: ModelSpec, row: dict[str, int], *, sequence: int, gpu: bool = True) -> tuple[MemoryColumns, Estimate]:
     points = Points.of([row])
-    step = step_of(model, points.row(0), sequence=sequence, precision="bf16-mixed", gpu=gpu)
-    return step_memory(model, points, sequence=sequence, options=MemoryOptions(gpu=gpu)), estimate(step)
+    step = step_of(model, points.row(0), sequence=sequence, precision="bf16-mixed")
+    return step_memory(model, points, sequence=sequence, options=MemoryOptions(gpu=gpu)), estimate(step, gpu=gpu)
 
 
 def powers(most: int) -> st.SearchStrategy[int]:
@@ -127,7 +127,7 @@ def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
     row |= {"overlap": OVERLAPS.index("domino"), "recompute": recompute, "p1": p1, "micro": row["micro"] * p1}
     points = Points.of([row])
     try:
-        step_of(MODELS[name], points.row(0), sequence=1024, precision="bf16-mixed", gpu=True)
+        step_of(MODELS[name], points.row(0), sequence=1024, precision="bf16-mixed")
     except (JobError, ScheduleError):
         assume(False)
     least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
@@ -335,7 +335,7 @@ def test_a_million_points_take_seconds() -> None:
     assert np.isfinite(found.total).all()
     for at in range(0, 10**6, 300_007):
         row = {**points.row(at), "overlap": SYNC}
-        walked = estimate(step_of(model, row, sequence=8192, precision="bf16-mixed", gpu=True)).most.memory.total
+        walked = estimate(step_of(model, row, sequence=8192, precision="bf16-mixed"), gpu=True).most.memory.total
         assert found.allocated[at] == pytest.approx(walked, rel=CLOSE)
 
 

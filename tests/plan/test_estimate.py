@@ -15,8 +15,10 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
+from plait.core.step.step import Step
 from plait.plan.activations import activations
-from plait.plan.estimate import PlannedStep, estimate, hidden_behind
+from plait.plan.estimate import estimate, hidden_behind
+from plait.plan.make import job_step
 from plait.plan.pipeline_memory import stage_activations
 
 PRESETS = sorted(path.stem for path in Path("specs/models").glob("*.toml") if "[experts]" not in path.read_text())
@@ -27,8 +29,8 @@ LLAMA = ModelSpec(
 )
 
 
-def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1, sequence: int = 1024) -> PlannedStep:
-    return PlannedStep.of(
+def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1, sequence: int = 1024) -> Step:
+    return job_step(
         Job.from_dict(
             {
                 "model": {"preset": preset},

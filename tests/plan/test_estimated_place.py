@@ -12,7 +12,9 @@ from plait.core.job.spec import Job
 from plait.core.model.experts import Experts
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.plan.estimate import Estimate, PlannedStep, estimate, hidden_behind, place_volume
+from plait.core.step.step import Step
+from plait.plan.estimate import Estimate, estimate, hidden_behind, place_volume
+from plait.plan.make import job_step
 from plait.plan.sharding import step_bytes, unit_sizes
 from plait.plan.states import position_tables, reduction_buffers, states
 from plait.plan.traffic import micro_batch_bytes, replicated_numbers
@@ -23,14 +25,12 @@ TILE = 32 * 2 * 32 * 4
 """Bytes of a stream of two sequences of 32 tokens in fp32."""
 
 
-def step(
-    model: dict[str, Any] | None = None, *, gpu: bool = False, precision: str = "fp32", **strategy: Any
-) -> PlannedStep:
+def step(model: dict[str, Any] | None = None, *, precision: str = "fp32", **strategy: Any) -> Step:
     values = {
         "model": model or GPT, "data": {"sequence_length": 32}, "strategy": strategy,
         "train": {"global_batch_size": 8, "micro_batch_size": 2, "precision": precision},
     }  # fmt: skip
-    return PlannedStep.of(Job.from_dict(values), vocab=48, gpu=gpu)
+    return job_step(Job.from_dict(values), vocab=48)
 
 
 PIPED = {"pp": 2, "schedule": "1f1b"}
@@ -102,9 +102,9 @@ def test_one_replica_sends_nothing_of_weights() -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_memory_is_that_of_states_buffers_and_activations(gpu: bool) -> None:
-    one = step(LLAMA, gpu=gpu, pp=2, schedule="interleaved", virtual_stages=2, tp=2, dp=4, sequence_parallel=True,
+    one = step(LLAMA, pp=2, schedule="interleaved", virtual_stages=2, tp=2, dp=4, sequence_parallel=True,
                shard={"params": 2, "grads": 2, "optim": 4})  # fmt: skip
-    place = estimate(one).places[0]
+    place = estimate(one, gpu=gpu).places[0]
     units: dict[Any, int] = {}
     for at in (0, 2):
         units |= unit_sizes(one.model, one.strategy, one.stages[at], one.shardings[0])

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from plait.core.job.spec import Job
-from plait.plan.estimate import PlannedStep, place_volume
+from plait.core.step.step import Step
+from plait.plan.estimate import place_volume
 from plait.plan.expert_volumes import expert_volume
 from plait.plan.experts_memory import resident
+from plait.plan.make import job_step
 
 HIDDEN, FFN, LAYERS, SEQUENCE = 64, 96, 4, 32
 DENSE: dict[str, Any] = {
@@ -24,9 +26,9 @@ DENSE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def step(experts: dict[str, int] | None = None, *, ffn: int = FFN, **strategy: Any) -> PlannedStep:
+def step(experts: dict[str, int] | None = None, *, ffn: int = FFN, **strategy: Any) -> Step:
     model = DENSE["model"] | {"ffn_hidden": ffn} | ({"experts": experts} if experts else {})
-    return PlannedStep.of(Job.from_dict(DENSE | {"model": model, "strategy": DENSE["strategy"] | strategy}), 256)
+    return job_step(Job.from_dict(DENSE | {"model": model, "strategy": DENSE["strategy"] | strategy}), 256)
 
 
 def test_a_dense_model_is_counted_as_ever() -> None:

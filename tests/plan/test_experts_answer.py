@@ -56,7 +56,7 @@ def test_dense_models_are_searched_without() -> None:
 def test_lists_refuse_what_they_do_not_know() -> None:
     asked = planner()
     best = asked.answer().best
-    for call in (lambda: asked.simulated(best.job), lambda: estimate(asked.step(asked.plan(best.job)))):
+    for call in (lambda: asked.simulated(best.job), lambda: estimate(asked.plan(best.job))):
         with pytest.raises(JobError) as refused:
             call()
         assert refused.value.key == "model.experts"

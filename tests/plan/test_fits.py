@@ -13,8 +13,9 @@ import pytest
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job.spec import Job
 from plait.plan import fits
-from plait.plan.estimate import Memory, PlannedStep, estimate
+from plait.plan.estimate import Memory, estimate
 from plait.plan.fits import Room, by_kind, check_device, check_fits, check_size, least_bytes, room
+from plait.plan.make import job_step
 
 GIB = 1 << 30
 LIMIT = 20.0
@@ -37,7 +38,7 @@ def refused(asked: Job, there: Room | None) -> PlaitError:
 def check_all(asked: Job, there: Room | None) -> None:
     """As ``plait train`` does."""
     check_size(asked, 257, there)
-    found = estimate(PlannedStep.of(asked, 257, gpu=bool(there and there.each)))
+    found = estimate(job_step(asked, 257), gpu=bool(there and there.each))
     if there:
         check_fits(asked, found, 257, there)
 
@@ -143,7 +144,7 @@ def test_kinds_are_listed_from_the_largest_without_those_that_take_nothing() -> 
 
 
 def test_room_holds_the_fullest_rank_or_all_of_them() -> None:
-    found = estimate(PlannedStep.of(job(SMALL | {"num_layers": 3}, strategy={"pp": 2, "schedule": "1f1b"}), 257))
+    found = estimate(job_step(job(SMALL | {"num_layers": 3}, strategy={"pp": 2, "schedule": "1f1b"}), 257))
     most, every = found.most.memory.total, found.bytes
     assert most < every < 2 * most
     assert [Room(each=size).holds(found) for size in (most, most - 1)] == [True, False]
@@ -161,7 +162,7 @@ def test_a_hugging_face_config_of_a_billion_layers(tmp_path: Path) -> None:
 def test_the_bound_is_below_the_estimate() -> None:
     for strategy in ({}, {"tp": 2}, {"pp": 2, "schedule": "1f1b"}, {"dp": 2, "shard": "fsdp"}):
         asked = job(SMALL, strategy=strategy | {"recompute": "full"})
-        assert least_bytes(asked, 257) < estimate(PlannedStep.of(asked, 257)).bytes
+        assert least_bytes(asked, 257) < estimate(job_step(asked, 257)).bytes
 
 
 GPUS = Room(each=80 * GIB, what="each of 8 GPUs")
@@ -186,7 +187,7 @@ def test_it_says_what_would_fit(there: Room, sections: dict[str, Any], says: str
         for key, value in changes.items():
             section, name = key.split(".")
             again[section][name] = int(value) if value.isdigit() else value
-        assert there.holds(estimate(PlannedStep.of(Job.from_dict(again), 257, gpu=bool(there.each))))
+        assert there.holds(estimate(job_step(Job.from_dict(again), 257), gpu=bool(there.each)))
 
 
 def test_what_fits_is_let_through() -> None:

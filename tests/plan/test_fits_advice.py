@@ -13,9 +13,11 @@ import pytest
 from plait.core.base.errors import InfeasiblePlan, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
+from plait.core.step.step import Step
 from plait.plan import fits
-from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.estimate import estimate
 from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus
+from plait.plan.make import job_step
 from plait.plan.nearest import Adjustable
 
 SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 128, "vocab": 300}
@@ -65,20 +67,18 @@ class Tried:
             self.more.append(now)
             yield {"strategy.dp": 4}
 
-        of = PlannedStep.of
-
-        def step(job: Job, vocab: int, *, gpu: bool = False) -> PlannedStep:
+        def step(job: Job, vocab: int) -> Step:
             self.walked.append(job)
-            return of(job, vocab, gpu=gpu)
+            return job_step(job, vocab)
 
         monkeypatch.setattr(fits, "changes", changes)
         monkeypatch.setattr(fits, "more_ranks", more)
-        monkeypatch.setattr(PlannedStep, "of", staticmethod(step))
+        monkeypatch.setattr(fits, "job_step", step)
 
 
 def refused(job: Job, there: Room) -> str:
     with pytest.raises(InfeasiblePlan) as caught:
-        check_fits(job, estimate(PlannedStep.of(job, 300, gpu=bool(there.each))), 300, there)
+        check_fits(job, estimate(job_step(job, 300), gpu=bool(there.each)), 300, there)
     return str(caught.value)
 
 
@@ -88,12 +88,12 @@ def test_changes_that_rules_forbid_or_that_are_absurd_are_passed_over(monkeypatc
         "model": SMALL, "data": {"sequence_length": 64}, "strategy": {"pp": 2, "recompute": "selective", "dp": 3},
         "train": {"global_batch_size": 1_800_000, "micro_batch_size": 3},
     })  # fmt: skip
-    found = estimate(PlannedStep.of(job.changed(["train.global_batch_size=18"]), 300))
+    found = estimate(job_step(job.changed(["train.global_batch_size=18"]), 300))
     most = found.most.memory.total
     tried = Tried(monkeypatch, {"strategy.tp": 3}, {"train.micro_batch_size": 1, "strategy.dp": 1},
                   {"train.micro_batch_size": 2})  # fmt: skip
-    monkeypatch.setattr(PlannedStep, "of", lambda one, *_, **__: tried.walked.append(one))
-    monkeypatch.setattr(fits, "estimate", lambda _: found)
+    monkeypatch.setattr(fits, "job_step", lambda one, _: tried.walked.append(one))
+    monkeypatch.setattr(fits, "estimate", lambda _, **__: found)
     with pytest.raises(InfeasiblePlan) as caught:
         check_fits(job, found, 300, Room(each=most - 1, what="each of 8 GPUs"))
     said = str(caught.value)
@@ -109,7 +109,7 @@ def test_of_unequal_places_no_degree_is_changed(monkeypatch: pytest.MonkeyPatch)
         "model": SMALL, "data": {"sequence_length": 64}, "train": {"global_batch_size": 16, "micro_batch_size": 4},
         "strategy": {"pp": 2, "dp": [4, 2], "tp": [1, 2], "cp": 2, "schedule": "1f1b"},
     })  # fmt: skip
-    every = estimate(PlannedStep.of(job, 300)).bytes
+    every = estimate(job_step(job, 300)).bytes
     said = refused(job, Room(shared=every - 1))
     assert "would fit with strategy.shard=zero1." in said
     assert f"are available on this machine, where all 16 ranks would need {in_bytes(every)}. " in said

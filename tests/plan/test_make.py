@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.cluster.hardware import HERE, Hosts
-from plait.core.job.plan import Choices, Plan, Workload
+from plait.core.job.plan import Choices, Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
@@ -18,7 +18,8 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Schedule, with_transfers
 from plait.core.step.schedule_text import parse_schedule
 from plait.core.step.schedules import Shape, generate
-from plait.plan.make import Design, assemble_plan, make_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan, make_plan
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric
 
@@ -30,8 +31,8 @@ def planned(schedule: Schedule | None = None, **changes: Any) -> Plan:
     given: dict[str, Any] = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16} | changes
     degrees, layers = given.pop("degrees", DEGREES), given.pop("stage_layers", ())
     schedule = schedule or generate("eager-1f1b", Shape(ranks=3, micro_batches=3))
-    design = Design(U, Workload(**given), Strategy(), Layout(degrees), stage_layers=layers)
-    return assemble_plan(design, schedule, Hosts(ranks_per_host=2, rate=1e9))
+    step = Step.of(U, Workload(**given), Strategy(), Layout(degrees), schedule, stage_layers=layers)
+    return assemble_plan(step, Hosts(ranks_per_host=2, rate=1e9))
 
 
 def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
@@ -120,7 +121,7 @@ def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
     model = ModelSpec(family="gpt", num_layers=places, hidden=8, num_heads=4, vocab=9, max_sequence=16)
     workload = Workload(micro_batch=4, num_micro_batches=3, sequence=16)
     schedule = generate("1f1b", Shape(ranks=places, micro_batches=3))
-    plan = assemble_plan(Design(model, workload, Strategy(), Layout(degrees)), schedule, hosts)
+    plan = assemble_plan(Step.of(model, workload, Strategy(), Layout(degrees), schedule), hosts)
     fabric = Fabric(hosts=hosts.of(plan.layout.world_size), rate=1e9)
     for named in plan.reshards[False].values():
         for one in named.values():

@@ -29,7 +29,7 @@ def point(**values: int) -> dict[str, int]:
 
 def test_a_table_of_every_place() -> None:
     row = point(pp=4, dp=8, num_micro=8, optim=8, recompute=RECOMPUTES.index("full"))
-    report = memory_report(step_of(SEVEN, row, sequence=4096, precision="bf16-mixed", gpu=True), A100)
+    report = memory_report(step_of(SEVEN, row, sequence=4096, precision="bf16-mixed"), A100)
     assert report.fits
     head, *lines = report.rows()
     assert len(lines) == 4
@@ -173,11 +173,11 @@ def test_what_fits_is_told_nearest_first_and_what_is_as_large_as_the_device_fits
 
 def test_usable_memory_and_overhead_of_a_report_are_the_devices() -> None:
     row = point(pp=2, dp=2, cp=2, ring=2, tp=2, num_micro=4, params=2, grads=2, optim=4)
-    step = step_of(GPT, row, sequence=256, precision="bf16-mixed", gpu=True)
+    step = step_of(GPT, row, sequence=256, precision="bf16-mixed")
     report = memory_report(step, A100)
     assert report.usable == int(usable(A100.device, A100.overhead))
     sharding, groups = Sharding(params=2, grads=2, optim=4), 6  # all, tp, pp, a ring; params, optim
-    assert step.shardings == [sharding] * 2
+    assert step.shardings == (sharding,) * 2
     for one in report.places:
         memory, overhead = one.place.memory, A100.overhead
         moving = memory.activations + memory.buffers
@@ -192,12 +192,12 @@ def test_usable_memory_and_overhead_of_a_report_are_the_devices() -> None:
 
 def test_rows_of_a_table() -> None:
     row = point(pp=2, num_micro=4, schedule=SCHEDULES.index("interleaved"), virtual=2)
-    report = memory_report(step_of(GPT, row, sequence=256, precision="fp32", gpu=False), Cluster.preset("lab"))
+    report = memory_report(step_of(GPT, row, sequence=256, precision="fp32"), Cluster.preset("lab"))
     head, first, last = report.rows()
     assert head[:2] == ("place", "layers") and head[-4:] == ("overhead", "total", "of device", "fullest")
     assert (first[0], first[1], last[0]) == ("0", "2+2", "1")
     assert first[-2] == f"{report.places[0].total / report.usable:.0%}"
     alive = report.places[0].place.memory.alive
     assert first[-1] == f"{report.places[0].place.memory.when}, {alive} micro-batches alive"
-    one = memory_report(step_of(GPT, point(), sequence=256, precision="fp32", gpu=False), Cluster.preset("lab"))
+    one = memory_report(step_of(GPT, point(), sequence=256, precision="fp32"), Cluster.preset("lab"))
     assert list(one.rows())[1][-1] == one.places[0].place.memory.when

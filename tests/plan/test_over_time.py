@@ -106,7 +106,7 @@ def test_memory_over_a_step_is_fullest_where_the_report_says(simulated: Simulate
     planner = Planner(job, Cluster.preset("a100-80"), 256)
     plan = planner.draft(job)
     report = planner.memory(job, plan)
-    curves = memory_curves(simulated, planner.step(plan), report)
+    curves = memory_curves(simulated, plan, report, gpu=True)
     assert [curve.name for curve in curves] == [f"place {at}" for at in range(4)]
     for place, curve in zip(report.places, curves, strict=True):
         times, sizes = zip(*curve.points, strict=True)

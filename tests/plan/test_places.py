@@ -45,8 +45,13 @@ def one_place(sharding: Sharding | None = None, *, dp: int = 8, micro: int = 8, 
     return Place(plan, 0)
 
 
+def plan_at(place: Place) -> Plan:
+    assert isinstance(place.step, Plan)
+    return place.step
+
+
 def inside(place: Place) -> Inside:
-    return PlaceLists(place, Links(place.plan)).inside
+    return PlaceLists(place, Links(plan_at(place))).inside
 
 
 def unit(place: Place, name: str = "mlp") -> UnitPrices:
@@ -57,19 +62,19 @@ def unit(place: Place, name: str = "mlp") -> UnitPrices:
 def test_what_a_rank_holds() -> None:
     chain = Sharding(params=2, grads=4, optim=8)
     place = one_place(chain, tp=2)
-    sizes = unit_sizes(place.plan.model, place.strategy, place.plan.stages[0], chain)
+    sizes = unit_sizes(place.step.model, place.strategy, place.step.stages[0], chain)
     assert {one.unit: one.numel for one in place.units} == sizes
     assert {(one.ranks, one.itemsize, one.gradient) for one in place.units} == {(8, 4, 4)}
     assert place.numbers == sum(sizes.values()) // 8
     assert one_place(dp=1).units == []
-    assert one_place(dp=1).numbers == sum(unit_sizes(place.plan.model, replace(place.strategy, tp=1),
-                                                     place.plan.stages[0], Sharding()).values())  # fmt: skip
-    assert [one_place(precision=name).gradient for name in ("bf16-mixed", "fp32", "fp64")] == [4, 4, 8]
+    assert one_place(dp=1).numbers == sum(unit_sizes(place.step.model, replace(place.strategy, tp=1),
+                                                     place.step.stages[0], Sharding()).values())  # fmt: skip
+    assert [one_place(precision=name).step.workload.master for name in ("bf16-mixed", "fp32", "fp64")] == [4, 4, 8]
 
 
 def test_copies_of_tensor_parallel_ranks() -> None:
     flat = one_place(Sharding(optim=8), tp=2, sequence_parallel=True)
-    numbers = replicated_numbers(flat.plan.model, flat.strategy, flat.plan.stages[0])
+    numbers = replicated_numbers(flat.step.model, flat.strategy, flat.step.stages[0])
     assert flat.copies == -(-numbers // 8) * 4
     assert one_place(tp=2).copies == one_place().copies == 0
     assert one_place(tp=2, sequence_parallel=True, precision="fp64").copies == numbers * 8
@@ -170,7 +175,7 @@ def test_places_that_differ_in_their_layers_alone_are_of_a_kind() -> None:
 
 def test_lists_of_another_place_of_the_kind_are_those_of_its_layers() -> None:
     _, second, third, _ = places(pipelined("1f1b", 4, 8))
-    lists = PlaceLists(second, Links(second.plan))
+    lists = PlaceLists(second, Links(plan_at(second)))
     own, other = lists.of(second, 0, "F"), lists.of(third, 0, "F")
     assert own == lists.listed[0, "F"]
     assert [str(action).replace("attn1", "attn2").replace("mlp1", "mlp2") for action in own] == list(map(str, other))

@@ -16,7 +16,7 @@ from plait.core.step.segment_costs import segment_costs
 from plait.core.step.stages import crossings
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
-from plait.plan.prices import ClusterPrices, PlanPrices, order_costs, sent_over
+from plait.plan.prices import ClusterPrices, PlanPrices
 from tests.plan.machines import SPEC, cluster, pipelined, plan_of
 
 A100 = cluster(step=0.5, jitter=0.02, slow_computation=1.3, slow_communication=1.2)
@@ -110,19 +110,19 @@ def test_without_a_cluster_a_plans_own_proportions() -> None:
 
 def test_lists_are_made_from_measured_costs_or_from_shapes() -> None:
     plan = placed((2, 2), (1, 4))
-    assert order_costs(plan, 0) == segment_costs(SPEC, plan.strategy, batch=2, sequence=32)
-    assert order_costs(plan, 1) == segment_costs(SPEC, replace(plan.strategy, tp=4), batch=4, sequence=32)
+    assert plan.order_costs(0) == segment_costs(SPEC, plan.strategy, batch=2, sequence=32)
+    assert plan.order_costs(1) == segment_costs(SPEC, replace(plan.strategy, tp=4), batch=4, sequence=32)
     told = segment_costs(SPEC, plan.strategy, batch=1, sequence=16)
-    assert order_costs(replace(plan, costs=told), 1) == told
-    assert PlanPrices(plan).costs(1) == order_costs(plan, 1)
+    assert replace(plan, costs=told).order_costs(1) == told
+    assert PlanPrices(plan).costs(1) == plan.order_costs(1)
 
 
 def test_bytes_of_what_crosses() -> None:
-    assert sent_over(placed((2, 2), (1, 4)), 0, (0, 1), 3) == 3 * TILE
-    assert sent_over(placed((1, 2), (1, 4), sequence_parallel=True), 1, (1, 0), 4) == 4 * TILE // 4
-    assert sent_over(placed((1, 1), (1, 1), cp=2), 1, (0, 1), 1) == TILE // 2
+    assert placed((2, 2), (1, 4)).crossing_bytes(0, (0, 1), 3) == 3 * TILE
+    assert placed((1, 2), (1, 4), sequence_parallel=True).crossing_bytes(1, (1, 0), 4) == 4 * TILE // 4
+    assert placed((1, 1), (1, 1), cp=2).crossing_bytes(1, (0, 1), 1) == TILE // 2
     plan = pipelined("1f1b", 3, 3, U, precision="bf16-mixed")
     levels = {edge: [one.level for one in found] for edge, found in crossings(U, plan.stages).items()}
     assert max(map(len, levels.values())) > 1 < 1 + max(map(max, levels.values()))
     for edge in plan.schedule.edges:
-        assert sent_over(plan, 1, edge, 1) == sum((32 >> level) * 64 * 2 for level in levels[edge])
+        assert plan.crossing_bytes(1, edge, 1) == sum((32 >> level) * 64 * 2 for level in levels[edge])

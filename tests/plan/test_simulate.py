@@ -25,7 +25,7 @@ from plait.core.step.overlap import segment_order
 from plait.core.step.schedule import whole_steps
 from plait.core.step.segment_costs import makespan, segment_costs, simulate
 from plait.core.step.segments import SegmentGraph
-from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.estimate import estimate
 from plait.plan.make import make_plan
 from plait.plan.places import Place
 from plait.plan.prices import ClusterPrices
@@ -286,7 +286,7 @@ def test_never_below_what_any_resource_has_to_do_and_the_parts_are_the_whole(see
 def test_the_bytes_of_its_spans_are_those_of_the_estimate(seed: int) -> None:
     _, plan = drawn_plan(Chance(seed), 16, 64)
     spans = lanes(simulate_plan(plan).timeline((1,)))
-    for place in estimate(PlannedStep.of_plan(plan)).places:
+    for place in estimate(plan).places:
         sent = Counter[str]()
         for span in spans[1, place.ranks[0]]:  # the largest share
             rows = span.site == "embed" and "." in span.name

@@ -41,7 +41,7 @@ def rows(draw: st.DrawFn) -> dict[str, int]:
 def test_short_walks_are_exact(row: dict[str, int], gpu: bool) -> None:
     points = Points.of([row])
     try:
-        walked = estimate(step_of(MODEL, points.row(0), sequence=256, precision="bf16-mixed", gpu=gpu)).most
+        walked = estimate(step_of(MODEL, points.row(0), sequence=256, precision="bf16-mixed"), gpu=gpu).most
     except (JobError, ScheduleError):
         assume(False)
         return

@@ -24,17 +24,16 @@ from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
 from plait.core.job.settings import Seed
 from plait.core.job.spec import Job
-from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
-from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.parallel.strategy import Strategy
 from plait.core.reshard.plan import ReshardPlan, Written
-from plait.core.step.schedule import Edge, Schedule
+from plait.core.step.schedule import Edge
 from plait.core.step.schedule_text import parse_schedule
 from plait.core.step.segment_costs import SegmentCosts
-from plait.core.step.stages import Stage, crossings, split_layers
-from plait.core.step.tied import Tie, tie_of
+from plait.core.step.stages import split_layers
+from plait.core.step.step import Step, Workload
 
 STAMP = Stamp(
     noun="plan",
@@ -44,22 +43,6 @@ STAMP = Stamp(
 )
 Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
 """By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
-    sequence: tokens of each."""
-
-    micro_batch: int
-    num_micro_batches: int
-    sequence: int
-    precision: Precision = "fp32"
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a parameter or activation."""
-        return ITEMSIZE[self.precision]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +64,22 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What every rank does. job: None for a plan that was made without a job file.
+class Plan(Step):
+    """What every rank does: a step, and what a run needs beside it. job: None for a plan that was made
+    without a job file.
 
-    strategy: of every place of the pipeline; its ``tp`` is the first place's, ``strategy_of`` has each
-    place's. shardings: of every place, over its dp x cp ranks. schedule: with transfers. reshards: how
-    tensors [S, B, H] of a micro-batch go from stage to stage, by whether the residual stream is
-    sequence-parallel; empty on one place. costs: what orders of segment ops are made from; None: from shapes.
-    origin: ``intent`` of the plan that this one was refined from.
+    schedule: with transfers. reshards: how tensors [S, B, H] of a micro-batch go from stage to stage, by
+    whether the residual stream is sequence-parallel; empty on one place. seed: of initial weights and
+    dropout. origin: ``intent`` of the plan that this one was refined from. notes: for people (how slices were
+    chosen, on what device); not part of the hash.
     """
 
     job: Job | None = None
-    model: ModelSpec
-    workload: Workload
-    strategy: Strategy
-    layout: Layout
-    shardings: tuple[Sharding, ...]
-    stages: tuple[Stage, ...]
-    schedule: Schedule
     reshards: Mapping[bool, Reshards] = field(default_factory=dict[bool, Reshards])
-    costs: SegmentCosts | None = None
     seed: int = 0
-    """Of initial weights and dropout."""
     choices: Choices = field(default_factory=Choices)
     origin: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """For people: how slices were chosen, on what device; not part of the hash."""
 
     def __post_init__(self) -> None:
         places, shape = (
@@ -119,37 +92,6 @@ class Plan:
             raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
         for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):
             sharding.check(mesh.replicas)
-
-    # ---- what follows from it ----
-
-    @property
-    def sequence_cut(self) -> SequenceCut:
-        """How context-parallel ranks share sequences."""
-        return SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring)
-
-    def tie(self, rank: int) -> Tie:
-        """With whom a rank sums the gradient of tied embeddings, and what of it."""
-        return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
-
-    @cached_property
-    def names(self) -> Mapping[Edge, tuple[str, ...]]:
-        """What crosses each edge of the schedule: the residual stream ``h``, skip connections."""
-        return {edge: tuple(one.name for one in found) for edge, found in crossings(self.model, self.stages).items()}
-
-    def strategy_of(self, place: int) -> Strategy:
-        """The strategy with a place's own tensor-parallel degree."""
-        return replace(self.strategy, tp=self.layout.degrees[place][1])
-
-    def largest_share(self, place: int) -> int:
-        """Sequences of a micro-batch that a replica of a place computes, at most: what orders are made for,
-        so that replicas with fewer run the same lists."""
-        return slice_sizes(self.workload.micro_batch, self.layout.degrees[place][0])[0]
-
-    def rows_of(self, rank: int, batch: int) -> slice:
-        """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
-        mesh = self.layout.mesh_of(rank)
-        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
-        return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
 
     # ---- identity ----
 

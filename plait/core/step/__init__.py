@@ -13,6 +13,6 @@ __all__ = [
     "segments",
     "sends",
     "stages",
-    "tied",
+    "step",
     "units",
 ]

@@ -11,7 +11,7 @@ import torch
 from plait.core.job.plan import Plan
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
 from plait.core.parallel.sharding import Level, Sharding
-from plait.core.step.tied import Tie
+from plait.core.step.stages import Tie
 from plait.train.comm.log import Log
 from plait.train.comm.tree import FAN, TreeWire
 from plait.train.comm.wire import Wire, open_wire, sum_over

@@ -12,13 +12,14 @@ import numpy as np
 import polars as pl
 
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Plan, Workload
+from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
+from plait.core.step.step import Step, Workload
 from plait.diagnose.recording import ROLLUP, SPANS, Recording, grid_of, meetings_of, rollup_of
-from plait.plan.make import Design, assemble_plan
+from plait.plan.make import assemble_plan
 
 TRANSFER = 1e-3
 REDUCE = 2e-2
@@ -153,8 +154,8 @@ def plan_of(job: Job) -> Plan:
     model = ModelSpec(family="gpt", num_layers=job.pp, hidden=8, num_heads=2, vocab=9, max_sequence=16)
     workload = Workload(micro_batch=job.dp, num_micro_batches=job.micro_batches, sequence=16)
     schedule = generate("1f1b", Shape(ranks=job.pp, micro_batches=job.micro_batches))
-    design = Design(model, workload, Strategy(), Layout.of(pp=job.pp, dp=job.dp))
-    return assemble_plan(design, schedule, Hosts(ranks_per_host=1, rate=1e9))
+    step = Step.of(model, workload, Strategy(), Layout.of(pp=job.pp, dp=job.dp), schedule)
+    return assemble_plan(step, Hosts(ranks_per_host=1, rate=1e9))
 
 
 def spans_of_job(job: Job) -> pl.DataFrame:

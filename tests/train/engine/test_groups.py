@@ -13,7 +13,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.tied import tie_of
+from plait.core.step.stages import tie_of
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine import groups
 from plait.train.machine.device import RankDevice

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.plan import Choices, Workload
+from plait.core.job.plan import Choices
 from plait.core.job.refine import Measurements, refine
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
@@ -15,7 +15,8 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import whole_steps
 from plait.core.step.schedules import Shape, generate
-from plait.plan.make import Design, assemble_plan
+from plait.core.step.step import Step, Workload
+from plait.plan.make import assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
@@ -48,9 +49,9 @@ def measured(
         workload = Workload(micro_batch=4, num_micro_batches=4, sequence=SEQUENCE, precision="fp64")
         shardings = tuple(Sharding.named(shard, dp) for dp, _ in degrees)  # type: ignore[arg-type]
         layout = Layout(tuple(degrees))
-        design = Design(spec, workload, strategy or Strategy(tp=degrees[0][1]), layout, shardings, (), choices, 7)
         schedule = whole_steps(4) if whole else generate("slack-1f1b" if choices.slack else "1f1b", shape)
-        planned = assemble_plan(design, schedule, Hosts(ranks_per_host=1, rate=1e9))
+        step = Step.of(spec, workload, strategy or Strategy(), layout, schedule, shardings=shardings)
+        planned = replace(assemble_plan(step, Hosts(ranks_per_host=1, rate=1e9), choices=choices), seed=7)
         part = assemble(planned, rank, DEVICE, recorder=Recorder(DEVICE))
         try:
             found = measure(part, Sizes().step(part, 0), steps)

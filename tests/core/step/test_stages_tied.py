@@ -12,7 +12,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.tied import Tie, tie_of
+from plait.core.step.stages import Tie, tie_of
 
 
 def spec(vocab: int, *, tied: bool = True) -> ModelSpec:

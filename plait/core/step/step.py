@@ -1,0 +1,140 @@
+"""Step: one training step of a job: the model, the work, how both are cut, and the schedule.
+
+The planner predicts a step's seconds, its memory and its traffic. A plan
+(``plait.core.job.plan``) is a step and what a run needs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from plait.core.model.precision import ITEMSIZE, MASTER, Precision
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
+from plait.core.step.segment_costs import SegmentCosts, segment_costs
+from plait.core.step.stages import Crossing, Stage, Tie, crossing_bytes, crossings, split_layers, tie_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
+    sequence: tokens of each."""
+
+    micro_batch: int
+    num_micro_batches: int
+    sequence: int
+    precision: Precision = "fp32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a parameter or activation."""
+        return ITEMSIZE[self.precision]
+
+    @property
+    def master(self) -> int:
+        """Bytes of a number of a gradient."""
+        return max(MASTER, self.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One training step.
+
+    strategy: of every place of the pipeline; its ``tp`` is the first place's, ``strategy_of`` has each
+    place's. shardings: of every place, over its dp x cp ranks. schedule: computations alone, or with
+    transfers. costs: seconds from which orders of segment ops are made; None: from shapes.
+    """
+
+    model: ModelSpec
+    workload: Workload
+    strategy: Strategy
+    layout: Layout
+    shardings: tuple[Sharding, ...]
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    costs: SegmentCosts | None = None
+
+    @staticmethod
+    def of(
+        model: ModelSpec, workload: Workload, strategy: Strategy, layout: Layout, schedule: Schedule,
+        *, stage_layers: Sequence[int] = (), shardings: Sequence[Sharding] = (),
+    ) -> Step:  # fmt: skip
+        """A step whose layers are shared out among the schedule's stages. stage_layers: layers of each stage;
+        empty: as equal as can be. shardings: empty: none. Raises JobError where layers do not fit."""
+        return Step(
+            model=model,
+            workload=workload,
+            strategy=replace(strategy, tp=layout.degrees[0][1]),
+            layout=layout,
+            shardings=tuple(shardings) or (Sharding(),) * len(layout.degrees),
+            stages=split_layers(model.num_layers, schedule.num_stages, stage_layers),
+            schedule=schedule,
+        )
+
+    @property
+    def sequence_cut(self) -> SequenceCut:
+        """How context-parallel ranks share sequences."""
+        return SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring)
+
+    @cached_property
+    def crossings(self) -> dict[Edge, tuple[Crossing, ...]]:
+        """By edge of the schedule: the tensors that cross it (residual stream ``h``, skip connections)."""
+        return crossings(self.model, self.stages)
+
+    @cached_property
+    def names(self) -> dict[Edge, tuple[str, ...]]:
+        """By edge of the schedule: names of the tensors that cross it."""
+        return {edge: tuple(one.name for one in found) for edge, found in self.crossings.items()}
+
+    @cached_property
+    def listed(self) -> Schedule:
+        """The schedule with its transfers."""
+        schedule = self.schedule
+        if all(op.computes for ops in schedule.ranks for op in ops):
+            return with_transfers(with_edges(schedule, self.crossings))
+        return schedule
+
+    def strategy_of(self, place: int) -> Strategy:
+        """The strategy with a place's own tensor-parallel degree."""
+        return replace(self.strategy, tp=self.layout.degrees[place][1])
+
+    def stages_of(self, place: int) -> list[Stage]:
+        """The stages that a place holds."""
+        return [self.stages[at] for at in self.schedule.stages_of(place)]
+
+    def largest_share(self, place: int) -> int:
+        """Sequences of a micro-batch that a replica of a place computes, at most: what orders are made for,
+        so that replicas with fewer run the same lists."""
+        return slice_sizes(self.workload.micro_batch, self.layout.degrees[place][0])[0]
+
+    def rows_of(self, rank: int, batch: int) -> slice:
+        """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
+        mesh = self.layout.mesh_of(rank)
+        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
+        return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def crossing_bytes(self, place: int, edge: Edge, share: int) -> int:
+        """Bytes of what one micro-batch hands over an edge that a rank of a place has. share: sequences of
+        the micro-batch that it computes."""
+        work, mesh = self.workload, self.layout.meshes[place]
+        cut = mesh.cp * (mesh.tp if self.strategy.sequence_parallel else 1)
+        levels = [0]  # the residual stream alone
+        if self.model.levels:
+            levels = [one.level for one in self.crossings[min(edge), max(edge)]]
+        return crossing_bytes(work.sequence, share, self.model.hidden, cut=cut, itemsize=work.itemsize, levels=levels)
+
+    def order_costs(self, place: int) -> SegmentCosts:
+        """Seconds from which the lists of a place are made."""
+        if self.costs:
+            return self.costs
+        share, sequence = self.largest_share(place), self.workload.sequence
+        return segment_costs(self.model, self.strategy_of(place), batch=share, sequence=sequence)
+
+    def tie(self, rank: int) -> Tie:
+        """With whom a rank sums the gradient of tied embeddings, and what of it."""
+        return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
