@@ -36,7 +36,7 @@ def check_hosts(
     from plait.core.base import programs
     from plait.core.base.errors import LaunchError
     from plait.core.base.lab_hosts import name
-    from plait.lab.spec import to_bits
+    from plait.core.base.numbers import to_bits
     from plait.launch.self_check_verdict import Limits, findings
 
     with TemporaryDirectory(prefix="plait-check-") as kept:

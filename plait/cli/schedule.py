@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from plait.core.step.dry_run import DryRun
-    from plait.core.step.schedule import Schedule
-    from plait.core.step.schedules import Known, Shape
+from plait.cli import terminal
 
 app = typer.Typer(no_args_is_help=True, help="Pipeline schedules: draw them, and see what they cost.")
 
 Picture = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
 ]
-MOST = 20_000
-"""Forward passes of a schedule that is shown: larger ones take long, and no picture has room for them."""
 Duration = Annotated[float, typer.Option(min=0.0, metavar="TIME", help="Of one micro-batch on one stage, any unit.")]
 
 
@@ -56,75 +50,30 @@ def show(
 ) -> None:
     """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a
     hand-written one."""
-    from plait.core.step.dry_run import PipelineCosts, dry_run
-    from plait.core.step.schedules import closed_form
+    from plait.api.schedules import Shape, show_schedule
+    from plait.core.base.files import explained
 
-    parts = (forward, input_gradient, weight_gradient)
-    schedule, shape = _schedule(name, stages, micro_batches, chunks, slack, skip or [], sum(parts), transfer)
-    travels = _times(transfer, schedule.num_stages - 1, "--transfer")
-    costs = PipelineCosts(
-        *((seconds,) * schedule.num_stages for seconds in parts),
-        edges={(a, b): sum(travels[a:b]) for a, b in schedule.edges},
-    )
-    run = dry_run(schedule, costs, _mode(mode))
-    known = closed_form(name, shape, *parts) if shape else None
+    shape = Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=_slack(slack))
+    passes, edges = (forward, input_gradient, weight_gradient), [_edge(text) for text in skip or []]
+    found = show_schedule(name, shape, passes, _times(transfer), edges, _mode(mode))
     for path in draw or []:
-        from plait.api.pictures import draw_gantt
-        from plait.core.base.files import explained
-
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
-            draw_gantt(run.bars(), path, title=_title(run), unit="units of the costs")
-    if as_json:
-        typer.echo(json.dumps(_report(run, known)))
-    elif ops:
-        typer.echo(str(run.schedule))
+            found.draw(path)
+    if ops and not as_json:
+        typer.echo(str(found.run.schedule))
     else:
-        _print(run, known)
+        terminal.answer(found, as_json=as_json)
 
 
-def _schedule(
-    name: str, stages: int, micro_batches: int, chunks: int, slack: str, skips: list[str], compute: float, transfer: str
-) -> tuple[Schedule, Shape | None]:
+def _slack(text: str) -> tuple[int, ...]:
     from plait.core.base.errors import ScheduleError
-    from plait.core.step.schedule import with_edges
-    from plait.core.step.schedules import GENERATORS, Shape, enough_slack, find_schedule
 
-    given: tuple[int, ...] = ()
-    if slack:
-        try:
-            given = tuple(int(word) for word in slack.split(","))
-        except ValueError:
-            raise ScheduleError(
-                f"--slack {slack}: whole numbers with commas between them are expected, such as 1,2,1"
-            ) from None
-    elif name == "slack-1f1b":
-        given = enough_slack([compute] * stages, _times(transfer, stages - 1, "--transfer"))
-    if name in GENERATORS:
-        _check_size(stages, micro_batches, chunks)
-    schedule, shape = find_schedule(name, Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given))
-    passes = sum(op.kind == "F" for ops in schedule.ranks for op in ops)
-    if shape is None and passes > MOST:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
         raise ScheduleError(
-            f"{name}: {passes} forward passes; at most {MOST} are shown. Leave out micro-batches: after the warm-up "
-            "every one is like the one before."
-        )
-    if skips and shape:
-        schedule = with_edges(schedule, [*schedule.edges, *(_edge(text) for text in skips)])
-    return schedule, shape
-
-
-def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
-    """Raise ScheduleError for more than can be shown."""
-    from plait.core.base.errors import ScheduleError
-
-    each = stages * chunks
-    if each * micro_batches <= MOST:
-        return
-    fix = f"Choose at most {MOST // each} micro-batches" if each <= MOST else "Choose fewer stages"
-    raise ScheduleError(
-        f"--stages {stages} --micro-batches {micro_batches}: {each * micro_batches} forward passes; at most {MOST} are "
-        f"shown. {fix}; after the warm-up every micro-batch is like the one before."
-    )
+            f"--slack {text}: whole numbers with commas between them are expected, such as 1,2,1"
+        ) from None
 
 
 def _edge(text: str) -> tuple[int, int]:
@@ -136,19 +85,14 @@ def _edge(text: str) -> tuple[int, int]:
     return int(producer), int(consumer)
 
 
-def _times(text: str, count: int, option: str) -> list[float]:
-    """One time for every boundary, or as many as there are."""
+def _times(text: str) -> list[float]:
+    """One time for all boundaries, or several."""
     from plait.core.base.errors import ScheduleError
 
     try:
-        found = [float(word) for word in text.split(",")]
+        return [float(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if len(found) not in (1, count) or min(found) < 0:
-        raise ScheduleError(
-            f"{option} {text}: one number is expected, or {count} with commas between them, none below 0"
-        )
-    return found * count if len(found) == 1 else found
+        raise ScheduleError(f"--transfer {text}: one number is expected, or several with commas between them") from None
 
 
 def _mode(text: str) -> Any:
@@ -157,63 +101,3 @@ def _mode(text: str) -> Any:
     if text not in ("buffered", "rendezvous", "blocking"):
         raise ScheduleError(f"--mode {text}: buffered, rendezvous or blocking")
     return text
-
-
-def _title(run: DryRun) -> str:
-    schedule = run.schedule
-    sizes = f"{len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_micro_batches} micro-batches"
-    return f"{schedule.name}: {sizes}"
-
-
-def _report(run: DryRun, known: Known | None) -> dict[str, Any]:
-    from plait.core.step.dry_run import peak_activations, rank_peaks
-
-    return {
-        "name": run.schedule.name,
-        "edges": run.schedule.edges,
-        "ranks": [[str(op) for op in ops] for ops in run.schedule.ranks],
-        "makespan": run.makespan,
-        "bubble": run.bubble(),
-        "peak_by_stage": peak_activations(run.schedule),
-        "peak_by_rank": rank_peaks(run.schedule),
-        "closed_form": None if known is None else {"bubble": known.bubble, "peak_by_rank": known.peak},
-        "ops": [{"rank": p.rank, "op": str(p.op), "start": p.start, "end": p.end} for p in run.placed],
-    }
-
-
-_COLOURS = {
-    "forward": ("black", "bright_blue"),
-    "backward": ("black", "bright_green"),
-    "input gradient": ("black", "bright_cyan"),
-    "weight gradient": ("black", "bright_yellow"),
-    "transfer F": ("black", "white"),
-    "transfer B": ("white", "bright_black"),
-}
-
-
-def _print(run: DryRun, known: Known | None) -> None:
-    from plait.cli import terminal
-    from plait.core.base.pictures import drawn_rows
-    from plait.core.step.dry_run import rank_peaks
-
-    terminal.title(_title(run))
-    for name, pieces in drawn_rows(run.bars(), max(20, terminal.drawing_width() - 10)):
-        drawn = (terminal.coloured(piece.text, *_COLOURS.get(piece.kind, (None, None))) for piece in pieces)
-        typer.echo(f"{name:<8} {''.join(drawn)}")
-    peaks, idle = rank_peaks(run.schedule), run.idle()
-    if len(run.schedule.ranks) < run.schedule.num_stages:
-        terminal.say("small letters: all but the first of a rank's stages")
-    header = ("rank", "stages", "idle", "peak live activations", *(["peak by formula"] if known else []))
-    rows = [
-        (
-            str(rank),
-            ", ".join(map(str, run.schedule.stages_of(rank))),
-            f"{idle[rank]:g}",
-            str(peak),
-            *([str(known.peak[rank])] if known else []),
-        )
-        for rank, peak in enumerate(peaks)
-    ]
-    terminal.table(header, rows)
-    formula = f" (by formula, without transfers: {known.bubble:g})" if known else ""
-    terminal.text(f"time of the step {run.makespan:g}; longest idle {run.bubble():g}{formula}")

@@ -17,8 +17,18 @@ import typer
 from plait.core.base import text as plain
 from plait.core.base.env import no_colour, terminal_width
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.pictures import Drawing
 from plait.core.base.process import open_standard_streams
 
+COLOURS = {
+    "forward": ("black", "bright_blue"),
+    "backward": ("black", "bright_green"),
+    "input gradient": ("black", "bright_cyan"),
+    "weight gradient": ("black", "bright_yellow"),
+    "transfer F": ("black", "white"),
+    "transfer B": ("white", "bright_black"),
+}
+"""Letters and ground of bars, by kind."""
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""
 
@@ -30,11 +40,6 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def drawing_width() -> int:
-    """Columns for a drawing, which needs some width in a file too."""
-    return terminal_width(sys.stdout) or 80
 
 
 def fitted(message: str, stream: TextIO | None = None, indent: str = "") -> str:
@@ -57,6 +62,11 @@ def show(parts: Iterable[plain.Part]) -> None:
     for part in parts:
         if isinstance(part, str):
             text(part, indent=plain.HANGING)
+            continue
+        if isinstance(part, Drawing):
+            for start, pieces in part.rows(terminal_width(sys.stdout) or plain.WIDTH):
+                drawn = (coloured(piece.text, *COLOURS.get(piece.kind, (None, None))) for piece in pieces)
+                typer.echo(f"{start}{''.join(drawn)}|")
             continue
         if part.title:
             typer.echo(coloured(fitted(part.title), bold=True))

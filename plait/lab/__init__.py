@@ -4,7 +4,7 @@ from plait.lab.lab import Lab
 from plait.lab.network import HostState, LabNetwork
 from plait.lab.registry import LabEntry, find, running
 from plait.lab.runner import run
-from plait.lab.spec import LabSpec, format_rate, parse_rate
+from plait.lab.spec import LabSpec
 
 __all__ = [
     "HostState",
@@ -13,8 +13,6 @@ __all__ = [
     "LabNetwork",
     "LabSpec",
     "find",
-    "format_rate",
-    "parse_rate",
     "run",
     "running",
 ]

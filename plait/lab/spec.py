@@ -9,68 +9,23 @@ from typing import TYPE_CHECKING
 
 from plait.core.base import lab_hosts
 from plait.core.base.errors import JobError
+from plait.core.base.numbers import UNLIMITED, parse_rate
 
 if TYPE_CHECKING:
     from plait.core.cluster.hardware import Hosts
     from plait.core.topology.switches import Topology
 
-UNLIMITED = "unlimited"
 MAX_HOSTS = lab_hosts.MOST
-MIN_RATE, MAX_RATE = 10**6, 8 * 10**11  # bits per second
 NO_LIMIT = 10**12  # bits per second, far more than one machine moves: how a link without a limit is told to the kernel
 MIN_MTU, MAX_MTU = 576, 65535
 SEGMENT, MAX_SEGMENT = (
     65536,
     524280,
 )  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
 _SPEC = re.compile(
     r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,([0-9]{1,9})pods(?:@([^,]*))?)?"
     r"(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?"
 )
-
-
-def parse_rate(text: str) -> int | None:
-    """Bits per second of a rate as tc writes it, or None for ``unlimited``.
-
-    >>> parse_rate("2.5gbit")
-    2500000000
-    """
-    rate = None if text.strip().lower() == UNLIMITED else to_bits(text)
-    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
-        raise JobError(
-            f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited"
-        )
-    return rate
-
-
-def to_bits(text: str) -> int:
-    """Bits per second of any rate tc may write."""
-    match = _RATE.fullmatch(text.strip().lower())
-    if not match or match[2] not in _UNITS:
-        raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
-    return round(float(match[1]) * _UNITS[match[2]])
-
-
-def format_rate(rate: int | None) -> str:
-    """The shortest tc form of a rate: the inverse of :func:`parse_rate`.
-
-    >>> format_rate(2_500_000_000)
-    '2.5gbit'
-    """
-    if rate is None:
-        return UNLIMITED
-    for unit in ("gbit", "mbit", "kbit"):
-        for digits in range(4):
-            number = f"{rate / _UNITS[unit]:.{digits}f}"
-            if (
-                float(number)
-                and round(float(number) * _UNITS[unit]) == rate
-                and (rate >= _UNITS[unit] or unit == "kbit")
-            ):
-                return f"{number}{unit}"
-    return f"{rate}bit"
 
 
 @dataclass(frozen=True)

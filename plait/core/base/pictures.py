@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from string import ascii_letters
 from typing import NamedTuple
 
+LEAST = 20
+"""Characters over which bars are drawn, at least."""
+
 
 class Bar(NamedTuple):
     """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides
@@ -61,17 +64,27 @@ def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Ce
     return drawn
 
 
-def text_gantt(bars: Sequence[Bar], width: int = 100) -> list[str]:
-    """One line a row, names aligned.
+class Drawing(NamedTuple):
+    """Bars drawn as text: one line a row, names aligned.
 
     >>> bars = [Bar("stage 0", 0, 2, "F0", "F"), Bar("stage 1", 2, 5, "F0", "F")]
-    >>> print(*text_gantt(bars, width=10), sep="\\n")
-    stage 0 |F0──      |
-    stage 1 |    F0────|
+    >>> print(*Drawing(bars).lines(30), sep="\\n")
+    stage 0 |F0──────            |
+    stage 1 |        F0──────────|
     """
-    rows = drawn_rows(bars, width)
-    longest = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{longest}} |{''.join(piece.text for piece in pieces)}|" for name, pieces in rows]
+
+    bars: Sequence[Bar]
+
+    def rows(self, width: int) -> list[tuple[str, list[CellRun]]]:
+        """The start of every line, and its pieces. A line has ``width`` characters, or the fewest that show
+        anything."""
+        longest = max((len(bar.row) for bar in self.bars), default=0)
+        rows = drawn_rows(self.bars, max(LEAST, width - longest - 3))
+        return [(f"{name:<{longest}} |", pieces) for name, pieces in rows]
+
+    def lines(self, width: int) -> list[str]:
+        """All lines."""
+        return [f"{start}{''.join(piece.text for piece in pieces)}|" for start, pieces in self.rows(width)]
 
 
 def _runs(cells: list[str], kinds: list[str]) -> list[CellRun]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
+from plait.core.base.pictures import Drawing
+
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(%|x)?|")
 _WORD = re.compile(r"""'[^'\n]*'(?=[\s.,;:)]|$)|"[^"\n]*"(?=[\s.,;:)]|$)|\S""")
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40
@@ -160,8 +162,10 @@ class Table:
         return f"<table>{title}<tr>{heads}{rows}</table>"
 
 
-Part = Table | str
-"""Of an answer: a table, a paragraph, or an empty line."""
+Part = Table | Drawing | str
+"""Of an answer: a table, bars over time, a paragraph, or an empty line."""
+WIDTH = 80
+"""Columns of a drawing where nothing says how many there are."""
 
 
 class Shown(ABC):
@@ -181,14 +185,23 @@ class Shown(ABC):
         for part in self.parts():
             if isinstance(part, str):
                 lines.append(paragraph(part, width, HANGING))
+            elif isinstance(part, Drawing):
+                lines += part.lines(width or WIDTH)
             else:
                 lines += [paragraph(part.title, width)] if part.title else []
                 lines += part.lines(width)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = (part if isinstance(part, Table) else part.strip() for part in self.parts())
-        return "".join(part.html() if isinstance(part, Table) else f"<p>{escape(part)}</p>" for part in parts if part)
+        return "".join(_html(part) for part in self.parts() if part)
+
+
+def _html(part: Part) -> str:
+    if isinstance(part, Table):
+        return part.html()
+    if isinstance(part, Drawing):
+        return f"<pre>{escape(chr(10).join(part.lines(WIDTH)))}</pre>"
+    return f"<p>{escape(part)}</p>"
 
 
 def progress_line(done: int, total: int, loss: str, left: float | None, more: Sequence[str], width: int) -> str:

@@ -121,8 +121,8 @@ class ReshardPlan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ReshardPlan:
-        """A plan from plain values. Raises JobError naming the key."""
-        return decode(Written, values).read()
+        """A plan from plain values, of which others are passed over. Raises JobError naming the key."""
+        return decode(Written, values, others=True).read()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.base.pictures import Bar, drawn_rows, text_gantt
+from plait.core.base.pictures import Bar, Drawing, drawn_rows
 
 times = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)
 
@@ -17,9 +17,9 @@ def test_every_row_has_its_width_whatever_the_bars(bars: list[tuple[str, list[in
 
 
 def test_a_label_is_cut_to_its_number_before_it_is_left_out() -> None:
-    assert text_gantt(
-        [Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")], width=6
-    ) == ["r |F1213▪|"]
+    bars = [Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")]
+    ((_, pieces),) = drawn_rows(bars, width=6)
+    assert [piece.text for piece in pieces] == ["F1213▪"]
 
 
 def test_pieces_of_one_kind_are_joined() -> None:
@@ -28,6 +28,8 @@ def test_pieces_of_one_kind_are_joined() -> None:
 
 
 def test_names_of_any_length_stand_in_one_column() -> None:
-    lines = text_gantt([Bar("a", 0, 1, "", "F"), Bar("longer", 1, 2, "", "F")], width=4)
+    lines = Drawing([Bar("a", 0, 1, "", "F"), Bar("longer", 1, 2, "", "F")]).lines(40)
     assert [line.index("|") for line in lines] == [7, 7]
-    assert text_gantt([]) == []
+    assert {len(line) for line in lines} == {40}
+    assert len(Drawing([Bar("a", 0, 1, "", "F")]).lines(4)[0]) == 24  # as narrow as can be seen
+    assert Drawing([]).lines(40) == []

@@ -1,0 +1,136 @@
+"""How a tensor would get from one layout to another, before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from plait.core.base.errors import ReshardError
+from plait.core.base.pictures import Bar, Drawing
+from plait.core.base.text import Column, Part, Shown, Table
+from plait.core.reshard.layouts import TensorLayout, unit_tasks
+from plait.core.reshard.plan import ReshardPlan
+from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
+from plait.plan.reshard_cost import nics_used
+from plait.plan.reshard_order import ends
+
+MOST_ROWS = 24
+"""Steps of the table for people."""
+MOST_EXACT = 64
+"""Unit tasks up to which the exact search is compared."""
+
+
+@dataclass(frozen=True)
+class ReshardAnswer(Shown):
+    """A plan for one tensor, and the NICs it uses. title: layouts, type, shape and rate."""
+
+    plan: ReshardPlan
+    fabric: Fabric
+    title: str = ""
+
+    @cached_property
+    def compared(self) -> dict[str, int]:
+        """Predicted nanoseconds of every order with the plan's ways, and of the published baselines."""
+        plan, fabric = self.plan, self.fabric
+        tasks = unit_tasks(plan.source, plan.destination, plan.shape)
+        sizes = [task.box.elements * plan.itemsize for task in tasks]
+        same = plan.steps[0].way if len({step.way for step in plan.steps}) == 1 else None
+        jobs, _ = problem(tasks, sizes, fabric, same)
+        return {
+            order: ends(jobs, search(jobs, order)) for order in ORDERS if order != "exact" or len(jobs) <= MOST_EXACT
+        } | {
+            "send/recv": unicast(tasks, sizes, fabric, way="send_recv"),
+            "send/recv or all-gather (Alpa)": unicast(tasks, sizes, fabric, way="alpa"),
+        }
+
+    @property
+    def bars(self) -> list[Bar]:
+        """What every NIC sends and receives, in seconds; a kind for each sending host."""
+        fabric = self.fabric
+        bars: list[tuple[int, int, Bar]] = []
+        for number, step in enumerate(self.plan.steps):
+            kind = f"from host {fabric.host(step.chains[0].sender)}"
+            start, end = step.start / 1e9, (step.start + step.duration) / 1e9
+            sides = [nics_used(step.way, chain, fabric) for chain in step.chains]
+            for side, word in enumerate(("sends", "receives")):
+                for nic in sorted(set().union(*(each[side] for each in sides))):
+                    host, rail = divmod(nic, fabric.nics_per_host)
+                    name = f"host {host}" + (f" nic {rail}" if fabric.nics_per_host > 1 else "")
+                    bars.append((nic, side, Bar(f"{name} {word}", start, end, str(number), kind)))
+        return [bar for *_, bar in sorted(bars, key=lambda entry: entry[:2])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan, which ``ReshardPlan.from_dict`` reads, with nanoseconds of other orders."""
+        plan = self.plan
+        return plan.to_dict() | {"predicted": plan.predicted, "compared": self.compared, "key": plan.key}
+
+    def parts(self) -> Iterator[Part]:
+        """A row for each step, every NIC's use, predicted seconds against the lower bound, other orders."""
+        plan = self.plan
+        header = (
+            "step", "box", Column("MB", ".1f"), "may send", "sends", "receives", "way", "chunks",
+            Column("start s", ".4f"), Column("time s", ".4f"),
+        )  # fmt: skip
+        rows = [
+            (number, str(step.task.box), step.task.box.elements * plan.itemsize / 1e6, _ranks(step.task.holders),
+             _ranks([chain.sender for chain in step.chains]), _ranks(step.task.receivers), step.way, step.chunks,
+             step.start / 1e9, step.duration / 1e9)
+            for number, step in enumerate(plan.steps[:MOST_ROWS])
+        ]  # fmt: skip
+        yield Table(self.title, header, rows)
+        if len(plan.steps) > MOST_ROWS:
+            yield f"and {len(plan.steps) - MOST_ROWS} more steps (all of them with --json)"
+        yield Drawing(self.bars)
+        ratio = f", {plan.lower_bound / plan.predicted:.1%} of it by the bound" if plan.predicted else ""
+        yield f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}"
+        others = ", ".join(f"{name} {nanoseconds / 1e9:.4f} s" for name, nanoseconds in self.compared.items())
+        yield f"orders and baselines: {others}"
+
+    def draw(self, file: Path) -> None:
+        """Draw every NIC's use. Raises DataError for a name that is no picture's, OSError."""
+        from plait.api.pictures import draw_gantt
+
+        draw_gantt(self.bars, file, title=self.title)
+
+
+def explain_reshard(
+    source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...], itemsize: int, fabric: Fabric, **how: Any
+) -> ReshardAnswer:
+    """The plan for one tensor of ``shape`` with ``itemsize`` bytes an element. how: ``order``, the name of a
+    search, and ``way``, one for all unit tasks. Raises ReshardError."""
+    plan = plan_reshard(source, destination, shape, itemsize, fabric, **how)
+    return ReshardAnswer(plan, fabric, f"{source} -> {destination}, {'x'.join(map(str, shape)) or 'scalar'}")
+
+
+def fabric_of(
+    source: TensorLayout, destination: TensorLayout, *, rate: float, latency: float = 50e-6, nics_per_host: int = 1,
+    ranks_per_host: int | None = None,
+) -> Fabric:  # fmt: skip
+    """Hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each way. latency: seconds
+    of each message. ranks_per_host: None: each row of a mesh is a host. Raises ReshardError."""
+    if nics_per_host < 1 or (ranks_per_host is not None and ranks_per_host < 1):
+        raise ReshardError("--nics-per-host and --ranks-per-host must be at least 1.")
+    if ranks_per_host is not None:
+        hosts = even_hosts(1 + max(*source.ranks, *destination.ranks), ranks_per_host)
+    elif set(source.ranks) & set(destination.ranks):
+        raise ReshardError(
+            "The two meshes share ranks, so rows of a mesh do not say what a host is. Add --ranks-per-host."
+        )
+    else:
+        hosts = mesh_hosts(source, destination)
+    return Fabric(hosts=hosts, rate=rate, latency=latency, nics_per_host=nics_per_host)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks with runs of neighbours shortened: 0-3 8."""
+    words: list[str] = []
+    start = None
+    for rank, following in zip(ranks, (*ranks[1:], None), strict=True):
+        start = rank if start is None else start
+        if following != rank + 1:
+            words.append(str(rank) if start == rank else f"{start}-{rank}")
+            start = None
+    return " ".join(words)
