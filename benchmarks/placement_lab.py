@@ -6,7 +6,7 @@ hosts in two minipods with a slower core, its ranks in the placed order and in o
 
 Needs Linux and root or user namespaces. All four hosts share the machine's cores, so that computation takes
 longer than on hosts of their own, whatever the order. dp = 2 and pp = 2 on four hosts know three orders that
-differ: DP groups inside minipods, PP groups inside, neither. One of them is what ``plait place --by seconds``
+differ: DP groups inside minipods, PP groups inside, neither. One of them is what ``place.by=seconds``
 chooses by the rates of the lab; ``random`` is drawn anew in each round. A round trains the job once in every
 order, one after the other; ratios are of medians of steps inside a round, their median is reported.
 """
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def network_of(spec: LabSpec) -> str:
-    """What ``plait place --network`` reads: the rates of a lab's description. Two groups share a core
+    """What ``place.network`` names: the rates of a lab's description. Two groups share a core
     link."""
     assert spec.rate and spec.core_rate
     values = {"rate": spec.rate / 8, "collective_loss": 0.0, "p2p_loss": 0.0, "crossing": spec.rate / shared(spec)}
@@ -121,12 +121,14 @@ def class_of(hosts: tuple[str, ...]) -> str:
 
 def place(folder: Path, spec: LabSpec) -> dict[str, Any]:
     """What ``plait place`` chooses, with its seconds; and those of the other orders."""
-    options = ["--topology", f"lab:{spec}", "--network", "network.toml", "--by", "seconds"]
-    found = json.loads(plait(folder, "place", "job.toml", *options, "--out", "placed.json", "--json"))
+    options = ["--topology", f"lab:{spec}", "place.network=network.toml"]
+    found = json.loads(
+        plait(folder, "place", "job.toml", *options, "place.by=seconds", "--out", "placed.json", "--json")
+    )
     seconds: dict[str, list[float]] = {}
     for alpha, kind in (("1", "dp inside"), ("0", "pp inside")):
         one = json.loads(plait(
-            folder, "place", "job.toml", *options[:4], "--alpha", alpha, "--out", "other.json", "--json"
+            folder, "place", "job.toml", *options, f"place.alpha={alpha}", "--out", "other.json", "--json"
         ))  # fmt: skip
         assert class_of(tuple(one["hosts"])) == kind
         seconds[kind] = [one["dp_seconds"], one["pp_seconds"]]

@@ -18,13 +18,13 @@ MOST = 5_000_000
 def brute_force(problem: Problem) -> Assignment:
     """Raises PlacementError for what would take too long, or is no matrix of equal columns."""
     if not problem.plain_enough or problem.spares.per_row:
-        raise PlacementError("Enumeration is for plain matrices of equal columns: use --method cpsat.")
+        raise PlacementError("Enumeration is for plain matrices of equal columns: set place.method=cpsat.")
     assert problem.shape is not None
     rows, columns = problem.shape
     free = problem.capacity
     ways = comb(len(free) ** columns + rows - 1, rows)
     if ways > MOST:
-        raise PlacementError(f"There are {ways:.1e} ways to place this job, too many to try. Use --method exact.")
+        raise PlacementError(f"There are {ways:.1e} ways to place this job, too many to try. Place it otherwise.")
     best, found = inf, None
     for chosen in combinations_with_replacement(product(range(len(free)), repeat=columns), rows):
         score = problem.score(_widest(chosen), _widest(list(zip(*chosen, strict=True))))

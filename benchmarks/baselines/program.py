@@ -25,7 +25,7 @@ def mip(problem: Problem) -> Assignment:
     if not problem.plain_enough or problem.spares.per_row or problem.by != "spread":
         raise PlacementError(
             "The paper's program knows equal groups only, and neither forbidden pairs, nodes to be preempted, "
-            "several types of GPU, spares for each group nor seconds: use --method cpsat."
+            "several types of GPU, spares for each group nor seconds: set place.method=cpsat."
         )
     assert problem.shape is not None
     rows, columns = problem.shape
@@ -34,9 +34,7 @@ def mip(problem: Problem) -> Assignment:
     weight = 1 - problem.alpha if by_column else problem.alpha
     solved = _solved(problem, units, size, weight)
     if solved.x is None:
-        raise PlacementError(
-            f"The program found no plan in {problem.limit:g} s. Allow more with --limit, or use --method exact."
-        )
+        raise PlacementError(f"The program found no plan in {problem.limit:g} s. Allow more.")
     pods = len(problem.capacity)
     sequences: list[list[int]] = []
     for unit in range(units):

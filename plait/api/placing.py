@@ -8,10 +8,13 @@ from pathlib import Path
 
 from plait.api.placed import PlacedAnswer, beside
 from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError, PlacementError, nearest
 from plait.core.base.files import reason_of
 from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.core.job.plan import Plan
+from plait.core.job.spec import PlaceSection, place_settings
+from plait.core.topology.hostlist import expand
 from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import Topology
@@ -27,29 +30,16 @@ from plait.place.repair import Repair, Spot, from_table, repair
 
 @dataclass(kw_only=True)
 class Placing:
-    """A job to place, and what to respect; ``read`` makes the problem of it. docs/place.md explains the
-    options, which have the same names and defaults as those of ``plait place``."""
+    """A job to place; ``read`` makes the problem of it. job: a job file, or a plan. topology: a file of the
+    cluster's switches, or what else ``plait topology`` reads. overrides: ``SECTION.KEY=VALUE``; of a plan
+    only those of [place]."""
 
     job: Path
     topology: str
     overrides: Sequence[str] = ()
-    form: str = ""
-    states: Sequence[str] = ()
-    level: str = ""
-    avoid: Sequence[str] = ()
-    gpus: Sequence[str] = ()
-    forbid: Sequence[str] = ()
-    preempt: float | None = None
-    unit: str = "both"
-    spares: Spares = field(default_factory=Spares)
-    gpus_per_node: int = 0
-    limit: float = 10.0
-    method: str = "exact"
-    flows: int = 0
-    by: str = "spread"
-    network: Path | None = None
-    tolerated: Sequence[str] = ()
-    alpha: float | None = None
+    settings: PlaceSection = field(default_factory=PlaceSection)
+    """The job's [place], once it is read."""
+    alpha: float = 0.0
     why: str = ""
     problem: Problem = field(init=False)
     tree: Topology = field(init=False)
@@ -59,31 +49,44 @@ class Placing:
     each: int = 0
     """Ranks of a node."""
 
-    def read(self, affinity: str = "auto") -> None:
+    def read(self) -> None:
         """Read job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
+        try:
+            self._read()
+        except JobError as error:
+            if error.file or not (error.key or "").startswith("place."):
+                raise
+            typed = any(one.partition("=")[0].strip() == error.key for one in self.overrides)
+            raise error.in_file(COMMAND_LINE if typed else str(self.job)) from None
+
+    def _read(self) -> None:
         plan, rate, device, each = plan_of(self.job, self.overrides)
+        self.settings = asked = place_settings(plan.job, self.overrides)
         self.tree, self.remarks = self._read_topology()
-        self.spots = spots_of(self.tree, self.level or None)
-        _check_types(self.tree, [one.rpartition("=")[2] for one in self.gpus])
-        kind = next((one for one in self.gpus if "=" not in one), "")
-        self.each = each = self.gpus_per_node or gpus_per_node(self.tree, kind) or each
+        self.spots = spots_of(self.tree, asked.level or None)
+        gpus = asked.gpu
+        _check_types(self.tree, [one.rpartition("=")[2] for one in gpus])
+        kind = next((one for one in gpus if "=" not in one), "")
+        self.each = each = asked.gpus_per_node or gpus_per_node(self.tree, kind) or each
         if each < 1:
             counts = sorted({node.hardware.gpus for node in self.tree.nodes if node.hardware.gpus})
             problem = "neither the plan's cluster nor the topology says how many GPUs a node has"
             if counts:
                 problem = f"nodes have {', '.join(map(str, counts))} GPUs, and the plan does not say which it is for"
-            raise JobError(problem, key="--gpus-per-node", fix="Give it")
+            raise JobError(problem, key="place.gpus_per_node", fix="Give it")
         self.remarks.over.add(remarks_on(self.tree, each))
         matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
-        if self.alpha is None:
-            jobs = known_profiled() if affinity == "auto" else read_profiled(Path(affinity))
+        if asked.alpha is None:
+            jobs = known_profiled() if asked.affinity == "auto" else read_profiled(Path(asked.affinity))
             found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
             self.alpha, self.why = found.alpha, found.why
+        else:
+            self.alpha = asked.alpha
         stages = len(matrix.heights)
         self.problem = Problem.of(
-            matrix, self._pools(kind), alpha=self.alpha, by=self.by, unit=self.unit,
-            spares=self.spares, price=self.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages),
-            limit=self.limit, network=self._network(rate), plan=plan.key, topology=self.tree.key,
+            matrix, self._pools(kind), alpha=self.alpha, by=asked.by, unit=asked.unit, spares=_spares(asked.spares),
+            price=asked.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages), limit=asked.limit,
+            network=self._network(rate), plan=plan.key, topology=self.tree.key,
         )  # fmt: skip
 
     def _read_topology(self) -> tuple[Topology, Remarks]:
@@ -91,16 +94,17 @@ class Placing:
 
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
-        return read_topology(self.topology, form=self.form, states=self.states, tolerated=self.tolerated)
+        asked = self.settings
+        return read_topology(self.topology, form=asked.format, states=asked.states, tolerated=asked.tolerate)
 
     def _wanted(self, gpu: str) -> Wanted:
-        mixed = any("=" in one for one in self.gpus)
+        asked = self.settings
         return Wanted(
-            avoid=frozenset(self.avoid),
+            avoid=frozenset(names_of(asked.avoid, "place.avoid")),
             gpu=gpu,
-            mixed=mixed,
-            preempt=self.preempt is not None,
-            level=self.level or None,
+            mixed=any("=" in one for one in asked.gpu),
+            preempt=asked.preempt is not None,
+            level=asked.level or None,
             gpus=self.each,
         )
 
@@ -110,25 +114,25 @@ class Placing:
     def _gpus(self, stages: int) -> tuple[str, ...]:
         """What each column needs, where columns differ."""
         found = [""] * stages
-        for one in self.gpus:
+        for one in self.settings.gpu:
             stage, _, kind = one.rpartition("=")
             if stage:
-                found[_stage(stage, stages, "--gpu")] = kind
+                found[_stage(stage, stages, "place.gpu")] = kind
         return tuple(found) if any(found) else ()
 
     def _forbidden(self, stages: int) -> frozenset[tuple[int, str]]:
         known, found = {spot.minipod for spot in self.spots.values()}, set[tuple[int, str]]()
-        for one in self.forbid:
+        for one in self.settings.forbid:
             stage, _, minipod = one.partition(":")
             if minipod not in known:
-                raise JobError(f"no minipod '{minipod}' in the topology", key="--forbid", fix="Write STAGE:MINIPOD")
-            found.add((_stage(stage, stages, "--forbid"), minipod))
+                raise JobError(f"no minipod '{minipod}' in the topology", key="place.forbid", fix="Write STAGE:MINIPOD")
+            found.add((_stage(stage, stages, "place.forbid"), minipod))
         return frozenset(found)
 
     def placed(self) -> Placement:
         """By the method asked for; on the best type of GPU, where there are several and none is named."""
         types = types_of(self.tree)
-        if self.gpus or len(types) < 2:
+        if self.settings.gpu or len(types) < 2:
             return self._best(self.problem)
         found: list[Placement] = []
         refused: PlacementError | None = None
@@ -144,12 +148,12 @@ class Placing:
 
     def _best(self, problem: Problem) -> Placement:
         """With nodes that share out experts in one minipod, where that is to be had for the same score."""
-        apart, together = place(problem, self.method), problem.together
+        apart, together = place(problem, self.settings.method), problem.together
         if together is None:
             return apart
         bound = lower_bound(replace(problem, expert_cells=1))
         try:
-            whole = place(together, self.method)
+            whole = place(together, self.settings.method)
         except PlacementError:  # minipods have not as many nodes free in such blocks
             return replace(apart, bound=bound)
         return replace(whole if whole.score <= apart.score + 1e-9 else apart, bound=bound)
@@ -161,7 +165,7 @@ class Placing:
             remarks=self.remarks,
         )  # fmt: skip
 
-    def repaired(self, old: Path, down: Sequence[str], move_price: float | None) -> PlacedAnswer:
+    def repaired(self, old: Path, down: Sequence[str]) -> PlacedAnswer:
         """The placement in ``old`` without the nodes that are down."""
         before = self._earlier(old)
         unknown = [name for name in down if name not in self.spots and name not in (*before.hosts, *before.spares)]
@@ -176,7 +180,7 @@ class Placing:
         together = self.problem.together
         if together and before.nodes_per_cell == together.nodes_per_cell:
             self.problem = together
-        found = repair(self.problem, before, down=failed, where=self.spots, move_price=move_price)
+        found = repair(self.problem, before, down=failed, where=self.spots, move_price=self.settings.move_price)
         return self.answer(found.placement, found)
 
     own: Sequence[str] = ()
@@ -198,7 +202,7 @@ class Placing:
     def check_again(self, placement: Placement) -> None:
         """Raise PlacementError if the cluster has changed since it was read, in a way that matters; of a pipe
         nobody knows."""
-        if any(map(_read_once, (self.topology, *self.states))):
+        if any(map(_read_once, (self.topology, *self.settings.states))):
             return
         try:
             now, _ = self._read_topology()
@@ -214,26 +218,24 @@ class Placing:
 
         groups = {host: f"stage {at}" for host, at in zip(placement.hosts, placement.stages, strict=True)}
         title = f"PP groups in {placement.row_spread} minipods at most, DP groups in {placement.column_spread}"
-        draw(self.tree, file, groups=groups, level=self.level or None, title=title)
+        draw(self.tree, file, groups=groups, level=self.settings.level or None, title=title)
 
     def _network(self, rate: float | None) -> Network:
         """With what hashing costs between minipods, where that is asked for."""
-        network = Network.read(self.network, rate=None if self.network else rate)
+        file, flows = self.settings.network, self.settings.flows
+        network = Network.read(Path(file) if file else None, rate=None if file else rate)
         free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
-        if not self.flows or free is None:
+        if not flows or free is None:
             return network
         from plait.place.ecmp import RailFabric, conflict_factor
 
-        return replace(
-            network, conflicts=network.conflicts * conflict_factor(RailFabric.of(self.tree, free), self.flows)
-        )
+        return replace(network, conflicts=network.conflicts * conflict_factor(RailFabric.of(self.tree, free), flows))
 
 
-def place_job(asked: Placing, affinity: str = "auto") -> PlacedAnswer:
-    """The host of every rank of a job, and how much better any other placement could be. affinity: ``auto``,
-    or a file of profiled jobs, from which the weights of DP and PP groups are taken. Raises JobError and
+def place_job(asked: Placing) -> PlacedAnswer:
+    """The host of every rank of a job, and how much better any other placement could be. Raises JobError and
     PlacementError."""
-    asked.read(affinity)
+    asked.read()
     return asked.answer(asked.placed())
 
 
@@ -260,8 +262,8 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
     from plait.core.job.spec import Job
 
     if file.suffix == ".json":
-        if overrides:
-            raise JobError(f"'{overrides[0]}' would change the plan", file=str(file), fix="Plan the job again")
+        if others := [one for one in overrides if not one.startswith("place.")]:
+            raise JobError(f"'{others[0]}' would change the plan", file=str(file), fix="Plan the job again")
         plan = Plan.read(file)
         if plan.job is None or (plan.job.cluster.file is None and plan.job.cluster.preset == "here"):
             return plan, None, "", 0
@@ -304,7 +306,20 @@ def _check_types(tree: Topology, asked: Sequence[str]) -> None:
         if kind.lower() not in map(str.lower, there):
             problem = f"no node has GPUs of type '{kind}'{nearest(kind, there)}"
             fix = f"Types there are: {', '.join(there)}" if there else "The topology names no types: leave it out"
-            raise JobError(problem, key="--gpu", fix=fix)
+            raise JobError(problem, key="place.gpu", fix=fix)
+
+
+def _spares(asked: str | int) -> Spares:
+    number, _, where = str(asked).partition("/")
+    return Spares(**{{"": "total", "minipod": "per_minipod", "row": "per_row"}[where]: int(number)})
+
+
+def names_of(text: str, key: str) -> list[str]:
+    """Names of a host list. Raises JobError, naming the key or option, for text that is none."""
+    try:
+        return expand(text) if text else []
+    except ValueError as error:
+        raise JobError(str(error), key=key, fix="Write names as in n3,leaf07,n[10-14]") from None
 
 
 def _stage(text: str, stages: int, key: str) -> int:

@@ -114,7 +114,7 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     asked: Placing | None = None
     aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
     for order, alpha in aligned:
-        asked = Placing(job=file, topology=topology, alpha=alpha)
+        asked = Placing(job=file, topology=topology, overrides=[f"place.alpha={alpha}"])
         one = place_job(asked).placement
         kept = one.hosts, one.ranks_per_node
         found.append(

@@ -51,7 +51,7 @@ def cpsat(problem: Problem) -> Assignment:
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         if legal:
             return legal
-        raise PlacementError(f"No placement was found in {problem.limit:g} s. Allow more with --limit.")
+        raise PlacementError(f"No placement was found in {problem.limit:g} s. Allow more with place.limit.")
     proven = (solver.best_objective_bound - 2) / _scale(problem) if merged == 1 else bound
     note = "optimal" if status == cp_model.OPTIMAL and merged == 1 else f"stopped after {problem.limit:g} s"
     if merged > 1:
@@ -81,7 +81,7 @@ def _merged(problem: Problem) -> int:
     if problem.shape is None:
         raise PlacementError(
             f"{problem.num_cells} cells of unequal groups over {len(problem.pools)} pools of nodes are more than the "
-            "solver takes. Leave minipods out with --avoid."
+            "solver takes. Leave minipods out with place.avoid."
         )
     return -(-variables // MOST_VARIABLES)
 

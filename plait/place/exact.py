@@ -23,7 +23,7 @@ def exact(problem: Problem) -> Assignment:
     if not problem.plain_enough or problem.shape is None:
         raise PlacementError(
             "Unequal groups, forbidden pairs, nodes to be preempted and several types of GPU in one minipod are beyond "
-            "the closed form: use --method cpsat."
+            "the closed form: set place.method=cpsat."
         )
     if problem.spares.per_row:
         return _with_row_spares(problem)

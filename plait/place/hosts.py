@@ -104,7 +104,7 @@ def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spar
         if not left[pool]:
             raise PlacementError(
                 f"{problem.pools[pool].minipod} has no node left to be a spare. Keep fewer spares, or use "
-                "--method cpsat."
+                "place.method=cpsat."
             )
         found.append(left[pool].pop(0))
     for _ in range(problem.spares.total):

@@ -54,7 +54,7 @@ SwitchName=core Switches=a,b
 
 def run(folder: Path, *args: str) -> str:
     """What is printed; files are those in ``folder``."""
-    files = [str(folder / one) if one.endswith((".json", ".conf", ".toml")) else one for one in args]
+    files = [str(folder / one) if one.endswith((".json", ".conf", ".toml")) and "=" not in one else one for one in args]
     return CliRunner().invoke(app, ["place", *files], catch_exceptions=False).stdout
 
 
@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.system
 def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
-    out = run(folder, "plan.json", "--topology", "topology.conf", "--alpha", "0.3", "--spares", "2")
+    out = run(folder, "plan.json", "--topology", "topology.conf", "place.alpha=0.3", "place.spares=2")
     assert "A PP group lies in at most 1 minipod, a DP group in 2 minipods" in out
     assert "the least there is (1.30)" in out
     table, placed = RankTable.read(folder / "rank_table.json"), Placement.read(folder / "placement.json")
@@ -83,7 +83,7 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
     assert table.plan == Plan.read(folder / "plan.json").key
     assert [host[0] for host in placed.hosts[:6]] == [host[0] for host in placed.hosts[6:]]
     victim = placed.hosts[3]
-    args = ("--repair", "rank_table.json", "--down", victim, "--alpha", "0.3", "--out", "new/rank_table.json")
+    args = ("--repair", "rank_table.json", "--down", victim, "place.alpha=0.3", "--out", "new/rank_table.json")
     told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
     assert [move["old"] for move in told["moves"]] == [victim]
     assert told["moves"][0]["new"] in placed.spares
@@ -93,12 +93,12 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
 
 def test_a_host_that_lost_gpus_has_failed(folder: Path) -> None:
     (folder / "sound.toml").write_text(MIXED.format(8))
-    run(folder, "plan.json", "--topology", "sound.toml", "--alpha", "0.3", "--out", "lost/t.json")
+    run(folder, "plan.json", "--topology", "sound.toml", "place.alpha=0.3", "--out", "lost/t.json")
     victim = RankTable.read(folder / "lost" / "t.json").hosts[2]
     whole, _ = read_topology(str(folder / "sound.toml"))
     sick = whole.with_hardware({victim: Hardware(gpus=7)})
     (folder / "sick.json").write_text(json.dumps(to_dict(sick)))
-    args = ("--topology", "sick.json", "--alpha", "0.3", "--repair", "lost/t.json", "--out", "lost/new.json", "--json")
+    args = ("--topology", "sick.json", "place.alpha=0.3", "--repair", "lost/t.json", "--out", "lost/new.json", "--json")
     told = json.loads(run(folder, "plan.json", *args))
     assert [move["old"] for move in told["moves"]] == [victim]
 
@@ -112,7 +112,7 @@ def test_a_job_file_is_planned_first_and_the_weights_are_explained(folder: Path)
 
 
 def test_a_solver_for_what_is_special(folder: Path) -> None:
-    args = ("--alpha", "0.9", "--forbid", "0:a", "--method", "cpsat", "--out", "f/t.json", "--json")
+    args = ("place.alpha=0.9", "place.forbid=0:a", "place.method=cpsat", "--out", "f/t.json", "--json")
     told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args))
     assert set(told["minipods"][:6]) == {"b"}
 
@@ -129,7 +129,7 @@ c = {{nodes = "c[00-03]"}}
 
 def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
     (folder / "mixed.toml").write_text(MIXED.replace('"a[00-07]", gpus = 8', '"a[00-07]", gpus = 4').format(8))
-    args = ("--topology", "mixed.toml", "--alpha", "0.3", "--out", "m/t.json", "--json")
+    args = ("--topology", "mixed.toml", "place.alpha=0.3", "--out", "m/t.json", "--json")
     told = json.loads(run(folder, "plan.json", *args))
     assert {host[0] for host in told["hosts"]} == {"b", "c"}
     few = "free nodes with fewer than 8 GPUs, a rank each"
@@ -148,24 +148,30 @@ def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
     [
         ((), "no topology is given"),
         (("--topology", "none.conf"), "none.conf"),
-        (("--topology", "topology.conf", "--alpha", "2"), "2.0 is no weight"),
-        (("--topology", "topology.conf", "--avoid", "a[00-06]"), "9 are free: 3 are missing"),
-        (("--topology", "topology.conf", "--avoid", "zz"), "neither a node nor a switch called zz"),
-        (("--topology", "topology.conf", "--avoid", "a[00-"), "--avoid: 'a[00-': a '[' is never closed"),
-        (("--topology", "topology.conf", "--flows", "-3"), "--flows: -3 is not allowed"),
-        (("--topology", "topology.conf", "--limit", "nan"), "--limit: nan is not allowed"),
-        (("--topology", "topology.conf", "--gpus-per-node", "-1"), "--gpus-per-node: -1 is not allowed"),
+        (
+            ("--topology", "topology.conf", "place.alpha=2"),
+            "a number of at least 0 and at most 1",
+        ),
+        (("--topology", "topology.conf", "place.avoid=a[00-06]"), "9 are free: 3 are missing"),
+        (("--topology", "topology.conf", "place.avoid=zz"), "neither a node nor a switch called zz"),
+        (("--topology", "topology.conf", "place.avoid=a[00-"), "place.avoid: 'a[00-': a '[' is never closed"),
+        (("--topology", "topology.conf", "place.flows=-3"), "place.flows: -3 is not allowed"),
+        (("--topology", "topology.conf", "place.limit=nan"), "place.limit: nan is not allowed"),
+        (("--topology", "topology.conf", "place.gpus_per_node=-1"), "place.gpus_per_node: -1 is not allowed"),
         (("--topology", "topology.conf", "--out", "."), "'.' is no file"),
-        (("--topology", "topology.conf", "--spares", "many"), "is no number of spares"),
-        (("--topology", "topology.conf", "--method", "best"), "No method 'best'"),
-        (("--topology", "topology.conf", "--forbid", "0:a"), "use --method cpsat"),
-        (("--topology", "topology.conf", "--forbid", "9:a"), "'9' is no stage"),
+        (("--topology", "topology.conf", "place.spares=many"), 'place.spares: "many" is not allowed'),
+        (("--topology", "topology.conf", "place.method=best"), '"best" is not allowed. Allowed: "exact" or "cpsat"'),
+        (("--topology", "topology.conf", "place.forbid=0:a"), "set place.method=cpsat"),
+        (("--topology", "topology.conf", "place.forbid=9:a"), "'9' is no stage"),
         (("--topology", "topology.conf", "--down", "a00"), "Give that one with --repair"),
         (("--topology", "topology.conf", "--repair", "topology.conf"), "cannot be read as a rank table"),
-        (("--topology", "topology.conf", "--affinity", "none.toml"), "none.toml"),
-        (("--topology", "topology.conf", "--gpu", "FOO"), "--gpu: no node has GPUs of type 'FOO'. The topology names"),
-        (("--topology", "typed.toml", "--gpu", "H10"), "'H10' (did you mean 'H100'?). Types there are: H100"),
-        (("--topology", "typed.toml", "--gpu", "1=A100"), "no node has GPUs of type 'A100'"),
+        (("--topology", "topology.conf", "place.affinity=none.toml"), "none.toml"),
+        (
+            ("--topology", "topology.conf", "place.gpu=FOO"),
+            "place.gpu: no node has GPUs of type 'FOO'.",
+        ),
+        (("--topology", "typed.toml", "place.gpu=H10"), "'H10' (did you mean 'H100'?). Types there are: H100"),
+        (("--topology", "typed.toml", "place.gpu=1=A100"), "no node has GPUs of type 'A100'"),
     ],
 )
 def test_mistakes_are_one_paragraph(folder: Path, args: tuple[str, ...], message: str) -> None:
@@ -189,7 +195,7 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
 
     monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match="a00 is no longer free"):
-        run(folder, "plan.json", "--topology", "taken.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
+        run(folder, "plan.json", "--topology", "taken.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
 
 
@@ -206,7 +212,7 @@ def test_a_topology_that_goes_while_solving(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match=r"going.conf: .* it has changed since. Nothing was written"):
-        run(folder, "plan.json", "--topology", "going.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
+        run(folder, "plan.json", "--topology", "going.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
 
 
@@ -215,18 +221,18 @@ def test_a_topology_from_a_pipe_is_read_once(folder: Path) -> None:
     read, write = os.pipe()
     os.write(write, TOPOLOGY.encode())
     os.close(write)
-    out = run(folder, "plan.json", "--topology", f"/dev/fd/{read}", "--alpha", "0.3", "--out", "pipe/t.json")
+    out = run(folder, "plan.json", "--topology", f"/dev/fd/{read}", "place.alpha=0.3", "--out", "pipe/t.json")
     os.close(read)
     assert "the least there is (1.30)" in out
 
 
 def test_a_picture_and_hash_conflicts(folder: Path) -> None:
     picture = folder / "cluster.svg"
-    args = ("--alpha", "0.3", "--draw", str(picture), "--flows", "1", "--out", "d/t.json")
+    args = ("place.alpha=0.3", "--draw", str(picture), "place.flows=1", "--out", "d/t.json")
     out = run(folder, "plan.json", "--topology", "topology.conf", *args)
     assert "stage 1" in picture.read_text()
     assert str(picture) in out
-    plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:2], *args[6:], "--json"))
+    plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:1], *args[4:], "--json"))
     hashed = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
     assert hashed["dp_seconds"] > plain["dp_seconds"]
 
@@ -280,8 +286,8 @@ def test_experts_are_counted_and_kept_together(folder: Path) -> None:
     assert told["ep_seconds"] > told["dp_seconds"] > told["pp_seconds"] > 0
     assert "nearest profiled job" in told["affinity"]
     assert told["nodes_per_cell"] == 2 and told["minipods"][0::2] == told["minipods"][1::2]
-    more = ("--repair", "e/t.json", "--down", told["hosts"][0], "--avoid", "b03")
+    more = ("--repair", "e/t.json", "--down", told["hosts"][0], "place.avoid=b03")
     mended = json.loads(run(folder, *args, *more))
     assert [move["old"] for move in mended["moves"]] == [told["hosts"][0]]
-    by_seconds = json.loads(run(folder, *args, "--by", "seconds"))
+    by_seconds = json.loads(run(folder, *args, "place.by=seconds"))
     assert by_seconds["gap"] >= 0 and by_seconds["ep_seconds"] <= told["ep_seconds"]

@@ -108,7 +108,7 @@ def test_a_table_that_is_not_the_labs_is_refused(table: RankTable, said: str) ->
 def test_a_placed_job_trains_where_it_was_placed(needs_lab: None, tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2, every=0)
     job.write_text(job.read_text().replace(STRATEGY, "tp = 1\npp = 2\ndp = 2"))
-    words = ("--topology", f"lab:{TREE}", "--alpha", "0", "--out", "table.json", "--json")
+    words = ("--topology", f"lab:{TREE}", "place.alpha=0", "--out", "table.json", "--json")
     placed = plait("place", job, *words, folder=tmp_path)
     assert placed.returncode == 0, placed.stderr
     hosts = json.loads(placed.stdout)["hosts"]

@@ -139,7 +139,7 @@ def test_the_least_seconds_by_enumeration(method: str, dp: float, pp: float) -> 
     placed = place(problem, method)
     assert placed.score == pytest.approx(best.score)
     assert placed.gap == pytest.approx(0, abs=1e-4)
-    with pytest.raises(PlacementError, match="use --method cpsat"):
+    with pytest.raises(PlacementError, match=r"set place.method=cpsat"):
         mip(problem)
 
 

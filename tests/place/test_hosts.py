@@ -81,7 +81,7 @@ def test_spares_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(PlacementError, match="No node is left to be a spare"):
         hosts_of(replace(problem, spares=Spares(total=5)), (0, 0, 0))
     held = Pool(minipod="a", leaves=(), held=("h0", "h1", "h2"))
-    with pytest.raises(PlacementError, match=r"a has no node left to be a spare.*--method cpsat"):
+    with pytest.raises(PlacementError, match=r"a has no node left to be a spare.*place.method=cpsat"):
         hosts_of(Problem(heights=(3,), pools=(held,), price=1.0, spares=Spares(per_minipod=1)), (0, 0, 0))
 
 

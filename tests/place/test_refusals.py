@@ -30,7 +30,7 @@ UNEQUAL = Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools)
 
 def test_what_enumeration_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     for problem in (UNEQUAL, Problem.plain(2, 2, [9], spares=Spares(per_row=1)), Problem.plain(2, 2, [9], price=1.0)):
-        with pytest.raises(PlacementError, match="for plain matrices of equal columns: use --method cpsat"):
+        with pytest.raises(PlacementError, match=r"for plain matrices of equal columns: set place.method=cpsat"):
             brute_force(problem)
     with pytest.raises(PlacementError, match=r"There are 8.5e\+10 ways to place this job, too many to try"):
         brute_force(Problem.plain(9, 3, [9, 9, 9, 9]))
@@ -52,17 +52,17 @@ def test_what_no_solver_finds() -> None:
     with pytest.raises(PlacementError, match="forbidden pairs leave none"):
         cpsat(Problem.plain(3, 1, [5, 1], forbidden=frozenset({(0, "m000")})))
     many = Problem(heights=(400, 399), pools=Problem.plain(1, 1, [9] * 400).pools)
-    with pytest.raises(PlacementError, match=r"799 cells of unequal groups over 400 pools.*--avoid"):
+    with pytest.raises(PlacementError, match=r"799 cells of unequal groups over 400 pools.*place.avoid"):
         cpsat(many)
     assert place(replace(many, heights=(3, 2)), "cpsat").hosts
-    with pytest.raises(PlacementError, match=r"No placement was found in 1e-09 s. Allow more with --limit"):
+    with pytest.raises(PlacementError, match=r"No placement was found in 1e-09 s. Allow more with place.limit"):
         cpsat(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9], price=1.0, limit=1e-9))
     stopped = cpsat(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9], limit=1e-9))
     assert stopped.cells == exact(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9])).cells, "what there was to begin with"
 
 
 def test_what_the_closed_form_cannot_say() -> None:
-    with pytest.raises(PlacementError, match="beyond the closed form: use --method cpsat"):
+    with pytest.raises(PlacementError, match=r"beyond the closed form: set place.method=cpsat"):
         exact(UNEQUAL)
     with pytest.raises(PlacementError, match="The job has 9 cells, and minipods have room for 8"):
         exact(Problem.plain(3, 3, [5, 3]))

@@ -45,7 +45,7 @@ def test_units_of_columns() -> None:
 def test_the_program_refuses_what_it_cannot_say() -> None:
     with pytest.raises(PlacementError, match="cpsat"):
         mip(Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools))
-    with pytest.raises(PlacementError, match="--limit"):
+    with pytest.raises(PlacementError, match="Allow more"):
         mip(Problem.plain(75, 16, [(37 * at) % 55 + 8 for at in range(40)], alpha=0.3, limit=0.01))
 
 

@@ -163,7 +163,7 @@ def affinity_row(profile: PlacementProfile) -> str:
 
 
 def network_file(profile: PlacementProfile) -> str:
-    """What ``plait place --network`` reads: the rate inside a minipod, and how much longer what
+    """What ``place.network`` names: the rate inside a minipod, and how much longer what
     crosses takes. Raises JobError where no group was measured both ways."""
     crossing = profile.crossing("all_reduce")
     inside = [c for c in profile.collectives if c.group.minipods == 1 and c.kind == "all_reduce"]

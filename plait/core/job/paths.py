@@ -18,8 +18,16 @@ PATHS = (
     ("cluster", "file"),
     ("cluster", "profile"),
     ("kubernetes", "pod"),
+    ("place", "affinity"),
+    ("place", "network"),
+    ("place", "states"),
 )
 """Settings that are paths, or lists of them."""
+WORDS = {"data.text": (STDLIB,), "data.tokenizer": (BYTES,), "place.affinity": ("auto",), "place.network": ("",),
+         "place.states": ("-",)}  # fmt: skip
+"""Values of these settings that are no paths."""
+ASKED = ("slurm:", "kubernetes:")
+"""How [place] begins what is no file: it is asked what nodes are doing."""
 
 
 def located(values: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -27,7 +35,9 @@ def located(values: dict[str, Any], base: Path) -> dict[str, Any]:
     Raises JobError for a text that can be no path."""
 
     def locate(text: Any, key: str) -> Any:
-        if not isinstance(text, str) or text in (STDLIB, BYTES):
+        if not isinstance(text, str) or text in WORDS.get(key, ()):
+            return text
+        if key == "place.states" and text.startswith(ASKED):
             return text
         check_path(text, key)
         return os.path.abspath(os.path.join(base, os.path.expanduser(text)))

@@ -143,7 +143,9 @@ class Plan(Step):
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps({**STAMP.on(self.hash), **self.to_dict(), "notes": dict(self.notes)}) + "\n"
+        place = self.job.to_dict().get("place") if self.job else None
+        beside = {"notes": dict(self.notes)} | ({"place": place} if place else {})
+        return json.dumps({**STAMP.on(self.hash), **self.to_dict(), **beside}) + "\n"
 
     @staticmethod
     def read(path: Path) -> Plan:
@@ -158,7 +160,7 @@ class Plan(Step):
     def to_dict(self) -> dict[str, Any]:
         """The content as plain values, for JSON; ``from_dict`` reads them back."""
         return {
-            "job": self.job.to_dict() if self.job else None,
+            "job": self.job.planned if self.job else None,
             "model": self.model.to_dict(),
             "workload": asdict(self.workload),
             "strategy": self.strategy.to_dict(),
@@ -182,7 +184,7 @@ class Plan(Step):
             raise JobError(f"{layers} layers, and the model has {file.model.num_layers}", key="stage_layers")
         try:
             return Plan(
-                job=_job(file.job) if file.job else None,
+                job=_job(file.job | ({"place": file.place} if file.place else {})) if file.job else None,
                 stages=split_layers(layers, len(file.stage_layers), file.stage_layers),
                 schedule=parse_schedule(file.schedule),
                 reshards={key == "true": plans.read() for key, plans in file.reshards.items()},
@@ -229,6 +231,8 @@ class _File:
     choices: Choices
     origin: str
     notes: dict[str, str]
+    place: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The job's [place]."""
 
 
 _AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes")

@@ -26,6 +26,7 @@ from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.paths import located
+from plait.core.job.place_settings import PlaceSection
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
     PLANNABLE,
@@ -93,6 +94,7 @@ class Job(Section):
     run: RunSection = RunSection()
     slurm: SlurmSection = SlurmSection()
     kubernetes: KubernetesSection = KubernetesSection()
+    place: PlaceSection = PlaceSection()
     open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
     """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
 
@@ -275,7 +277,17 @@ class Job(Section):
         return spec
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out."""
+        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out, and so is a
+        [place] in which nothing is."""
+        values = self._values()
+        return {key: value for key, value in values.items() if key != "place" or self.place != PlaceSection()}
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """Plain values of what a plan is made from: all but [place]."""
+        return {key: value for key, value in self._values().items() if key != "place"}
+
+    def _values(self) -> dict[str, Any]:
         values = self.model_dump(mode="json", exclude_none=True)
         for key in self.open:
             section, _, name = key.partition(".")
@@ -284,7 +296,7 @@ class Job(Section):
 
     def to_toml(self) -> str:
         """The job with every default spelled out, as a file that ``read`` turns into an equal job."""
-        return to_toml(self.to_dict())
+        return to_toml(self._values())
 
     @property
     def content_hash(self) -> str:
@@ -346,6 +358,15 @@ def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
             raise
         typed = any(same_place(setting.partition("=")[0].strip(), error.key) for setting in overrides)
         raise error.in_file(COMMAND_LINE if typed else str(path)) from None
+
+
+def place_settings(job: Job | None, overrides: Sequence[str]) -> PlaceSection:
+    """The [place] of a plan's job with ``place.KEY=VALUE`` applied. Raises JobError naming the key."""
+    own = [one for one in overrides if one.startswith("place.")]
+    if job is not None:
+        return job.changed(own).place if own else job.place
+    values, _ = override({}, own, _is_text)
+    return decode(PlaceSection, located(values, Path()).get("place", {}), "place")
 
 
 def _refusal(values: dict[str, Any]) -> JobError | None:

@@ -12,7 +12,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Choices, Plan
 from plait.core.job.refine import Measurements, Timed, Times, refine, slack_schedule
-from plait.core.job.spec import Job
+from plait.core.job.spec import Job, place_settings
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segment_costs import SegmentCosts
@@ -143,6 +143,21 @@ def test_the_hash_covers_the_content_and_not_the_notes(plan: Plan) -> None:
     assert replace(plan, notes={}).hash == plan.hash
     assert replace(plan, seed=5).hash != plan.hash
     assert replace(plan, strategy=replace(plan.strategy, p2=2)).hash != plan.hash
+
+
+def test_where_ranks_may_go_stands_beside_what_is_hashed(tmp_path: Path) -> None:
+    plain, placed = make(), make(place={"alpha": 0.3, "gpu": "H100", "spares": "1/row"})
+    assert placed.hash == plain.hash and placed.key == plain.key and placed.intent == plain.intent
+    placed.write(tmp_path / "plan.json")
+    again = Plan.read(tmp_path / "plan.json")
+    assert again == placed and again.job is not None
+    assert (again.job.place.alpha, again.job.place.gpu, again.job.place.spares) == (0.3, ("H100",), "1/row")
+    assert "place" not in json.loads(plain.to_json())
+    changed = place_settings(again.job, ["place.alpha=1", "place.tolerate=maintenance"])
+    assert (changed.alpha, changed.gpu, changed.tolerate) == (1, ("H100",), ("maintenance",))
+    assert place_settings(None, ["place.flows=2"]).flows == 2
+    with pytest.raises(JobError, match=r"place\.flows: -1 is not allowed"):
+        place_settings(None, ["place.flows=-1"])
 
 
 def test_writing_leaves_nothing_but_the_plan(plan: Plan, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_every_key_is_there() -> None:
 
 
 def test_defaults_are_those_of_a_job_and_are_written_as_toml() -> None:
-    job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {}}).to_dict()
+    job = tomllib.loads(Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {}}).to_toml())
     for table in reference():
         for key in table.keys:
             section, *names = key.name.split(".")

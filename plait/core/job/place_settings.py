@@ -1,0 +1,62 @@
+"""What a job says of its placement."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from plait.core.base.codec.data import Natural, NotNegative, Section
+
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+Weight = Annotated[float, Field(ge=0, le=1)]
+
+
+class PlaceSection(Section):
+    """Where ranks may go, and what is to be least, for ``plait place``. No part of the plan: a plan keeps it
+    beside, and its hash does not change."""
+
+    alpha: Weight | None = None
+    """Weight of the spread of DP groups; that of PP groups is 1 - alpha. Not set: that of the nearest job in
+    ``affinity``."""
+    affinity: str = "auto"
+    """``auto``: jobs that were measured by placement, by you or as published; or a file of such jobs."""
+    by: Literal["spread", "seconds"] = "spread"
+    """What is to be least: the spread over minipods, weighted by ``alpha``, or predicted seconds."""
+    unit: Literal["pp", "dp", "both"] = "both"
+    """Groups to keep together first. ``both``: the better of the two."""
+    method: Literal["exact", "cpsat"] = "exact"
+    """``exact``: closed forms, in milliseconds. ``cpsat``: a solver, for what these cannot say."""
+    limit: NotNegative = 10.0
+    """Seconds that a solver may take."""
+    level: str = ""
+    """Switches that are counted as minipods: a level's name or depth. Those below the top if empty."""
+    spares: Natural | Annotated[str, Field(pattern=r"^\d{1,9}(/(minipod|row))?$")] = 0
+    """Nodes to keep for repairs: ``N``, ``N/minipod``, ``N/row`` (of each PP group)."""
+    avoid: str = ""
+    """Nodes and switches to leave out, such as ``n3,leaf07,n[10-14]``."""
+    gpu: Words = ()
+    """Type of GPU, or ``STAGE=TYPE`` where stages differ. Empty: the best single type."""
+    gpus_per_node: Natural = 0
+    """GPUs of a node, where neither the topology nor the cluster says."""
+    forbid: Words = ()
+    """``STAGE:MINIPOD`` that may not come together."""
+    preempt: NotNegative | None = None
+    """Nodes of other jobs may be taken too, each at so much of the score."""
+    move_price: NotNegative | None = None
+    """A repair moves further nodes where each gains as much of the score."""
+    network: str = ""
+    """A file with what spreading costs, by measurement; published figures if empty."""
+    flows: Natural = 0
+    """Connections of a NIC, to predict what hashing them onto uplinks costs. 0: it is not predicted."""
+    format: str = ""
+    """Format of the topology's file; found by its content if empty."""
+    states: Words = ()
+    """Further files that say what nodes are doing."""
+    tolerate: Words = ()
+    """Taints of Kubernetes nodes that keep the job not away."""
+
+    @field_validator("gpu", "forbid", "states", "tolerate", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
