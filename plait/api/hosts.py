@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
     from plait.launch.self_check_verdict import Finding
 
 
+HEADS = ("loopback", "to all at once", "clock", "disk writes", "disk free")
+SHOWN = 20
+"""Links that are shown, the slowest."""
+
+
 @dataclass(frozen=True)
-class HostCheck:
+class HostCheck(Shown):
     """What hosts have measured, by host and by link, and what of it is bad."""
 
     report: Mapping[str, Any]
     bad: Sequence[Finding]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report in bytes per second and seconds, and what is bad."""
+        return {"version": 1, **self.report, "bad": [asdict(one) for one in self.bad]}
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of hosts and links, then what is wrong."""
+        from plait.launch.self_check_verdict import in_rate
+
+        rates = ("loopback", "to all at once", "disk writes")
+        header = ("host", *(Column(head, in_rate if head in rates else "") for head in HEADS))
+        yield Table("Hosts", header, [self._host(name, one) for name, one in self.report["hosts"].items()])
+        links = sorted(self.report["links"], key=lambda one: one.get("rate", 0.0))
+        if links:
+            title = f"Links, each way{f': the slowest {SHOWN} of {len(links)}' if len(links) > SHOWN else ''}"
+            shown = [(one["from"], one["to"], one["kind"], one.get("rate")) for one in links[:SHOWN]]
+            yield Table(title, ("from", "to", "", Column("rate", in_rate)), shown)
+        yield from (f"BAD {one.what}: {one.why}" for one in self.bad)
+        if not self.bad:
+            yield "Nothing is wrong with what was tried."
+
+    def _host(self, name: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
+        disk, clock = one.get("disk") or {}, one.get("clock")
+        ahead = None if clock is None else f"{clock[0] * 1e3:+.1f} ms (within {clock[1] * 1e3:.1f})"
+        free = f"{disk['free'] / 2**30:,.0f} GiB" if "free" in disk else None
+        return name, one["loopback"], self.report["all_at_once"].get(name), ahead, disk.get("rate"), free
 
 
 def check_hosts(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from plait.core.job.spec import Job
     from plait.plan.answer import Candidate, Planner
     from plait.plan.emit import Emitted
-    from plait.plan.recorded import Recorded, Refitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,22 +155,3 @@ def draw_step(asked: Planning, best: Candidate, file: Path) -> None:
     curves = memory_curves(simulated, simulated.simulation.plan, best.memory, gpu=planner.cluster.device.kind == "cuda")
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     pictures.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
-
-
-def calibrate_cluster(runs: Sequence[Path], cluster: str | None = None) -> tuple[list[Recorded], Refitted]:
-    """Refit the constants of a cluster to recorded runs. cluster: a preset or a file to begin with; None: the
-    first run's. Raises JobError and DataError."""
-    from datetime import UTC, datetime
-
-    from plait.core.cluster.hardware import Cluster
-    from plait.plan.recorded import Recorded, refit
-    from plait.plan.where import find_cluster
-
-    recorded = [Recorded.read(folder) for folder in runs]
-    if cluster is None:
-        first = recorded[0].plan.job
-        assert first is not None
-        begin = find_cluster(first)
-    else:
-        begin = Cluster.read(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
-    return recorded, refit(begin, recorded, date=datetime.now(UTC).date().isoformat())

@@ -1,17 +1,23 @@
-"""Profiling a machine or a cluster: ranks that measure it are started, and write a profile."""
+"""Profiling a machine or a cluster: ranks measure it and write a profile, or files of others are read."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
+from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
+    from plait.core.base.passed_over import PassedOver
+    from plait.core.cluster.profile import ModulePhase, Profile
     from plait.core.job.spec import Job
 
+PHASES: tuple[ModulePhase, ...] = ("forward", "input gradient", "weight gradient")
 LEAST_SECONDS = 5.0
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
@@ -19,6 +25,118 @@ MOST_RANKS, MOST_EACH = 64, 8
 """Ranks that are started here, and on each core."""
 MOST_HERE = 8
 """Ranks on a CPU, where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class ProfileAnswer(Shown):
+    """A profile and its file. over: what of imported files was passed over; None of one that was measured."""
+
+    profile: Profile
+    file: Path
+    over: PassedOver | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Seconds, bytes per second, FLOP/s."""
+        found = self.profile
+        products = sorted(one.rate for one in found.products)
+        return {
+            "profile": str(self.file),
+            "hash": found.hash,
+            "machine": found.machine.model_dump(),
+            "date": found.date,
+            "collectives": [
+                {
+                    "kind": curve.kind, "group": curve.group.model_dump(), "layout": str(curve.group),
+                    "latency": curve.latency, "bandwidth": curve.bandwidth, "bytes": curve.points[-1].bytes,
+                }
+                for curve in found.collectives
+            ],
+            "products": {"slowest": products[0], "fastest": products[-1]} if products else None,
+            "memory": max((one.bytes / one.seconds for one in found.passes), default=None),
+            "modules": [
+                {"site": one.site, "phase": one.phase, "tp": one.tp, "seconds": one.seconds} for one in found.modules
+            ],
+            "overlaps": [
+                {
+                    "kind": one.kind, "layout": str(one.group), "computation": one.computation,
+                    "communication": one.communication,
+                }
+                for one in found.overlaps
+            ],
+        } | ({} if self.over is None else {"passed_over": self.over.rows()})  # fmt: skip
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of collectives, of work side by side and of modules; rates of products and of memory."""
+        found, machine = self.profile, self.profile.machine
+        where = f"{machine.ranks} ranks, {machine.ranks_per_node} on a node" if machine.ranks > 1 else "1 rank"
+        yield Table(f"{machine.device or machine.kind}: {where}, {machine.backend}")
+        if found.collectives:
+            header = ("collective", "group", Column("latency", _time), Column("largest", _size), Column("GB/s", ".3g"))
+            rows = [
+                (one.kind, str(one.group), one.latency, one.points[-1].bytes, one.bandwidth / 1e9)
+                for one in sorted(found.collectives, key=lambda one: (one.group.nodes, one.group.ranks))
+            ]
+            yield Table("", header, rows)
+        if found.overlaps:
+            yield ""
+            header = ("side by side", "group", Column("products take", _times), Column("it takes", _times))
+            rows = [(one.kind, str(one.group), one.computation, one.communication) for one in found.overlaps]
+            yield Table("", header, rows)
+        if found.modules:
+            yield ""
+            yield self._modules()
+        yield ""
+        if found.products:
+            slow, fast = (f(one.rate for one in found.products) for f in (min, max))
+            yield f"matrix products: {_flops(slow)} to {_flops(fast)} in {found.products[0].precision}, by shape"
+        if found.passes:
+            yield f"memory: {max(one.bytes / one.seconds for one in found.passes) / 1e9:.3g} GB/s a rank"
+        yield f"{self.file} holds it all"
+
+    def _modules(self) -> Table:
+        """A row for each module and degree of tensor parallelism, a column for each phase."""
+        modules = self.profile.modules
+        taken = {(one.site, one.tp, one.phase): one.seconds * 1e3 for one in modules}
+        header = ("module, ms", "tp", *(Column(phase, ".3g", none="") for phase in PHASES))
+        rows = dict.fromkeys((one.site, one.tp) for one in modules)
+        return Table("", header, [(*row, *(taken.get((*row, phase)) for phase in PHASES)) for row in rows])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 2**10:.3g} KiB"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x"
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"
+
+
+def import_profile(files: Sequence[Path], out: Path) -> ProfileAnswer:
+    """A profile of logs of nccl-tests, bandwidth files of Galvatron and other profiles, written to ``out``.
+    Raises JobError and LaunchError."""
+    from plait.core.base.files import explained
+    from plait.core.base.passed_over import PassedOver
+    from plait.plan.profile_import import import_profiles
+
+    over = PassedOver()
+    found = import_profiles(files, over)
+    with explained(f"{out} cannot be written", fix="Choose another with --out"):
+        found.write(out)
+    return ProfileAnswer(found, out, over)
+
+
+def read_profile(file: Path) -> ProfileAnswer:
+    """The profile in a file. Raises JobError."""
+    from plait.core.cluster.profile import Profile
+
+    return ProfileAnswer(Profile.read(file), file)
 
 
 def profile_machine(

@@ -4,13 +4,18 @@ several placements.
 
 from __future__ import annotations
 
+import json
 import shutil
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
+from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
@@ -24,6 +29,74 @@ WARM = 2
 FEWEST_STEPS = WARM + 3
 MOST_DRAWN = 64
 """Random orders that are looked at for one that keeps neither kind of group together."""
+
+
+KEPT = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "random": "random"}
+
+
+@dataclass(frozen=True)
+class SpreadAnswer(Shown):
+    """What spreading over minipods costs."""
+
+    profile: PlacementProfile
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as its file has it."""
+        return json.loads(self.profile.to_json())
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of collectives by spread, of two jobs side by side, and of a job's steps by placement."""
+        found, machine = self.profile, self.profile.machine
+        pods = machine.ranks // machine.ranks_per_node // found.nodes_per_minipod
+        header = (
+            "collective", "ranks", "minipods", Column("us at 4 KiB", ".0f"), Column("MiB", ".3g"), Column("ms", ".3g"),
+            Column("MB/s", ".4g"),
+        )  # fmt: skip
+        rows = [
+            (one.kind, one.group.ranks, one.group.minipods, one.latency * 1e6, one.points[-1].bytes / 2**20,
+             one.points[-1].seconds * 1e3, one.bandwidth / 1e6)
+            for one in sorted(found.collectives, key=lambda one: (one.kind, one.group.ranks, one.group.minipods))
+        ]  # fmt: skip
+        title = f"{machine.name}: {machine.ranks} ranks in {pods} minipods, {machine.backend}, {found.date}"
+        yield Table(title, header, rows)
+        if found.interference:
+            yield ""
+            header = (
+                "two jobs side by side", "minipods", Column("MiB", ".3g"), Column("ms alone", ".3g"),
+                Column("both", ".3g"), "takes",
+            )  # fmt: skip
+            rows = [
+                (one.kind, one.group.minipods, one.bytes / 2**20, one.alone * 1e3, one.together * 1e3,
+                 f"{one.slowdown:.2f}x")
+                for one in found.interference
+            ]  # fmt: skip
+            yield Table("", header, rows)
+        if job := found.job:
+            yield ""
+            name = f"steps of {job.name}"[:30]
+            header = (name, "dp over", "pp over", Column("s", ".3g"), Column("gain", "+.1%", none=""))
+            rows = [
+                (KEPT[one.order], one.dp_spread, one.pp_spread, statistics.median(one.seconds),
+                 None if one.order == "random" else job.gain(one.order))
+                for one in job.steps
+            ]  # fmt: skip
+            yield Table("", header, rows)
+        yield ""
+
+    def draw(self, file: Path) -> None:
+        """Draw bandwidth by size, a panel for each kind, a line for each size of groups and spread."""
+        from plait.api.pictures import draw_curves
+        from plait.core.base.pictures import PlotCurve
+        from plait.core.cluster.profile import wire_share
+
+        panels: dict[str, list[PlotCurve]] = {}
+        for one in self.profile.collectives:
+            name = f"{one.group.ranks} ranks in {one.group.minipods} minipod{'s' * (one.group.minipods > 1)}"
+            share = wire_share(one.kind, one.group.ranks)
+            points = [(log2(p.bytes), p.bytes * share / p.seconds / 1e6) for p in one.points]
+            panels.setdefault(f"{one.kind}, MB/s", []).append(PlotCurve(name, points))
+        title = f"Collectives by spread: {self.profile.machine.name}"
+        draw_curves(list(panels.items()), file, title=title, across="log2 of bytes")
 
 
 def own_affinity(found: PlacementProfile) -> Path | None:
@@ -150,8 +223,6 @@ def _spreads(asked: Placing, hosts: Sequence[str]) -> tuple[int, int]:
 
 def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
     """Train in that order; the median step."""
-    import statistics
-
     from plait.api.places import place_of, with_table
     from plait.api.training import prepare, run_plan
     from plait.core.base.errors import LaunchError

@@ -1,15 +1,131 @@
-"""Where ``--topology`` may point: whatever ``plait.place.readers`` reads, and labs."""
+"""Topologies: read from any form and from labs, made up, shown, drawn and written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.errors import JobError
+from plait.core.base.text import Part, Shown, Table
+from plait.core.topology.switches import Topology
 
 if TYPE_CHECKING:
-    from plait.core.topology.switches import Topology
     from plait.place.readers import Remarks
 
 LAB = "lab:"
+ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
+"""Forms by the ending of a file's name."""
+
+
+@dataclass(frozen=True)
+class TopologyAnswer(Shown):
+    """Switches, nodes and what these are doing.
+
+    level: switches down to which it is shown, a name or a depth; empty: by size. groups: of placed nodes, the
+    name of theirs. remarks: on its reading; None of a cluster that was made up. Raises JobError for a level
+    that is not there.
+    """
+
+    topology: Topology
+    level: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict[str, str])
+    remarks: Remarks | None = None
+
+    def __post_init__(self) -> None:
+        self.topology.depth_of(self.level or None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The topology in Plait's own form, with minipods and free nodes counted."""
+        from plait.core.topology.form import to_dict
+        from plait.place.outline import spreads
+
+        topology, level = self.topology, self.level or None
+        free = topology.free(level)
+        pods = {
+            name: {"nodes": len(nodes), "free": sum(map(len, free[name].values())),
+                   "leaves": {leaf: len(names) for leaf, names in free[name].items()}}
+            for name, nodes in topology.minipods(level).items()
+        }  # fmt: skip
+        said = self.remarks
+        return {
+            "topology": to_dict(topology),
+            "key": topology.key,
+            "fabric_key": topology.fabric_key,
+            "counts": {status: topology.count(status) for status in ("free", "busy", "down")},
+            "minipods": pods,
+            **({"spread": spreads(topology, self.groups, level)} if self.groups else {}),
+            **({"notes": said.notes, "passed_over": said.over.rows()} if said else {}),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """A tree that stays short: subtrees that are alike share a row."""
+        from plait.place.outline import HEADER, down_nodes, outline, spreads
+
+        topology, level = self.topology, self.level or None
+        depths, last = Counter[int](), len(topology.levels) - 1
+        inner = {switch.parent for switch in topology.switches}
+        for place, switch in enumerate(topology.switches):  # a leaf is one wherever it hangs
+            depths[switch.depth if place in inner else last] += 1
+        levels = ", ".join(f"{name} {depths[depth]}" for depth, name in enumerate(topology.levels))
+        rows = outline(topology, level)
+        yield Table(f"{topology.name}: {levels}" if topology.name else levels, HEADER, [row.cells for row in rows])
+        if any(low != high for row in rows for low, high in (row.free, row.busy, row.down)):
+            yield f"Ranges are the least and the most of one; --level {topology.levels[-1]} shows each."
+        if down := down_nodes(topology):
+            yield f"down: {down}"
+        if self.groups:
+            spread = spreads(topology, self.groups, level)
+            worst = max(spread, key=lambda group: spread[group])
+            yield f"{len(spread)} groups; the widest, {worst}, touches {spread[worst]} minipods"
+
+    def draw(self, file: Path) -> None:
+        """Draw it, with a colour for every group. Raises DataError for a name that is no picture's,
+        OSError."""
+        from plait.api.topology_picture import draw
+
+        draw(self.topology, file, groups=self.groups, level=self.level or None, title=self.topology.name)
+
+    def written(self, form: str) -> str:
+        """The topology in another form: ``toml``, ``json``, ``topology.conf``, ``topology.yaml``."""
+        from plait.place.writers import written
+
+        return written(self.topology, form)
+
+    def write(self, file: Path, form: str = "") -> None:
+        """Write it. form: by the file's name if not given. Raises JobError, OSError."""
+        from plait.core.base.files import replacing
+
+        form = form or ENDINGS.get(file.suffix.lower(), "")
+        if not form:
+            problem = f"{file.suffix or 'no ending'} names no form"
+            raise JobError(problem, key="--out", fix="Add --as toml, or end in .toml")
+        text = self.written(form)
+        with replacing(file) as partial:
+            partial.write_text(text)
+
+
+def generate_topology(**shape: Any) -> Topology:
+    """A cluster made up, fragmented as real ones are. shape: as of ``plait.place.generate.generate``:
+    minipods, nodes, leaf_nodes, uneven, busy, down, seed, hardware, uplinks. Raises JobError."""
+    from plait.place.generate import generate
+
+    return generate(**shape)
+
+
+def read_groups(file: Path) -> dict[str, str]:
+    """Groups of nodes, from a JSON object of node to group. Raises JobError."""
+    from plait.place.readers.source import Source
+
+    try:
+        told = Source.read(str(file)).json
+    except JobError as error:
+        raise error if error.file else error.in_file(str(file)) from None
+    if not isinstance(told, dict) or not told or not all(isinstance(group, (str, int)) for group in told.values()):
+        raise JobError("not an object of node to group", file=str(file), fix='Write {"n1": "group 0", ...}')
+    return {node: str(group) for node, group in told.items()}
 
 
 def read_topology(
@@ -26,7 +142,6 @@ def read_topology(
     from plait.place import readers
 
     if path.startswith(LAB):
-        from plait.core.base.errors import JobError
         from plait.lab.spec import LabSpec
 
         if form or name or levels or states:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.api.checks import Checked
+    from plait.api.job_check import JobCheck
     from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.plan.estimate import Estimate
-    from plait.plan.fits import Room
 
 CHECKED = 64
 """Ranks up to which a dry run also plans every transfer, as a run does."""
@@ -30,27 +29,6 @@ class Prepared:
     checked: Checked
     chosen: str = ""
     open_job: Job | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobCheck:
-    """A job that was checked and not started. job: None for a plan without one. room: the memory of this
-    machine; None if ranks run elsewhere. vocab: tokens."""
-
-    folder: Path
-    estimate: Estimate
-    room: Room | None
-    checked: Checked
-    vocab: int
-    job: Job | None
-    chosen: str = ""
-
-    def check_fits(self) -> None:
-        """Raise InfeasiblePlan if the tensors need more memory than there is."""
-        from plait.plan.fits import check_fits
-
-        if self.room and self.job:
-            check_fits(self.job, self.estimate, self.vocab, self.room)
 
 
 def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, refuse: bool = True) -> Prepared:
@@ -86,6 +64,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     fits is left to ``JobCheck.check_fits``."""
     from plait.api.checks import check_files, planned_lab
     from plait.api.choose import planned
+    from plait.api.job_check import JobCheck
     from plait.core.job.spec import Job
     from plait.core.model.experts import refuse_experts
     from plait.plan.estimate import estimate
@@ -101,7 +80,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
             check_device(device, plan.layout.world_size)
         there = room(device, plan.layout.world_size) if place.ours else None
         found = estimate(plan, gpu=bool(there and there.each))
-        return JobCheck(folder=ready.folder, estimate=found, room=there, checked=ready.checked,
+        return JobCheck(file=file, folder=ready.folder, estimate=found, room=there, checked=ready.checked,
                       vocab=plan.model.vocab, job=plan.job)  # fmt: skip
     job = Job.read(file, overrides).named(file.stem)
     vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
@@ -116,7 +95,9 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     if fresh:
         fresh.continued(job.run.path / "plan.json")
     found = estimate(job_step(job, vocab), gpu=bool(there and there.each))
-    return JobCheck(folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen)
+    return JobCheck(
+        file=file, folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen
+    )
 
 
 def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: bool = False) -> Prepared:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from plait.launch.self_check_verdict import Finding
-
-SHOWN = 20
-"""Links that are shown, the slowest."""
+from plait.cli import terminal
 
 
 def check(
@@ -40,8 +34,6 @@ def check(
 
     Example: plait check --on lab:4x2@1gbit --least 900mbit
     """
-    from dataclasses import asdict
-
     from plait.api.hosts import check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
@@ -58,37 +50,5 @@ def check(
     found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), least=least, clock=clock, disk=disk * 1e6)
     if isinstance(found, int):
         raise typer.Exit(found)
-    report, bad = found.report, found.bad
-    if as_json:
-        typer.echo(json.dumps({"version": 1, **report, "bad": [asdict(one) for one in bad]}))
-    else:
-        _show(report, bad)
-    raise typer.Exit(1 if bad else 0)
-
-
-def _show(report: Mapping[str, Any], bad: Sequence[Finding]) -> None:
-    """Tables, then what is wrong."""
-    from plait.cli import terminal
-    from plait.launch.self_check_verdict import in_rate
-
-    def rate(value: float | None) -> str:
-        return "-" if value is None else in_rate(value)
-
-    terminal.title("Hosts")
-    rows: list[list[str]] = []
-    for host, one in report["hosts"].items():
-        disk, clock = one.get("disk") or {}, one.get("clock")
-        ahead = "-" if clock is None else f"{clock[0] * 1e3:+.1f} ms (within {clock[1] * 1e3:.1f})"
-        free = f"{disk['free'] / 2**30:,.0f} GiB" if "free" in disk else "-"
-        together = rate(report["all_at_once"].get(host))
-        rows.append([host, rate(one["loopback"]), together, ahead, rate(disk.get("rate")), free])
-    terminal.table(["host", "loopback", "to all at once", "clock", "disk writes", "disk free"], rows)
-    links = sorted(report["links"], key=lambda one: one.get("rate", 0.0))
-    if links:
-        terminal.title(f"Links, each way{f': the slowest {SHOWN} of {len(links)}' if len(links) > SHOWN else ''}")
-        shown = [[one["from"], one["to"], one["kind"], rate(one.get("rate"))] for one in links[:SHOWN]]
-        terminal.table(["from", "to", "", "rate"], shown)
-    for one in bad:
-        terminal.text(f"BAD {one.what}: {one.why}", indent="  ")
-    if not bad:
-        terminal.text("Nothing is wrong with what was tried.")
+    terminal.answer(found, as_json=as_json)
+    raise typer.Exit(1 if found.bad else 0)

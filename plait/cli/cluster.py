@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli import terminal
+
 if TYPE_CHECKING:
-    from plait.lab.slurm import SlurmSpec
+    from plait.api.labs import SlurmCluster, SlurmSpec
 
 app = typer.Typer(no_args_is_help=True, help="Try a cluster manager on this machine; hold nodes of a real one.")
 
@@ -31,15 +33,14 @@ def up(
     Nodes are namespaces with a name and an address of the loopback network each. Needs root, and Slurm's
     programs: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client
     """
-    from plait.cli import terminal
+    from plait.api.labs import SlurmSpec, start_slurm
     from plait.core.base.errors import JobError
     from plait.core.base.text import counted
-    from plait.lab import slurm
 
     if kind != "slurm":
         raise JobError(f"'{kind}' is no kind of cluster", key="KIND", fix="Write: plait cluster up slurm")
-    spec = _spec(topology, nodes) if topology else slurm.SlurmSpec.tree(8 if nodes is None else nodes)
-    cluster = slurm.up(spec, name)
+    spec = _spec(topology, nodes) if topology else SlurmSpec.tree(8 if nodes is None else nodes)
+    cluster = start_slurm(spec, name)
     idle = f"{counted(len(cluster.nodes), 'node')} {'is' if len(cluster.nodes) == 1 else 'are'} idle"
     terminal.text(f"{name}: {idle}. To use it, in this shell:")
     _variables(cluster)
@@ -47,39 +48,31 @@ def up(
 
 def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
+    from plait.api.labs import slurm_spec
     from plait.api.topologies import read_topology
-    from plait.cli import terminal
-    from plait.core.base.errors import JobError
-    from plait.core.base.text import counted
-    from plait.lab.slurm import SlurmSpec
-    from plait.place.writers import written
 
     topology, remarks = read_topology(str(file))
     terminal.remarked(remarks.notes, remarks.over)
-    names = tuple(node.name for node in topology.nodes)
-    if nodes not in (None, len(names)):
-        raise JobError(f"has {counted(len(names), 'node')}, not {nodes}", file=str(file), fix="Leave out --nodes")
-    return SlurmSpec.of(names, written(topology, "topology.conf"), str(file))
+    return slurm_spec(topology, str(file), nodes)
 
 
 @app.command()
 def down(name: Name = None) -> None:
     """End a cluster and everything that runs on its nodes."""
-    from plait.lab import slurm
+    from plait.api.labs import end_slurm, find_slurm
 
-    cluster = slurm.find(name)
-    slurm.down(cluster)
+    cluster = find_slurm(name)
+    end_slurm(cluster)
     typer.echo(f"{cluster.name}: ended")
 
 
 @app.command("list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the clusters that run here, and the state of their nodes."""
-    from plait.cli import terminal
+    from plait.api.labs import running_slurms
     from plait.core.base.text import counted
-    from plait.lab import slurm
 
-    clusters = slurm.running()
+    clusters = running_slurms()
     if as_json:
         shown = [
             {"name": one.name, "pid": one.keeper, "conf": str(one.conf), "nodes": one.states()} for one in clusters
@@ -99,9 +92,9 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 @app.command()
 def env(name: Name = None) -> None:
     """Print what to set to use a cluster: eval "$(plait cluster env)"."""
-    from plait.lab import slurm
+    from plait.api.labs import find_slurm
 
-    _variables(slurm.find(name))
+    _variables(find_slurm(name))
 
 
 @app.command()
@@ -110,18 +103,18 @@ def cut(
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Which cluster, when several run.")] = None,
 ) -> None:
     """Switch a node off, with everything that runs on it."""
-    from plait.lab import slurm
+    from plait.api.labs import find_slurm
 
-    slurm.find(cluster).cut(node)
+    find_slurm(cluster).cut(node)
     typer.echo(f"{node} is off")
 
 
 @app.command()
 def heal(name: Name = None) -> None:
     """Switch on every node that is off."""
-    from plait.lab import slurm
+    from plait.api.labs import find_slurm
 
-    slurm.find(name).heal()
+    find_slurm(name).heal()
     typer.echo("all nodes are on")
 
 
@@ -142,23 +135,16 @@ def reserve(
 
     Then: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
     """
-    import getpass
-
+    from plait.api.labs import reserve_hosts
     from plait.core.base.text import counted
-    from plait.core.topology.rank_table import RankTable
-    from plait.launch.slurm import reserve as hold
 
-    table = RankTable.read(rank_table)
-    hold(table, name, start=start, duration=duration, users=users or [getpass.getuser()])
+    table = reserve_hosts(rank_table, name, duration, start=start, users=users or [])
     are = "is" if len(table.hosts) == 1 else "are"
     typer.echo(f"{name}: {counted(len(table.hosts), 'node')} {are} reserved")
 
 
-def _variables(cluster: object) -> None:
+def _variables(cluster: SlurmCluster) -> None:
     import shlex
 
-    from plait.lab.slurm import SlurmCluster
-
-    assert isinstance(cluster, SlurmCluster)
     for key, value in cluster.variables.items():
         typer.echo(f"export {key}={shlex.quote(value)}")

@@ -50,7 +50,7 @@ def run_command(
     Returns 0 if every rank does; else the status of the first rank that failed, and the others are ended.
     Needs root or user namespaces.
     """
-    from plait.lab import LabSpec, run
+    from plait.api.labs import LabSpec, run
 
     spec = LabSpec(hosts=hosts, ranks_per_host=ranks_per_host, nic=nic, mtu=mtu, segment=segment, pods=pods, core=core)
     raise typer.Exit(run(spec, command or [], name=name, only_rank=only_rank, raw=raw, grace=grace))
@@ -59,21 +59,19 @@ def run_command(
 @app.command()
 def cut(host: Host, lab: LabName = None) -> None:
     """Pull a host's cable in a running lab."""
-    from plait.lab import find
+    from plait.api.labs import cut_host, find_lab
 
-    entry, (pod, number) = find(lab), _link(host)
-    (entry.network.cut_pod if pod else entry.network.cut)(number)
-    typer.echo(f"{entry.name}: {_said(pod, number)} is cut off")
+    entry = find_lab(lab)
+    typer.echo(f"{entry.name}: {cut_host(entry, host)} is cut off")
 
 
 @app.command()
 def heal(host: Host, lab: LabName = None) -> None:
     """Plug a host's cable in again."""
-    from plait.lab import find
+    from plait.api.labs import connect_host, find_lab
 
-    entry, (pod, number) = find(lab), _link(host)
-    (entry.network.heal_pod if pod else entry.network.heal)(number)
-    typer.echo(f"{entry.name}: {_said(pod, number)} is connected")
+    entry = find_lab(lab)
+    typer.echo(f"{entry.name}: {connect_host(entry, host)} is connected")
 
 
 @app.command()
@@ -83,32 +81,17 @@ def slow(
     lab: LabName = None,
 ) -> None:
     """Give a host's link another rate, in both directions."""
-    from plait.lab import find
+    from plait.api.labs import find_lab, slow_host
 
-    entry, (pod, number) = find(lab), _link(host)
-    (entry.network.slow_pod if pod else entry.network.slow)(number, rate)
-    typer.echo(f"{entry.name}: the link of {_said(pod, number)} now has {rate}")
-
-
-def _link(name: str) -> tuple[bool, int]:
-    """Whether a name is a minipod's, and its number."""
-    from plait.core.base.errors import JobError
-
-    number = name.removeprefix("pod")
-    if not (number.isascii() and number.isdecimal() and len(number) <= 9):
-        raise JobError(f"{name!r} is no host and no minipod", fix="Write a host's number, or pod0, pod1, ...")
-    return number != name, int(number)
-
-
-def _said(pod: bool, number: int) -> str:
-    return f"{'minipod' if pod else 'host'} {number}"
+    entry = find_lab(lab)
+    typer.echo(f"{entry.name}: the link of {slow_host(entry, host, rate)} now has {rate}")
 
 
 @app.command("list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the labs that run now, and the links of their hosts."""
+    from plait.api.labs import running
     from plait.cli import terminal
-    from plait.lab import running
 
     entries = running()
     if as_json:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from plait.cli import terminal
+
 
 def placement(
     job: Annotated[
@@ -49,9 +51,7 @@ def placement(
     """
     from plait.api.pictures import check_format
     from plait.api.places import place_of
-    from plait.api.spreading import own_affinity, profile_spread, time_by_placement
-    from plait.cli import terminal
-    from plait.cli.placement_profile_tables import draw_profile, show
+    from plait.api.spreading import SpreadAnswer, own_affinity, profile_spread, time_by_placement
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.cluster.placement_profile import affinity_row, network_file
@@ -80,16 +80,9 @@ def placement(
         with explained(f"{network} cannot be written", fix="Choose another with --network"):
             network.write_text(network_file(found))
     if draw:
-        draw_profile(found, draw)
-    if as_json:
-        terminal.say(found.to_json().strip())
-    else:
-        show(found)
-        for file, what in (
-            (out, "all of it"),
-            (affinity, "the job's row"),
-            (network, "the network"),
-            (draw, "a picture"),
-        ):
-            if file:
-                terminal.text(f"{file} has {what}.")
+        SpreadAnswer(found).draw(draw)
+    terminal.answer(SpreadAnswer(found), as_json=as_json)
+    written = ((out, "all of it"), (affinity, "the job's row"), (network, "the network"), (draw, "a picture"))
+    for file, what in () if as_json else written:
+        if file:
+            terminal.text(f"{file} has {what}.")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from plait.cli import terminal
+
 if TYPE_CHECKING:
-    from plait.core.topology.switches import Topology
+    from plait.api.topologies import TopologyAnswer
 
 
 class _ShowsFiles(TyperGroup):
@@ -84,18 +86,14 @@ def show(
 
     Example: plait topology topology.conf --states nodes.txt --draw cluster.svg
     """
-    from plait.api.topologies import read_topology
-    from plait.cli import terminal
+    from plait.api.topologies import TopologyAnswer, read_groups, read_topology
 
     labels = tuple(word.strip() for word in levels.split(",") if word.strip())
     topology, remarks = read_topology(
         file, form=form, name=name, levels=labels, states=states or (), tolerated=tolerate or ()
     )
-    placed = _groups(groups) if groups else {}
-    topology.depth_of(level or None)
-    _draw(topology, draw or [], level, placed)
-    said = {"notes": remarks.notes, "passed_over": remarks.over.rows()}
-    _give(topology, out, convert, said if as_json else None, level, placed)
+    placed = read_groups(groups) if groups else {}
+    _give(TopologyAnswer(topology, level, placed, remarks), draw or [], out, convert, as_json)
     terminal.remarked(remarks.notes, remarks.over)
 
 
@@ -123,117 +121,35 @@ def generate(
 
     Example: plait topology generate --minipods 11 --nodes 1019 --busy 0.4 --seed 3 --out cluster.toml
     """
+    from plait.api.topologies import TopologyAnswer, generate_topology
     from plait.core.topology.switches import Hardware
-    from plait.place.generate import generate as make
 
-    topology = make(
+    topology = generate_topology(
         minipods=minipods, nodes=nodes, leaf_nodes=leaf_nodes, uneven=uneven, busy=busy, down=down, seed=seed,
         hardware=Hardware(gpus=gpus, nics=nics, rails=nics), uplinks=uplinks or None,
     )  # fmt: skip
-    topology.depth_of(level or None)
-    _draw(topology, draw or [], level, {})
-    _give(topology, out, convert, {} if as_json else None, level, {})
+    _give(TopologyAnswer(topology, level), draw or [], out, convert, as_json)
 
 
-ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
-"""Forms by what the name of a file to write ends in."""
-
-
-def _draw(topology: Topology, files: list[Path], level: str, groups: dict[str, str]) -> None:
-    from plait.core.base.errors import JobError
-
-    for file in files:
-        from plait.api.topology_picture import draw
-
-        try:
-            draw(topology, file, groups=groups, level=level or None, title=topology.name)
-        except OSError as error:
-            raise JobError(f"cannot be written: {error.strerror or error}", file=str(file)) from None
-
-
-def _give(
-    topology: Topology,
-    out: Path | None,
-    convert: str,
-    said: dict[str, object] | None,
-    level: str,
-    groups: dict[str, str],
-) -> None:
-    """Write, print or show it; as JSON with what is said of its reading, unless that is None."""
-    from plait.core.base.errors import JobError
-    from plait.core.base.files import replacing
-    from plait.place.writers import written
-
+def _give(found: TopologyAnswer, draw: list[Path], out: Path | None, convert: str, as_json: bool) -> None:
+    """Draw, write, print or show a topology."""
+    for file in draw:
+        with _written(file):
+            found.draw(file)
     if out:
-        form = convert or ENDINGS.get(out.suffix.lower(), "")
-        if not form:
-            raise JobError(
-                f"{out.suffix or 'no ending'} names no form", key="--out", fix="Add --as toml, or end in .toml"
-            )
-        text = written(topology, form)
-        try:
-            with replacing(out) as partial:
-                partial.write_text(text)
-        except OSError as error:
-            raise JobError(f"cannot be written: {error.strerror or error}", file=str(out)) from None
-    if said is not None:
-        typer.echo(json.dumps(_report(topology, level, groups) | said))
-    elif convert and not out:
-        typer.echo(written(topology, convert), nl=False)
+        with _written(out):
+            found.write(out, convert)
+    if convert and not out and not as_json:
+        typer.echo(found.written(convert), nl=False)
     else:
-        _print(topology, level, groups)
+        terminal.answer(found, as_json=as_json)
 
 
-def _report(topology: Topology, level: str, groups: dict[str, str]) -> dict[str, object]:
-    from plait.core.topology.form import to_dict
-    from plait.place.outline import spreads
-
-    free = topology.free(level or None)
-    pods = {
-        name: {"nodes": len(nodes), "free": sum(map(len, free[name].values())),
-               "leaves": {leaf: len(names) for leaf, names in free[name].items()}}
-        for name, nodes in topology.minipods(level or None).items()
-    }  # fmt: skip
-    return {
-        "topology": to_dict(topology),
-        "key": topology.key,
-        "fabric_key": topology.fabric_key,
-        "counts": {status: topology.count(status) for status in ("free", "busy", "down")},
-        "minipods": pods,
-        **({"spread": spreads(topology, groups, level or None)} if groups else {}),
-    }
-
-
-def _print(topology: Topology, level: str, groups: dict[str, str]) -> None:
-    from plait.cli import terminal
-    from plait.place.outline import HEADER, down_nodes, outline, spreads
-
-    depths, last = Counter[int](), len(topology.levels) - 1
-    inner = {switch.parent for switch in topology.switches}
-    for place, switch in enumerate(topology.switches):  # a leaf is one wherever it hangs
-        depths[switch.depth if place in inner else last] += 1
-    levels = ", ".join(f"{name} {depths[depth]}" for depth, name in enumerate(topology.levels))
-    terminal.title(f"{topology.name}: {levels}" if topology.name else levels)
-    rows = outline(topology, level or None)
-    terminal.table(HEADER, [row.cells for row in rows])
-    if any(low != high for row in rows for low, high in (row.free, row.busy, row.down)):
-        terminal.text(f"Ranges are the least and the most of one; --level {topology.levels[-1]} shows each.")
-    if down := down_nodes(topology):
-        terminal.text(f"down: {down}")
-    if groups:
-        spread = spreads(topology, groups, level or None)
-        worst = max(spread, key=lambda group: spread[group])
-        terminal.text(f"{len(spread)} groups; the widest, {worst}, touches {spread[worst]} minipods")
-
-
-def _groups(file: Path) -> dict[str, str]:
+@contextmanager
+def _written(file: Path) -> Iterator[None]:
     from plait.core.base.errors import JobError
-    from plait.place.readers.source import Source
 
     try:
-        told = Source.read(str(file)).json
-    except JobError as error:
-        raise error if error.file else error.in_file(str(file)) from None
-    if not isinstance(told, dict) or not told or not all(isinstance(group, (str, int)) for group in told.values()):
-        raise JobError("not an object of node to group", file=str(file), fix='Write {"n1": "group 0", ...}')
-    return {node: str(group) for node, group in told.items()}
+        yield
+    except OSError as error:
+        raise JobError(f"cannot be written: {error.strerror or error}", file=str(file)) from None

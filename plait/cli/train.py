@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli import terminal
+
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
     from plait.api.training import Prepared
@@ -59,7 +61,6 @@ def train(
     from plait.api.places import place_of, with_table
     from plait.api.summary import what_runs
     from plait.api.training import prepare, write_plan
-    from plait.cli import terminal
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
 
@@ -86,7 +87,6 @@ def train(
 
 def _remark(ready: Prepared) -> None:
     """Say what was chosen and what was not taken."""
-    from plait.cli import terminal
 
     if ready.chosen:
         terminal.text(ready.chosen)
@@ -98,7 +98,6 @@ def _run(ready: Prepared, place: LaunchTarget, *, follow: bool) -> int:
     """Run the plan, or send it to a cluster's manager; the exit status."""
     from plait.api.places.base import Managed
     from plait.api.training import run_plan
-    from plait.cli import terminal
 
     if not isinstance(place, Managed) or place.inside:
         return run_plan(ready.plan, ready.folder, place, open_job=ready.open_job)
@@ -129,7 +128,6 @@ def _write_manifests(file: Path, job: Path, overrides: list[str], place: LaunchT
     """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
     from plait.api.places.kubernetes import InKubernetes
     from plait.api.training import prepare
-    from plait.cli import terminal
     from plait.core.base.files import explained, replacing
 
     assert isinstance(place, InKubernetes)
@@ -146,16 +144,13 @@ def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) 
     """The dry run: remarks, then the tables, then what would be sent."""
     from plait.api.places.base import Managed
     from plait.api.training import dry_run
-    from plait.cli import terminal
-    from plait.cli.dry_run import show
 
     found = dry_run(file, overrides, place)
     if found.chosen and not as_json:
         terminal.text(found.chosen)
     terminal.passed_over(found.checked.over)
     terminal.note(found.checked.note)
-    name = f"{file}, which would run in {found.folder}"
-    show(name, found.estimate, found.room, found.checked.over if as_json else None)
+    terminal.answer(found, as_json=as_json)
     found.check_fits()
     if isinstance(place, Managed) and found.job and not as_json:
         title, text = place.preview(found.job, found.folder)

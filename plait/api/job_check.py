@@ -1,0 +1,142 @@
+"""A job that was checked and not started: what it takes of every rank, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.text import Column, Part, Shown, Table, in_bytes
+from plait.plan.estimate import Estimate, PlaceEstimate
+from plait.plan.fits import KINDS, Room
+
+if TYPE_CHECKING:
+    from plait.api.checks import Checked
+    from plait.core.job.spec import Job
+
+SHOWN = 6
+"""Places; of more, the first, the last and the most loaded."""
+HEADS = ("params", "grads", "optim", "buffers", "activ.")
+AXES = {
+    "tp": ("tensor parallelism", "tp"),
+    "rows": ("embedding rows, at most", "rows"),
+    "copies": ("copies over tp, at most", ""),
+    "ulysses": ("attention heads (Ulysses)", "ulysses"),
+    "ring": ("keys and values (ring)", "ring"),
+    "params": ("sharded parameters", "dp"),
+    "secondary": ("their second copy", "dp"),
+    "grads": ("sharded gradients", "dp"),
+    "optim": ("optimizer shards", "dp"),
+    "replicas": ("gradients over replicas", "dp"),
+    "pp": ("between stages", "pp"),
+    "tied": ("tied embeddings", ""),
+}
+"""What is sent on an axis, and which one it is hidden with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCheck(Shown):
+    """A job that was checked and not started. file: the job's or the plan's. folder: where it would run.
+    room: the memory of this machine; None if ranks run elsewhere. vocab: tokens. job: None for a plan without
+    one. chosen: a sentence on what the planner chose; empty if it had nothing to choose."""
+
+    file: Path
+    folder: Path
+    estimate: Estimate
+    room: Room | None
+    checked: Checked
+    vocab: int
+    job: Job | None
+    chosen: str = ""
+
+    def check_fits(self) -> None:
+        """Raise InfeasiblePlan if the tensors need more memory than there is."""
+        from plait.plan.fits import check_fits
+
+        if self.room and self.job:
+            check_fits(self.job, self.estimate, self.vocab, self.room)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Bytes of every rank by kind and by axis, and whether they fit; None where nothing is known."""
+        found, there = self.estimate, self.room
+        return found.to_dict() | {
+            "fits": there.holds(found) if there else None,
+            "available": {"per_rank": there.each or there.shared // found.world_size} if there else None,
+            "passed_over": self.checked.over.rows(),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Tensors of a rank of every place of the pipeline, and the most that a rank sends on each axis."""
+        found, most = self.estimate, self.estimate.most
+        yield f"{self.file}, which would run in {self.folder}"
+        yield _head(found)
+        yield ""
+        yield _memory(found)
+        alive = f", {most.memory.alive} micro-batches alive" if most.memory.alive > 1 else ""
+        yield f"most memory: place {most.index}, in the {most.memory.when}{alive}"
+        if found.virtual_stages > 1:
+            yield f"every place holds {found.virtual_stages} stages"
+        yield self._available()
+        if any(place.sent for place in found.places):
+            yield ""
+            yield _traffic(found)
+
+    def _available(self) -> str:
+        found, there = self.estimate, self.room
+        if there is None:
+            return "available: not known here, so nothing was checked"
+        verdict = "fits" if there.holds(found) else "does not fit"
+        if there.each:
+            return f"available: {in_bytes(there.each)} on {there.what}: {verdict}"
+        needed = f"tensors of all ranks take {in_bytes(found.bytes)}: {verdict}"
+        return f"available: {in_bytes(there.shared)} on {there.what}; {needed}"
+
+
+def _head(found: Estimate) -> str:
+    ranks = f"{found.world_size:,} rank{'s' * (found.world_size > 1)}"
+    steps = f"{found.micro_batches} micro-batch{'es' * (found.micro_batches > 1)} a step"
+    schedule = f", {found.schedule}" if len(found.places) > 1 or found.virtual_stages > 1 else ""
+    return f"{found.parameters:,} parameters on {ranks}, {steps}{schedule}"
+
+
+def _memory(found: Estimate) -> Table:
+    power = min(max((found.most.memory.total.bit_length() - 1) // 10, 1), 4)
+    unit = {1: "KiB", 2: "MiB", 3: "GiB", 4: "TiB"}[power]
+    rows, before = list[tuple[str, ...]](), -1
+    for place in _shown(found):
+        if place.index > before + 1:
+            rows.append((f"{place.index - before - 1} more", *[""] * (len(HEADS) + 3)))
+        before = place.index
+        sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
+        cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
+        rows.append((_ranks(place), _layers(place), f"{place.dp}x{place.cp}x{place.tp}", *cells))
+    return Table(f"Tensors of a rank, {unit}", ("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
+
+
+def _shown(found: Estimate) -> Sequence[PlaceEstimate]:
+    places = found.places
+    if len(places) <= SHOWN:
+        return places
+    return [places[at] for at in sorted({0, found.most.index, len(places) - 1})]
+
+
+def _ranks(place: PlaceEstimate) -> str:
+    first, last = place.ranks
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _layers(place: PlaceEstimate) -> str:
+    """Of every stage: ``8``, or ``2+2`` of a place with two."""
+    counts = list(place.layers.values())
+    return "+".join(map(str, counts)) if len(counts) <= 4 else f"{len(counts)} x {max(counts)}"
+
+
+def _traffic(found: Estimate) -> Table:
+    rows = [
+        (what, most, found.hidden.get(group, "nothing"))
+        for axis, (what, group) in AXES.items()
+        if (most := max(place.sent.get(axis, 0) for place in found.places))
+    ]
+    header = ("what", Column("at most", in_bytes), "behind")
+    return Table("Bytes a rank sends in a step, and what hides it", header, rows)
