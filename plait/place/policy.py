@@ -74,7 +74,7 @@ def find_policies(names: str) -> list[QueuePolicy]:
         if known is None:
             raise JobError(
                 f"there is no policy '{name}'{nearest(name, [*POLICIES, *ALIASES])}",
-                key="--policy",
+                key="policy",
                 fix=f"Policies are {', '.join([*POLICIES, *ALIASES])} and all",
             )
         found[known.name] = known

@@ -17,7 +17,7 @@ from tests.support.workloads import heavy_tailed
 
 TIER = "unit"
 
-SMALL = ["--nodes", "100", "--load", "0.85", "--reserve", "60@+6h", "--planned-for", "2h", "--minipod", "10"]
+SMALL = ["nodes=100", "load=0.85", "reserve=60@+6h", "planned_for=2h", "minipod=10"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_policies_side_by_side(jobs: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_that_fits(jobs: Path) -> None:
-    done = queue("replay", jobs, *SMALL, "--policy", "arnold,fifo")
+    done = queue("replay", jobs, *SMALL, "policy=arnold,fifo")
     lines = done.stdout.splitlines()
     table = [line for line in lines if line.startswith(("policy", "fifo", "jct-quantile"))]
     assert len(table) == 3 and all(len(line) <= 80 for line in table)
@@ -70,11 +70,11 @@ def test_a_table_that_fits(jobs: Path) -> None:
 
 
 def test_a_trace_as_it_is_without_a_planned_job(jobs: Path) -> None:
-    done = queue("replay", jobs, "--nodes", 4, "--policy", "fifo", "--json")
+    done = queue("replay", jobs, "nodes=4", "policy=fifo", "--json")
     found = json.loads(done.stdout)
     assert found["planned"] == [] and found["running_at_start"] == 0
     assert found["oversize"] and found["arrivals"] + len(found["oversize"]) == 900
-    said = queue("replay", jobs, "--nodes", 4, "--policy", "fifo").stdout
+    said = queue("replay", jobs, "nodes=4", "policy=fifo").stdout
     assert f"Left out, since the cluster has fewer GPUs: {len(found['oversize'])} jobs (" in said
 
 
@@ -95,23 +95,28 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--policy", "fivo"], "there is no policy 'fivo' (did you mean 'fifo'?)"),
-        (["--reserve", "1200"], "'1200' is no NODES@TIME"),
-        (["--reserve", "12@noon"], "--reserve: 'noon' is no time"),
-        (["--reserve", "3000@9h"], "wants 3,000 nodes; the cluster has 2,000"),
-        (["--reserve", "30@1h"], "Let it arrive later"),
-        (["--load", "0.9", "--overlay", "2"], "both are given"),
-        (["--load", "1e9"], "copies have"),
-        (["--replan", "1s"], "--replan: 1 s is too often"),
-        (["--reserve", "3@9h", "--reserve", "2@20h", "--zone", "none.json"], "1 file for 2 planned jobs"),
-        (["--reserve", "1500@9h", "--reserve", "1500@10h"], "2 planned jobs want 3,000 nodes at one time"),
-        (["--nodes", "0"], "--nodes: 0 is not allowed"),
-        (["--nodes", "1000000000000"], "1000000000000 nodes of 8 GPUs are too many"),
-        (["--late", "wait"], "Allowed: preempt, delay"),
-        (["--level", "1.5"], "--level: 1.5 is not allowed"),
+        (["policy=fivo"], "there is no policy 'fivo' (did you mean 'fifo'?)"),
+        (["reserve=1200"], "'1200' is no NODES@TIME"),
+        (["reserve=12@noon"], "reserve: 'noon' is no time"),
+        (["reserve=3000@9h"], "wants 3,000 nodes; the cluster has 2,000"),
+        (["reserve=30@1h"], "Let it arrive later"),
+        (["load=0.9", "overlay=2"], "both are given"),
+        (["load=1e9"], "copies have"),
+        (["replan=1s"], "replan: 1 s is too often"),
+        (["reserve=3@9h", "reserve=2@20h", "zone=none.json"], "1 file for 2 planned jobs"),
+        (["reserve=1500@9h", "reserve=1500@10h"], "2 planned jobs want 3,000 nodes at one time"),
+        (["nodes=0"], "nodes: 0 is not allowed"),
+        (["nodes=1000000000000"], "at most 2147483647"),
+        (["nodes=2000000"], "2000000 nodes of 8 GPUs are too many"),
+        (["window=0s"], "window: '0s' is not allowed. Allowed: more than 0s"),
+        (["node=5"], "command line: node: unknown key (did you mean 'nodes'?)"),
+        (["fast"], "'fast' is not a setting"),
+        (["--settings", "none.toml"], "none.toml: no such file"),
+        (["late=wait"], 'Allowed: "preempt" or "delay"'),
+        (["level=1.5"], "level: 1.5 is not allowed"),
         (["--columns", "submit=when"], "there is no column 'when'"),
         (["--columns", "submit=submit_time"], "no column is known to hold gpus, duration (or end)"),
-        (["--reserve", "3@9h", "--zone", "none.json"], "none.json: --zone: no JSON list"),
+        (["reserve=3@9h", "zone=none.json"], "none.json: zone: no JSON list"),
     ],
 )
 def test_mistakes_are_one_paragraph(
@@ -122,12 +127,27 @@ def test_mistakes_are_one_paragraph(
     assert says in said and len(said.strip().splitlines()) == 1
 
 
+def test_settings_of_a_file_count_less_than_words(
+    jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zone.json").write_text("[4, 5]")
+    text = 'nodes = 4\npolicy = "fifo"\nreserve = "2@9h"\nzone = "zone.json"\n'
+    (tmp_path / "replay.toml").write_text(text)
+    given = ["replay", jobs, "--settings", tmp_path / "replay.toml"]
+    assert status(monkeypatch, *given, "nodes=8", "--json") in (0, None)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["nodes"], [one["nodes"] for one in told["planned"]]) == (8, [2])
+    (tmp_path / "replay.toml").write_text(text.replace("4", '"four"', 1))
+    assert status(monkeypatch, *given) == 2
+    assert 'replay.toml: nodes: "four" is not allowed. Allowed: a whole number' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("zone", ["[1.5, 2]", "[true, 2]", '{"a": 1}', '["3"]', "[[1]]", "3"])
 def test_a_zone_is_a_list_of_whole_numbers(
     jobs: Path, tmp_path: Path, zone: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "zone.json").write_text(zone)
-    assert status(monkeypatch, "replay", jobs, "--reserve", "2@9h", "--zone", tmp_path / "zone.json") == 2
+    assert status(monkeypatch, "replay", jobs, "reserve=2@9h", f"zone={tmp_path / 'zone.json'}") == 2
     assert "no JSON list of node numbers" in capsys.readouterr().err
 
 
@@ -141,15 +161,15 @@ def test_a_zone_by_names_of_hosts(
     )
     zone: dict[str, object] = {"numbers": [4, 5], "hosts": {"hosts": ["b1", "b0"]}, "list of names": ["b0", "b1"]}
     (tmp_path / "zone.json").write_text(json.dumps(zone[form]))
-    arguments = ["replay", jobs, "--nodes", 8, "--reserve", "2@9h", "--policy", "fifo", "--json"]
-    beside = ["--zone", tmp_path / "zone.json", "--topology", tmp_path / "topology.conf"]
+    arguments = ["replay", jobs, "nodes=8", "reserve=2@9h", "policy=fifo", "--json"]
+    beside = [f"zone={tmp_path / 'zone.json'}", f"topology={tmp_path / 'topology.conf'}"]
     assert status(monkeypatch, *arguments, *beside) in (0, None)
     assert json.loads(capsys.readouterr().out)["planned"][0]["nodes"] == 2
     (tmp_path / "zone.json").write_text(json.dumps(["b0", "c9"]))
     assert status(monkeypatch, *arguments, *beside) == 2
     assert "the topology has no node 'c9'" in capsys.readouterr().err
-    assert status(monkeypatch, *arguments, *beside[:2]) == 2
-    assert "is a name: say with --topology where it is" in capsys.readouterr().err
+    assert status(monkeypatch, *arguments, beside[0]) == 2
+    assert "is a name: say with topology where it is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["replay", "fit", "zone", "predict"])
@@ -161,7 +181,7 @@ def test_pipes_are_refused_and_not_waited_for(
     arguments: dict[str, list[object]] = {
         "replay": ["replay", pipe],
         "fit": ["fit", pipe],
-        "zone": ["replay", jobs, "--reserve", "2@9h", "--zone", pipe],
+        "zone": ["replay", jobs, "reserve=2@9h", f"zone={pipe}"],
         "predict": ["predict", tmp_path, jobs],
     }
     assert status(monkeypatch, *arguments[verb]) == 2
@@ -170,7 +190,7 @@ def test_pipes_are_refused_and_not_waited_for(
 
 
 def test_several_planned_jobs_each_with_a_row(jobs: Path) -> None:
-    said = queue("replay", jobs, *SMALL, "--reserve", "30@+10h", "--announce", "2h", "--policy", "no-jct,oracle")
+    said = queue("replay", jobs, *SMALL, "reserve=30@+10h", "announce=2h", "policy=no-jct,oracle")
     assert said.returncode == 0, said.stderr
     rows = [
         line.split() for line in said.stdout.splitlines() if line.startswith(("no-jct", "oracle")) and " at " in line
@@ -198,13 +218,13 @@ def test_traces_with_nothing_in_them(
     tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
-    assert status(monkeypatch, "replay", tmp_path / "t.csv", "--load", "0.9") == 2
+    assert status(monkeypatch, "replay", tmp_path / "t.csv", "load=0.9") == 2
     assert says in capsys.readouterr().err
 
 
 def test_one_job(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("submit,duration,gpus\n5,7200,16\n")
-    done = queue("replay", tmp_path / "t.csv", "--nodes", 10, "--reserve", "6@5h", "--json")
+    done = queue("replay", tmp_path / "t.csv", "nodes=10", "reserve=6@5h", "--json")
     assert done.returncode == 0, done.stderr
     assert {row["planned_delay"] for row in json.loads(done.stdout)["policies"]} == {0.0}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from plait.core.base.codec.data import Natural, NotNegative, Section
+from plait.core.base.codec.data import Natural, NotNegative, Section, Texts
 
-Words = Annotated[tuple[str, ...], Field(strict=False)]
 Weight = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -35,11 +34,11 @@ class PlaceSection(Section):
     """Nodes to keep for repairs: ``N``, ``N/minipod``, ``N/row`` (of each PP group)."""
     avoid: str = ""
     """Nodes and switches to leave out, such as ``n3,leaf07,n[10-14]``."""
-    gpu: Words = ()
+    gpu: Texts = ()
     """Type of GPU, or ``STAGE=TYPE`` where stages differ. Empty: the best single type."""
     gpus_per_node: Natural = 0
     """GPUs of a node, where neither the topology nor the cluster says."""
-    forbid: Words = ()
+    forbid: Texts = ()
     """``STAGE:MINIPOD`` that may not come together."""
     preempt: NotNegative | None = None
     """Nodes of other jobs may be taken too, each at so much of the score."""
@@ -51,12 +50,7 @@ class PlaceSection(Section):
     """Connections of a NIC, to predict what hashing them onto uplinks costs. 0: it is not predicted."""
     format: str = ""
     """Format of the topology's file; found by its content if empty."""
-    states: Words = ()
+    states: Texts = ()
     """Further files that say what nodes are doing."""
-    tolerate: Words = ()
+    tolerate: Texts = ()
     """Taints of Kubernetes nodes that keep the job not away."""
-
-    @field_validator("gpu", "forbid", "states", "tolerate", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, SchemaValidator, core_schema
 
 from plait.core.base.codec.toml_text import show
@@ -28,6 +28,14 @@ Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Nanoseconds = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_listed)]
+"""A list of texts; one may stand without a list."""
 
 
 class Section(BaseModel):
