@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.api.diagnosing import diagnose_run, explain_hang
-    from plait.api.measuring import measure_plans
     from plait.api.places import place_of
     from plait.api.placing import Placing, place_job
     from plait.api.planning import plan_job
+    from plait.api.timelines import read_run_timeline
     from plait.api.trained import export_run, sampler
     from plait.api.training import dry_run, prepare, run_plan
 
 __all__ = [
-    "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "measure_plans", "place_job", "place_of",
-    "plan_job", "prepare", "run_plan", "sampler",
+    "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "place_job", "place_of", "plan_job",
+    "prepare", "read_run_timeline", "run_plan", "sampler",
 ]  # fmt: skip
 
 _HOMES = {
-    "diagnosing": ("diagnose_run", "explain_hang"), "measuring": ("measure_plans",), "places": ("place_of",),
+    "diagnosing": ("diagnose_run", "explain_hang"), "places": ("place_of",),
     "placing": ("Placing", "place_job"), "planning": ("plan_job",),
-    "trained": ("export_run", "sampler"), "training": ("dry_run", "prepare", "run_plan"),
+    "timelines": ("read_run_timeline",), "trained": ("export_run", "sampler"),
+    "training": ("dry_run", "prepare", "run_plan"),
 }  # fmt: skip
 """Modules of the names: they are imported when a name is first asked for, since some load for a second."""
 

@@ -10,13 +10,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.text import Column, Part, Shown, Table
+from plait.launch.self_check_verdict import Limits
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
     from plait.launch.self_check_verdict import Finding
 
 
+__all__ = ["HostCheck", "Limits", "check_hosts"]
+
 HEADS = ("loopback", "to all at once", "clock", "disk writes", "disk free")
+USUAL = Limits()
 SHOWN = 20
 """Links that are shown, the slowest."""
 
@@ -56,21 +60,18 @@ class HostCheck(Shown):
 
 
 def check_hosts(
-    place: LaunchTarget, folder: Path, *, nodes: int = 1, size: int = 8 << 20, least: str | None = None,
-    clock: float = 1.0, disk: float = 10e6,
-) -> HostCheck | int:  # fmt: skip
+    place: LaunchTarget, folder: Path, *, nodes: int = 1, size: int = 8 << 20, limits: Limits = USUAL
+) -> HostCheck | int:
     """Try the hosts of a place, with a rank on each; the exit status of ranks that have failed.
 
     folder: on whose disk files are written. nodes: hosts, where the place does not say. size: bytes of each
-    measurement of a link. least: the rate that every link must pass, such as ``900mbit``. clock: seconds that
-    clocks may be apart. disk: bytes per second. Raises JobError and LaunchError.
+    measurement of a link. limits: what every host and link must do. Raises JobError and LaunchError.
     """
     from plait.api.ranks import Ranks
     from plait.core.base import programs
     from plait.core.base.errors import LaunchError
     from plait.core.base.lab_hosts import name
-    from plait.core.base.numbers import to_bits
-    from plait.launch.self_check_verdict import Limits, findings
+    from plait.launch.self_check_verdict import findings
 
     with TemporaryDirectory(prefix="plait-check-") as kept:
         result = Path(kept)
@@ -86,6 +87,5 @@ def check_hosts(
             report = json.loads((result / "check.json").read_text())
         except OSError:
             raise LaunchError("the first host ended without a result.") from None
-    limits = Limits(rate=to_bits(least) / 8 if least else 0.0, clock=clock, disk_rate=disk)
     wanted = [name(host) for host in range(place.lab.hosts)] if place.lab else []
     return HostCheck(report, findings(report, limits, wanted))

@@ -139,30 +139,45 @@ def read_profile(file: Path) -> ProfileAnswer:
     return ProfileAnswer(Profile.read(file), file)
 
 
-def profile_machine(
-    out: Path, file: Path | None, place: LaunchTarget, *, ranks: int | None = None, seconds: float = 60.0,
-    nodes_per_minipod: int = 0, quiet: bool = False,
-) -> int:  # fmt: skip
-    """Measure a place with ranks of its own, which write the profile to ``out``; their exit status.
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What is measured. job: a job file, whose layer, precision and device are measured. ranks: how many;
+    None: the job's, or one for each GPU or core. seconds: how long, at most. nodes_per_minipod: nodes below
+    one leaf switch, to measure across minipods as well; 0: not across."""
 
-    file: a job file, whose layer, precision and device are measured. ranks: how many; None: the job's, or one
-    for each GPU or core. seconds: at most. nodes_per_minipod: to measure across minipods as well. Logs of
-    ranks stay where a rank has failed. Raises JobError.
-    """
+    job: Path | None = None
+    ranks: int | None = None
+    seconds: float = 60.0
+    nodes_per_minipod: int = 0
+
+    def check(self) -> None:
+        """Raise JobError for numbers that cannot be."""
+        from plait.core.base.errors import JobError
+
+        if not LEAST_SECONDS <= self.seconds < 1e6:
+            fix = f"Allowed: at least {LEAST_SECONDS:g}"
+            raise JobError(f"{self.seconds:g} is not allowed", key="--seconds", fix=fix)
+        if self.nodes_per_minipod < 0:
+            problem = f"{self.nodes_per_minipod} is not allowed"
+            raise JobError(problem, key="--nodes-per-minipod", fix="Allowed: at least 0")
+
+
+def profile_machine(
+    out: Path, place: LaunchTarget, asked: ProfileRequest | None = None, *, quiet: bool = False
+) -> ProfileAnswer | int:
+    """Measure a place with ranks of its own, which write the profile to ``out``; the exit status of ranks
+    that have failed. quiet: whether ranks print nothing. Raises JobError and LaunchError."""
     from plait.api.ranks import Ranks
-    from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.job.spec import Job
 
-    if not LEAST_SECONDS <= seconds < 1e6:
-        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
-    if nodes_per_minipod < 0:
-        raise JobError(f"{nodes_per_minipod} is not allowed", key="--nodes-per-minipod", fix="Allowed: at least 0")
-    job = Job.read(file) if file else None
-    world = _ranks(ranks, job, place)
-    arguments = ["--out", str(out.absolute()), "--seconds", str(seconds)]
-    arguments += ["--job", str(file.absolute())] if file else []
-    arguments += ["--nodes-per-minipod", str(nodes_per_minipod)] if nodes_per_minipod else []
+    asked = asked or ProfileRequest()
+    asked.check()
+    job = Job.read(asked.job) if asked.job else None
+    world = _ranks(asked.ranks, job, place)
+    arguments = ["--out", str(out.absolute()), "--seconds", str(asked.seconds)]
+    arguments += ["--job", str(asked.job.absolute())] if asked.job else []
+    arguments += ["--nodes-per-minipod", str(asked.nodes_per_minipod)] if asked.nodes_per_minipod else []
     arguments += ["--quiet"] if quiet else []
     logs = out.with_name(f"{out.name}.logs")
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):
@@ -170,7 +185,7 @@ def profile_machine(
     timeout = job.run.timeout if job else TIMEOUT
     status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
-    return status
+    return status or read_profile(out)
 
 
 def _ranks(asked: int | None, job: Job | None, place: LaunchTarget) -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
+from plait.core.base.errors import JobError
+from plait.core.base.files import explained
 from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
@@ -98,29 +100,47 @@ class SpreadAnswer(Shown):
         title = f"Collectives by spread: {self.profile.machine.name}"
         draw_curves(list(panels.items()), file, title=title, across="log2 of bytes")
 
+    def with_job(self, job: PlacedJob) -> SpreadAnswer:
+        """The same with a job's steps by placement."""
+        return SpreadAnswer(self.profile.model_copy(update={"job": job}))
 
-def own_affinity(found: PlacementProfile) -> Path | None:
-    """The user's own file of profiled jobs, if a row of it follows from what was measured; else None."""
-    from plait.core.base.errors import JobError
-    from plait.core.cluster.placement_profile import affinity_row
-    from plait.place.affinity import own_rows
+    @property
+    def own_affinity(self) -> Path | None:
+        """The user's own file of profiled jobs, if a row of it follows from what was measured; else None."""
+        from plait.core.cluster.placement_profile import affinity_row
+        from plait.place.affinity import own_rows
 
-    try:
-        affinity_row(found)
-    except JobError:
-        return None
-    return own_rows()
+        try:
+            affinity_row(self.profile)
+        except JobError:
+            return None
+        return own_rows()
+
+    def append_affinity(self, file: Path) -> None:
+        """Append the job's row to a file of profiled jobs. Raises JobError without one, LaunchError."""
+        from plait.core.cluster.placement_profile import affinity_row
+
+        row = affinity_row(self.profile)
+        with explained(f"{file} cannot be written", fix="Choose another with --affinity"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as end:
+                end.write(row)
+
+    def write_network(self, file: Path) -> None:
+        """Write what spreading costs, as ``place.network`` takes it. Raises LaunchError."""
+        from plait.core.cluster.placement_profile import network_file
+
+        with explained(f"{file} cannot be written", fix="Choose another with --network"):
+            file.write_text(network_file(self.profile))
 
 
 def profile_spread(
     out: Path, place: LaunchTarget, nodes_per_minipod: int, ranks: int | None, seconds: float, *, quiet: bool
-) -> PlacementProfile | int:
+) -> SpreadAnswer | int:
     """Measure collectives by the number of minipods that groups spread over, with ranks that write to
     ``out``. Returns the exit status of ranks that have failed. ranks: how many, for a place that does not
     say. Raises JobError."""
     from plait.api.ranks import Ranks
-    from plait.core.base.errors import JobError
-    from plait.core.base.files import explained
     from plait.core.cluster.placement_profile import PlacementProfile
 
     if not 5 <= seconds < 1e6:
@@ -141,7 +161,7 @@ def profile_spread(
     if status:
         return status
     shutil.rmtree(logs, ignore_errors=True)
-    return PlacementProfile.read(out)
+    return SpreadAnswer(PlacementProfile.read(out))
 
 
 def time_by_placement(
@@ -150,7 +170,6 @@ def time_by_placement(
     """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns. said: takes a
     line before each run. Raises JobError and what a run raises."""
     from plait.api.placing import plan_of, volumes_of
-    from plait.core.base.errors import JobError
     from plait.core.cluster.placement_profile import PlacedJob
     from plait.core.job.communication import CommunicationMatrix
 

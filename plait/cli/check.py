@@ -34,9 +34,10 @@ def check(
 
     Example: plait check --on lab:4x2@1gbit --least 900mbit
     """
-    from plait.api.hosts import check_hosts
+    from plait.api.hosts import Limits, check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
+    from plait.core.base.numbers import to_bits
 
     for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock), ("--disk", disk)):
         if not 0 < value < 1e9:
@@ -47,7 +48,8 @@ def check(
             f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
             fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
         )  # fmt: skip
-    found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), least=least, clock=clock, disk=disk * 1e6)
+    limits = Limits(rate=to_bits(least) / 8 if least else 0.0, clock=clock, disk_rate=disk * 1e6)
+    found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), limits=limits)
     if isinstance(found, int):
         raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)

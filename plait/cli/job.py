@@ -26,6 +26,7 @@ def job(
     Examples: plait job --reference; plait job --reference train.steps; plait job --reference strategy
     """
     from plait.cli import terminal
+    from plait.core.base.text import Table
     from plait.core.job import reference as settings
 
     if not reference and key is None and not markdown and not as_json:
@@ -40,8 +41,7 @@ def job(
         return
     for one in found:
         if isinstance(one, settings.Table):
-            terminal.title(f"[{one.name}]")
-            terminal.text(_plain(one.meaning))
+            terminal.show([Table(f"[{one.name}]"), _plain(one.meaning)])
         for entry in one.keys if isinstance(one, settings.Table) else (one,):
             terminal.text(_plain(entry.lines()), indent="    ")
         if one is not found[-1] and isinstance(one, settings.Table):

@@ -61,7 +61,7 @@ def profile(
     What spreading over minipods costs: plait profile placement --help
     """
     from plait.api.places import place_of
-    from plait.api.profiling import import_profile, profile_machine, read_profile
+    from plait.api.profiling import ProfileRequest, import_profile, profile_machine
     from plait.core.base.errors import JobError
     from plait.core.base.files import check_target
 
@@ -72,12 +72,10 @@ def profile(
             raise JobError("measures nothing", key="--import", fix=fix)
         found = import_profile(files, out)
     else:
-        status = profile_machine(
-            out, job, place_of(on), ranks=ranks, seconds=seconds, nodes_per_minipod=nodes_per_minipod, quiet=as_json
-        )
-        if status:
-            raise typer.Exit(status)
-        found = read_profile(out)
+        asked = ProfileRequest(job=job, ranks=ranks, seconds=seconds, nodes_per_minipod=nodes_per_minipod)
+        found = profile_machine(out, place_of(on), asked, quiet=as_json)
+        if isinstance(found, int):
+            raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)
     if found.over is not None:
         terminal.passed_over(found.over)

@@ -51,10 +51,8 @@ def placement(
     """
     from plait.api.pictures import check_format
     from plait.api.places import place_of
-    from plait.api.spreading import SpreadAnswer, own_affinity, profile_spread, time_by_placement
+    from plait.api.spreading import profile_spread, time_by_placement
     from plait.core.base.errors import JobError
-    from plait.core.base.files import explained
-    from plait.core.cluster.placement_profile import affinity_row, network_file
 
     if draw:
         check_format(draw)
@@ -65,23 +63,17 @@ def placement(
     if isinstance(found, int):
         raise typer.Exit(found)
     if job:
-        timed = time_by_placement(job, on, topology, rounds=rounds, seed=seed, said=said)
-        found = found.model_copy(update={"job": timed})
-        found.write(out)
+        found = found.with_job(time_by_placement(job, on, topology, rounds=rounds, seed=seed, said=said))
+        found.profile.write(out)
     if job and not affinity and place_of(on).lab is None:
-        affinity = own_affinity(found)
+        affinity = found.own_affinity
     if affinity:
-        row = affinity_row(found)
-        with explained(f"{affinity} cannot be written", fix="Choose another with --affinity"):
-            affinity.parent.mkdir(parents=True, exist_ok=True)
-            with affinity.open("a") as end:
-                end.write(row)
+        found.append_affinity(affinity)
     if network:
-        with explained(f"{network} cannot be written", fix="Choose another with --network"):
-            network.write_text(network_file(found))
+        found.write_network(network)
     if draw:
-        SpreadAnswer(found).draw(draw)
-    terminal.answer(SpreadAnswer(found), as_json=as_json)
+        found.draw(draw)
+    terminal.answer(found, as_json=as_json)
     written = ((out, "all of it"), (affinity, "the job's row"), (network, "the network"), (draw, "a picture"))
     for file, what in () if as_json else written:
         if file:

@@ -108,16 +108,6 @@ def note(line: str) -> None:
         typer.echo(plain.printable(f"note: {line}", kept=""), err=True)
 
 
-def title(line: str) -> None:
-    """What comes below is about this."""
-    show([plain.Table(line)])
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of texts."""
-    show([plain.Table("", header, rows)])
-
-
 def coloured(words: str, front: str | None = None, back: str | None = None, *, bold: bool | None = None) -> str:
     """``words`` in colours, where there are any."""
     if no_colour() or not sys.stdout.isatty() or not (front or back or bold):

@@ -144,6 +144,7 @@ def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) 
     """The dry run: remarks, then the tables, then what would be sent."""
     from plait.api.places.base import Managed
     from plait.api.training import dry_run
+    from plait.core.base.text import Table
 
     found = dry_run(file, overrides, place)
     if found.chosen and not as_json:
@@ -154,5 +155,5 @@ def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) 
     found.check_fits()
     if isinstance(place, Managed) and found.job and not as_json:
         title, text = place.preview(found.job, found.folder)
-        terminal.title(title)
+        terminal.show([Table(title)])
         terminal.say(text)
