@@ -127,11 +127,12 @@ def test_a_clusters_row_is_known_to_place_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str, kept: bool
 ) -> None:
     """A lab's is not: its processors and links are nobody's cluster."""
+    from plait.api.spreading import SpreadAnswer
     from plait.cli.main import app
     from plait.place.affinity import known_profiled, own_rows
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr("plait.api.spreading.profile_spread", lambda *_, **__: PROFILE)
+    monkeypatch.setattr("plait.api.spreading.profile_spread", lambda *_, **__: SpreadAnswer(PROFILE))
     monkeypatch.setattr("plait.api.spreading.time_by_placement", lambda *_, **__: JOB)
     words = ["profile", "placement", "job.toml", "--on", on, "--out", str(tmp_path / "p.json")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
