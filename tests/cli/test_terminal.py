@@ -172,7 +172,8 @@ def test_settings_can_be_looked_up() -> None:
     assert key["name"] == "train.steps"
     assert key["default"] == "300"
     sections = [one["name"] for one in json.loads(piped([*PLAIT, "job", "--reference", "--json"]))]
-    assert sections == ["model", "data", "train", "strategy", "cluster", "plan", "place", "run", "slurm", "kubernetes"]
+    tables = ["model", "data", "train", "strategy", "cluster", "plan", "run", "slurm", "kubernetes", "place"]
+    assert sections == tables
     unknown = subprocess.run([*PLAIT, "job", "--reference", "train.stpes"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 2
     assert "did you mean 'train.steps'" in unknown.stderr
