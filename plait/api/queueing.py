@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from plait.api.zones import places_in, zone_of
-from plait.core.base.codec.data import Count, Positive, Texts
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import replacing
 from plait.core.base.text import Column, Part, Shown, Table, counted
@@ -20,7 +17,6 @@ from plait.place.forecast import ForecastAccuracy, assess, names_of, walk_forwar
 from plait.place.jct import BUCKET, JctSettings
 from plait.place.model_files import load, save
 from plait.place.policy import QueuePolicy, find_policies
-from plait.place.readers import Remarks
 from plait.place.replay import ReplayOutcome, replay
 from plait.place.reservation import ClusterShape, Planned, check_planned
 from plait.place.summary import Summary, summary
@@ -29,7 +25,7 @@ from plait.place.traces.read import read_trace
 from plait.place.traces.table import MOST_GPUS, Trace
 from plait.place.workload import JobTrace, copies_of, workload
 
-__all__ = ["ClusterShape", "Planned", "Replay", "ReplaySettings", "fit_durations", "predict_durations", "replay_queue"]
+__all__ = ["ClusterShape", "Planned", "Replay", "fit_durations", "predict_durations", "replay_queue"]
 
 Told = Callable[..., None]
 """Takes a line of progress; ``passing=True``: one that may be left out."""
@@ -47,77 +43,6 @@ def _hours(seconds: float) -> str:
 
 
 # ---- replays ----
-
-TIME = re.compile(
-    r"\+?(?:(?P<d>\d+(?:\.\d+)?)d)?(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplaySettings:
-    """What a replay may be told, as people write it: times such as ``1d12h``, ``90m``.
-
-    nodes, gpus_per_node, minipod: of the cluster; the planned job is packed by minipods. reserve: planned
-    jobs, each ``NODES@TIME`` after the replay's start. announce: how long before its arrival one is known.
-    planned_for: how long it runs. zone: files of the nodes of placements, one a planned job. topology: which
-    number these nodes have. policy: names with commas between them. overlay, load: copies of the trace, or
-    the share of all GPUs that they ask for. window: how long jobs arrive. late: jobs still there when the
-    planned one comes are preempted, or delay it. checkpoint, replan, level: as of a ``Replay``.
-    """
-
-    nodes: Count = 2000
-    gpus_per_node: Count = 8
-    minipod: Count = 50
-    reserve: Texts = ()
-    announce: str = "4h"
-    planned_for: str = "12h"
-    zone: Texts = ()
-    topology: str = ""
-    policy: str = "all"
-    overlay: Positive | None = None
-    load: Positive | None = None
-    window: str | None = None
-    late: Literal["preempt", "delay"] = "preempt"
-    checkpoint: str = "1h"
-    replan: str = "10m"
-    level: float = 0.9
-
-    def replay(self, remark: Callable[[Remarks], None]) -> Replay:
-        """What is played back. remark: takes what is to be said of the topology. Raises JobError naming the
-        setting."""
-        window = None if self.window is None else _seconds("window", self.window, positive=True)
-        return Replay(
-            cluster=ClusterShape(nodes=self.nodes, gpus_per_node=self.gpus_per_node, minipod=self.minipod),
-            planned=self._planned(remark), policies=self.policy, copies=self.overlay, load=self.load, window=window,
-            delay_late=self.late == "delay", checkpoint=_seconds("checkpoint", self.checkpoint),
-            replan=_seconds("replan", self.replan), level=self.level,
-        )  # fmt: skip
-
-    def _planned(self, remark: Callable[[Remarks], None]) -> list[Planned]:
-        if self.zone and len(self.zone) != len(self.reserve):
-            problem = f"{counted(len(self.zone), 'file')} for {counted(len(self.reserve), 'planned job')}"
-            raise JobError(problem, key="zone", fix="Give one for each of reserve, or none")
-        duration, notice = _seconds("planned_for", self.planned_for, positive=True), _seconds("announce", self.announce)
-        places = places_in(self.topology, remark) if self.topology else {}
-        found: list[Planned] = []
-        for at, text in enumerate(self.reserve):
-            count, sign, when = text.partition("@")
-            if not sign or not count.strip().isdigit():
-                raise JobError(f"'{text}' is no NODES@TIME", key="reserve", fix="Write for example 1200@+22h")
-            zone, arrival = zone_of(Path(self.zone[at]), places) if self.zone else None, _seconds("reserve", when)
-            found.append(Planned(nodes=int(count), arrival=arrival, notice=notice, duration=duration, zone=zone))
-        return found
-
-
-def _seconds(key: str, text: str, *, positive: bool = False) -> float:
-    found = TIME.fullmatch(text.strip())
-    if not found or not any(found.groups()):
-        raise JobError(f"'{text}' is no time", key=key, fix="Write for example 4h, 90m or 1d12h")
-    units = (("d", 86400), ("h", HOUR), ("m", 60), ("s", 1))
-    seconds = sum(float(found[unit] or 0) * size for unit, size in units)
-    if positive and not seconds:
-        raise JobError(f"'{text}' is not allowed", key=key, fix="Allowed: more than 0s")
-    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ def replay(
 
     Example: plait queue replay jobs.csv nodes=2000 load=0.9 reserve=1200@+22h announce=4h policy=all
     """
-    from plait.api.queueing import ReplaySettings, replay_queue
+    from plait.api.queueing import replay_queue
+    from plait.api.replay_settings import ReplaySettings
     from plait.core.base.codec.words import read_settings
 
     told = read_settings(ReplaySettings, settings or [], file, paths=("zone", "topology"))

@@ -1,0 +1,66 @@
+"""Answers of ``plait.api`` show the same figures as text, as JSON and as HTML; the page on Python holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from plait.api.planning import known_clusters
+from plait.api.resharding import explain_reshard, fabric_of
+from plait.api.schedules import Shape, show_schedule
+from plait.api.topologies import TopologyAnswer, generate_topology
+from plait.core.base.text import Shown, Table
+from plait.core.reshard.layouts import TensorLayout
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "python.md").read_text()
+
+
+def reshard() -> Shown:
+    source, destination = TensorLayout.parse("(2,4) R S0 R"), TensorLayout.parse("(2,4)@8 S0 R R")
+    return explain_reshard(source, destination, (64, 64, 8), 4, fabric_of(source, destination, rate=1.25e9))
+
+
+ANSWERS: dict[str, Callable[[], Shown]] = {
+    "schedule": lambda: show_schedule("zb-h1", Shape(ranks=4, micro_batches=6)),
+    "reshard": reshard,
+    "topology": lambda: TopologyAnswer(generate_topology(minipods=2, nodes=9, leaf_nodes=4)),
+    "clusters": known_clusters,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_cell_of_an_answer_is_in_its_text_and_its_html(name: str) -> None:
+    found = ANSWERS[name]()
+    text, html = found.text(), found._repr_html_()
+    tables = [part for part in found.parts() if isinstance(part, Table) and part.header]
+    assert tables
+    for table in tables:
+        for row in table.cells():
+            assert any(all(cell in line for cell in row) for line in text.splitlines())
+            assert all(f"<td>{cell}" in html for cell in row if not set(cell) & set("<>&"))
+    assert json.loads(json.dumps(found.to_dict()))
+
+
+def test_functions_that_the_page_names_are_there_and_documented() -> None:
+    rows = re.findall(r"^\| (`plait\.api\.[^|]*) \| ([^|]*) \|", PAGE, re.MULTILINE)
+    assert len(rows) >= 15
+    for modules, names in rows:
+        there = [import_module(module) for module in re.findall(r"`(plait\.api\.\w+)`", modules)]
+        for name in re.findall(r"`(\w+)`", names):
+            found = next(getattr(module, name) for module in there if hasattr(module, name))
+            assert found.__doc__, name
+
+
+def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "specs").exists() or (tmp_path / "specs").symlink_to(ROOT / "specs")
+        names = {"Path": Path, "plait": import_module("plait")}
+        exec(block, names)
+    assert (tmp_path / "plan.json").is_file() and (tmp_path / "1f1b.svg").is_file()
