@@ -112,8 +112,8 @@ def check_room(job: Job, vocab: int) -> None:
 
 def _check_processors(job: Job, place: LaunchTarget) -> None:
     """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
+    from plait.api.compiler import check_compiler
     from plait.core.base.errors import JobError
-    from plait.core.job.compiler import check_compiler
     from plait.plan.fits import room
 
     if True not in (job.strategy.compile, job.strategy.cuda_graphs):

@@ -194,16 +194,16 @@ def _ranks(asked: int | None, job: Job | None, place: LaunchTarget) -> int:
     from plait.plan.this_machine import ranks_here
 
     if asked is not None and asked < 1:
-        raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
+        raise JobError(f"{asked} is not allowed", key="--world-size", fix="Allowed: at least 1")
     if place.world is not None:
         if asked not in (None, place.world):
-            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--ranks", fix="Leave it out")
+            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--world-size", fix="Leave it out")
         return place.world
     if asked is not None:
         most = max(MOST_RANKS, MOST_EACH * usable_cores())
         if asked > most:
             fix = "Ranks are processes of this machine; on several, start them with torchrun (docs/profile.md)"
-            raise JobError(f"{asked:,} are more than the {most:,} that are started here", key="--ranks", fix=fix)
+            raise JobError(f"{asked:,} are more than the {most:,} that are started here", key="--world-size", fix=fix)
         return asked
     if job:
         return ranks_here(job.run.device, on_cpu=job.world_size)

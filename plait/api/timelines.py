@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 COMPARED = 50
 """Steps that are compared, the last ones."""
-DRAWN = 5
-"""Steps that a trace of the timeline holds, the last ones."""
 EXPORTED = 3
 """Steps of a trace unless others are asked for, the last ones."""
 
@@ -81,14 +79,6 @@ class RunTimeline(Shown):
         if found.slowest:
             slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
             yield f"slowest steps: {', '.join(slow)}"
-
-    def write_trace(self, file: Path) -> None:
-        """Write the last steps as a trace (JSON) for ui.perfetto.dev. Raises OSError."""
-        from plait.diagnose.perfetto import write_json
-        from plait.diagnose.reading import placed
-
-        recording = placed(self.tables, self.run, DRAWN)
-        write_json(recording.spans, file, recording.grid)
 
     def against(self, other: Path | str) -> TimelineComparison:
         """The run beside a plan (``plan.json``), as predicted, or beside another run's folder.

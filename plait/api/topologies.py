@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.errors import JobError
 from plait.core.base.text import Part, Shown, Table
 from plait.core.topology.switches import Topology
+from plait.place.generate import MinipodSizes
+from plait.place.generate import generate as generate_topology
 
 if TYPE_CHECKING:
     from plait.place.readers import Remarks
+
+__all__ = [
+    "MinipodSizes", "TopologyAnswer", "generate_topology", "read_groups", "read_topology",
+]  # fmt: skip
 
 LAB = "lab:"
 ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
@@ -105,14 +111,6 @@ class TopologyAnswer(Shown):
         text = self.written(form)
         with replacing(file) as partial:
             partial.write_text(text)
-
-
-def generate_topology(**shape: Any) -> Topology:
-    """A cluster made up, fragmented as real ones are. shape: as of ``plait.place.generate.generate``:
-    minipods, nodes, leaf_nodes, uneven, busy, down, seed, hardware, uplinks. Raises JobError."""
-    from plait.place.generate import generate
-
-    return generate(**shape)
 
 
 def read_groups(file: Path) -> dict[str, str]:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 
+@dataclass(frozen=True)
+class Least:
+    """What every host and link must do."""
+
+    least: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Rate that every link must pass: 900mbit, 25gbit.")
+    ] = None
+    clock: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds that clocks of hosts may be apart.")] = 1.0
+    disk: Annotated[float, typer.Option(metavar="MB/S", help="MB/s that every host must write to the disk.")] = 10.0
+
+
+@grouped
 def check(
+    wanted: Least,
     on: Annotated[
         str, typer.Option(help="Where, as for plait train: local, lab:HOSTSxRANKS@RATE, or slurm inside of a job.")
     ] = "local",
-    nodes: Annotated[int, typer.Option(help="How many hosts, where --on does not say: one rank on each.")] = 1,
-    folder: Annotated[Path, typer.Option(help="On whose disk to try how files are written: where runs go.")] = Path(
-        "runs"
-    ),
-    size: Annotated[float, typer.Option(help="MiB that each measurement of a link sends.")] = 8.0,
-    least: Annotated[
-        str | None, typer.Option(metavar="RATE", help="What every link must pass: 900mbit, 25gbit.")
-    ] = None,
-    clock: Annotated[float, typer.Option(help="Seconds that clocks of hosts may be apart.")] = 1.0,
-    disk: Annotated[float, typer.Option(help="MB/s that every host must write to the disk.")] = 10.0,
+    nodes: Annotated[int, typer.Option(help="How many hosts, where --on does not say, with one rank on each.")] = 1,
+    folder: Annotated[Path, typer.Option(help="Folder on whose disk files are tried: where runs go.")] = Path("runs"),
+    size: Annotated[float, typer.Option(metavar="MIB", help="MiB that each measurement of a link sends.")] = 8.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Try hosts before a run: loopback, neighbours, every pair, all at once; clocks; the disk.
@@ -39,7 +47,7 @@ def check(
     from plait.core.base.errors import JobError
     from plait.core.base.numbers import to_bits
 
-    for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock), ("--disk", disk)):
+    for option, value in (("--size", size), ("--nodes", nodes), ("--clock", wanted.clock), ("--disk", wanted.disk)):
         if not 0 < value < 1e9:
             raise JobError(f"{value} is not allowed", key=option, fix="Use a number above 0")
     place = place_of(on)
@@ -48,7 +56,8 @@ def check(
             f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
             fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
         )  # fmt: skip
-    limits = Limits(rate=to_bits(least) / 8 if least else 0.0, clock=clock, disk_rate=disk * 1e6)
+    rate = to_bits(wanted.least) / 8 if wanted.least else 0.0
+    limits = Limits(rate=rate, clock=wanted.clock, disk_rate=wanted.disk * 1e6)
     found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), limits=limits)
     if isinstance(found, int):
         raise typer.Exit(found)

@@ -11,6 +11,7 @@ import typer
 
 from plait.api.diagnosing import HangReport, as_run, diagnose_run, explain_hang, explain_trace
 from plait.cli import terminal
+from plait.core.base.errors import JobError
 
 NAMED, UNKNOWN = 3, 1
 """Exit status where a straggler or the cause of a hang was named, and of a hang whose cause is not known; 0
@@ -29,6 +30,13 @@ def diagnose(
     hang: Annotated[
         bool, typer.Option("--hang", help="Why its ranks wait for each other: for whom, and what that one does.")
     ] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="What took how long, and how much communication was hidden; no verdict.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="With --timeline: compare with this plan.json, as predicted, or with this other run folder."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or why it
@@ -37,6 +45,12 @@ def diagnose(
     Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is
     not known, 2 there is nothing that can be read.
     """
+    if timeline or against:
+        if len(run) > 1:
+            fix = "Name one; --against takes another"
+            raise JobError(f"{len(run)} runs have no one timeline", key="--timeline", fix=fix)
+        show_timeline(run[0], against, as_json=json)
+        return
     if meta or run[0].suffix == ".parquet":
         found = explain_trace(run, meta)
     else:
@@ -52,3 +66,11 @@ def diagnose(
     if slow or (hung and hung.certain):
         raise typer.Exit(NAMED)
     raise typer.Exit(UNKNOWN if hung and hung.cause != "none" else 0)
+
+
+def show_timeline(run: Path, against: Path | None = None, *, as_json: bool = False) -> None:
+    """Print where a run's steps went, alone or beside a plan or another run."""
+    from plait.api.timelines import read_run_timeline
+
+    measured = read_run_timeline(run)
+    terminal.answer(measured.against(against) if against else measured, as_json=as_json)

@@ -10,7 +10,7 @@ import typer
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; Hugging Face transformers reads it.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write; Hugging Face transformers reads it.")],
     step: Annotated[
         int | None, typer.Option(help="The checkpoint after this step; by default the newest that is whole.")
     ] = None,

@@ -8,29 +8,22 @@ from typing import Annotated
 
 import typer
 
-from plait.core.base.errors import JobError
-
 
 def job(
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="A section or setting: train, train.steps, steps.")
     ] = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Print the settings of a job file: all, or KEY's.")
-    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as docs/job.md has them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look up the settings of a job file: what each takes, its default, what it does.
 
-    Examples: plait job --reference; plait job --reference train.steps; plait job --reference strategy
+    Without KEY: all settings. Examples: plait job; plait job train.steps; plait job strategy
     """
     from plait.cli import terminal
     from plait.core.base.text import Table
     from plait.core.job import reference as settings
 
-    if not reference and key is None and not markdown and not as_json:
-        raise JobError("nothing is asked", fix="Write plait job --reference, or plait job --reference KEY")
     if markdown:
         typer.echo(settings.markdown(), nl=False)
         return

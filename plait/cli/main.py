@@ -13,27 +13,26 @@ from plait import __version__
 from plait.cli import (
     calibrate,
     check,
-    cluster,
     diagnose,
     export,
     job,
     lab,
+    measure,
     place,
     plan,
-    profile,
     queue,
-    report,
+    reserve,
     reshard,
     sample,
     schedule,
     terminal,
-    timeline,
     topology,
     trace,
     train,
     view,
 )
 from plait.core.base.errors import PlaitError
+from plait.core.job.renamed import refuse_old_words
 
 _USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """What is wrong with a path that was named, or its disk, wherever it is noticed."""
@@ -48,22 +47,20 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
+app.command("reserve")(reserve.reserve)
 app.command("check")(check.check)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)
-app.command("timeline")(timeline.timeline)
 app.command("diagnose")(diagnose.diagnose)
 app.command("view")(view.view)
-app.command("report")(report.report)
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(reshard.app, name="reshard")
+app.command("schedule")(schedule.schedule)
+app.command("reshard")(reshard.reshard)
 app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
-app.add_typer(profile.app, name="profile")
+app.add_typer(measure.app, name="measure")
 app.add_typer(queue.app, name="queue")
-app.add_typer(cluster.app, name="cluster")
 app.add_typer(trace.app, name="trace")
 
 
@@ -78,6 +75,7 @@ def main() -> None:
     """Run the command line; a deliberate error is one paragraph, a bug shows its traceback."""
     terminal.prepare()
     try:
+        refuse_old_words(sys.argv[1:])
         app()
     except PlaitError as error:
         print(terminal.fitted(f"plait: {error}", sys.stderr), file=sys.stderr)

@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 if TYPE_CHECKING:
     from plait.api.planning import Planning
 
-CHECK = "check"
-"""In place of the job, before it: predict its own strategy."""
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the planner besides the job."""
 
-def plan(
-    job: Annotated[
-        Path | None, typer.Argument(help="The job file (TOML); check JOB.toml to predict its own strategy.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: cluster.ranks=128.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the plan goes: plan.json beside the job if not given.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="As the word check before the job.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="More columns, where the step goes, what fills the memory.")
-    ] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Predict the job's own strategy; search for no other.")
+    ] = False
     what_if: Annotated[
-        list[str] | None, typer.Option(help="RATE=FACTORx, as in nic=2x, link=0.5, compute=2, memory=2; or gpus=4x.")
+        list[str] | None,
+        typer.Option(
+            metavar="RATE=FACTORx",
+            help="Other hardware: nic=2x, link=0.5, compute=2, memory=2; or gpus=4x. Repeatable.",
+        ),
+    ] = None
+    measure: Annotated[
+        int, typer.Option(metavar="N", help="Run the N best for a few steps, and choose by their measured times.")
+    ] = 0
+    on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What becomes of the answer."""
+
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here, not beside the job.")
+    ] = None
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show more columns, where the step goes, what fills the memory.")
+    ] = False
+    emit: Annotated[
+        str | None,
+        typer.Option(metavar="FRAMEWORK", help="Print the strategy as settings of torchtitan or megatron instead."),
+    ] = None
+    draw: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the predicted step and its memory: .svg, .html, .png or .pdf."),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@grouped
+def plan(
+    question: Question,
+    shown: Shown,
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="The job file (TOML).")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="In place of the file's: cluster.ranks=128."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two plans (plan.json), side by side.", metavar="A.json B.json")
     ] = None,
-    emit: Annotated[
-        str | None, typer.Option(help="Print the strategy as settings of torchtitan or megatron instead.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the predicted step and its memory: FILE.svg, .html, .png, .pdf.")
-    ] = None,
-    measure: Annotated[
-        int, typer.Option(help="Run so many of the best for a few steps, and choose by their measured times.")
-    ] = 0,
-    on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local",
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that ship.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
 
@@ -68,18 +89,18 @@ def plan(
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
+    out, emit, draw, as_json = shown.out, shown.emit, shown.draw, shown.as_json
+    measure, what_if = question.measure, question.what_if
     if clusters:
         terminal.answer(known_clusters(), as_json=as_json)
         return
     if compare:
-        if job or emit or picture or measure or what_if or out:
+        if job or emit or draw or measure or what_if or out:
             raise JobError("takes two plans and, of all options, --json", key="--compare", fix="Leave out the rest")
         terminal.answer(compare_plans(*compare), as_json=as_json)
         return
-    if job and str(job) == CHECK and given and not job.is_file():
-        check, job, given = True, Path(given[0]), given[1:]
-    if job is None or (str(job) == CHECK and not job.is_file()):
-        raise JobError("no job is given", fix="Write plait plan JOB.toml, plait plan check JOB.toml, or --clusters")
+    if job is None:
+        raise JobError("no job is given", fix="Write plait plan JOB.toml, or plait plan --clusters")
     if measure < 0:
         raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
     if measure and what_if:
@@ -89,27 +110,27 @@ def plan(
         if as_json:
             raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
     target = _target(job, out, what_if=bool(what_if))
-    if picture:
+    if draw:
         from plait.api.pictures import FORMATS, check_format
         from plait.core.base.files import check_target
 
-        check_format(picture, (*FORMATS, "html"))
-        check_target(picture, fix="Choose another with --picture")
+        check_format(draw, (*FORMATS, "html"))
+        check_target(draw, fix="Choose another with --draw")
     with naming(job, given):
-        place = place_of(on)
+        place = place_of(question.on)
         asked = plan_job(job, given, place, what_if or [])
         _remark(asked)
-        for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
+        for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
             if wanted:
                 refuse_experts(asked.planner.model, doing)
-        found = asked.answer(check=check, explain=explain)
+        found = asked.answer(check=question.evaluate, explain=shown.explain)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:
         with explained(f"{target} cannot be written", fix="Choose another with --out"):
             asked.plan(found.best).write(target)
-    if picture:
-        draw_step(asked, found.best, picture)
+    if draw:
+        draw_step(asked, found.best, draw)
     if emit:
         emitted = emit_settings(found.best.job, emit)
         for what in emitted.unsaid:
@@ -120,8 +141,8 @@ def plan(
     terminal.answer(found, as_json=as_json, **more)
     if target and not as_json:
         terminal.text(f"The plan is in {target}; plait train {target} obeys it.")
-    if picture and not as_json:
-        terminal.text(f"The predicted step is drawn in {picture}.")
+    if draw and not as_json:
+        terminal.text(f"The predicted step is drawn in {draw}.")
 
 
 def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Cross-mesh resharding: which pieces go where, in which order, and how close to the bound.",
-)
+from plait.cli.groups import grouped
 
 Draw = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
@@ -27,46 +23,49 @@ ITEMSIZE = {
 }
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps ``explain`` a command of its own."""
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor, and the layouts between which it moves."""
 
-
-@app.command()
-def explain(
     source: Annotated[
         str,
         typer.Option("--from", metavar="LAYOUT", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'."),
-    ],
+    ]
     destination: Annotated[
         str,
-        typer.Option("--to", metavar="LAYOUT", help="Ranks go on after the source's unless it says: '(2,4)@8 ...'."),
-    ],
-    shape: Annotated[str, typer.Option(metavar="N,N,...", help="Of the whole tensor.")],
-    dtype: Annotated[str, typer.Option(help="Type of its elements.")] = "bf16",
-    nic: Annotated[str, typer.Option(metavar="RATE", help="Of one NIC, each way.")] = "10gbit",
-    nics_per_host: Annotated[
-        int, typer.Option(help="NICs (rails) of a host, shared out among its ranks in order.")
-    ] = 1,
-    latency: Annotated[str, typer.Option(metavar="TIME", help="For each message: 50us, 1ms, 0s.")] = "50us",
+        typer.Option("--to", metavar="LAYOUT", help="As --from; its ranks follow those unless it says: '(2,4)@8 ...'."),
+    ]
+    shape: Annotated[str, typer.Option(metavar="N,N,...", help="Shape of the whole tensor.")]
+    dtype: Annotated[str, typer.Option(help="Type of its elements.")] = "bf16"
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """Hosts, and what their network does."""
+
+    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of one NIC, each way.")] = "10gbit"
+    nics_per_host: Annotated[int, typer.Option(help="NICs (rails) of a host, shared out among its ranks in order.")] = 1
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Time of each message: 50us, 1ms, 0s.")] = "50us"
     ranks_per_host: Annotated[
         int | None, typer.Option(help="Ranks of a host, in order.", show_default="each row of a mesh is a host")
-    ] = None,
-    order: Annotated[str, typer.Option(help="Search: list, naive, load_balance, greedy, dfs or exact.")] = "list",
+    ] = None
+
+
+@grouped
+def reshard(
+    tensor: Tensor,
+    links: HostLinks,
+    order: Annotated[str, typer.Option(help="Search by list, naive, load_balance, greedy, dfs or exact.")] = "list",
     way: Annotated[
-        str,
-        typer.Option(
-            "--strategy", help="auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast."
-        ),
+        str, typer.Option(help="auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast.")
     ] = "auto",
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show the plan for one tensor: unit tasks, senders, order, way, predicted time against the lower bound,
-    and every NIC's use.
+    """Show the plan that moves one tensor between meshes: unit tasks, senders, order, way, predicted time
+    against the lower bound, and every NIC's use.
 
-    Example: plait reshard explain --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype
-    int32
+    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype int32
     """
     from plait.api.resharding import explain_reshard, fabric_of
     from plait.core.base.errors import ReshardError
@@ -74,17 +73,18 @@ def explain(
     from plait.core.base.numbers import parse_rate
     from plait.core.reshard.layouts import TensorLayout
 
-    first = TensorLayout.parse(source)
-    second = TensorLayout.parse(destination, first_rank=max(first.ranks) + 1)
-    sizes, itemsize, rate = _shape(shape), _itemsize(dtype), parse_rate(nic)
+    first = TensorLayout.parse(tensor.source)
+    second = TensorLayout.parse(tensor.destination, first_rank=max(first.ranks) + 1)
+    sizes, itemsize, rate = _shape(tensor.shape), _itemsize(tensor.dtype), parse_rate(links.nic)
     if rate is None:
         raise ReshardError("--nic unlimited leaves nothing to plan for. Give a rate, such as 10gbit.")
     fabric = fabric_of(
-        first, second, rate=rate / 8, latency=_seconds(latency), nics_per_host=nics_per_host,
-        ranks_per_host=ranks_per_host,
+        first, second, rate=rate / 8, latency=_seconds(links.latency), nics_per_host=links.nics_per_host,
+        ranks_per_host=links.ranks_per_host,
     )  # fmt: skip
     found = explain_reshard(first, second, sizes, itemsize, fabric, order=order, way=None if way == "auto" else way)
-    found = replace(found, title=f"{first} -> {second}, {dtype} {'x'.join(map(str, sizes)) or 'scalar'}, {nic}")
+    shape = "x".join(map(str, sizes)) or "scalar"
+    found = replace(found, title=f"{first} -> {second}, {tensor.dtype} {shape}, {links.nic}")
     for path in draw or []:
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             found.draw(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 if TYPE_CHECKING:
     from plait.api.topologies import TopologyAnswer
@@ -37,50 +39,92 @@ Draw = Annotated[
 LevelOption = Annotated[
     str, typer.Option(metavar="LEVEL", help="Down to here: its name, or how far below the top.", show_default="by size")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON, with minipods and free nodes counted.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write it: .toml, .json, .conf (Slurm), .yaml (Slurm), or by --as.")
-]
-As = Annotated[
-    str, typer.Option("--as", metavar="FORM", help="Print it as toml, json, topology.conf or topology.yaml instead.")
-]
 
 
-Tolerate = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY", help="Kubernetes: a taint that keeps no job of yours away. Repeatable."),
-]
+@dataclass(frozen=True)
+class TopologyFile:
+    """A topology to be read, and what else is known of its nodes."""
 
-
-@app.command()
-def show(
     file: Annotated[
         str,
         typer.Argument(
             metavar="FILE", help="A file of any format; - for standard input; slurm: or kubernetes: to ask one."
         ),
-    ],
+    ]
     form: Annotated[
-        str,
-        typer.Option("--format", metavar="NAME", help="Of the file.", show_default="found by its content"),
-    ] = "",
-    name: Annotated[str, typer.Option(metavar="NAME", help="Which of several topologies of a file.")] = "",
+        str, typer.Option("--format", metavar="NAME", help="Format of the file.", show_default="found by its content")
+    ] = ""
+    name: Annotated[str, typer.Option(metavar="NAME", help="Which of several topologies of a file.")] = ""
     levels: Annotated[
         str, typer.Option(metavar="LABEL,...", help="Kubernetes: labels that name switches, the outermost first.")
-    ] = "",
+    ] = ""
     states: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="What nodes are doing: sinfo, squeue, scontrol show nodes, ... Repeatable."),
-    ] = None,
-    tolerate: Tolerate = None,
+    ] = None
+    tolerate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Kubernetes: a taint that keeps no job of yours away. Repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MinipodShape:
+    """How large a cluster is that is made up."""
+
+    minipods: Annotated[int, typer.Option(min=1, help="Switches below the top.")]
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of all minipods together.")]
+    nodes_per_leaf: Annotated[int, typer.Option(min=1, help="Nodes of a full leaf.")] = 16
+    uneven: Annotated[float, typer.Option(help="How far sizes of minipods are from the mean, as a part of it.")] = 0.0
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many of its nodes are taken."""
+
+    busy: Annotated[float, typer.Option(help="Part of the nodes that jobs hold; minipods differ by Beta.")] = 0.0
+    down: Annotated[float, typer.Option(help="Part of the nodes that are down.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Seed; the same makes the same cluster.")] = 0
+
+
+@dataclass(frozen=True)
+class NodeFabric:
+    """What a node has, and a leaf."""
+
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node.")] = 8
+    nics_per_node: Annotated[int, typer.Option(min=0, help="NICs of a node, each on a rail of its own.")] = 8
+    uplinks: Annotated[int, typer.Option(min=0, help="Uplinks of a leaf, on each rail. 0: not told.")] = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of a topology."""
+
+    level: LevelOption = ""
+    draw: Draw = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write it: .toml, .json, .conf (Slurm), .yaml (Slurm), or by --as."
+        ),
+    ] = None
+    convert: Annotated[
+        str,
+        typer.Option("--as", metavar="FORM", help="Print it as toml, json, topology.conf or topology.yaml instead."),
+    ] = ""
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with minipods and free nodes counted.")] = (
+        False
+    )
+
+
+@app.command()
+@grouped
+def show(
+    source: TopologyFile,
+    output: Output,
     groups: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON of node to group: colours of --draw, and their spread.")
     ] = None,
-    level: LevelOption = "",
-    draw: Draw = None,
-    out: Out = None,
-    convert: As = "",
-    as_json: AsJson = False,
 ) -> None:
     """Show a topology, convert it, or draw it.
 
@@ -88,52 +132,44 @@ def show(
     """
     from plait.api.topologies import TopologyAnswer, read_groups, read_topology
 
-    labels = tuple(word.strip() for word in levels.split(",") if word.strip())
     topology, remarks = read_topology(
-        file, form=form, name=name, levels=labels, states=states or (), tolerated=tolerate or ()
+        source.file,
+        form=source.form,
+        name=source.name,
+        levels=tuple(word.strip() for word in source.levels.split(",") if word.strip()),
+        states=source.states or (),
+        tolerated=source.tolerate or (),
     )
     placed = read_groups(groups) if groups else {}
-    _give(TopologyAnswer(topology, level, placed, remarks), draw or [], out, convert, as_json)
+    _give(TopologyAnswer(topology, output.level, placed, remarks), output)
     terminal.remarked(remarks.notes, remarks.over)
 
 
 @app.command()
-def generate(
-    minipods: Annotated[int, typer.Option(min=1, help="Switches below the top.")],
-    nodes: Annotated[int, typer.Option(min=1, help="Of all minipods together.")],
-    leaf_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a full leaf.")] = 16,
-    uneven: Annotated[float, typer.Option(help="How far sizes of minipods are from the mean, as a part of it.")] = 0.0,
-    busy: Annotated[float, typer.Option(help="Part of the nodes that jobs hold; minipods differ by Beta.")] = 0.0,
-    down: Annotated[float, typer.Option(help="Part of the nodes that are down.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same cluster.")] = 0,
-    gpus: Annotated[int, typer.Option(min=0, help="Of a node.")] = 8,
-    nics: Annotated[int, typer.Option(min=0, help="Of a node, each on a rail of its own.")] = 8,
-    uplinks: Annotated[int, typer.Option(min=0, help="Of a leaf, on each rail. 0: not told.")] = 0,
-    level: LevelOption = "",
-    draw: Draw = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it to this .toml, .json, .conf or .yaml.")
-    ] = None,
-    convert: As = "",
-    as_json: AsJson = False,
-) -> None:
+@grouped
+def generate(shape: MinipodShape, occupancy: Occupancy, fabric: NodeFabric, output: Output) -> None:
     """Make up a cluster, fragmented as real ones are.
 
     Example: plait topology generate --minipods 11 --nodes 1019 --busy 0.4 --seed 3 --out cluster.toml
     """
-    from plait.api.topologies import TopologyAnswer, generate_topology
+    from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
     from plait.core.topology.switches import Hardware
 
+    sizes = MinipodSizes(
+        minipods=shape.minipods, nodes=shape.nodes, leaf_nodes=shape.nodes_per_leaf, uneven=shape.uneven
+    )
+    hardware = Hardware(gpus=fabric.gpus_per_node, nics=fabric.nics_per_node, rails=fabric.nics_per_node)
     topology = generate_topology(
-        minipods=minipods, nodes=nodes, leaf_nodes=leaf_nodes, uneven=uneven, busy=busy, down=down, seed=seed,
-        hardware=Hardware(gpus=gpus, nics=nics, rails=nics), uplinks=uplinks or None,
+        sizes, busy=occupancy.busy, down=occupancy.down, seed=occupancy.seed, hardware=hardware,
+        uplinks=fabric.uplinks or None,
     )  # fmt: skip
-    _give(TopologyAnswer(topology, level), draw or [], out, convert, as_json)
+    _give(TopologyAnswer(topology, output.level), output)
 
 
-def _give(found: TopologyAnswer, draw: list[Path], out: Path | None, convert: str, as_json: bool) -> None:
+def _give(found: TopologyAnswer, output: Output) -> None:
     """Draw, write, print or show a topology."""
-    for file in draw:
+    out, convert, as_json = output.out, output.convert, output.as_json
+    for file in output.draw or []:
         with _written(file):
             found.draw(file)
     if out:

@@ -17,7 +17,7 @@ app = typer.Typer(
 @app.command("import")
 def import_(
     files: Annotated[list[Path], typer.Argument(help="PyTorch profiler traces, flight recorder dumps (JSON).")],
-    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The run folder to make.")],
 ) -> None:
     """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains it."""
     from plait.api.diagnosing import import_run
@@ -34,7 +34,7 @@ def import_(
 @app.command("export")
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")],
     ranks: Annotated[str | None, typer.Option(help="Such as 0-3,8; all, if not told.")] = None,
     steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three, if not told.")] = None,
 ) -> None:

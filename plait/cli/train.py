@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
@@ -17,11 +19,10 @@ WIDTH = 100
 """Columns of a log, also of one in a file, which somebody reads."""
 
 
-def train(
-    job: Annotated[Path, typer.Argument(help="The job file (TOML), or a plan (plan.json) to be obeyed as it stands.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: train.steps=100.")
-    ] = None,
+@dataclass(frozen=True)
+class Where:
+    """Where ranks run."""
+
     on: Annotated[
         str,
         typer.Option(
@@ -29,31 +30,54 @@ def train(
             "for an emulated cluster, such as lab:2x1@1gbit or, with a slower core between minipods, "
             "lab:4x1@1gbit,2pods@300mbit."
         ),
-    ] = "local",
+    ] = "local"
     rank_table: Annotated[
         Path | None,
-        typer.Option(help="With --on slurm, kubernetes or lab: which host runs which ranks (rank_table.json)."),
-    ] = None,
+        typer.Option(
+            metavar="FILE", help="With --on slurm, kubernetes or lab: which host runs which ranks (rank_table.json)."
+        ),
+    ] = None
     follow: Annotated[
         bool,
         typer.Option(help="With --on slurm or kubernetes: show what the job prints until it ends; Ctrl-C stops it."),
-    ] = True,
-    plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
+    ] = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is checked and shown instead of training."""
+
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False
     manifests: Annotated[
         Path | None,
         typer.Option(
-            help="With --dry-run --on kubernetes: write what would be sent to this file, for kubectl apply -f."
+            metavar="FILE",
+            help="With --dry-run --on kubernetes: write what would be sent to this file, for kubectl apply -f.",
         ),
+    ] = None
+
+
+@grouped
+def train(
+    where: Where,
+    trial: Trial,
+    job: Annotated[
+        Path,
+        typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (plan.json) to be obeyed as it stands."),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="In place of the file's: train.steps=100."),
     ] = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
 
     Settings stand in the job file, in the tables [model], [data], [train], [strategy] and [run]: plait job
-    --reference lists them all, plait job --reference KEY explains one, and docs/job.md has the same to read.
+    lists them all, plait job KEY explains one, and docs/job.md has the same to read.
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
@@ -64,25 +88,25 @@ def train(
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
 
-    place, given = with_table(place_of(on), rank_table), overrides or []
-    _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json, manifests=manifests)
+    place, given = with_table(place_of(where.on), where.rank_table), overrides or []
+    _check_options(place, trial, follow=where.follow)
     with naming(job, given):
-        if dry_run:
-            _show(job, given, place, as_json)
-            if manifests:
-                _write_manifests(manifests, job, given, place)
+        if trial.dry_run:
+            _show(job, given, place, trial.as_json)
+            if trial.manifests:
+                _write_manifests(trial.manifests, job, given, place)
             return
         # torchrun's ranks may stand on other machines too
         ready = prepare(job, given, place, refuse=not plan_only)
         _remark(ready)
-    if spares := check_ranks(ready.plan, place, on):
+    if spares := check_ranks(ready.plan, place, where.on):
         terminal.text(spares)
     for line in paragraph(what_runs(ready.plan, room_of(ready.plan, place)), WIDTH, "  ").splitlines():
         terminal.say(line)
     if plan_only:  # whoever asks holds the run's lock
         write_plan(ready)
     else:
-        raise typer.Exit(_run(ready, place, follow=follow))
+        raise typer.Exit(_run(ready, place, follow=where.follow))
 
 
 def _remark(ready: Prepared) -> None:
@@ -107,18 +131,15 @@ def _run(ready: Prepared, place: LaunchTarget, *, follow: bool) -> int:
     return sent.wait()
 
 
-def _check_options(
-    place: LaunchTarget, *, follow: bool, dry_run: bool, as_json: bool, manifests: Path | None = None
-) -> None:
+def _check_options(place: LaunchTarget, trial: Trial, *, follow: bool) -> None:
     """Raise JobError for an option that would be ignored."""
     from plait.api.places.base import Managed
     from plait.api.places.kubernetes import InKubernetes
     from plait.core.base.errors import JobError
 
-    if manifests and not (dry_run and isinstance(place, InKubernetes)):
+    if trial.manifests and not (trial.dry_run and isinstance(place, InKubernetes)):
         raise JobError("is for --dry-run --on kubernetes", key="--manifests", fix="Add them, or leave it out")
-
-    if as_json and not dry_run:
+    if trial.as_json and not trial.dry_run:
         raise JobError("is for --dry-run; a run's numbers are in its metrics.jsonl", key="--json", fix="Leave it out")
     if not follow and not isinstance(place, Managed):
         raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")

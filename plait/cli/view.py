@@ -19,16 +19,23 @@ def view(
     host: Annotated[
         str, typer.Option(help="Address to listen at. Only this machine can reach the default.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8050,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 8050,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page of one run to FILE.html, which needs no server, and end."),
+    ] = None,
 ) -> None:
     """Show runs as a page in a browser, live or finished: heat map, timeline, the ranks' grid, step time and
     loss, memory, predicted against measured, attempts, and what plait diagnose says.
 
-    Ctrl-C ends it.
+    Ctrl-C ends it. Example: plait view runs/quickstart --save page.html
     """
     from plait.core.base.errors import DataError
     from plait.view.store import watch
 
+    if save:
+        _save(runs, save)
+        return
     for run in runs:
         if not run.is_dir():
             raise DataError(f"{run}: no such run folder")
@@ -54,3 +61,29 @@ def view(
         pass
     finally:
         server.server_close()
+
+
+def _save(runs: list[Path], out: Path) -> None:
+    """Write the page of a run as one file."""
+    from plait.core.base.errors import DataError, JobError
+    from plait.view.report import write_report
+    from plait.view.store import Watched
+
+    if len(runs) > 1:
+        raise JobError(f"{len(runs)} runs do not fit on one saved page", key="--save", fix="Name one run")
+    if out.suffix not in (".html", ".htm"):
+        raise JobError(f"'{out.name}' is no name for a page", key="--save", fix="Name it NAME.html")
+    (run,) = runs
+    if not run.is_dir():
+        raise DataError(f"{run}: no such run folder")
+    watched = Watched(run, run.absolute().name)
+    found = watched.read()
+    if found.recording is None and not found.hang:
+        raise DataError(found.problem or f"{run} holds nothing that can be shown")
+    try:
+        size = write_report(watched, out)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
+    if found.run:
+        terminal.passed_over(found.run.passed_over)
+    terminal.say(f"{out}: {size / 2**20:.1f} MiB")

@@ -30,8 +30,8 @@ MEASURED = ("", "tp", "cp")
 and tensors between stages are not."""
 UNMEASURED = (
     "The plan holds no measured costs, so its times compare with nothing that was measured. Costs are measured before "
-    'training where strategy.slices = "auto"; of any job by plait profile JOB, for plait plan check JOB '
-    "cluster.profile=profile.json to predict from."
+    'training where strategy.slices = "auto"; of any job by plait measure machine JOB, for plait plan JOB '
+    "--evaluate cluster.profile=profile.json to predict from."
 )
 """What is said in place of a comparison."""
 

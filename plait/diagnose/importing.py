@@ -1,4 +1,4 @@
-"""Recordings of other tools, made into a run's folder that ``plait diagnose`` and ``plait timeline`` read:
+"""Recordings of other tools, made into a run's folder that ``plait diagnose`` reads:
 traces of PyTorch's profiler, dumps of its flight recorder, one file a rank."""
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def find(name: str | None = None) -> LabEntry:
     """The running lab of that name, or the only one."""
     entries = running()
     if not entries:
-        raise JobError("no lab is running", fix="Start one with: plait lab run -- COMMAND")
+        raise JobError("no lab is running", fix="Start one with: plait lab run 2x1@1gbit -- COMMAND")
     names = ", ".join(entry.name for entry in entries)
     if name is None:
         if len(entries) > 1:

@@ -44,7 +44,7 @@ def run(
     if not argv:
         raise JobError(
             "there is nothing to run",
-            fix="Give the command of a rank after --, such as: plait lab run -- python train.py",
+            fix="Give the command of a rank after --, such as: plait lab run 2x1@1gbit -- python train.py",
         )
     if shutil.which(argv[0]) is None:
         raise JobError(f"the command {argv[0]!r} is not an executable file", fix="Check its name, or give its path")

@@ -45,7 +45,7 @@ def command(*argv: str, data: str | None = None) -> str:
     if shutil.which(argv[0]) is None:
         raise LaunchError(
             f"Slurm's command {argv[0]} is not installed here. Run on a machine that submits to Slurm, or try an "
-            "emulated one: plait cluster up slurm."
+            "emulated one: plait lab slurm up."
         )
     done = subprocess.run(argv, check=False, input=data, capture_output=True, text=True)
     if done.returncode:

@@ -63,7 +63,7 @@ class Affinity:
 
 
 def own_rows() -> Path:
-    """The file where ``plait profile placement`` keeps the rows of this user's jobs."""
+    """The file where ``plait measure placement`` keeps the rows of this user's jobs."""
     return data_folder() / NAME
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from plait.core.base.errors import JobError
 from plait.core.topology.hostlist import MOST_HOSTS
@@ -22,32 +23,49 @@ JOB_NODES = (1, 1, 2, 4, 8, 16)
 """Sizes of jobs, one drawn like the other."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MinipodSizes:
+    """How nodes lie in minipods. nodes: of all minipods. leaf_nodes: of a full leaf. uneven: how far sizes of
+    minipods may be from the mean, as a part of it."""
+
+    minipods: int
+    nodes: int
+    leaf_nodes: int = 16
+    uneven: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises JobError, naming what cannot be."""
+        if not 1 <= self.minipods <= self.nodes <= MOST_HOSTS:
+            problem = f"{self.nodes} nodes in {self.minipods} minipods"
+            raise JobError(problem, key="nodes", fix=f"At least one node a minipod, at most {MOST_HOSTS}")
+        if self.leaf_nodes < 1:
+            raise JobError(f"{self.leaf_nodes} nodes a leaf", key="nodes-per-leaf", fix="At least 1")
+        _check_part("uneven", self.uneven)
+
+
 def generate(
+    sizes: MinipodSizes,
     *,
-    minipods: int,
-    nodes: int,
-    leaf_nodes: int = 16,
-    uneven: float = 0.0,
     busy: float = 0.0,
     down: float = 0.0,
     seed: int = 0,
     hardware: Hardware = UNKNOWN,
     uplinks: int | None = None,
 ) -> Topology:
-    """nodes: of all minipods. leaf_nodes: of a full leaf. uneven: how far sizes of minipods may be from the
-    mean, as a part of it. busy, down: parts of all nodes. uplinks: of every leaf.
+    """A cluster of these sizes. busy, down: parts of all nodes that jobs hold, and that are down. uplinks: of
+    every leaf. Raises JobError.
 
-    >>> tree = generate(minipods=3, nodes=18)
+    >>> tree = generate(MinipodSizes(minipods=3, nodes=18))
     >>> [len(pod) for pod in tree.minipods().values()], tree.switches[2].name, tree.nodes[0].name
     ([6, 6, 6], 'leaf1', 'n01')
     """
-    _check(minipods, nodes, leaf_nodes, uneven, busy, down)
+    _check_part("busy", busy)
+    _check_part("down", down)
     chance = random.Random(seed)
-    sizes = _sizes(minipods, nodes, uneven, chance)
-    leaves = [_split(size, leaf_nodes) for size in sizes]
-    names = iter(_numbered("n", nodes))
+    leaves = [_split(size, sizes.leaf_nodes) for size in _sizes(sizes, chance)]
+    names = iter(_numbered("n", sizes.nodes))
     leaf_names = iter(_numbered("leaf", sum(map(len, leaves))))
-    pods = _numbered("mp", minipods)
+    pods = _numbered("mp", sizes.minipods)
     wirings = [Wiring("core", pods)]
     members: list[list[str]] = []
     for pod, inside in zip(pods, leaves, strict=True):
@@ -56,18 +74,12 @@ def generate(
         members.append([node for leaf in own for node in leaf.nodes])
     states = _states(members, busy, down, chance)
     every = {name: hardware for pod in members for name in pod} if hardware != UNKNOWN else {}
-    return build(wirings, hardware=every, states=states, name=f"{minipods} minipods, seed {seed}")
+    return build(wirings, hardware=every, states=states, name=f"{sizes.minipods} minipods, seed {seed}")
 
 
-def _check(minipods: int, nodes: int, leaf_nodes: int, uneven: float, busy: float, down: float) -> None:
-    if not 1 <= minipods <= nodes <= MOST_HOSTS:
-        problem = f"{nodes} nodes in {minipods} minipods"
-        raise JobError(problem, key="nodes", fix=f"At least one node a minipod, at most {MOST_HOSTS}")
-    if leaf_nodes < 1:
-        raise JobError(f"{leaf_nodes} nodes a leaf", key="leaf-nodes", fix="At least 1")
-    for key, part in (("uneven", uneven), ("busy", busy), ("down", down)):
-        if not 0 <= part < 1:
-            raise JobError(f"{part:g}", key=key, fix="From 0 to below 1")
+def _check_part(key: str, part: float) -> None:
+    if not 0 <= part < 1:
+        raise JobError(f"{part:g}", key=key, fix="From 0 to below 1")
 
 
 def _numbered(word: str, count: int) -> list[str]:
@@ -75,9 +87,10 @@ def _numbered(word: str, count: int) -> list[str]:
     return [f"{word}{number:0{digits}}" for number in range(1, count + 1)]
 
 
-def _sizes(minipods: int, nodes: int, uneven: float, chance: random.Random) -> list[int]:
+def _sizes(of: MinipodSizes, chance: random.Random) -> list[int]:
     """Sizes that sum to ``nodes``, each at least 1."""
-    shares = [1 + uneven * (2 * chance.random() - 1) for _ in range(minipods)]
+    minipods, nodes = of.minipods, of.nodes
+    shares = [1 + of.uneven * (2 * chance.random() - 1) for _ in range(minipods)]
     whole, sizes, given = sum(shares), list[int](), 0.0
     for place, share in enumerate(shares):
         given += share

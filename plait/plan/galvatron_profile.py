@@ -36,7 +36,7 @@ def galvatron(values: Any, file: str, date: str) -> Profile:
     if len(values) > MOST_KEYS:
         raise JobError(f"has {len(values)} keys; at most {MOST_KEYS} are read", file=file)
     if set(values) == {"overlap_coe"}:
-        fix = "Measure it: plait profile. The factors of both sides are wanted, and Galvatron has one for both"
+        fix = "Measure it: plait measure machine. The factors of both sides are wanted, and Galvatron has one for both"
         raise JobError("says nothing of where it was measured", file=file, key="overlap_coe", fix=fix)
     shape = _SHAPE.search(Path(file).name)
     if not shape:

@@ -55,12 +55,12 @@ def here(profile: Profile) -> Cluster:
     if not profile.products:
         raise JobError(
             "has no matrix products, so it does not say how fast a device is", key="products",
-            fix="Measure them with plait profile, or name a cluster that is described",
+            fix="Measure them with plait measure machine, or name a cluster that is described",
         )  # fmt: skip
     if not machine.memory:
         raise JobError(
             "is 0: nobody knows how much memory a device has", key="machine.memory",
-            fix="Measure it with plait profile, or name a cluster that is described",
+            fix="Measure it with plait measure machine, or name a cluster that is described",
         )  # fmt: skip
     peaks: dict[str, float] = {}
     for product in profile.products:

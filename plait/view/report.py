@@ -52,7 +52,7 @@ def report_of(watched: Watched, snapshot: Snapshot) -> str:
     from plotly.offline import get_plotlyjs
 
     style = (Path(__file__).parent / "assets" / "style.css").read_text()
-    title = html.escape(f"plait report: {snapshot.name}")
+    title = html.escape(f"plait view: {snapshot.name}")
     body = "\n".join(_sections(watched, snapshot))
     return f"""<!doctype html>
 <html lang="en">

@@ -16,7 +16,7 @@ from plait.api import topology_picture as drawing
 from plait.api.topology_picture import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
 from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
-from plait.place.generate import generate
+from plait.place.generate import MinipodSizes, generate
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ FREE, BUSY, DOWN = STATE_COLOURS.values()
 
 def small() -> Topology:
     """Two minipods of two leaves of two nodes."""
-    tree = generate(minipods=2, nodes=8, leaf_nodes=2)
+    tree = generate(MinipodSizes(minipods=2, nodes=8, leaf_nodes=2))
     return tree.with_states({"n1": NodeState(status="busy"), "n8": NodeState(status="down")})
 
 
@@ -94,7 +94,7 @@ def test_the_tree_above_the_leaves(drawn: Any) -> None:
 
 def test_minipods_that_fill_several_lines(drawn: Any) -> None:
     """Nine of one node each: five and four."""
-    figure = drawn(generate(minipods=9, nodes=9, leaf_nodes=1))
+    figure = drawn(generate(MinipodSizes(minipods=9, nodes=9, leaf_nodes=1)))
     places = {name: place for name, place in texts(figure).items() if name != "core"}
     rows = sorted({y for _, y in places.values()})
     columns = sorted({x for x, _ in places.values()})
@@ -137,14 +137,18 @@ def test_groups_are_told(drawn: Any, groups: Mapping[str, str], title: str, name
 
 
 def test_only_so_many_groups_have_a_name(drawn: Any) -> None:
-    tree = generate(minipods=1, nodes=40, leaf_nodes=40)
+    tree = generate(MinipodSizes(minipods=1, nodes=40, leaf_nodes=40))
     figure = drawn(tree, groups={name: f"g{place}" for place, name in enumerate(tree.places)})
     assert legend(figure)[:-3] == [f"g{place}: 1 minipod" for place in range(MOST_NAMED)]
 
 
 @pytest.mark.parametrize("nodes", [MANY - 1, MANY])
 def test_of_many_nodes_neighbours_of_one_colour_are_one_box(drawn: Any, nodes: int) -> None:
-    figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=1000).with_states({"n0003": NodeState(status="busy")}))
+    figure = drawn(
+        generate(MinipodSizes(minipods=1, nodes=nodes, leaf_nodes=1000)).with_states(
+            {"n0003": NodeState(status="busy")}
+        )
+    )
     paints = boxes(figure)
     (part, *_) = figure.axes[0].collections
     if nodes == MANY:
@@ -164,7 +168,7 @@ def test_a_level_of_its_own(drawn: Any) -> None:
 
 @pytest.mark.parametrize(("nodes", "size"), [(20, 9.0), (75, 450 / 75), (200, 5.0)])
 def test_words_are_as_large_as_there_is_room(drawn: Any, nodes: int, size: float) -> None:
-    figure = drawn(generate(minipods=1, nodes=nodes, leaf_nodes=nodes))
+    figure = drawn(generate(MinipodSizes(minipods=1, nodes=nodes, leaf_nodes=nodes)))
     sizes = {text.get_text(): text.get_fontsize() for text in figure.axes[0].texts}
     assert sizes == {"core": max(size, 7), "mp1": size}
 

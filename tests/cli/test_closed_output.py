@@ -20,9 +20,10 @@ def closed(*words: str, how: str = ">&-") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("how", [">&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("words", "status"),
-    [(["--version"], 0), (["train", "--help"], 0), (["job", "--reference", "train.steps"], 0),
-     (["schedule", "show", "1f1b", "--stages", "2", "--micro-batches", "2"], 0), (["lab", "list", "--json"], 0),
-     (["diagnose", "no-such-run"], 2), (["export", "no-such-run", "out"], 2), (["train", "no-such-job.toml"], 2)],
+    [(["--version"], 0), (["train", "--help"], 0), (["job", "train.steps"], 0),
+     (["schedule", "1f1b", "--pp", "2", "--micro-batches", "2"], 0), (["lab", "list", "--json"], 0),
+     (["diagnose", "no-such-run"], 2),
+     (["export", "no-such-run", "--out", "out"], 2), (["train", "no-such-job.toml"], 2)],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
 def test_a_command_does_what_it_does(words: list[str], status: int, how: str) -> None:

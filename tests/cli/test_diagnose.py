@@ -99,12 +99,12 @@ def test_every_json_counts_what_was_left_out(tmp_path: Path) -> None:
             part.write_bytes(b"nothing")
     unread = "files of the timeline that cannot be read"
     assert [(row["what"], row["count"]) for row in read(run)[1]["passed_over"]] == [(unread, 2)]
-    found = json.loads(run_cli("timeline", run, "--json").stdout)
+    found = json.loads(run_cli("diagnose", run, "--timeline", "--json").stdout)
     assert [(row["what"], row["count"]) for row in found["passed_over"]] == [(unread, 2)]
-    found = json.loads(run_cli("timeline", run, "--against", other, "--json").stdout)
+    found = json.loads(run_cli("diagnose", run, "--timeline", "--against", other, "--json").stdout)
     assert [(row["what"], row["count"]) for row in found["passed_over"]] == [(unread, 3)]
     assert len(found["notes"]) == 3
-    assert f"passed over 2 {unread}" in run_cli("report", run, "-o", tmp_path / "r.html").stderr
+    assert f"passed over 2 {unread}" in run_cli("view", run, "--save", tmp_path / "r.html").stderr
     assert "truncated or no Parquet" in run_cli("trace", "export", run, "-o", tmp_path / "t.json").stdout
 
 
@@ -115,7 +115,7 @@ def test_a_clean_run_is_exit_status_0(tmp_path: Path) -> None:
     assert "No straggler. The slowest of 8 comparable ranks is rank" in found.stdout
     status, report = read(run)
     assert (status, report["stragglers"], report["version"]) == (0, [], 1)
-    assert report["predicted"] is None and "plait profile" in report["notes"][0]
+    assert report["predicted"] is None and "plait measure machine" in report["notes"][0]
 
 
 @pytest.mark.system
@@ -239,8 +239,8 @@ def test_what_was_passed_over_is_printed_and_kept(tmp_path: Path) -> None:
     said = "passed over 1 kernels of which name, time or length cannot be (the first: trace1.json: gemm)"
     found = run_cli("trace", "import", *files, "--out", tmp_path / "run")
     assert said in found.stderr
-    for verb in ("diagnose", "timeline"):
-        assert said in run_cli(verb, tmp_path / "run").stdout
+    for words in ((), ("--timeline",)):
+        assert said in run_cli("diagnose", tmp_path / "run", *words).stdout
     row = {"what": "kernels of which name, time or length cannot be", "count": 1, "first": "trace1.json: gemm"}
     assert row in read(tmp_path / "run")[1]["passed_over"]
 
@@ -258,5 +258,5 @@ def test_a_folder_that_holds_no_recordings_is_refused(tmp_path: Path) -> None:
 def test_dumps_do_not_tell_what_was_hidden(tmp_path: Path) -> None:
     files = written(tmp_path, dump(0), dump(1))
     run_cli("trace", "import", *files, "--out", tmp_path / "run")
-    assert "hidden" not in run_cli("timeline", tmp_path / "run").stdout
-    assert json.loads(run_cli("timeline", tmp_path / "run", "--json").stdout)["hidden"] is None
+    assert "hidden" not in run_cli("diagnose", tmp_path / "run", "--timeline").stdout
+    assert json.loads(run_cli("diagnose", tmp_path / "run", "--timeline", "--json").stdout)["hidden"] is None

@@ -38,7 +38,7 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "place", "profile", "sample", "export", "timeline", "reshard", "topology", "lab", "queue"]
+    "verb", ["train", "place", "measure", "sample", "export", "diagnose", "reshard", "topology", "lab", "queue"]
 )
 def test_every_verb_explains_itself(verb: str) -> None:
     done = plait(verb, "--help")

@@ -108,19 +108,18 @@ def test_the_table_fits_80_columns(job: Path) -> None:
 
 def test_checking_a_strategy_given_by_hand(job: Path) -> None:
     job.write_text(JOB + STRATEGY)
-    for words in (("check", job), (job, "--check")):
-        said = plait(*words)
-        assert "2 2" in said.replace("1 2 1 2", "2 2")
-        assert "it has:" in said
-        assert "sequence-parallel no" in said
-    assert json.loads(plait("check", job, "--json"))["searched"] == 1
+    said = plait(job, "--evaluate")
+    assert "2 2" in said.replace("1 2 1 2", "2 2")
+    assert "it has:" in said
+    assert "sequence-parallel no" in said
+    assert json.loads(plait(job, "--evaluate", "--json"))["searched"] == 1
 
 
 def test_a_strategy_that_does_not_fit_says_by_how_much_and_what_would(job: Path) -> None:
     job.write_text(JOB + STRATEGY.replace('"zero1"', '"ddp"'))
     big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64"]
     with pytest.raises(InfeasiblePlan, match=r"place 0 .* needs .* GiB more than the .* would fit with strategy\."):
-        plait("check", job, *big)
+        plait(job, "--evaluate", *big)
     assert not job.with_name("plan.json").exists()
 
 
@@ -140,8 +139,8 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
     ("words", "error", "told"),
     [
         ([], JobError, "no job is given"),
-        (["check"], JobError, "no job is given"),
-        (["check", "JOB"], JobError, r"train\.micro_batch_size: is left to the planner"),
+        (["--evaluate"], JobError, "no job is given"),
+        (["JOB", "--evaluate"], JobError, r"train\.micro_batch_size: is left to the planner"),
         (["JOB", "--what-if", "nics=2"], JobError, "did you mean 'nic'"),
         (["JOB", "--what-if", "nic=2", "--measure", "2"], JobError, "cannot be measured"),
         (["JOB", "--measure", "-1"], JobError, "--measure: -1 is not allowed"),
@@ -163,7 +162,7 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
         (["JOB", "--out", "plan.txt"], JobError, r"--out: plan\.txt would not be taken as a plan.*ends in \.json"),
         (["JOB", "--out", "JOB"], JobError, "would not be taken as a plan"),
         (["JOB", "--out", "/proc/none/plan.json"], LaunchError, "cannot be written.*Choose another with --out"),
-        (["JOB", "--picture", "/proc/none/a.svg"], LaunchError, "cannot be written.*Choose another with --picture"),
+        (["JOB", "--draw", "/proc/none/a.svg"], LaunchError, "cannot be written.*Choose another with --draw"),
         (["JOB", "--what-if", "nic=2", "--out", "a.json"], JobError, "--out: nothing is written"),
         (["JOB", "--compare", "a.json", "b.json"], JobError, "--compare: takes two plans and"),
         (["."], JobError, "cannot be read: Is a directory"),
@@ -171,7 +170,7 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
         (["JOB", "cluster.ranks=1000000000000000000"], JobError, "is not allowed.*at most 2147483647"),
         (["JOB", "train.global_batch_size=2000000000"], JobError, "are more than 4,096 micro-batches of 64"),
         (["JOB", "cluster.preset=lab", "cluster.ranks=8"], JobError, "8 ranks are 4 more than the 4 of lab"),
-        (["JOB", "--picture", "a.gif"], DataError, r"ends in \.svg, \.png, \.pdf, \.html"),
+        (["JOB", "--draw", "a.gif"], DataError, r"ends in \.svg, \.png, \.pdf, \.html"),
         (["JOB", "cluster.preset=h1000"], JobError, "no cluster 'h1000'"),
         (["JOB", "plan.constraints=['tp > 64']"], JobError, "'tp > 64' leaves no strategy for 4 ranks"),
     ],
@@ -201,31 +200,31 @@ def test_the_change_that_is_named_is_enough(job: Path, changed: list[str]) -> No
     job.write_text(JOB + STRATEGY)
     big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64", "model.max_sequence=4096", *changed]
     with pytest.raises(InfeasiblePlan) as caught:
-        plait("check", job, *big)
+        plait(job, "--evaluate", *big)
     told = str(caught.value).partition("It would fit with ")[2].rstrip(".").split()
     assert told, str(caught.value)
-    assert plait("check", job, *big, *told)
+    assert plait(job, "--evaluate", *big, *told)
 
 
 def test_what_if(job: Path) -> None:
     job.write_text(JOB + STRATEGY)
     seconds = [
-        json.loads(plait("check", job, "--json", *change))["candidates"][0]["seconds"]
+        json.loads(plait(job, "--evaluate", "--json", *change))["candidates"][0]["seconds"]
         for change in ([], ["--what-if", "link=0.25"], ["--what-if", "compute=2x", "--what-if", "link=2"],
                        ["--what-if", "straggler=1.5"])
     ]  # fmt: skip
     assert seconds[2] < seconds[0] < min(seconds[1], seconds[3])
     plan = job.with_name("plan.json")
     before = plan.read_bytes()
-    plait("check", job, "--what-if", "link=9")
+    plait(job, "--evaluate", "--what-if", "link=9")
     assert plan.read_bytes() == before, "what is not there is not planned for"
 
 
 def test_two_plans_side_by_side(job: Path) -> None:
     one, other = job.with_name("one.json"), job.with_name("other.json")
     job.write_text(JOB + STRATEGY)
-    plait("check", job, "--out", one)
-    plait("check", job, "--out", other, "strategy.recompute=full", "cluster.preset=h100")
+    plait(job, "--evaluate", "--out", one)
+    plait(job, "--evaluate", "--out", other, "strategy.recompute=full", "cluster.preset=h100")
     said = plait("--compare", one, other)
     for words in ("cluster", "a100-80", "h100", "recompute", "computation", "second/first", "which fits"):
         assert words in said
@@ -239,7 +238,7 @@ def test_two_plans_side_by_side(job: Path) -> None:
 def test_emitting_a_plan_keeps_it(job: Path) -> None:
     job.write_text(JOB + STRATEGY)
     plan = job.with_name("plan.json")
-    assert "--tensor-model-parallel-size 2" in plait("check", job, "--emit", "megatron")
+    assert "--tensor-model-parallel-size 2" in plait(job, "--evaluate", "--emit", "megatron")
     before = plan.read_bytes()
     said = plait(plan, "--emit", "torchtitan")
     assert tomllib.loads(said)["parallelism"]["tensor_parallel_degree"] == 2
@@ -250,7 +249,7 @@ def test_emitting_a_plan_keeps_it(job: Path) -> None:
 def test_a_plan_is_predicted_as_it_stands(job: Path) -> None:
     """With slices that timed steps chose, and orders made from what they measured."""
     job.write_text(JOB + STRATEGY)
-    plait("check", job)
+    plait(job, "--evaluate")
     plan = Plan.read(job.with_name("plan.json"))
     costs = segment_costs(plan.model, plan.strategy, batch=4, sequence=256).late(3.0)
     sliced = replace(plan, strategy=replace(plan.strategy, p1=2, overlap="domino"), costs=costs)
@@ -267,7 +266,7 @@ def test_a_plan_is_predicted_as_it_stands(job: Path) -> None:
 def test_pictures(job: Path, ending: str) -> None:
     job.write_text(JOB + STRATEGY.replace("dp = 2", "pp = 2\nschedule = '1f1b'"))
     file = job.with_name(f"step.{ending}")
-    plait("check", job, "--picture", file, "train.micro_batch_size=2")
+    plait(job, "--evaluate", "--draw", file, "train.micro_batch_size=2")
     data = file.read_bytes()
     if ending == "png":
         assert data.startswith(b"\x89PNG")

@@ -159,7 +159,7 @@ def test_the_timeline_has_what_the_metrics_have(run: Run) -> None:
 
 
 def test_plait_timeline(run: Run) -> None:
-    found = run.json("timeline", run.folder)
+    found = run.json("diagnose", run.folder, "--timeline")
     mean = sum(run.seconds) / run.steps
     for rows, of in ((found["per_step"], ("compute", "wait")), (found["per_step_of_all"], ("compute", "wait"))):
         assert all(0 <= row["seconds"] < mean + run.longest / run.steps for row in rows)
@@ -173,11 +173,11 @@ def test_plait_timeline(run: Run) -> None:
     shares = [found["hidden"], *(group["hidden"] for group in found["hidden_by_step"])]
     assert all(0 <= share <= 1 for share in shares)
     assert all(slow["seconds"] < run.longest for slow in found["slowest"])
-    assert_possible(run.told("timeline", run.folder), run.longest)
+    assert_possible(run.told("diagnose", run.folder, "--timeline"), run.longest)
 
 
 def test_plait_timeline_against_the_plan(run: Run) -> None:
-    found = run.json("timeline", run.folder, "--against", run.folder / "plan.json")
+    found = run.json("diagnose", run.folder, "--timeline", "--against", run.folder / "plan.json")
     assert (found["never_seen"], found["not_planned"], found["notes"]) == ([], [], [])
     measured, predicted = (dict.fromkeys(("compute", "comm", "wait"), 0.0) for _ in range(2))
     for row in found["rows"]:
@@ -189,7 +189,7 @@ def test_plait_timeline_against_the_plan(run: Run) -> None:
     for comm in found["communication"].values():
         assert 0 <= comm["exposed"] <= comm["total"] < 2 * mean
         assert comm["hidden"] == pytest.approx(1 - comm["exposed"] / comm["total"])
-    assert_possible(run.told("timeline", run.folder, "--against", run.folder / "plan.json"), run.longest)
+    assert_possible(run.told("diagnose", run.folder, "--timeline", "--against", run.folder / "plan.json"), run.longest)
 
 
 def test_plait_diagnose(run: Run) -> None:
@@ -228,7 +228,7 @@ def test_plait_diagnose(run: Run) -> None:
 
 
 def test_plait_report_draws_what_can_be(run: Run, tmp_path: Path) -> None:
-    run.told("report", run.folder, "--out", tmp_path / "report.html")
+    run.told("view", run.folder, "--save", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     found = dict(re.findall(r'<script type="application/json" data-figure="([^"]+)">(.*?)</script>', page, re.DOTALL))
     figures = {name: json.loads(text) for name, text in found.items()}

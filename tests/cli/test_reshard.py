@@ -1,4 +1,4 @@
-"""``plait reshard explain``, as a user sees it."""
+"""``plait reshard``, as a user sees it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASE_3 = [
 
 
 def explain(*arguments: str) -> CompletedProcess[str]:
-    return plait("reshard", "explain", *arguments)
+    return plait("reshard", *arguments)
 
 
 def test_a_plan_for_people() -> None:
@@ -57,7 +57,7 @@ def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
 
 
 def test_meshes_that_share_ranks_and_an_order_and_a_way_by_name() -> None:
-    named = ["--ranks-per-host", "2", "--order", "exact", "--strategy", "send_recv", "--json"]
+    named = ["--ranks-per-host", "2", "--order", "exact", "--way", "send_recv", "--json"]
     found = json.loads(explain("--from", "(4) S0", "--to", "(4)@2 R", "--shape", "999", *named).stdout)
     assert found["order"] == "exact"
     assert {step["way"] for step in found["steps"]} == {"send_recv"}
@@ -75,7 +75,7 @@ def test_meshes_that_share_ranks_and_an_order_and_a_way_by_name() -> None:
         (["--nic", "unlimited"], "leaves nothing to plan for"),
         (["--latency", "50"], "ns, us, ms or s"),
         (["--order", "lst"], "did you mean 'list'"),
-        (["--strategy", "broadcst"], "did you mean 'broadcast'"),
+        (["--way", "broadcst"], "did you mean 'broadcast'"),
         (["--to", "(2,4)@4 S0 R R"], "Add --ranks-per-host"),
         (["--nics-per-host", "0"], "at least 1"),
         (["--draw", "picture.gif"], "ends in .svg, .png, .pdf"),

@@ -16,9 +16,9 @@ from plait.core.record.timeline import Span, Timeline
 from tests.support.runs import command, on_terminal, train, write_job
 
 PLAIT = [sys.executable, "-m", "plait.cli.main"]
-EXPLAIN = [*PLAIT, "reshard", "explain", "--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R",
+EXPLAIN = [*PLAIT, "reshard", "--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R",
            "--shape", "1024,1024,512", "--dtype", "int32", "--latency", "0s"]  # fmt: skip
-SHOW = [*PLAIT, "schedule", "show"]
+SHOW = [*PLAIT, "schedule"]
 NAME = "[v2] [b] :smile: \x1b[31m"
 SHOWN = "[v2] [b] :smile: \\x1b[31m"
 
@@ -50,8 +50,8 @@ def run(tmp_path: Path) -> Path:
 def test_a_table_fits_the_terminal_and_has_all_numbers_of_the_piped_one(run: Path, verb: str, columns: int) -> None:
     argv = {
         "reshard": EXPLAIN,
-        "schedule": [*SHOW, "slack-1f1b", "--stages", "6", "--transfer", "0.333"],
-        "timeline": [*PLAIT, "timeline", str(run)],
+        "schedule": [*SHOW, "slack-1f1b", "--pp", "6", "--transfer", "0.333"],
+        "timeline": [*PLAIT, "diagnose", str(run), "--timeline"],
     }[verb]
     whole = piped(argv)
     status, screen = on_terminal(argv, columns=columns, environ={"NO_COLOR": "1"})
@@ -74,16 +74,15 @@ def test_a_piped_table_has_one_line_a_row_and_every_column() -> None:
     [
         [],
         ["--help"],
-        *([verb, "--help"] for verb in ("train", "export", "timeline", "reshard", "schedule", "lab", "job")),
-        ["reshard", "explain", "--help"],
+        *([verb, "--help"] for verb in ("train", "export", "diagnose", "reshard", "schedule", "lab", "job")),
         ["lab", "run", "--help"],
         ["trian"],
         ["train"],
         ["train", "no.toml"],
-        ["schedule", "show", "--stages", "x"],
-        ["schedule", "show", "[/b]"],
+        ["schedule", "1f1b", "--pp", "x"],
+        ["schedule", "[/b]"],
         ["lab", "cut", "x"],
-        ["job"],
+        ["job", "a", "b"],
         ["job", "zzz"],
     ],
     ids=" ".join,
@@ -96,9 +95,7 @@ def test_no_escape_sequences_where_none_are_wanted(argv: list[str]) -> None:
     assert "Traceback" not in screen
 
 
-@pytest.mark.parametrize(
-    "argv", [EXPLAIN, [*SHOW, "1f1b"], [*PLAIT, "job", "--reference"]], ids=["reshard", "show", "job"]
-)
+@pytest.mark.parametrize("argv", [EXPLAIN, [*SHOW, "1f1b"], [*PLAIT, "job"]], ids=["reshard", "show", "job"])
 def test_colours_are_for_terminals_that_want_them(argv: list[str]) -> None:
     assert "\x1b[" in on_terminal(argv)[1]
     for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
@@ -146,35 +143,35 @@ def test_what_a_user_names_is_printed_as_it_is(tmp_path: Path) -> None:
 def test_errors_fit_the_terminal_and_never_break_a_path(tmp_path: Path) -> None:
     folder = tmp_path / ("folder-with-hyphens-" * 5) / ("x" * 50)
     for columns in (60, 80, 200):
-        status, screen = on_terminal([*PLAIT, "timeline", str(folder)], columns=columns)
+        status, screen = on_terminal([*PLAIT, "diagnose", str(folder), "--timeline"], columns=columns)
         assert status == 2
         assert str(folder) in screen
         lines = screen.replace("\r", "").splitlines()
         assert all(len(line) <= min(columns, 100) for line in lines if str(tmp_path) not in line)
         assert len(lines) > 1
-    done = subprocess.run([*PLAIT, "timeline", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*PLAIT, "diagnose", str(folder), "--timeline"], capture_output=True, text=True, check=False)
     assert done.stderr.count("\n") == 1, "one line where there is no terminal"
 
 
 def test_the_title_of_a_timeline_is_the_path_as_it_is(run: Path) -> None:
-    assert str(run).replace("\x1b", "\\x1b") in piped([*PLAIT, "timeline", str(run)])
+    assert str(run).replace("\x1b", "\\x1b") in piped([*PLAIT, "diagnose", str(run), "--timeline"])
 
 
 def test_settings_can_be_looked_up() -> None:
     help_text = " ".join(piped([*PLAIT, "train", "--help"]).split())
-    assert "plait job --reference" in help_text
+    assert "plait job" in help_text
     assert "docs/job.md" in help_text
     assert "train.steps" in help_text
-    every = piped([*PLAIT, "job", "--reference"])
+    every = piped([*PLAIT, "job"])
     for key in ("model.num_layers", "data.text", "train.global_batch_size", "strategy.slices.p1", "run.timeout"):
         assert f"\n{key}: " in every
-    (key,) = json.loads(piped([*PLAIT, "job", "--reference", "train.steps", "--json"]))
+    (key,) = json.loads(piped([*PLAIT, "job", "train.steps", "--json"]))
     assert key["name"] == "train.steps"
     assert key["default"] == "300"
-    sections = [one["name"] for one in json.loads(piped([*PLAIT, "job", "--reference", "--json"]))]
+    sections = [one["name"] for one in json.loads(piped([*PLAIT, "job", "--json"]))]
     tables = ["model", "data", "train", "strategy", "cluster", "plan", "run", "slurm", "kubernetes", "place"]
     assert sections == tables
-    unknown = subprocess.run([*PLAIT, "job", "--reference", "train.stpes"], capture_output=True, text=True, check=False)
+    unknown = subprocess.run([*PLAIT, "job", "train.stpes"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 2
     assert "did you mean 'train.steps'" in unknown.stderr
 

@@ -163,15 +163,15 @@ def export(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_an_export_of_an_older_step(finished: Path, tmp_path: Path) -> None:
     run = finished.parent / "runs" / "job"
-    done = export(run, tmp_path / "out", "--step", "8")
+    done = export(run, "--out", tmp_path / "out", "--step", "8")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == f"{tmp_path / 'out'} holds {run} after step 8".split()
     assert {"tokenizer.json", "generation_config.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
-    assert export(run, tmp_path / "newest").stdout.endswith("after step 12\n")
+    assert export(run, "--out", tmp_path / "newest").stdout.endswith("after step 12\n")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "newest")]
     assert weights[0] != weights[1]
-    assert_refused(export(run, tmp_path / "no", "--step", "5"), "step-00000005", "also holds steps 8, 12")
-    assert_refused(export(tmp_path, tmp_path / "no"), "plan.json")
+    assert_refused(export(run, "--out", tmp_path / "no", "--step", "5"), "step-00000005", "also holds steps 8, 12")
+    assert_refused(export(tmp_path, "--out", tmp_path / "no"), "plan.json")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.cli.timeline import timeline
+from plait.cli.diagnose import show_timeline
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
@@ -85,7 +85,7 @@ def run(tmp_path: Path, plan: Plan) -> Path:
 
 def said(run: Path, **options: Any) -> dict[str, Any]:
     with redirect_stdout(StringIO()) as out:
-        timeline(run, json=True, **options)
+        show_timeline(run, as_json=True, **options)
     return json.loads(out.getvalue())
 
 
@@ -114,7 +114,7 @@ def test_plait_timeline(run: Path) -> None:
     assert found["communication"] == pytest.approx(ALL._asdict())
     assert [found["hidden"], *(one["hidden"] for one in found["hidden_by_step"])] == pytest.approx([31 / 56] * 4)
     with redirect_stdout(StringIO()) as out:
-        timeline(run)
+        show_timeline(run)
     assert "communication 56.0 ms a step: exposed 25.0 ms, hidden 55%" in out.getvalue()
 
 

@@ -52,7 +52,8 @@ def plait_lab(needs_lab: None) -> PlaitLab:
 @pytest.fixture
 def running_lab(plait_lab: PlaitLab, own_list: Path) -> Iterator[subprocess.Popen[str]]:
     """A lab of two ranks that sleep, each with a child in a session of its own."""
-    process = plait_lab.start("run", "--", "sh", "-c", f"setsid sleep 60 & echo $$ > {own_list}/rank$RANK; sleep 60")
+    code = f"setsid sleep 60 & echo $$ > {own_list}/rank$RANK; sleep 60"
+    process = plait_lab.start("run", "2x1@1gbit", "--", "sh", "-c", code)
     try:
         wait_until(lambda: all((own_list / f"rank{rank}").exists() for rank in range(2)), "the ranks did not start")
         yield process

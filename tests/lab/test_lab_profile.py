@@ -18,7 +18,7 @@ pytestmark = pytest.mark.lab
 
 @pytest.mark.slow
 def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
-    words = ["profile", "--on", "lab:2x1@200mbit", "--seconds", "12", "--out", str(tmp_path / "lab.json")]
+    words = ["measure", "machine", "--on", "lab:2x1@200mbit", "--seconds", "12", "--out", str(tmp_path / "lab.json")]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words], capture_output=True, text=True, timeout=120, check=False
     )
@@ -36,7 +36,7 @@ def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_spreading_over_minipods_costs(needs_lab: None, tmp_path: Path) -> None:
-    words = ["profile", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "--seconds", "10", "--draw", "spread.svg"]
+    words = ["measure", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "--seconds", "10", "--draw", "spread.svg"]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words, "--network", "net.toml"],
         capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.lab
 
 def test_the_environment_of_a_rank(plait_lab: PlaitLab, tmp_path: Path) -> None:
     code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/env' + os.environ['RANK'], 'w'))"
-    plait_lab("run", "--hosts", "2", "--ranks-per-host", "2", "--name", "env", "--", sys.executable, "-c", code)
+    plait_lab("run", "--name", "env", "2x2@1gbit", "--", sys.executable, "-c", code)
     found = json.loads((tmp_path / "env3").read_text())
     wanted = {
         "RANK": "3",
@@ -47,7 +47,7 @@ def test_one_host_speaks_over_its_loopback() -> None:
 
 
 def test_lines_carry_their_rank(plait_lab: PlaitLab) -> None:
-    done = plait_lab("run", "sh", "-c", "echo out; printf 'half\\rline\\r\\n'; printf 'no end' >&2")
+    done = plait_lab("run", "2x1@1gbit", "sh", "-c", "echo out; printf 'half\\rline\\r\\n'; printf 'no end' >&2")
     for rank in (0, 1):
         assert [line for line in done.stdout.replace("\r", "\n").split("\n") if line.startswith(f"[{rank}]")] == [
             f"[{rank}] out",
@@ -58,15 +58,24 @@ def test_lines_carry_their_rank(plait_lab: PlaitLab) -> None:
 
 
 def test_only_one_rank_is_shown_but_errors_are_not_hidden(plait_lab: PlaitLab) -> None:
-    assert plait_lab("run", "--only-rank", "1", "sh", "-c", "echo I am $RANK").stdout == "I am 1\n"
+    assert plait_lab("run", "--only-rank", "1", "2x1@1gbit", "sh", "-c", "echo I am $RANK").stdout == "I am 1\n"
     done = plait_lab(
-        "run", "--only-rank", "1", "sh", "-c", "test $RANK = 1 || { echo cause >&2; exit 3; }; sleep 60", status=3
+        "run",
+        "--only-rank",
+        "1",
+        "2x1@1gbit",
+        "sh",
+        "-c",
+        "test $RANK = 1 || { echo cause >&2; exit 3; }; sleep 60",
+        status=3,
     )
     assert "[0] cause\n" in done.stderr
 
 
 def test_a_failing_rank_ends_the_others(plait_lab: PlaitLab, own_list: Path) -> None:
-    done = plait_lab("run", "sh", "-c", f"test $RANK = 1 && exit 7; sleep 60; touch {own_list}/slept", status=7)
+    done = plait_lab(
+        "run", "2x1@1gbit", "sh", "-c", f"test $RANK = 1 && exit 7; sleep 60; touch {own_list}/slept", status=7
+    )
     assert "rank 1 on host 1 ended with status 7; ending the other ranks" in done.stderr
     assert not (own_list / "slept").exists()
 
@@ -76,6 +85,7 @@ def test_a_rank_that_will_not_end_is_killed(plait_lab: PlaitLab) -> None:
         "run",
         "--grace",
         "0.2",
+        "2x1@1gbit",
         "sh",
         "-c",
         "trap '' TERM; test $RANK = 1 && { sleep 0.3; exit 7; }; while true; do sleep 1; done",
@@ -101,7 +111,13 @@ def test_a_signal_ends_everything(running_lab: subprocess.Popen[str], own_list: 
 
 def test_a_second_signal_kills(plait_lab: PlaitLab, own_list: Path) -> None:
     process = plait_lab.start(
-        "run", "--grace", "60", "sh", "-c", f"trap '' TERM; touch {own_list}/rank$RANK; while true; do sleep 1; done"
+        "run",
+        "--grace",
+        "60",
+        "2x1@1gbit",
+        "sh",
+        "-c",
+        f"trap '' TERM; touch {own_list}/rank$RANK; while true; do sleep 1; done",
     )
     wait_until(lambda: (own_list / "rank0").exists() and (own_list / "rank1").exists(), "the ranks did not start")
     process.send_signal(signal.SIGINT)
@@ -139,7 +155,7 @@ def test_a_lab_ends_with_its_block() -> None:
 
 def test_another_terminal_sees_and_changes_a_lab(running_lab: subprocess.Popen[str], plait_lab: PlaitLab) -> None:
     assert "host 1 is cut off" in plait_lab("cut", "1").stdout
-    plait_lab("slow", "0", "2.5gbit", "--lab", "lab1")
+    plait_lab("slow", "0", "2.5gbit", "--name", "lab1")
     (lab,) = json.loads(plait_lab("list", "--json").stdout)
     assert lab["name"] == "lab1"
     assert lab["pid"] == running_lab.pid
@@ -147,27 +163,27 @@ def test_another_terminal_sees_and_changes_a_lab(running_lab: subprocess.Popen[s
     plait_lab("heal", "1")
     assert "cut off" not in plait_lab("list").stdout
     assert "host 9 does not exist" in plait_lab("cut", "9", status=2).stderr
-    assert "no lab called 'other'" in plait_lab("cut", "0", "--lab", "other", status=2).stderr
+    assert "no lab called 'other'" in plait_lab("cut", "0", "--name", "other", status=2).stderr
 
 
 @pytest.mark.usefixtures("needs_lab")
 def test_which_lab_must_be_said_when_several_run(plait_lab: PlaitLab) -> None:
     with Lab(LabSpec(2, 1), name="a"), Lab(LabSpec(2, 1), name="b"):
         assert "(a, b)" in plait_lab("cut", "0", status=2).stderr
-        assert "running already" in plait_lab("run", "--name", "a", "true", status=2).stderr
+        assert "running already" in plait_lab("run", "--name", "a", "2x1@1gbit", "true", status=2).stderr
     assert "no lab is running" in plait_lab("heal", "0", status=2).stderr
 
 
 @pytest.mark.parametrize(
     "words, problem",
     [
-        ((), "nothing to run"),
-        (("no-such-program",), "'no-such-program' is not an executable file"),
-        (("--nic", "1gbps", "true"), "'1gbps' is not a link rate"),
-        (("--hosts", "0", "true"), "hosts = 0"),
-        (("--ranks-per-host", "0", "true"), "ranks_per_host = 0"),
-        (("--only-rank", "2", "true"), "rank 2 does not exist"),
-        (("--name", "../x", "true"), "cannot name a lab"),
+        (("2x1@1gbit",), "nothing to run"),
+        (("2x1@1gbit", "no-such-program"), "'no-such-program' is not an executable file"),
+        (("2x1@1gbps", "true"), "'1gbps' is not a link rate"),
+        (("0x1", "true"), "hosts = 0"),
+        (("2x0", "true"), "ranks_per_host = 0"),
+        (("--only-rank", "2", "2x1", "true"), "rank 2 does not exist"),
+        (("--name", "../x", "2x1", "true"), "cannot name a lab"),
     ],
 )
 def test_a_user_error_is_one_paragraph(words: tuple[str, ...], problem: str, needs_lab: None) -> None:
@@ -230,4 +246,7 @@ def test_gloo_speaks_between_hosts(plait_lab: PlaitLab) -> None:
     pytest.importorskip("torch")
     code = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1000); d.all_reduce(x)"
     code += "; print(x.sum().item()); d.destroy_process_group()"
-    assert sorted(plait_lab("run", sys.executable, "-c", code).stdout.splitlines()) == ["[0] 2000.0", "[1] 2000.0"]
+    assert sorted(plait_lab("run", "2x1@1gbit", sys.executable, "-c", code).stdout.splitlines()) == [
+        "[0] 2000.0",
+        "[1] 2000.0",
+    ]

@@ -313,6 +313,6 @@ def test_what_slurm_prints_is_taken_whole(programs: list[tuple[tuple[str, ...], 
     assert slurm.command("sinfo", "0|a\nb\n|a warning", data="given") == "a\nb\n"
     ((argv, more),) = programs
     assert argv == ("sinfo", "0|a\nb\n|a warning") and more["input"] == "given" and more["text"]
-    with pytest.raises(LaunchError, match=r"Slurm's command sbatch is not installed here.*plait cluster up slurm"):
+    with pytest.raises(LaunchError, match=r"Slurm's command sbatch is not installed here.*plait lab slurm up"):
         slurm.command("sbatch", "0||")
     assert len(programs) == 1

@@ -158,7 +158,7 @@ dp = 1.0e10
 pp = 8.6e9
 gain_dp = {dp}
 gain_pp = 0.02
-source = "plait profile placement"
+source = "plait measure placement"
 date = "2026-01"
 """
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plait.core.topology.switches import Hardware
 from plait.place import ecmp
 from plait.place.ecmp import RailFabric, conflict_factor, largest_load
-from plait.place.generate import generate
+from plait.place.generate import MinipodSizes, generate
 
 
 def tried(flows: int, uplinks: int, times: int = 4000) -> tuple[float, float]:
@@ -82,12 +82,12 @@ def test_megascales_remedies_help() -> None:
 )  # fmt: skip
 def test_what_a_leaf_sends_upwards(hardware: Hardware, rails: int, active: int) -> None:
     """Four nodes; each has on a rail its NICs by the number of rails, and one where nothing is told."""
-    tree = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware)
+    tree = generate(MinipodSizes(minipods=2, nodes=16, leaf_nodes=4), hardware=hardware)
     assert RailFabric.of(tree, "n01") == RailFabric(uplinks=active, rails=rails, active=active)
     assert RailFabric.of(tree, "n01", speedup=2.0).uplinks == max(round(active / 2), 1)
     assert RailFabric.of(tree, "n01", speedup=100.0).uplinks == 1
     assert RailFabric.of(tree, "n01", active=3).active == 3
-    told = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware, uplinks=5)
+    told = generate(MinipodSizes(minipods=2, nodes=16, leaf_nodes=4), hardware=hardware, uplinks=5)
     assert RailFabric.of(told, "n01").uplinks == 5
 
 

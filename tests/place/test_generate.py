@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
 from plait.core.topology.switches import Hardware
-from plait.place.generate import generate
+from plait.place.generate import MinipodSizes, generate
 
 
 @given(
@@ -20,26 +21,28 @@ from plait.place.generate import generate
 def test_what_is_asked_for_is_made(
     minipods: int, more: int, leaf_nodes: int, uneven: float, busy: float, down: float, seed: int
 ) -> None:
-    asked = {"minipods": minipods, "nodes": minipods + more, "leaf_nodes": leaf_nodes, "uneven": uneven}
-    tree = generate(**asked, busy=busy, down=down, seed=seed)
+    sizes = MinipodSizes(minipods=minipods, nodes=minipods + more, leaf_nodes=leaf_nodes, uneven=uneven)
+    tree = generate(sizes, busy=busy, down=down, seed=seed)
     pods = tree.minipods()
     assert len(pods) == minipods
     assert len(tree.nodes) == minipods + more
     assert max(sum(node.leaf == place for node in tree.nodes) for place in {n.leaf for n in tree.nodes}) <= leaf_nodes
     assert tree.count("down") == round(down * len(tree.nodes))
     assert tree.count("busy") == min(round(busy * len(tree.nodes)), len(tree.nodes) - tree.count("down"))
-    assert generate(**asked, busy=busy, down=down, seed=seed).key == tree.key
+    assert generate(sizes, busy=busy, down=down, seed=seed).key == tree.key
 
 
 def test_equal_sizes_differ_by_one_at_most() -> None:
-    sizes = [len(nodes) for nodes in generate(minipods=11, nodes=1019).minipods().values()]
+    sizes = [len(nodes) for nodes in generate(MinipodSizes(minipods=11, nodes=1019)).minipods().values()]
     assert (min(sizes), max(sizes)) == (92, 93)
-    uneven = [len(nodes) for nodes in generate(minipods=11, nodes=1019, uneven=0.5, seed=1).minipods().values()]
+    uneven = [
+        len(nodes) for nodes in generate(MinipodSizes(minipods=11, nodes=1019, uneven=0.5), seed=1).minipods().values()
+    ]
     assert 20 < statistics.stdev(uneven) < 45
 
 
 def test_occupancy_differs_between_minipods_and_is_fragmented() -> None:
-    tree = generate(minipods=100, nodes=8000, busy=0.5, seed=4)
+    tree = generate(MinipodSizes(minipods=100, nodes=8000), busy=0.5, seed=4)
     full = [sum(n.state.status == "busy" for n in nodes) / len(nodes) for nodes in tree.minipods().values()]
     assert statistics.mean(full) == pytest.approx(0.5)
     assert statistics.stdev(full) == pytest.approx(0.22, abs=0.05)  # of Beta(2, 2)
@@ -50,13 +53,15 @@ def test_occupancy_differs_between_minipods_and_is_fragmented() -> None:
 
 
 def test_seeds_make_different_clusters() -> None:
-    assert len({generate(minipods=4, nodes=64, busy=0.4, seed=seed).key for seed in range(5)}) == 5
-    wires = {generate(minipods=4, nodes=64, busy=0.4, seed=seed).fabric_key for seed in range(5)}
+    assert len({generate(MinipodSizes(minipods=4, nodes=64), busy=0.4, seed=seed).key for seed in range(5)}) == 5
+    wires = {generate(MinipodSizes(minipods=4, nodes=64), busy=0.4, seed=seed).fabric_key for seed in range(5)}
     assert len(wires) == 1
 
 
 def test_hardware_and_uplinks() -> None:
-    tree = generate(minipods=2, nodes=8, leaf_nodes=2, hardware=Hardware(gpus=8, nics=8, rails=8), uplinks=4)
+    tree = generate(
+        MinipodSizes(minipods=2, nodes=8, leaf_nodes=2), hardware=Hardware(gpus=8, nics=8, rails=8), uplinks=4
+    )
     assert tree.node("n5").hardware.gpus == 8
     assert {switch.uplinks for switch in tree.switches if switch.depth == 2} == {4}
 
@@ -66,7 +71,7 @@ def test_hardware_and_uplinks() -> None:
     [
         ({"nodes": 2}, "^nodes: 2 nodes in 3 minipods"),
         ({"nodes": 10**9}, "at most 200000"),
-        ({"leaf_nodes": 0}, "^leaf-nodes: "),
+        ({"leaf_nodes": 0}, "^nodes-per-leaf: "),
         ({"busy": 1.0}, "^busy: 1"),
         ({"busy": -0.1}, "^busy: -0.1"),
         ({"down": float("nan")}, "^down: nan"),
@@ -74,6 +79,9 @@ def test_hardware_and_uplinks() -> None:
     ],
 )
 def test_what_cannot_be_made(change: dict[str, float], says: str) -> None:
-    asked: dict[str, float] = {"minipods": 3, "nodes": 30} | change
+    sizes: dict[str, Any] = {"minipods": 3, "nodes": 30}
+    occupied: dict[str, Any] = {}
+    for key, value in change.items():
+        (occupied if key in ("busy", "down") else sizes)[key] = value
     with pytest.raises(JobError, match=says):
-        generate(**asked)  # pyright: ignore[reportArgumentType]
+        generate(MinipodSizes(**sizes), **occupied)

@@ -11,7 +11,7 @@ from plait.core.base.errors import DataError, JobError
 from plait.core.base.text import table
 from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
-from plait.place.generate import generate
+from plait.place.generate import MinipodSizes, generate
 from plait.place.outline import HEADER, MOST_ROWS, down_nodes, outline, spreads
 
 
@@ -20,7 +20,7 @@ def shown(topology: Topology, level: str | None = None) -> list[str]:
 
 
 def test_subtrees_that_are_alike_share_a_row() -> None:
-    tree = generate(minipods=3, nodes=12, leaf_nodes=2)
+    tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2))
     assert shown(tree.with_states({"n01": NodeState(status="busy"), "n12": NodeState(status="down")})) == [
         "core                       6     12    10     1     1  █x········",
         "├─ mp1                     2      4     3     1     0  ██········",
@@ -36,7 +36,7 @@ def test_subtrees_that_are_alike_share_a_row() -> None:
 
 
 def test_a_level_may_be_asked_for() -> None:
-    tree = generate(minipods=3, nodes=12, leaf_nodes=2, busy=0.3)
+    tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2), busy=0.3)
     assert len(outline(tree, "core")) == 1
     assert {row.leaves for row in outline(tree, "minipod")[1:]} == {2}
     with pytest.raises(JobError, match="no level 'pod'"):
@@ -45,7 +45,7 @@ def test_a_level_may_be_asked_for() -> None:
 
 @pytest.mark.parametrize("nodes, minipods", [(1019, 11), (10_000, 125), (10_000, 3), (50, 50)])
 def test_it_stays_short_and_narrow_and_loses_no_node(nodes: int, minipods: int) -> None:
-    tree = generate(minipods=minipods, nodes=nodes, busy=0.4, down=0.01, seed=2)
+    tree = generate(MinipodSizes(minipods=minipods, nodes=nodes), busy=0.4, down=0.01, seed=2)
     rows = outline(tree)
     assert len(rows) <= MOST_ROWS
     assert all(len(line) <= 80 for line in shown(tree))
@@ -58,7 +58,7 @@ def test_it_stays_short_and_narrow_and_loses_no_node(nodes: int, minipods: int) 
 @pytest.mark.parametrize(("minipods", "deep"), [(13, True), (14, False)])
 def test_leaves_are_shown_while_all_rows_fit(minipods: int, deep: bool) -> None:
     """Each minipod has two leaves that are unlike: 1 + 3 * 13 rows are forty."""
-    tree = generate(minipods=minipods, nodes=4 * minipods, leaf_nodes=2)
+    tree = generate(MinipodSizes(minipods=minipods, nodes=4 * minipods, leaf_nodes=2))
     names = list(tree.places)
     states = {name: NodeState(status="busy") for at, name in enumerate(names) if at % 4 == 0 or at % 8 == 1}
     rows = outline(tree.with_states(states))
@@ -81,7 +81,7 @@ def test_names_that_fold_badly_are_counted() -> None:
 
 
 def test_down_nodes_by_reason() -> None:
-    tree = generate(minipods=2, nodes=20)
+    tree = generate(MinipodSizes(minipods=2, nodes=20))
     assert down_nodes(tree) == ""
     states = {"n01": NodeState(status="down", holder="bad nic"), "n02": NodeState(status="down", holder="bad nic"),
               "n09": NodeState(status="down")}  # fmt: skip
@@ -96,7 +96,7 @@ def test_down_nodes_by_reason() -> None:
 
 
 def test_minipods_of_one_shape_share_a_row_and_show_the_fewest_and_the_most() -> None:
-    tree = generate(minipods=60, nodes=240, leaf_nodes=4)
+    tree = generate(MinipodSizes(minipods=60, nodes=240, leaf_nodes=4))
     names = list(tree.places)
     busy = {names[4 * pod + at]: NodeState(status="busy") for pod in range(60) for at in range(1 + pod % 3)}
     rows = outline(tree.with_states(busy))
@@ -106,7 +106,7 @@ def test_minipods_of_one_shape_share_a_row_and_show_the_fewest_and_the_most() ->
 
 
 def test_spread_counts_minipods() -> None:
-    tree = generate(minipods=3, nodes=12, leaf_nodes=2)
+    tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2))
     groups = {"n01": "a", "n02": "a", "n03": "a", "n05": "b", "n12": "b"}
     assert spreads(tree, groups) == {"a": 1, "b": 2}
     assert spreads(tree, groups, "leaf") == {"a": 2, "b": 2}
@@ -116,7 +116,7 @@ def test_spread_counts_minipods() -> None:
 
 @pytest.mark.system
 def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path) -> None:
-    tree = generate(minipods=3, nodes=12, leaf_nodes=2, busy=0.2)
+    tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2), busy=0.2)
     groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.places)}
     file = tmp_path / "tree.svg"
     draw(tree, file, groups=groups, title="a < b")
@@ -132,7 +132,7 @@ def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path)
 
 
 def test_a_picture_of_ten_thousand_nodes(tmp_path: Path) -> None:
-    tree = generate(minipods=125, nodes=10_000, busy=0.5, down=0.001, seed=1)
+    tree = generate(MinipodSizes(minipods=125, nodes=10_000), busy=0.5, down=0.001, seed=1)
     draw(tree, tmp_path / "tree.svg")
     text = (tmp_path / "tree.svg").read_text()
     assert len(text) < 2_000_000
@@ -141,7 +141,7 @@ def test_a_picture_of_ten_thousand_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["png", "pdf"])
 def test_other_forms(tmp_path: Path, ending: str) -> None:
-    draw(generate(minipods=1, nodes=1), tmp_path / f"tree.{ending}")
+    draw(generate(MinipodSizes(minipods=1, nodes=1)), tmp_path / f"tree.{ending}")
     assert (tmp_path / f"tree.{ending}").read_bytes()[:4] in (b"\x89PNG", b"%PDF")
 
 
@@ -152,7 +152,7 @@ def test_colours_differ() -> None:
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
-    tree = generate(minipods=1, nodes=2)
+    tree = generate(MinipodSizes(minipods=1, nodes=2))
     with pytest.raises(DataError, match=r"ends in .svg, .png, .pdf"):
         draw(tree, tmp_path / "tree.gif")
     with pytest.raises(JobError, match="no node 'n9'"):

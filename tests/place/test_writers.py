@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.topology.switches import Hardware
-from plait.place.generate import generate
+from plait.place.generate import MinipodSizes, generate
 from plait.place.readers import read_topology
 from plait.place.writers import WRITERS, written
 
@@ -17,7 +17,11 @@ from plait.place.writers import WRITERS, written
 @pytest.mark.parametrize("uneven", [0.0, 0.5])
 def test_what_is_written_is_read(tmp_path: Path, form: str, uneven: float) -> None:
     tree = generate(
-        minipods=4, nodes=100, uneven=uneven, busy=0.4, down=0.1, seed=3, hardware=Hardware(gpus=8, device="H100")
+        MinipodSizes(minipods=4, nodes=100, uneven=uneven),
+        busy=0.4,
+        down=0.1,
+        seed=3,
+        hardware=Hardware(gpus=8, device="H100"),
     )
     file = tmp_path / "topology"
     file.write_text(written(tree, form))
@@ -32,4 +36,4 @@ def test_what_is_written_is_read(tmp_path: Path, form: str, uneven: float) -> No
 
 def test_an_unknown_form() -> None:
     with pytest.raises(JobError, match=r"--as: no form 'tomll' \(did you mean 'toml'\?\)"):
-        written(generate(minipods=1, nodes=1), "tomll")
+        written(generate(MinipodSizes(minipods=1, nodes=1)), "tomll")

@@ -96,7 +96,7 @@ def test_one_place_needs_no_transfer() -> None:
 
 
 def test_a_file_that_is_called_like_a_generator_is_what_is_planned(tmp_path: Path) -> None:
-    """As what ``plait schedule show`` printed is, once somebody has changed it."""
+    """As what ``plait schedule`` printed is, once somebody has changed it."""
     other = replace(generate("gpipe", Shape(ranks=2, micro_batches=4)), name="1f1b")
     (tmp_path / "mine.txt").write_text(str(other))
     shapes = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 9, "max_sequence": 16}

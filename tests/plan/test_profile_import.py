@@ -143,7 +143,7 @@ WRONG_FILES: dict[str, tuple[Any, str, str | None, str]] = {
     "vanishes": ({"pp_size_2": 1e308}, "p2p_bandwidth_1nodes_8gpus_per_node.json", None, "cannot be"),
     "no bytes": ({"allreduce_size_8_0MB_time": 1.0}, "sp_time_1nodes_8gpus_per_node.json", None, "cannot be"),
     "empty": ({}, "p2p_bandwidth_1nodes_8gpus_per_node.json", None, "neither"),
-    "overlap": ({"overlap_coe": 1.1}, "overlap_coefficient.json", "overlap_coe", "plait profile"),
+    "overlap": ({"overlap_coe": 1.1}, "overlap_coefficient.json", "overlap_coe", "plait measure machine"),
 }
 
 

@@ -141,7 +141,7 @@ def test_without_a_table_nodes_of_one_switch_are_neighbours(cluster: SlurmCluste
 
 def test_nodes_are_reserved(cluster: SlurmCluster, tmp_path: Path) -> None:
     RankTable(("n7", "n2"), ranks_per_node=2).write(tmp_path / "table.json")
-    argv = [sys.executable, "-m", "plait.cli.main", "cluster", "reserve", str(tmp_path / "table.json"),
+    argv = [sys.executable, "-m", "plait.cli.main", "reserve", str(tmp_path / "table.json"),
             "--name", "planned", "--duration", "10", "--start", "now+60minutes"]  # fmt: skip
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=60)
     assert done.returncode == 0, done.stderr

@@ -290,5 +290,5 @@ def test_the_report_with_the_network_off(tmp_path: Path, chromium: Browser) -> N
             page.wait_for_selector(f"#{figure} .main-svg", state="attached")
         assert "<img src=x" in page.locator("#attempts").inner_text()
         assert page.locator("#attempts img").count() == 0
-        assert page.title().startswith("plait report")
+        assert page.title().startswith("plait view")
         assert said == []

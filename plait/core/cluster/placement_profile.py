@@ -2,7 +2,7 @@
 and spread, what two groups lose that share the core, steps of a job by placement (Arnold, arXiv 2509.15940,
 sections 3 and 4).
 
-``plait profile placement`` measures it; rows of ``specs/placement/affinity.toml`` and files like
+``plait measure placement`` measures it; rows of ``specs/placement/affinity.toml`` and files like
 ``specs/placement/network.toml`` follow from it. Versioned JSON with a hash over its content.
 """
 
@@ -22,7 +22,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
 from plait.core.cluster.profile import MOST_VALUES, CollectiveKind, Curve, Group, Machine
 
-AGAIN = "Measure again with plait profile placement"
+AGAIN = "Measure again with plait measure placement"
 STAMP = Stamp(
     noun="placement profile",
     version=1,
@@ -156,7 +156,7 @@ def affinity_row(profile: PlacementProfile) -> str:
         "name": job.name, "gpu": profile.machine.device or profile.machine.kind, "micro_batch": job.micro_batch,
         "weights": job.weights, "dp": job.dp, "pp": job.pp,
         "gain_dp": round(gains[0] or 0.0, 4), "gain_pp": round(gains[1] or 0.0, 4),
-        "source": f"plait profile placement on {profile.machine.name}, hash {profile.hash[:12]}",
+        "source": f"plait measure placement on {profile.machine.name}, hash {profile.hash[:12]}",
         "date": profile.date,
     }  # fmt: skip
     return "\n[[jobs]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
@@ -169,7 +169,7 @@ def network_file(profile: PlacementProfile) -> str:
     inside = [c for c in profile.collectives if c.group.minipods == 1 and c.kind == "all_reduce"]
     if crossing is None or not inside:
         raise JobError("measured no group both inside a minipod and across", key="--network")
-    source = json.dumps(f"plait profile placement on {profile.machine.name}, hash {profile.hash[:12]}")
+    source = json.dumps(f"plait measure placement on {profile.machine.name}, hash {profile.hash[:12]}")
     rates = {
         "rate": max(curve.bandwidth for curve in inside), "collective_loss": 0.0, "p2p_loss": 0.0,
         "crossing": max(1.0, crossing),

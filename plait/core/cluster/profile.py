@@ -1,8 +1,8 @@
 """Profile: what was measured of a machine or a cluster, and where, when and with what.
 
-``plait profile`` measures it, or reads it from logs of other tools; ``plait.plan.profiled`` turns it into a
-cluster's constants. The file is versioned JSON with a hash over its content. Everything is the median of
-several samples, of which the slowest rank's counts.
+``plait measure machine`` measures it, or reads it from logs of other tools; ``plait.plan.profiled`` turns it
+into a cluster's constants. The file is versioned JSON with a hash over its content. Everything is the median
+of several samples, of which the slowest rank's counts.
 
     collectives   seconds by kind, group of ranks and size                        (InternEvo's VPro)
     modules       one layer's, by site, phase and shape, through the executor that trains     (UPro)
@@ -26,7 +26,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
 from plait.core.model.precision import Precision
 
-AGAIN = "Measure again with plait profile"
+AGAIN = "Measure again with plait measure machine"
 MOST_VALUES = 200_000
 """Of a profile: a large one has some thousands, and every value that is wrong costs kilobytes to tell."""
 STAMP = Stamp(

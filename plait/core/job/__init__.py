@@ -5,12 +5,12 @@
 __all__ = [
     "collecting",
     "communication",
-    "compiler",
     "constraint",
     "kubernetes_settings",
     "plan",
     "reference",
     "refine",
+    "renamed",
     "settings",
     "slurm_settings",
     "spec",

@@ -18,11 +18,11 @@ from plait.core.base.codec.data import allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.job.settings import RENAMED
+from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 
-COMMAND = "plait job --reference --markdown > docs/job.md"
+COMMAND = "plait job --markdown > docs/job.md"
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def look_up(asked: str) -> Table | tuple[Setting, ...]:
             return table
     keys = [key for table in tables for key in table.keys]
     parts = asked.split(".")
-    if asked in RENAMED:
-        raise JobError(f"is called {RENAMED[asked]} now", key=asked, fix=f"Ask for {RENAMED[asked]}")
+    if asked in KEYS:
+        raise JobError(f"is called {KEYS[asked]} now", key=asked, fix=f"Ask for {KEYS[asked]}")
     exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
     # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))
@@ -80,7 +80,7 @@ def look_up(asked: str) -> Table | tuple[Setting, ...]:
         known = [*(table.name for table in tables), *(key.name for key in keys)]
         last = {name.split(".")[-1]: name for name in known}
         close = nearest(asked, known) or nearest(parts[-1], last)
-        raise JobError(f"no setting has this name{close}", key=asked, fix="plait job --reference shows all of them")
+        raise JobError(f"no setting has this name{close}", key=asked, fix="plait job shows all of them")
     return found
 
 
@@ -177,7 +177,7 @@ _HEAD = """<!-- Made from the types in plait/core/job/settings.py and plait/core
 # Settings of a job
 
 A job is a TOML file. `plait train JOB section.key=value ...` replaces its settings for one run, such as
-`train.steps=100`; `plait job --reference KEY` looks a setting up. What is not written has the default below.
+`train.steps=100`; `plait job KEY` looks a setting up. What is not written has the default below.
 Values are taken as they are: no text for a number, no number for a truth value.
 
 A relative path in a file is meant from that file's folder, one on the command line from the current folder;

@@ -6,7 +6,6 @@ value, nothing that is not finite. Rules about several values at once stand in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from unicodedata import category
@@ -26,20 +25,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 OnNan = Literal["stop", "skip"]
 
 STDLIB, BYTES = "python-stdlib", "bytes"
-RENAMED = {
-    "data.sequence": "data.sequence_length",
-    "train.batch": "train.global_batch_size",
-    "train.micro_batch": "train.micro_batch_size",
-    "train.dtype": "train.precision",
-    "strategy.sp": "strategy.cp",
-    "strategy.sp_kind": "strategy.cp_kind",
-    "strategy.interleave": "strategy.virtual_stages",
-}
-"""Keys of earlier versions, and what they are called now."""
-HINTS = {
-    "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
-    "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
-}
 
 
 class DataSection(Section):
@@ -184,7 +169,7 @@ class StrategySection(Section):
     pp: Count = 1
     """Pipeline-parallel degree."""
     schedule: str = "eager-1f1b"
-    """A name that ``plait schedule show`` knows, or a file with a schedule."""
+    """A name that ``plait schedule`` knows, or a file with a schedule."""
     virtual_stages: Count = 1
     """Stages that every pipeline rank holds."""
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
@@ -244,7 +229,7 @@ class ClusterSection(Section):
     file: str | None = None
     """A file that describes a cluster, in place of a preset."""
     profile: str | None = None
-    """What ``plait profile`` measured there: its figures take the place of the cluster's."""
+    """What ``plait measure machine`` measured there: its figures take the place of the cluster's."""
     ranks: Natural = 0
     """How many ranks to plan for. 0: as many as the strategy says; where it leaves that open, all that the
     cluster has."""
@@ -366,12 +351,3 @@ def one_line(text: str, key: str) -> None:
     if any(category(letter) in ("Cc", "Zl", "Zp") for letter in text):
         problem = f"{text[:80]!r} holds a line break, or another character that controls a terminal"
         raise JobError(problem, key=key, fix="Leave it out")
-
-
-def refuse_old_names(values: Mapping[str, Any]) -> None:
-    """Raise JobError for a key that an earlier version knew, with the name it has now."""
-    for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
-        table = values.get(section)
-        if isinstance(table, dict) and key in table:
-            raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))

@@ -27,6 +27,7 @@ from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
+from plait.core.job.renamed import refuse_old_keys
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
     PLANNABLE,
@@ -38,7 +39,6 @@ from plait.core.job.settings import (
     Slices,
     StrategySection,
     TrainSection,
-    refuse_old_names,
 )
 from plait.core.job.slurm_settings import SlurmSection
 from plait.core.model.spec import ModelSpec
@@ -144,7 +144,7 @@ class Job(Section):
             raise JobError(
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
-        refuse_old_names(values)
+        refuse_old_keys(values)
         values = _opened(values)
         model = values["model"]
         for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():

@@ -161,7 +161,7 @@ def find(name: str | None = None) -> SlurmCluster:
     if clusters:
         raise JobError("several clusters are running", fix=f"Name one: {', '.join(one.name for one in clusters)}")
     what = f"no cluster called {name!r} is running" if name else "no emulated cluster is running"
-    raise JobError(what, fix="Start one with: plait cluster up slurm")
+    raise JobError(what, fix="Start one with: plait lab slurm up")
 
 
 def _write(folder: Path, name: str, spec: SlurmSpec, ports: Sequence[int]) -> None:

@@ -91,7 +91,7 @@ def test_a_wrong_file_is_one_clear_error(change: Callable[[dict[str, Any]], obje
 def test_what_is_no_profile(text: str) -> None:
     with pytest.raises(JobError, match=r"p\.json") as caught:
         Profile.from_json(text, "p.json")
-    assert "plait profile" in str(caught.value)
+    assert "plait measure machine" in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.job.reference import COMMAND, Table, look_up, markdown, reference
-from plait.core.job.settings import RENAMED
+from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 
@@ -80,8 +80,8 @@ def test_a_section_is_found(asked: str) -> None:
         ("train.stpes", "did you mean 'train.steps'"),
         ("model.hiden", "did you mean 'model.hidden'"),
         ("stepps", "did you mean"),
-        ("zzz", "plait job --reference shows all"),
-        *((old, f"is called {new} now") for old, new in RENAMED.items()),
+        ("zzz", "plait job shows all"),
+        *((old, f"is called {new} now") for old, new in KEYS.items()),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(asked: str, says: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.api.compiler import check_compiler
 from plait.core.base.errors import JobError
-from plait.core.job.compiler import check_compiler
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

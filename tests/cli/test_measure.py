@@ -1,4 +1,4 @@
-"""``plait profile`` as a user runs it."""
+"""``plait measure machine`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOG = """# Collective test starting: all_reduce_perf
 
 
 def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "plait.cli.main", "profile", *map(str, words)]
+    return [sys.executable, "-m", "plait.cli.main", "measure", "machine", *map(str, words)]
 
 
 def run(folder: Path, *words: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -67,15 +67,15 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--seconds", "1"], "--seconds: 1 is not allowed. Allowed: at least 5"),
-    (["--ranks", "0"], "--ranks: 0 is not allowed"),
-    (["--ranks", "100000"], "--ranks: 100,000 are more than the "),
+    (["--world-size", "0"], "--world-size: 0 is not allowed"),
+    (["--world-size", "100000"], "--world-size: 100,000 are more than the "),
     (["--out", "/proc/none/profile.json"], "/proc/none/profile.json cannot be written"),
     (["--on", "moon"], "--on: 'moon' is no place to run"),
-    (["--on", "lab:2x2@1gbit", "--ranks", "3"], "--ranks: 3 are not the 4 ranks of --on"),
+    (["--on", "lab:2x2@1gbit", "--world-size", "3"], "--world-size: 3 are not the 4 ranks of --on"),
     (["--nodes-per-minipod", "-1"], "--nodes-per-minipod: -1 is not allowed"),
     (["absent.toml"], "absent.toml: no such file"),
     (["--import", "absent.log"], "absent.log: cannot be read"),
-    (["--import", "absent.log", "--ranks", "2"], "--import: measures nothing"),
+    (["--import", "absent.log", "--world-size", "2"], "--import: measures nothing"),
     (["--out", "file/profile.json"], "file/profile.json cannot be written: Not a directory"),
 ], ids=str)  # fmt: skip
 def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: str) -> None:
@@ -89,7 +89,7 @@ def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: 
 @pytest.mark.slow
 def test_a_jobs_layer_on_two_ranks(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    done = run(tmp_path, job, "--ranks", "2", "--seconds", "5")
+    done = run(tmp_path, job, "--world-size", "2", "--seconds", "5")
     assert done.returncode == 0, done.stderr + done.stdout
     for word in ("all_reduce", "side by side", "matrix products", "memory", "2 ranks, in a node", "profile.json"):
         assert word in done.stdout
@@ -104,7 +104,7 @@ def test_a_measurement_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("as it was")
     main, side = pty.openpty()  # what is measured is said on terminals alone
     process = subprocess.Popen(
-        command("--ranks", "2", "--seconds", "60"), cwd=tmp_path, stdout=side, stderr=side, start_new_session=True,
+        command("--world-size", "2", "--seconds", "60"), cwd=tmp_path, stdout=side, stderr=side, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     os.close(side)
@@ -134,7 +134,7 @@ def test_a_clusters_row_is_known_to_place_from_then_on(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr("plait.api.spreading.profile_spread", lambda *_, **__: SpreadAnswer(PROFILE))
     monkeypatch.setattr("plait.api.spreading.time_by_placement", lambda *_, **__: JOB)
-    words = ["profile", "placement", "job.toml", "--on", on, "--out", str(tmp_path / "p.json")]
+    words = ["measure", "placement", "job.toml", "--on", on, "--out", str(tmp_path / "p.json")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert (str(own_rows()) in done.stdout) == kept == own_rows().is_file()
     assert (known_profiled()[0].name == "small") == kept

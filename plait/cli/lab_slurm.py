@@ -1,4 +1,4 @@
-"""``plait cluster``: a cluster manager of one's own to try things on, and reservations on a real one."""
+"""``plait lab slurm``: a Slurm of one's own to try things on."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from plait.cli import terminal
 if TYPE_CHECKING:
     from plait.api.labs import SlurmCluster, SlurmSpec
 
-app = typer.Typer(no_args_is_help=True, help="Try a cluster manager on this machine; hold nodes of a real one.")
+app = typer.Typer(no_args_is_help=True, help="Start a real Slurm of emulated nodes on this machine; switch nodes off.")
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which cluster, when several run.")]
+Name = Annotated[str | None, typer.Option(help="Name of the Slurm, when several run.")]
 
 
 @app.command()
 def up(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="slurm.")],
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="8, or the topology's")] = None,
     topology: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="As plait topology reads it.", show_default="leaves of two nodes"),
     ] = None,
-    name: Annotated[str, typer.Option(help="What to call the cluster.")] = "slurm",
+    name: Annotated[str, typer.Option(help="Name of the Slurm.")] = "slurm",
 ) -> None:
     """Start a real Slurm of some nodes on this machine, and say how to reach it.
 
@@ -34,11 +33,8 @@ def up(
     programs: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client
     """
     from plait.api.labs import SlurmSpec, start_slurm
-    from plait.core.base.errors import JobError
     from plait.core.base.text import counted
 
-    if kind != "slurm":
-        raise JobError(f"'{kind}' is no kind of cluster", key="KIND", fix="Write: plait cluster up slurm")
     spec = _spec(topology, nodes) if topology else SlurmSpec.tree(8 if nodes is None else nodes)
     cluster = start_slurm(spec, name)
     idle = f"{counted(len(cluster.nodes), 'node')} {'is' if len(cluster.nodes) == 1 else 'are'} idle"
@@ -91,7 +87,7 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 
 @app.command()
 def env(name: Name = None) -> None:
-    """Print what to set to use a cluster: eval "$(plait cluster env)"."""
+    """Print what to set to use a cluster: eval "$(plait lab slurm env)"."""
     from plait.api.labs import find_slurm
 
     _variables(find_slurm(name))
@@ -100,12 +96,12 @@ def env(name: Name = None) -> None:
 @app.command()
 def cut(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Such as n3.")],
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Which cluster, when several run.")] = None,
+    name: Name = None,
 ) -> None:
     """Switch a node off, with everything that runs on it."""
     from plait.api.labs import find_slurm
 
-    find_slurm(cluster).cut(node)
+    find_slurm(name).cut(node)
     typer.echo(f"{node} is off")
 
 
@@ -116,31 +112,6 @@ def heal(name: Name = None) -> None:
 
     find_slurm(name).heal()
     typer.echo("all nodes are on")
-
-
-@app.command()
-def reserve(
-    rank_table: Annotated[Path, typer.Argument(metavar="RANK_TABLE", help="Whose hosts (rank_table.json).")],
-    name: Annotated[str, typer.Option(help="Of the reservation.")],
-    duration: Annotated[str, typer.Option(metavar="TIME", help="As Slurm writes it: minutes, D-HH:MM:SS.")],
-    start: Annotated[
-        str, typer.Option(metavar="TIME", help="As Slurm writes it: now+4hours, 2030-01-31T22:00.")
-    ] = "now",
-    users: Annotated[list[str] | None, typer.Option("--user", help="Who may use it.", show_default="you")] = None,
-) -> None:
-    """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never exchanged.
-
-    Jobs that run there now may go on; no job that would last into the reservation is started there. Needs an
-    operator of Slurm.
-
-    Then: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
-    """
-    from plait.api.labs import reserve_hosts
-    from plait.core.base.text import counted
-
-    table = reserve_hosts(rank_table, name, duration, start=start, users=users or [])
-    are = "is" if len(table.hosts) == 1 else "are"
-    typer.echo(f"{name}: {counted(len(table.hosts), 'node')} {are} reserved")
 
 
 def _variables(cluster: SlurmCluster) -> None:

@@ -1,4 +1,4 @@
-"""``plait cluster up --topology``: what no emulated Slurm can be is said before anything is started."""
+"""``plait lab slurm up --topology``: what no emulated Slurm can be is said before anything is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.cluster import _spec
+from plait.cli.lab_slurm import _spec
 from plait.core.base.errors import JobError
 
 TIER = "unit"

@@ -1,0 +1,118 @@
+"""Names of earlier versions, and what they are called now: commands, options, keys and values of a job file.
+
+Nothing answers to an old name. Whoever writes one is told the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from plait.core.base.errors import JobError
+
+COMMANDS = {
+    "schedule show": "plait schedule NAME",
+    "reshard explain": "plait reshard",
+    "report": "plait view RUN --save FILE",
+    "timeline": "plait diagnose RUN --timeline",
+    "profile": "plait measure machine",
+    "profile placement": "plait measure placement",
+    "plan check": "plait plan JOB --evaluate",
+    "cluster up": "plait lab slurm up",
+    "cluster down": "plait lab slurm down",
+    "cluster list": "plait lab slurm list",
+    "cluster env": "plait lab slurm env",
+    "cluster cut": "plait lab slurm cut",
+    "cluster heal": "plait lab slurm heal",
+    "cluster reserve": "plait reserve",
+    "cluster": "plait lab slurm, or plait reserve",
+}
+"""By the words after ``plait``."""
+OPTIONS = {
+    "job": {"--reference": "plait job KEY, or plait job for all settings"},
+    "plan": {"--check": "--evaluate", "--picture": "--draw"},
+    "schedule": {
+        "--stages": "--pp",
+        "--chunks": "--virtual-stages",
+        "--forward": "--costs F,I,W",
+        "--input-gradient": "--costs F,I,W",
+        "--weight-gradient": "--costs F,I,W",
+    },
+    "reshard": {"--strategy": "--way"},
+    "measure machine": {"--ranks": "--world-size"},
+    "measure placement": {"--ranks": "--world-size"},
+    "topology generate": {
+        "--leaf-nodes": "--nodes-per-leaf",
+        "--gpus": "--gpus-per-node",
+        "--nics": "--nics-per-node",
+    },
+    "lab run": {
+        "--hosts": "HOSTSxRANKS@RATE, such as 2x1@1gbit",
+        "--ranks-per-host": "HOSTSxRANKS@RATE, such as 2x4@1gbit",
+        "--nic": "HOSTSxRANKS@RATE, such as 2x1@1gbit",
+        "--pods": "a part of the lab, as in 4x1@1gbit,2pods@300mbit",
+        "--core": "a part of the lab, as in 4x1@1gbit,2pods@300mbit",
+        "--mtu": "a part of the lab, as in 2x1@1gbit,mtu=1500",
+        "--segment": "a part of the lab, as in 2x1@1gbit,segment=262144",
+    },
+    "lab cut": {"--lab": "--name"},
+    "lab heal": {"--lab": "--name"},
+    "lab slow": {"--lab": "--name"},
+}
+"""By command."""
+PASSES_ON = {"lab run"}
+"""Commands whose last words are another command's."""
+KEYS = {
+    "data.sequence": "data.sequence_length",
+    "train.batch": "train.global_batch_size",
+    "train.micro_batch": "train.micro_batch_size",
+    "train.dtype": "train.precision",
+    "strategy.sp": "strategy.cp",
+    "strategy.sp_kind": "strategy.cp_kind",
+    "strategy.interleave": "strategy.virtual_stages",
+}
+"""Of a job file, by section and name."""
+HINTS = {
+    "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
+    "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
+}
+"""What else is to be known of a key that was renamed."""
+
+
+def refuse_old_keys(values: Mapping[str, Any]) -> None:
+    """Raise JobError for a key of a job file that an earlier version knew, with the name it has now."""
+    for old, new in KEYS.items():
+        section, _, key = old.partition(".")
+        table = values.get(section)
+        if isinstance(table, dict) and key in cast("dict[str, Any]", table):
+            raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))
+
+
+def refuse_old_words(words: Sequence[str]) -> None:
+    """Raise JobError for a command or an option that an earlier version knew, with the name it has now.
+    words: what stands after ``plait``.
+
+    >>> refuse_old_words(["schedule", "show", "1f1b"])
+    Traceback (most recent call last):
+    plait.core.base.errors.JobError: plait schedule show: is called plait schedule NAME now.
+    """
+    for command in _commands(words):
+        if command in COMMANDS:
+            raise JobError(f"is called {COMMANDS[command]} now", key=f"plait {command}")
+        before = ""
+        for word in words[command.count(" ") + 1 :]:
+            option = word.partition("=")[0]
+            if option == "--" or (
+                command in PASSES_ON and not word.startswith("-") and before and not before.startswith("-")
+            ):
+                return
+            before = word
+            if option in OPTIONS.get(command, {}):
+                raise JobError(f"is called {OPTIONS[command][option]} now", key=f"plait {command}: {option}")
+
+
+def _commands(words: Sequence[str]) -> Iterator[str]:
+    """What may be the command: as many words as it can have, the longest first."""
+    for count in (2, 1):
+        if len(words) >= count:
+            yield " ".join(words[:count])

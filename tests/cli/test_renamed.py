@@ -1,0 +1,59 @@
+"""Names of earlier versions are refused with the new one, in one paragraph and with exit status 2."""
+
+from __future__ import annotations
+
+import pytest
+from typer.main import get_command
+
+from plait.cli.main import app
+from plait.core.job.renamed import COMMANDS, OPTIONS, refuse_old_words
+from tests.support.command import plait
+
+TIER = "unit"
+OLD = [
+    *((old.split(), new) for old, new in COMMANDS.items()),
+    *(([*command.split(), option], new) for command, named in OPTIONS.items() for option, new in named.items()),
+]
+
+
+@pytest.mark.parametrize(("words", "new"), OLD, ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_an_old_name_is_refused_with_the_new_one(words: list[str], new: str) -> None:
+    done = plait(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is called {new} now" in " ".join(done.stderr.split())
+    assert plait(*words[:-1], f"{words[-1]}=2").returncode == 2
+
+
+def _options(words: list[str]) -> set[str]:
+    command = get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {})[word]
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_nothing_answers_to_an_old_option_and_new_ones_are_there(command: str) -> None:
+    there, named = _options(command.split()), OPTIONS[command]
+    assert not there & set(named)
+    assert {new.split()[0] for new in named.values() if new.startswith("--")} <= there
+
+
+@pytest.mark.parametrize("new", [new for new in COMMANDS.values() if "," not in new])
+def test_new_names_of_commands_are_there(new: str) -> None:
+    words = [word for word in new.split()[1:] if word.islower() and not word.startswith("--")]
+    assert _options(words) >= {word for word in new.split() if word.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lab", "run", "2x1@1gbit", "python", "x.py", "--hosts", "3"],
+        ["lab", "run", "--raw", "2x1@1gbit", "--", "a", "--nic"],
+        ["train", "profile"],
+        ["diagnose", "timeline"],
+        ["plan", "job.toml", "--draw", "x.svg"],
+        [],
+    ],
+)
+def test_words_that_are_no_old_names_pass(words: list[str]) -> None:
+    refuse_old_words(words)
