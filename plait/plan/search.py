@@ -21,9 +21,8 @@ from plait.plan.closed_form import total_seconds
 from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
 from plait.plan.distinct import Ints, distinct
 from plait.plan.points import Points
-from plait.plan.shortage import Shortage
+from plait.plan.relax import Relaxing
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
-from plait.plan.unmet import Unmet
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -55,13 +54,11 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     """The ``keep`` fastest families.
 
     Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
-    InfeasiblePlan where nothing fits: by how much the smallest does not.
+    JobError for a space without a strategy, InfeasiblePlan where nothing fits, with advice that was tried.
     """
-    try:
-        space = enumerate_space(asked, most=most)
-    except Unmet as error:
-        one = _Search(asked, cluster, precision, keep)
-        raise error.fitting(Shortage(asked, one.limit, one.memory).fits) from None
+    space = enumerate_space(asked, most=most)
+    if not len(space):
+        raise _Search(asked, cluster, precision, keep).relaxing.empty()
     first = _Search(asked, cluster, precision, keep).run(space)
     finer = enumerate_cells(asked, _cells(first.points)[:CELLS], most=most // 2)
     second = _Search(asked, cluster, precision, keep).run(finer)
@@ -111,7 +108,7 @@ class _Search:
             start, size = start + size, min(8 * size, BLOCK)
         if not len(found):
             every = np.concatenate([self._exact(each, np.arange(len(each.points))) for each in rough])
-            raise Shortage(asked, self.limit, self.memory).told(space.take(order), every)
+            raise self.relaxing.short(space.take(order), every)
         best = found[: self.keep]
         return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
 
@@ -140,7 +137,7 @@ class _Search:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many
         families that there are enough of them with those that are known."""
         found, sizes, missing, ask = list[int](), list[float](), self.keep - len(known), SURE
-        left = np.flatnonzero((rough.least <= self.bound) & ~np.isin(family, known))
+        left = np.flatnonzero((rough.least <= self.relaxing.bound) & ~np.isin(family, known))
         while len(left) and len(found) < missing:
             some = left[:ask]
             memory = self._exact(rough, some)
@@ -153,9 +150,9 @@ class _Search:
         return np.array(found, dtype=np.int64), np.array(sizes)
 
     @property
-    def bound(self) -> float:
-        """What a plan may fill, the job's own limits included."""
-        return Shortage(self.asked, self.limit, self.memory).bound
+    def relaxing(self) -> Relaxing:
+        """The same search with conditions relaxed, where it finds nothing."""
+        return Relaxing(self.asked, self.memory, self.limit)
 
     def _fits(self, memory: NDArray[np.float64]) -> NDArray[np.bool_]:
         fits = memory <= self.limit

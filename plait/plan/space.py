@@ -24,7 +24,6 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.plan.unmet import column_of, nothing
 
 MOST = 250_000
 """Points of a space, unless a job says otherwise."""
@@ -86,6 +85,12 @@ class Coarseness:
 COARSEST = 8
 QUANTITIES = {"micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages"}
 """Columns whose constraints have another name."""
+COLUMNS = {quantity: column for column, quantity in QUANTITIES.items()}
+
+
+def column_of(one: Constraint) -> str:
+    """The column that a constraint is about."""
+    return COLUMNS.get(one.quantity, one.quantity)
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,7 @@ class Cell:
 
 
 def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
-    """Every point that is valid, memory aside. Raises JobError where there is none: which condition leaves
-    nothing."""
+    """Every point that is valid, memory aside."""
     known = _Known(asked)
     cells, choices = list[Cell](), list[dict[tuple[str, ...], list[Choice]]]()
     for level in range(COARSEST + 1):
@@ -120,8 +124,6 @@ def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
         cells, choices = here, found
         if total <= most:
             break
-    if not cells:
-        raise nothing(asked, _arrangements)
     return _some(asked, points_of(asked, cells, choices))
 
 
@@ -146,10 +148,7 @@ def _some(asked: SearchRequest, points: Points) -> Points:
     held = np.ones(len(points), dtype=bool)
     for one in telling:
         held &= one.holds(columns[one.quantity])
-    points = points.take(held) if telling else points
-    if not len(points):
-        raise nothing(asked, _arrangements)
-    return points
+    return points.take(held) if telling else points
 
 
 def any_point(asked: SearchRequest) -> bool:
@@ -330,7 +329,7 @@ def points_of(
     return Points(**columns)
 
 
-def _arrangements(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:
+def arrangements(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:
     """Of every arrangement of ranks with any point, the values of its columns."""
     known = _Known(asked)
     for cell in cells_of(asked, Coarseness()):
