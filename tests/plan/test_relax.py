@@ -57,7 +57,7 @@ def mended(asked: SearchRequest, error: JobError) -> SearchRequest:
     values = re.findall(r"((?:strategy|train)\.[a-z_]+)=([\w-]+|\"\w+\")", re.sub(r"'[^']*'", "", told))
     for key, word in values:
         fixed = {name: one for name, one in fixed.items() if key_of(name) != key}
-        name = COLUMN_OF.get(key, key.rpartition(".")[2])
+        name = COLUMN_OF.get(key) or str(key).rpartition(".")[2]
         if word != "auto" and name != "ring":
             fixed[name] = [SCHEDULES.index(word) if name == "schedule" else int(word)]
     assert swaps or values, fix
