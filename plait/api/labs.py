@@ -11,8 +11,10 @@ from plait.core.base.errors import JobError
 from plait.core.base.text import counted
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import Topology
-from plait.lab import LabEntry, LabSpec, run, running
+from plait.lab import LabEntry, LabSpec
 from plait.lab import find as find_lab
+from plait.lab import run as run_lab
+from plait.lab import running as running_labs
 from plait.lab.slurm import SlurmCluster, SlurmSpec
 from plait.lab.slurm import down as end_slurm
 from plait.lab.slurm import find as find_slurm
@@ -21,7 +23,8 @@ from plait.lab.slurm import up as start_slurm
 
 __all__ = [
     "LabEntry", "LabSpec", "SlurmCluster", "SlurmSpec", "connect_host", "cut_host", "end_slurm", "find_lab",
-    "find_slurm", "reserve_hosts", "run", "running", "running_slurms", "slow_host", "slurm_spec", "start_slurm",
+    "find_slurm", "reserve_hosts", "run_lab", "running_labs", "running_slurms", "slow_host", "slurm_spec",
+    "start_slurm",
 ]  # fmt: skip
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.text import Part, Shown
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning:
+class Planning(Shown):
     """A job on a cluster, ready to be planned.
 
     written: the plan, if one was given in place of a job. factors: changes of the cluster that are only
@@ -43,6 +44,17 @@ class Planning:
         return PlanAnswer(
             answer=self.planner.checked(self.written) if alone else self.planner.answer(), explain=explain
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job, its cluster's name, and changes of the cluster."""
+        planner = self.planner
+        return {"job": planner.job.to_dict(), "cluster": planner.cluster.name, "what_if": dict(self.factors)}
+
+    def parts(self) -> Iterator[Part]:
+        """The job and its cluster in a sentence, and remarks."""
+        planner = self.planner
+        yield f"{planner.job.run.name}: {planner.model.num_parameters:,} parameters, for {planner.cluster.name}"
+        yield from (f"note: {one}" for one in (self.warning, self.note, *self.over.lines()) if one)
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; the plan that was given, if one was."""

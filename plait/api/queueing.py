@@ -304,7 +304,7 @@ def fit_durations(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Durations(Shown):
+class PredictedDurations(Shown):
     """How long the last jobs of a trace are predicted to run: (id, GPUs, typical seconds, mean buckets, upper
     seconds, spread of ln seconds, seconds that it ran). level: the upper quantile."""
 
@@ -327,7 +327,7 @@ class Durations(Shown):
         yield Table(f"Predicted hours of the last {counted(len(rows), 'job')}", ("job", "GPUs", *hours), rows)
 
 
-def predict_durations(folder: Path, file: Path, *, columns: str | None = None, last: int = 20) -> Durations:
+def predict_durations(folder: Path, file: Path, *, columns: str | None = None, last: int = 20) -> PredictedDurations:
     """How long the last jobs of a trace run, from what was known when each was submitted. folder: of
     ``fit_durations``. Raises JobError and DataError."""
     from plait.place.features import features
@@ -346,7 +346,7 @@ def predict_durations(folder: Path, file: Path, *, columns: str | None = None, l
         }
         for job in range(max(0, len(trace) - last), len(trace))
     ]
-    return Durations(trace=trace, level=fitted.settings.level, jobs=jobs)
+    return PredictedDurations(trace=trace, level=fitted.settings.level, jobs=jobs)
 
 
 def _read(file: Path, columns: str | None) -> Trace:

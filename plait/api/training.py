@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.text import Part, Shown
 
 if TYPE_CHECKING:
     from plait.api.checks import Checked
@@ -20,7 +22,7 @@ CHECKED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Shown):
     """A run that can be started. chosen: a sentence on what the planner chose; empty if it had nothing to
     choose. open_job: the job as the user wrote it; None where a plan was given."""
 
@@ -29,6 +31,17 @@ class Prepared:
     checked: Checked
     chosen: str = ""
     open_job: Job | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The folder, the plan's hash, and what readers passed over."""
+        return {"folder": str(self.folder), "plan": self.plan.key, "passed_over": self.checked.over.rows()}
+
+    def parts(self) -> Iterator[Part]:
+        """What was chosen, what runs, and where."""
+        from plait.api.summary import what_runs
+
+        yield from filter(None, (self.chosen, *self.checked.over.lines(), self.checked.note))
+        yield f"{what_runs(self.plan, None)}; in {self.folder}"
 
 
 def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, refuse: bool = True) -> Prepared:

@@ -28,16 +28,16 @@ def job(
         typer.echo(settings.markdown(), nl=False)
         return
     found = settings.reference() if key is None else settings.look_up(key)
-    found = (found,) if isinstance(found, settings.Table) else found
+    found = (found,) if isinstance(found, settings.SettingsTable) else found
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     for one in found:
-        if isinstance(one, settings.Table):
+        if isinstance(one, settings.SettingsTable):
             terminal.show([Table(f"[{one.name}]"), _plain(one.meaning)])
-        for entry in one.keys if isinstance(one, settings.Table) else (one,):
+        for entry in one.keys if isinstance(one, settings.SettingsTable) else (one,):
             terminal.text(_plain(entry.lines()), indent="    ")
-        if one is not found[-1] and isinstance(one, settings.Table):
+        if one is not found[-1] and isinstance(one, settings.SettingsTable):
             typer.echo()
 
 

@@ -50,11 +50,11 @@ def run_command(
 
     Example: plait lab run 2x1@1gbit -- python train.py
     """
-    from plait.api.labs import LabSpec, run
+    from plait.api.labs import LabSpec, run_lab
 
     words = command or []
     words = words[1:] if words[:1] == ["--"] else words
-    raise typer.Exit(run(LabSpec.parse(lab), words, name=name, only_rank=only_rank, raw=raw, grace=grace))
+    raise typer.Exit(run_lab(LabSpec.parse(lab), words, name=name, only_rank=only_rank, raw=raw, grace=grace))
 
 
 @app.command()
@@ -91,10 +91,10 @@ def slow(
 @app.command("list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the labs that run now, and the links of their hosts."""
-    from plait.api.labs import running
+    from plait.api.labs import running_labs
     from plait.cli import terminal
 
-    entries = running()
+    entries = running_labs()
     if as_json:
         typer.echo(json.dumps([entry.report() for entry in entries], indent=2))
         return

@@ -65,25 +65,13 @@ def view(
 
 def _save(runs: list[Path], out: Path) -> None:
     """Write the page of a run as one file."""
-    from plait.core.base.errors import DataError, JobError
-    from plait.view.report import write_report
-    from plait.view.store import Watched
+    from plait.core.base.errors import JobError
+    from plait.view.report import report_run
 
     if len(runs) > 1:
         raise JobError(f"{len(runs)} runs do not fit on one saved page", key="--save", fix="Name one run")
     if out.suffix not in (".html", ".htm"):
         raise JobError(f"'{out.name}' is no name for a page", key="--save", fix="Name it NAME.html")
-    (run,) = runs
-    if not run.is_dir():
-        raise DataError(f"{run}: no such run folder")
-    watched = Watched(run, run.absolute().name)
-    found = watched.read()
-    if found.recording is None and not found.hang:
-        raise DataError(found.problem or f"{run} holds nothing that can be shown")
-    try:
-        size = write_report(watched, out)
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
-    if found.run:
-        terminal.passed_over(found.run.passed_over)
+    size, over = report_run(runs[0], out)
+    terminal.passed_over(over)
     terminal.say(f"{out}: {size / 2**20:.1f} MiB")

@@ -10,7 +10,9 @@ from typing import Any
 
 import polars as pl
 
+from plait.core.base.errors import DataError
 from plait.core.base.files import replacing
+from plait.core.base.passed_over import PassedOver
 from plait.core.record.timeline import SpanKey
 from plait.diagnose.heat import orders, pooled, unlike
 from plait.diagnose.places import place_of
@@ -22,7 +24,7 @@ from plait.view.grid_figure import STANDS_OUT, grid_figure
 from plait.view.heat_figure import heat_figure
 from plait.view.series_figure import prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, heat_of
-from plait.view.timeline_callbacks import Shown, clock_text, link_text, shown_of, side_by_side, span_text
+from plait.view.timeline_callbacks import ShownStep, clock_text, link_text, shown_of, side_by_side, span_text
 from plait.view.timeline_figure import timeline_figure
 from plait.view.words import seconds_text
 
@@ -39,8 +41,25 @@ document.querySelectorAll("script[data-figure]").forEach(function (one) {
 """
 
 
+def report_run(run: Path, path: Path) -> tuple[int, PassedOver]:
+    """Write a run's page into a file; its bytes, and what of the run's files was passed over. Raises
+    DataError for a run of which nothing can be shown, and for a file that cannot be written."""
+    if not run.is_dir():
+        raise DataError(f"{run}: no such run folder")
+    watched = Watched(run, run.absolute().name)
+    found = watched.read()
+    if found.recording is None and not found.hang:
+        raise DataError(found.problem or f"{run} holds nothing that can be shown")
+    try:
+        size = write_report(watched, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+    return size, found.run.passed_over if found.run else PassedOver()
+
+
 def write_report(watched: Watched, path: Path) -> int:
-    """A run that was read, into a file that appears whole or not at all; its bytes. Raises OSError."""
+    """Write the page of a run that was read; its bytes. The file appears whole or not at all. Raises
+    OSError."""
     text = report_of(watched, watched.snapshot)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -167,7 +186,7 @@ def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
     return {"rank": one["rank"], "step": one["step"], "span": [one[name] for name in SpanKey._fields]}
 
 
-def _timeline(snapshot: Snapshot, shown: Shown) -> str:
+def _timeline(snapshot: Snapshot, shown: ShownStep) -> str:
     recording = snapshot.recording
     assert recording is not None and shown.window is not None
     hosts = dict(recording.grid.select("rank", "host").iter_rows())

@@ -27,7 +27,7 @@ WAYS = ("needs", "needed by")
 CHOSEN = (State("chosen", "data"), State("zoom", "data"), State("beside", "value"), State("run", "value"))
 
 
-class Shown(NamedTuple):
+class ShownStep(NamedTuple):
     """What the timeline shows. spans: of the step, with clocks led to each other. origin: where it begins."""
 
     rank: int
@@ -67,7 +67,7 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         return ({"rank": int(one)}, None) if is_number(one) else (no_update, no_update)
 
 
-def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Shown | None:
+def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> ShownStep | None:
     """chosen: ``rank``, ``step`` and ``span`` (a key), as far as they are. None where no spans were kept."""
     chosen = chosen if isinstance(chosen, dict) else {}
     recording = snapshot.recording
@@ -92,7 +92,7 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     between = None
     if isinstance(zoom, list) and len(zoom) == 2 and all(map(is_number, zoom)):
         between = origin + zoom[0] / 1e3, origin + zoom[1] / 1e3
-    return Shown(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
+    return ShownStep(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
 
 
 def besides(grid: pl.DataFrame | None) -> list[dict[str, str]]:
@@ -182,7 +182,7 @@ def _zoomed(moved: Any, zoom: Any) -> Any:
     return ends if all(map(is_number, ends)) and ends != zoom else no_update
 
 
-def _clicked(click: Any, shown: Shown) -> tuple[Any, Any]:
+def _clicked(click: Any, shown: ShownStep) -> tuple[Any, Any]:
     """A bar: its span; of several put together, a closer look."""
     number = point_of(click).get("customdata")
     bars = shown.window.bars if shown.window else pl.DataFrame()
@@ -194,12 +194,12 @@ def _clicked(click: Any, shown: Shown) -> tuple[Any, Any]:
     return _with(SpanKey(one["step"], one["rank"], one["kind"], one["name"], one["seq"])), no_update
 
 
-def _around(span: Mapping[str, Any], shown: Shown, length: float) -> list[float]:
+def _around(span: Mapping[str, Any], shown: ShownStep, length: float) -> list[float]:
     middle = (span["start"] + span["end"]) / 2 - shown.origin
     return [(middle - length / 2) * 1e3, (middle + length / 2) * 1e3]
 
 
-def by_key(key: str, shown: Shown, chosen: Any, zoom: Any) -> tuple[Any, Any]:
+def by_key(key: str, shown: ShownStep, chosen: Any, zoom: Any) -> tuple[Any, Any]:
     """What a key makes of what is chosen and of the zoom."""
     view = shown.window
     if view is None:
@@ -276,7 +276,7 @@ def clock_text(snapshot: Snapshot) -> str:
     )
 
 
-def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> tuple[dict[str, Any], str]:
+def side_by_side(run: Watched, snapshot: Snapshot, shown: ShownStep) -> tuple[dict[str, Any], str]:
     """The rank's step as the plan predicts it, above the step as it was; and both in words."""
     plan = snapshot.run.plan if snapshot.run else None
     if plan is not None and not plan.costs:
@@ -300,7 +300,7 @@ def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> tuple[dict[s
     return figure, " ".join(map(spans_words, ("Predicted", "Measured"), (predicted, measured)))
 
 
-def span_text(shown: Shown, recording: Recording) -> str:
+def span_text(shown: ShownStep, recording: Recording) -> str:
     """The chosen span in words."""
     if shown.around is None:
         ranks = f"{len(shown.ranks)} rank{'s' if len(shown.ranks) > 1 else ''}"
@@ -316,7 +316,7 @@ def span_text(shown: Shown, recording: Recording) -> str:
     )
 
 
-def links_of(shown: Shown, recording: Recording) -> list[Any]:
+def links_of(shown: ShownStep, recording: Recording) -> list[Any]:
     """Buttons to what the span needed and what needed it."""
     if shown.around is None:
         return []
@@ -340,7 +340,7 @@ WHY = {
 }  # fmt: skip
 
 
-def link_text(link: Dependency, shown: Shown, recording: Recording) -> str:
+def link_text(link: Dependency, shown: ShownStep, recording: Recording) -> str:
     """A neighbour in words."""
     last = f", LAST to come, {seconds_text(link.late)} after the first" if link.last else ""
     axis = f"{link.axis}: " if link.axis else ""

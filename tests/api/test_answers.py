@@ -58,9 +58,11 @@ def test_functions_that_the_page_names_are_there_and_documented() -> None:
 
 
 def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "specs").exists() or (tmp_path / "specs").symlink_to(ROOT / "specs")
         names = {"Path": Path, "plait": import_module("plait")}
         exec(block, names)
+        for found in (one for one in names.values() if isinstance(one, Shown)):
+            assert found._repr_html_() and json.dumps(found.to_dict())
     assert (tmp_path / "plan.json").is_file() and (tmp_path / "1f1b.svg").is_file()

@@ -41,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Table:
+class SettingsTable:
     """A section of the file."""
 
     name: str
@@ -49,16 +49,16 @@ class Table:
     keys: tuple[Setting, ...]
 
 
-def reference() -> tuple[Table, ...]:
+def reference() -> tuple[SettingsTable, ...]:
     """Every section with its keys, in the order of the file."""
-    found = [Table("model", _words(_MODEL), (*_MODEL_KEYS, *_shapes()))]
+    found = [SettingsTable("model", _words(_MODEL), (*_MODEL_KEYS, *_shapes()))]
     for name, field in Job.model_fields.items():
         if _is_section(section := field.annotation):
-            found.append(Table(name, _words(section.__doc__ or ""), tuple(_keys(name, section))))
+            found.append(SettingsTable(name, _words(section.__doc__ or ""), tuple(_keys(name, section))))
     return tuple(found)
 
 
-def look_up(asked: str) -> Table | tuple[Setting, ...]:
+def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
     """A section, or the keys that ``asked`` may mean: the whole name or parts of it in order, such as
     ``steps``, ``strategy.p1``.
 

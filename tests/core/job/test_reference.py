@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.job.reference import COMMAND, Table, look_up, markdown, reference
+from plait.core.job.reference import COMMAND, SettingsTable, look_up, markdown, reference
 from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -63,14 +63,14 @@ def test_the_example_is_a_job() -> None:
 )
 def test_keys_are_found_by_name_or_by_part(asked: str, names: list[str]) -> None:
     found = look_up(asked)
-    assert not isinstance(found, Table)
+    assert not isinstance(found, SettingsTable)
     assert [key.name for key in found] == names
 
 
 @pytest.mark.parametrize("asked", ["train", "[train]"])
 def test_a_section_is_found(asked: str) -> None:
     found = look_up(asked)
-    assert isinstance(found, Table)
+    assert isinstance(found, SettingsTable)
     assert len(found.keys) > 20
 
 
