@@ -127,6 +127,6 @@ def _check_size(shape: Shape) -> None:
         return
     fix = f"Choose at most {MOST // each} micro-batches" if each <= MOST else "Choose fewer stages"
     raise ScheduleError(
-        f"--stages {shape.ranks} --micro-batches {shape.micro_batches}: {passes} forward passes; at most {MOST} are "
+        f"--pp {shape.ranks} --micro-batches {shape.micro_batches}: {passes} forward passes; at most {MOST} are "
         f"shown. {fix}; after the warm-up every micro-batch is like the one before."
     )

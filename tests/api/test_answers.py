@@ -13,7 +13,7 @@ import pytest
 from plait.api.planning import known_clusters
 from plait.api.resharding import explain_reshard, fabric_of
 from plait.api.schedules import Shape, show_schedule
-from plait.api.topologies import TopologyAnswer, generate_topology
+from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
 from plait.core.base.text import Shown, Table
 from plait.core.reshard.layouts import TensorLayout
 
@@ -29,7 +29,7 @@ def reshard() -> Shown:
 ANSWERS: dict[str, Callable[[], Shown]] = {
     "schedule": lambda: show_schedule("zb-h1", Shape(ranks=4, micro_batches=6)),
     "reshard": reshard,
-    "topology": lambda: TopologyAnswer(generate_topology(minipods=2, nodes=9, leaf_nodes=4)),
+    "topology": lambda: TopologyAnswer(generate_topology(MinipodSizes(minipods=2, nodes=9, leaf_nodes=4))),
     "clusters": known_clusters,
 }
 

@@ -364,16 +364,16 @@ def test_a_report_is_no_file_of_the_run(tmp_path: Path) -> None:
     before = (run / "plan.json").read_bytes()
     for name in ("plan.json", "metrics.jsonl", "rings/rank-00000.ring", "page"):
         with pytest.raises(JobError, match=r"is no name for a page. Name it NAME.html"):
-            run_cli("report", run, "-o", run / name)
+            run_cli("view", run, "--save", run / name)
     assert (run / "plan.json").read_bytes() == before
 
 
 def test_view_needs_a_folder(tmp_path: Path) -> None:
     from tests.cli.test_diagnose import run_cli
 
-    for verb in ("view", "report"):
+    for save in ((), ("--save", tmp_path / "page.html")):
         with pytest.raises(DataError, match="no such run folder"):
-            run_cli(verb, tmp_path / "nothing")
+            run_cli("view", tmp_path / "nothing", *save)
 
 
 def test_view_says_that_a_folder_is_no_run_yet(
