@@ -20,7 +20,7 @@ from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
 from plait.core.job.constraint import WORDS, Constraint
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
-from plait.plan.space import SearchRequest, arrangements, column_of, enumerate_space
+from plait.plan.space import SearchRequest, any_point, arrangements, column_of, enumerate_space
 
 Memory = Callable[[Points], NDArray[np.float64]]
 """Bytes of the fullest rank of every point."""
@@ -271,7 +271,7 @@ class Relaxing:
     def _sizes(self, free: SearchRequest) -> str:
         """A sequence or a number of ranks that would do. free: the request without conditions."""
         asked = self.asked
-        if not _any(free):
+        if not any_point(free):
             near = [f"{ranks:,}" for ranks in _shareable(free) if self.works(_on(free, ranks))]
             told = f"{' or '.join(near)} ranks would do"
             return told if near else "Use a number of ranks, or of sequences, with more divisors"
@@ -287,11 +287,6 @@ class Relaxing:
         return f"Use a smaller model, shorter sequences: {FACTORS[-1]} times as many ranks would not do"
 
 
-def _any(asked: SearchRequest) -> bool:
-    """Whether there is an arrangement."""
-    return next(arrangements(asked), None) is not None
-
-
 def _on(asked: SearchRequest, ranks: int) -> SearchRequest:
     return replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
 
@@ -300,7 +295,7 @@ def _shareable(asked: SearchRequest) -> list[int]:
     """The nearest numbers of ranks that have an arrangement: fewer and more; of far too many ranks, fewer."""
 
     def possible(ranks: int) -> bool:
-        return _any(_on(asked, ranks))
+        return any_point(_on(asked, ranks))
 
     fewer = next(filter(possible, islice(range(asked.ranks - 1, 0, -1), NEAR_RANKS)), 0)
     more = next(filter(possible, islice(count(asked.ranks + 1), NEAR_RANKS)), 0)

@@ -153,7 +153,7 @@ def _some(asked: SearchRequest, points: Points) -> Points:
 
 def any_point(asked: SearchRequest) -> bool:
     """Whether there is a strategy at all."""
-    return _first(asked) is not None
+    return next(arrangements(asked), None) is not None
 
 
 def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
@@ -342,17 +342,6 @@ def arrangements(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:
             telling = [(one, column_of(one)) for one in asked.constraints if column_of(one) in values]
             if all(any(one.holds(value) for value in values[name]) for one, name in telling):
                 yield values
-
-
-def _first(asked: SearchRequest) -> dict[str, int] | None:
-    """One point, if there is any."""
-    known = _Known(asked)
-    for cell in cells_of(asked, Coarseness()):
-        choices = known.choices(cell, Coarseness())
-        if _count(choices):
-            first = {names: values[:1] for names, values in choices.items()}
-            return points_of(asked, [cell], [first]).row(0)
-    return None
 
 
 @cache
