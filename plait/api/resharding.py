@@ -112,12 +112,12 @@ def fabric_of(
     """Hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each way. latency: seconds
     of each message. ranks_per_host: None: each row of a mesh is a host. Raises ReshardError."""
     if nics_per_host < 1 or (ranks_per_host is not None and ranks_per_host < 1):
-        raise ReshardError("--nics-per-host and --ranks-per-host must be at least 1.")
+        raise ReshardError("nics_per_host and ranks_per_host must be at least 1.")
     if ranks_per_host is not None:
         hosts = even_hosts(1 + max(*source.ranks, *destination.ranks), ranks_per_host)
     elif set(source.ranks) & set(destination.ranks):
         raise ReshardError(
-            "The two meshes share ranks, so rows of a mesh do not say what a host is. Add --ranks-per-host."
+            "The two meshes share ranks, so rows of a mesh do not say what a host is. Add ranks_per_host=N."
         )
     else:
         hosts = mesh_hosts(source, destination)

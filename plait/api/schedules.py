@@ -116,7 +116,7 @@ def _each(travels: Sequence[float], boundaries: int) -> list[float]:
     if len(travels) not in (1, boundaries) or min(travels) < 0:
         given = ",".join(f"{one:g}" for one in travels)
         problem = f"one number is expected, or {boundaries} with commas between them, none below 0"
-        raise ScheduleError(f"--transfer {given}: {problem}")
+        raise ScheduleError(f"transfer={given}: {problem}")
     return [*travels] * boundaries if len(travels) == 1 else [*travels]
 
 
@@ -127,6 +127,6 @@ def _check_size(shape: Shape) -> None:
         return
     fix = f"Choose at most {MOST // each} micro-batches" if each <= MOST else "Choose fewer stages"
     raise ScheduleError(
-        f"--pp {shape.ranks} --micro-batches {shape.micro_batches}: {passes} forward passes; at most {MOST} are "
+        f"pp={shape.ranks} micro_batches={shape.micro_batches}: {passes} forward passes; at most {MOST} are "
         f"shown. {fix}; after the warm-up every micro-batch is like the one before."
     )

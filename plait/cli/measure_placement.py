@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.groups import Settings, grouped
+from plait.core.base.numbers import Count, Natural, Positive
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,19 @@ class Nodes:
     topology: Annotated[
         str, typer.Option(help="The nodes' switches, in any form that is read.", show_default="the lab's")
     ] = ""
-    nodes_per_minipod: Annotated[
-        int, typer.Option(help="Nodes below one leaf switch; ranks fill minipods in order.", show_default="the lab's")
-    ] = 0
-    world_size: Annotated[int | None, typer.Option(help="How many ranks, where --on does not say.")] = None
 
 
 @dataclass(frozen=True)
-class Trials:
-    """How often and how long is measured."""
+class Trials(Settings):
+    """Ranks that measure, how often and how long."""
 
-    seconds: Annotated[float, typer.Option(help="How long to measure collectives, at most.")] = 60.0
-    rounds: Annotated[int, typer.Option(min=1, help="How often a job runs in every order, by turns.")] = 3
-    seed: Annotated[int, typer.Option(help="Seed of the random order.")] = 0
+    nodes_per_minipod: Annotated[
+        Natural, "Nodes below one leaf switch; ranks fill minipods in order. 0: the lab's."
+    ] = 0
+    world_size: Annotated[Count | None, "How many ranks, where --on does not say."] = None
+    seconds: Annotated[Positive, "How long to measure collectives, at most."] = 60.0
+    rounds: Annotated[Count, "How often a job runs in every order, by turns."] = 3
+    seed: Annotated[int, "Seed of the random order."] = 0
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Results:
 @grouped
 def placement(
     nodes: Nodes,
-    trials: Trials,
     results: Results,
+    trials: Trials,
     job: Annotated[
         Path | None, typer.Argument(metavar="[JOB]", help="A job file: also time its steps by placement.")
     ] = None,
@@ -85,7 +86,7 @@ def placement(
         raise JobError("is a job's", key="--affinity", fix="Name a job file, whose steps are timed")
     said = None if as_json else terminal.say
     found = profile_spread(
-        out, place_of(nodes.on), nodes.nodes_per_minipod, nodes.world_size, trials.seconds, quiet=as_json
+        out, place_of(nodes.on), trials.nodes_per_minipod, trials.world_size, trials.seconds, quiet=as_json
     )
     if isinstance(found, int):
         raise typer.Exit(found)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from plait.api.planning import Planning
 
 
+DETAILS = "details"
+"""What ``--show`` shows besides the settings of frameworks."""
+
+
 @dataclass(frozen=True)
 class Question:
     """What is asked of the planner besides the job."""
@@ -43,12 +47,13 @@ class Shown:
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here, not beside the job.")
     ] = None
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show more columns, where the step goes, what fills the memory.")
-    ] = False
-    emit: Annotated[
+    show: Annotated[
         str | None,
-        typer.Option(metavar="FRAMEWORK", help="Print the strategy as settings of torchtitan or megatron instead."),
+        typer.Option(
+            metavar="WHAT",
+            help="details: more columns, where the step goes, what fills the memory; torchtitan or megatron: the "
+            "strategy as its settings instead.",
+        ),
     ] = None
     draw: Annotated[
         Path | None,
@@ -61,15 +66,17 @@ class Shown:
 def plan(
     question: Question,
     shown: Shown,
-    job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="The job file (TOML).")] = None,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB]", help="The job file (TOML). Without one, the clusters that ship are listed."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="In place of the file's: cluster.ranks=128."),
+        typer.Argument(
+            metavar="[SECTION.KEY=VALUE]...",
+            help="In place of the file's: cluster.ranks=128. A second plan.json behind a first: both side by side.",
+        ),
     ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two plans (plan.json), side by side.", metavar="A.json B.json")
-    ] = None,
-    clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that ship.")] = False,
 ) -> None:
     """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
 
@@ -89,18 +96,19 @@ def plan(
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
-    out, emit, draw, as_json = shown.out, shown.emit, shown.draw, shown.as_json
+    out, draw, as_json = shown.out, shown.draw, shown.as_json
+    emit = shown.show if shown.show != DETAILS else None
     measure, what_if = question.measure, question.what_if
-    if clusters:
+    if job is None:
+        if question.evaluate or shown.show or draw or measure or what_if or out:
+            raise JobError("no job is given", fix="Write plait plan JOB.toml")
         terminal.answer(known_clusters(), as_json=as_json)
         return
-    if compare:
-        if job or emit or draw or measure or what_if or out:
-            raise JobError("takes two plans and, of all options, --json", key="--compare", fix="Leave out the rest")
-        terminal.answer(compare_plans(*compare), as_json=as_json)
+    if job.suffix == ".json" and given and given[0].endswith(".json"):
+        if len(given) > 1 or shown.show or draw or measure or what_if or out:
+            raise JobError("two plans are compared, and of all options take --json", fix="Leave out the rest")
+        terminal.answer(compare_plans(job, Path(given[0])), as_json=as_json)
         return
-    if job is None:
-        raise JobError("no job is given", fix="Write plait plan JOB.toml, or plait plan --clusters")
     if measure < 0:
         raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
     if measure and what_if:
@@ -108,7 +116,7 @@ def plan(
     if emit:
         check_framework(emit)
         if as_json:
-            raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
+            raise JobError("prints settings, not JSON", key="--show", fix="Leave out one of --show and --json")
     target = _target(job, out, what_if=bool(what_if))
     if draw:
         from plait.api.pictures import FORMATS, check_format
@@ -123,7 +131,7 @@ def plan(
         for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
             if wanted:
                 refuse_experts(asked.planner.model, doing)
-        found = asked.answer(check=question.evaluate, explain=shown.explain)
+        found = asked.answer(check=question.evaluate, explain=shown.show == DETAILS)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:

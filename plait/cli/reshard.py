@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.groups import Settings, grouped
+from plait.core.base.numbers import Count
 
 Draw = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
@@ -36,36 +37,32 @@ class Tensor:
         typer.Option("--to", metavar="LAYOUT", help="As --from; its ranks follow those unless it says: '(2,4)@8 ...'."),
     ]
     shape: Annotated[str, typer.Option(metavar="N,N,...", help="Shape of the whole tensor.")]
-    dtype: Annotated[str, typer.Option(help="Type of its elements.")] = "bf16"
 
 
 @dataclass(frozen=True)
-class HostLinks:
-    """Hosts, and what their network does."""
+class Fabric(Settings):
+    """Elements of the tensor, hosts and what their network does, and how the plan is searched."""
 
-    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of one NIC, each way.")] = "10gbit"
-    nics_per_host: Annotated[int, typer.Option(help="NICs (rails) of a host, shared out among its ranks in order.")] = 1
-    latency: Annotated[str, typer.Option(metavar="TIME", help="Time of each message: 50us, 1ms, 0s.")] = "50us"
-    ranks_per_host: Annotated[
-        int | None, typer.Option(help="Ranks of a host, in order.", show_default="each row of a mesh is a host")
-    ] = None
+    dtype: Annotated[str, "Type of the tensor's elements."] = "bf16"
+    nic: Annotated[str, "Rate of one NIC, each way."] = "10gbit"
+    nics_per_host: Annotated[Count, "NICs (rails) of a host, shared out among its ranks in order."] = 1
+    latency: Annotated[str, "Time of each message: 50us, 1ms, 0s."] = "50us"
+    ranks_per_host: Annotated[Count | None, "Ranks of a host, in order; left out: each row of a mesh is a host."] = None
+    order: Annotated[str, "Search by list, naive, load_balance, greedy, dfs or exact."] = "list"
+    way: Annotated[str, "auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast."] = "auto"
 
 
 @grouped
 def reshard(
     tensor: Tensor,
-    links: HostLinks,
-    order: Annotated[str, typer.Option(help="Search by list, naive, load_balance, greedy, dfs or exact.")] = "list",
-    way: Annotated[
-        str, typer.Option(help="auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast.")
-    ] = "auto",
+    fabric: Fabric,
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show the plan that moves one tensor between meshes: unit tasks, senders, order, way, predicted time
     against the lower bound, and every NIC's use.
 
-    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype int32
+    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 dtype=int32
     """
     from plait.api.resharding import explain_reshard, fabric_of
     from plait.core.base.errors import ReshardError
@@ -75,16 +72,17 @@ def reshard(
 
     first = TensorLayout.parse(tensor.source)
     second = TensorLayout.parse(tensor.destination, first_rank=max(first.ranks) + 1)
-    sizes, itemsize, rate = _shape(tensor.shape), _itemsize(tensor.dtype), parse_rate(links.nic)
+    sizes, itemsize, rate = _shape(tensor.shape), _itemsize(fabric.dtype), parse_rate(fabric.nic)
     if rate is None:
-        raise ReshardError("--nic unlimited leaves nothing to plan for. Give a rate, such as 10gbit.")
-    fabric = fabric_of(
-        first, second, rate=rate / 8, latency=_seconds(links.latency), nics_per_host=links.nics_per_host,
-        ranks_per_host=links.ranks_per_host,
+        raise ReshardError("nic=unlimited leaves nothing to plan for. Give a rate, such as 10gbit.")
+    links = fabric_of(
+        first, second, rate=rate / 8, latency=_seconds(fabric.latency), nics_per_host=fabric.nics_per_host,
+        ranks_per_host=fabric.ranks_per_host,
     )  # fmt: skip
-    found = explain_reshard(first, second, sizes, itemsize, fabric, order=order, way=None if way == "auto" else way)
+    way = None if fabric.way == "auto" else fabric.way
+    found = explain_reshard(first, second, sizes, itemsize, links, order=fabric.order, way=way)
     shape = "x".join(map(str, sizes)) or "scalar"
-    found = replace(found, title=f"{first} -> {second}, {tensor.dtype} {shape}, {links.nic}")
+    found = replace(found, title=f"{first} -> {second}, {fabric.dtype} {shape}, {fabric.nic}")
     for path in draw or []:
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             found.draw(path)
@@ -106,7 +104,7 @@ def _itemsize(dtype: str) -> int:
     from plait.core.base.errors import ReshardError, nearest
 
     if dtype not in ITEMSIZE:
-        raise ReshardError(f"--dtype {dtype} is unknown{nearest(dtype, ITEMSIZE)}. Use one of {', '.join(ITEMSIZE)}.")
+        raise ReshardError(f"dtype={dtype} is unknown{nearest(dtype, ITEMSIZE)}. Use one of {', '.join(ITEMSIZE)}.")
     return ITEMSIZE[dtype]
 
 
@@ -115,5 +113,5 @@ def _seconds(text: str) -> float:
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text.strip())
     if not match:
-        raise ReshardError(f"--latency {text}: a number and ns, us, ms or s is expected, such as 50us.")
+        raise ReshardError(f"latency={text}: a number and ns, us, ms or s is expected, such as 50us.")
     return float(match[1]) * {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]

@@ -4,61 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.groups import Settings, grouped
+from plait.core.base.numbers import Count
 
 
 @dataclass(frozen=True)
-class ScheduleSize:
-    """How large the schedule is, and how its stages are joined."""
+class Drawn(Settings):
+    """How large a schedule is, how its stages are joined, and what its ops take."""
 
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline ranks.")] = 4
-    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of one step.")] = 8
-    virtual_stages: Annotated[
-        int, typer.Option(min=1, help="Stages that a rank holds: any number of interleaved, two of zb-v.")
-    ] = 1
-    slack: Annotated[
-        str,
-        typer.Option(
-            metavar="N,N,...",
-            help="Slack of slack-1f1b at every boundary.",
-            show_default="what hides the transfers",
-        ),
-    ] = ""
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="A>B", help="Add a skip connection between stages. Repeatable.")
-    ] = None
-
-
-@dataclass(frozen=True)
-class OpCosts:
-    """What the ops of a schedule take."""
-
+    pp: Annotated[Count, "Pipeline ranks."] = 4
+    micro_batches: Annotated[Count, "Micro-batches of one step."] = 8
+    virtual_stages: Annotated[Count, "Stages that a rank holds: any number of interleaved, two of zb-v."] = 1
+    slack: Annotated[str, "Slack of slack-1f1b at every boundary, as 1,2,1; left out: what hides the transfers."] = ""
+    skip: Annotated[tuple[str, ...], "A skip connection between stages, as 0>3. Repeatable."] = ()
     costs: Annotated[
-        str,
-        typer.Option(
-            metavar="F,I,W",
-            help="Time of a forward, an input gradient and a weight gradient of one micro-batch on one stage, "
-            "in any unit.",
-        ),
+        str, "Time of a forward, an input gradient and a weight gradient of one micro-batch on one stage, in any unit."
     ] = "1,1,1"
-    transfer: Annotated[
-        str, typer.Option(metavar="TIME[,TIME...]", help="Time one way over every boundary, or over each of them.")
-    ] = "0"
-    mode: Annotated[str, typer.Option(help="How a transfer starts: buffered, rendezvous or blocking.")] = "buffered"
+    transfer: Annotated[str, "Time one way over every boundary, or over each of them, with commas."] = "0"
+    mode: Annotated[Literal["buffered", "rendezvous", "blocking"], "How a transfer starts."] = "buffered"
 
     @property
     def parts(self) -> tuple[float, float, float]:
         """Of a forward, an input gradient and a weight gradient."""
         from plait.core.base.errors import ScheduleError
 
-        given = _times(self.costs, "--costs")
+        given = _times(self.costs, "costs")
         if len(given) not in (1, 3) or min(given) < 0:
-            raise ScheduleError(f"--costs {self.costs}: one number is expected, or three, none below 0")
+            raise ScheduleError(f"costs={self.costs}: one number is expected, or three, none below 0")
         forward, input_gradient, weight_gradient = given * 3 if len(given) == 1 else given
         return forward, input_gradient, weight_gradient
 
@@ -69,8 +46,7 @@ def schedule(
         str,
         typer.Argument(metavar="NAME", help="gpipe, 1f1b, eager-1f1b, slack-1f1b, interleaved, zb-h1, ... or a file."),
     ],
-    size: ScheduleSize,
-    costs: OpCosts,
+    drawn: Drawn,
     draw: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf). Repeatable."),
@@ -83,14 +59,16 @@ def schedule(
     """Draw a pipeline schedule, with its bubble and memory, simulated and by formula. NAME may be a file with
     a hand-written one.
 
-    Example: plait schedule zb-h1 --pp 4 --micro-batches 8 --costs 1,1,1 --transfer 0.2
+    Example: plait schedule zb-h1 pp=4 micro_batches=8 costs=1,1,1 transfer=0.2
     """
     from plait.api.schedules import Shape, show_schedule
     from plait.core.base.files import explained
 
-    shape = Shape(ranks=size.pp, micro_batches=size.micro_batches, chunks=size.virtual_stages, slack=_slack(size.slack))
-    edges = [_edge(text) for text in size.skip or []]
-    found = show_schedule(name, shape, costs.parts, _times(costs.transfer), edges, _mode(costs.mode))
+    shape = Shape(
+        ranks=drawn.pp, micro_batches=drawn.micro_batches, chunks=drawn.virtual_stages, slack=_slack(drawn.slack)
+    )
+    edges = [_edge(text) for text in drawn.skip]
+    found = show_schedule(name, shape, drawn.parts, _times(drawn.transfer, "transfer"), edges, drawn.mode)
     for path in draw or []:
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             found.draw(path)
@@ -107,7 +85,7 @@ def _slack(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(",")) if text else ()
     except ValueError:
         raise ScheduleError(
-            f"--slack {text}: whole numbers with commas between them are expected, such as 1,2,1"
+            f"slack={text}: whole numbers with commas between them are expected, such as 1,2,1"
         ) from None
 
 
@@ -116,23 +94,15 @@ def _edge(text: str) -> tuple[int, int]:
 
     producer, _, consumer = text.partition(">")
     if not (producer.isdecimal() and consumer.isdecimal()):
-        raise ScheduleError(f"--skip {text}: two stages are expected, such as '0>3'")
+        raise ScheduleError(f"skip={text}: two stages are expected, such as '0>3'")
     return int(producer), int(consumer)
 
 
-def _times(text: str, option: str = "--transfer") -> list[float]:
+def _times(text: str, key: str) -> list[float]:
     """One time for all boundaries, or several."""
     from plait.core.base.errors import ScheduleError
 
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise ScheduleError(f"{option} {text}: one number is expected, or several with commas between them") from None
-
-
-def _mode(text: str) -> Any:
-    from plait.core.base.errors import ScheduleError
-
-    if text not in ("buffered", "rendezvous", "blocking"):
-        raise ScheduleError(f"--mode {text}: buffered, rendezvous or blocking")
-    return text
+        raise ScheduleError(f"{key}={text}: one number is expected, or several with commas between them") from None

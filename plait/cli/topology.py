@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.groups import Settings, grouped
+from plait.core.base.numbers import Count, Natural
 
 if TYPE_CHECKING:
     from plait.api.topologies import TopologyAnswer
@@ -42,58 +43,30 @@ LevelOption = Annotated[
 
 
 @dataclass(frozen=True)
-class TopologyFile:
-    """A topology to be read, and what else is known of its nodes."""
+class Reading(Settings):
+    """How a topology is read, and what else is known of its nodes."""
 
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="A file of any format; - for standard input; slurm: or kubernetes: to ask one."
-        ),
-    ]
-    form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of the file.", show_default="found by its content")
-    ] = ""
-    name: Annotated[str, typer.Option(metavar="NAME", help="Which of several topologies of a file.")] = ""
-    levels: Annotated[
-        str, typer.Option(metavar="LABEL,...", help="Kubernetes: labels that name switches, the outermost first.")
-    ] = ""
-    states: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="What nodes are doing: sinfo, squeue, scontrol show nodes, ... Repeatable."),
-    ] = None
-    tolerate: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Kubernetes: a taint that keeps no job of yours away. Repeatable."),
-    ] = None
+    format: Annotated[str, "Format of the file, if not found by its content."] = ""
+    name: Annotated[str, "Which of several topologies of a file."] = ""
+    levels: Annotated[str, "Kubernetes: labels that name switches, the outermost first, with commas."] = ""
+    states: Annotated[tuple[str, ...], "A file that says what nodes are doing: sinfo, squeue, ... Repeatable."] = ()
+    tolerate: Annotated[tuple[str, ...], "Kubernetes: a taint that keeps no job of yours away. Repeatable."] = ()
 
 
-@dataclass(frozen=True)
-class MinipodShape:
-    """How large a cluster is that is made up."""
+@dataclass(frozen=True, kw_only=True)
+class Generated(Settings):
+    """A cluster that is made up: its size, how many of its nodes are taken, what a node has, and a leaf."""
 
-    minipods: Annotated[int, typer.Option(min=1, help="Switches below the top.")]
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of all minipods together.")]
-    nodes_per_leaf: Annotated[int, typer.Option(min=1, help="Nodes of a full leaf.")] = 16
-    uneven: Annotated[float, typer.Option(help="How far sizes of minipods are from the mean, as a part of it.")] = 0.0
-
-
-@dataclass(frozen=True)
-class Occupancy:
-    """How many of its nodes are taken."""
-
-    busy: Annotated[float, typer.Option(help="Part of the nodes that jobs hold; minipods differ by Beta.")] = 0.0
-    down: Annotated[float, typer.Option(help="Part of the nodes that are down.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Seed; the same makes the same cluster.")] = 0
-
-
-@dataclass(frozen=True)
-class NodeFabric:
-    """What a node has, and a leaf."""
-
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node.")] = 8
-    nics_per_node: Annotated[int, typer.Option(min=0, help="NICs of a node, each on a rail of its own.")] = 8
-    uplinks: Annotated[int, typer.Option(min=0, help="Uplinks of a leaf, on each rail. 0: not told.")] = 0
+    minipods: Annotated[Count, "Switches below the top."]
+    nodes: Annotated[Count, "Nodes of all minipods together."]
+    nodes_per_leaf: Annotated[Count, "Nodes of a full leaf."] = 16
+    uneven: Annotated[float, "How far sizes of minipods are from the mean, as a part of it."] = 0.0
+    busy: Annotated[float, "Part of the nodes that jobs hold; minipods differ by Beta."] = 0.0
+    down: Annotated[float, "Part of the nodes that are down."] = 0.0
+    seed: Annotated[int, "The same makes the same cluster."] = 0
+    gpus_per_node: Annotated[Natural, "GPUs of a node."] = 8
+    nics_per_node: Annotated[Natural, "NICs of a node, each on a rail of its own."] = 8
+    uplinks: Annotated[Natural, "Uplinks of a leaf, on each rail. 0: not told."] = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +93,13 @@ class Output:
 @app.command()
 @grouped
 def show(
-    source: TopologyFile,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file of any format; - for standard input; slurm: or kubernetes: to ask one."
+        ),
+    ],
+    reading: Reading,
     output: Output,
     groups: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON of node to group: colours of --draw, and their spread.")
@@ -128,17 +107,17 @@ def show(
 ) -> None:
     """Show a topology, convert it, or draw it.
 
-    Example: plait topology topology.conf --states nodes.txt --draw cluster.svg
+    Example: plait topology topology.conf states=nodes.txt --draw cluster.svg
     """
     from plait.api.topologies import TopologyAnswer, read_groups, read_topology
 
     topology, remarks = read_topology(
-        source.file,
-        form=source.form,
-        name=source.name,
-        levels=tuple(word.strip() for word in source.levels.split(",") if word.strip()),
-        states=source.states or (),
-        tolerated=source.tolerate or (),
+        file,
+        form=reading.format,
+        name=reading.name,
+        levels=tuple(word.strip() for word in reading.levels.split(",") if word.strip()),
+        states=reading.states,
+        tolerated=reading.tolerate,
     )
     placed = read_groups(groups) if groups else {}
     _give(TopologyAnswer(topology, output.level, placed, remarks), output)
@@ -147,21 +126,21 @@ def show(
 
 @app.command()
 @grouped
-def generate(shape: MinipodShape, occupancy: Occupancy, fabric: NodeFabric, output: Output) -> None:
+def generate(cluster: Generated, output: Output) -> None:
     """Make up a cluster, fragmented as real ones are.
 
-    Example: plait topology generate --minipods 11 --nodes 1019 --busy 0.4 --seed 3 --out cluster.toml
+    Example: plait topology generate minipods=11 nodes=1019 busy=0.4 seed=3 --out cluster.toml
     """
     from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
     from plait.core.topology.switches import Hardware
 
     sizes = MinipodSizes(
-        minipods=shape.minipods, nodes=shape.nodes, leaf_nodes=shape.nodes_per_leaf, uneven=shape.uneven
+        minipods=cluster.minipods, nodes=cluster.nodes, leaf_nodes=cluster.nodes_per_leaf, uneven=cluster.uneven
     )
-    hardware = Hardware(gpus=fabric.gpus_per_node, nics=fabric.nics_per_node, rails=fabric.nics_per_node)
+    hardware = Hardware(gpus=cluster.gpus_per_node, nics=cluster.nics_per_node, rails=cluster.nics_per_node)
     topology = generate_topology(
-        sizes, busy=occupancy.busy, down=occupancy.down, seed=occupancy.seed, hardware=hardware,
-        uplinks=fabric.uplinks or None,
+        sizes, busy=cluster.busy, down=cluster.down, seed=cluster.seed, hardware=hardware,
+        uplinks=cluster.uplinks or None,
     )  # fmt: skip
     _give(TopologyAnswer(topology, output.level), output)
 

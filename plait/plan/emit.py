@@ -37,7 +37,7 @@ def check_framework(framework: str) -> None:
     """Raise JobError for a name that ``emit`` does not know."""
     if framework not in FRAMEWORKS:
         raise JobError(
-            f"nothing is known of '{framework}'{nearest(framework, FRAMEWORKS)}", key="--emit",
+            f"nothing is known of '{framework}'{nearest(framework, FRAMEWORKS)}", key="--show",
             fix=f"Use {' or '.join(FRAMEWORKS)}",
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ def this_machine(job: Job) -> Cluster:
     if found or job.run.device in ("cuda", "shared"):
         raise JobError(
             "is a machine with GPUs that nobody has described", key="cluster.preset",
-            fix="Name the cluster that they belong to (plait plan --clusters), or choose run.device = \"cpu\"",
+            fix="Name the cluster that they belong to (plait plan lists them), or choose run.device = \"cpu\"",
         )  # fmt: skip
     ranks = job.cluster.ranks or (usable_cores() if job.leaves_ranks_open else job.world_size)
     return _like_the_lab("here", Hosts(ranks_per_host=ranks), hosts=1, device=job.run.device)

@@ -21,7 +21,7 @@ def closed(*words: str, how: str = ">&-") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "status"),
     [(["--version"], 0), (["train", "--help"], 0), (["job", "train.steps"], 0),
-     (["schedule", "1f1b", "--pp", "2", "--micro-batches", "2"], 0), (["lab", "list", "--json"], 0),
+     (["schedule", "1f1b", "pp=2", "micro_batches=2"], 0), (["lab", "list", "--json"], 0),
      (["diagnose", "no-such-run"], 2),
      (["export", "no-such-run", "--out", "out"], 2), (["train", "no-such-job.toml"], 2)],
     ids=lambda value: value[0] if isinstance(value, list) else "",

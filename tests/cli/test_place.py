@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     (folder / "job.toml").write_text(JOB)
     (folder / "topology.conf").write_text(TOPOLOGY)
-    typed = ["topology", "generate", "--minipods", "2", "--nodes", "16", "--out", str(folder / "typed.toml")]
+    typed = ["topology", "generate", "minipods=2", "nodes=16", "--out", str(folder / "typed.toml")]
     CliRunner().invoke(app, typed, catch_exceptions=False)
     text = (folder / "typed.toml").read_text()
     (folder / "typed.toml").write_text(text.replace("gpus = 8", 'device = "H100", gpus = 8', 1))

@@ -20,10 +20,8 @@ CASE_3 = [
     "(2,4) S0 R R",
     "--shape",
     "1024,1024,512",
-    "--dtype",
-    "int32",
-    "--latency",
-    "0s",
+    "dtype=int32",
+    "latency=0s",
 ]
 
 
@@ -52,12 +50,12 @@ def test_the_same_plan_for_programs() -> None:
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"picture.{ending}"
-    assert explain(*CASE_3, "--nics-per-host", "2", "--draw", str(file)).returncode == 0
+    assert explain(*CASE_3, "nics_per_host=2", "--draw", str(file)).returncode == 0
     assert file.read_bytes()[:5] == {"svg": b"<?xml", "png": b"\x89PNG\r"}[ending]
 
 
 def test_meshes_that_share_ranks_and_an_order_and_a_way_by_name() -> None:
-    named = ["--ranks-per-host", "2", "--order", "exact", "--way", "send_recv", "--json"]
+    named = ["ranks_per_host=2", "order=exact", "way=send_recv", "--json"]
     found = json.loads(explain("--from", "(4) S0", "--to", "(4)@2 R", "--shape", "999", *named).stdout)
     assert found["order"] == "exact"
     assert {step["way"] for step in found["steps"]} == {"send_recv"}
@@ -70,14 +68,14 @@ def test_meshes_that_share_ranks_and_an_order_and_a_way_by_name() -> None:
         (["--from", "(2,4) S0 R"], "has 2 dimensions, the shape 1024,1024,512 has 3"),
         (["--shape", "4,x,4"], "whole numbers"),
         (["--shape", "4,-1,4"], "Give sizes from 0"),
-        (["--dtype", "int31"], "did you mean 'int32'"),
-        (["--nic", "fast"], "is not a link rate"),
-        (["--nic", "unlimited"], "leaves nothing to plan for"),
-        (["--latency", "50"], "ns, us, ms or s"),
-        (["--order", "lst"], "did you mean 'list'"),
-        (["--way", "broadcst"], "did you mean 'broadcast'"),
-        (["--to", "(2,4)@4 S0 R R"], "Add --ranks-per-host"),
-        (["--nics-per-host", "0"], "at least 1"),
+        (["dtype=int31"], "did you mean 'int32'"),
+        (["nic=fast"], "is not a link rate"),
+        (["nic=unlimited"], "leaves nothing to plan for"),
+        (["latency=50"], "ns, us, ms or s"),
+        (["order=lst"], "did you mean 'list'"),
+        (["way=broadcst"], "did you mean 'broadcast'"),
+        (["--to", "(2,4)@4 S0 R R"], "Add ranks_per_host"),
+        (["nics_per_host=0"], "at least 1"),
         (["--draw", "picture.gif"], "ends in .svg, .png, .pdf"),
     ],
 )

@@ -18,21 +18,21 @@ def show(*arguments: str) -> CompletedProcess[str]:
 
 
 def test_a_picture_and_what_it_costs() -> None:
-    done = show("eager-1f1b", "--pp", "4", "--micro-batches", "8")
+    done = show("eager-1f1b", "pp=4", "micro_batches=8")
     assert done.returncode == 0, done.stderr
     assert "longest idle 9 (by formula, without transfers: 9)" in done.stdout
     assert "rank 3" in done.stdout
 
 
 def test_json_says_the_same() -> None:
-    found = json.loads(show("slack-1f1b", "--pp", "4", "--transfer", "0,2,0", "--json").stdout)
+    found = json.loads(show("slack-1f1b", "pp=4", "transfer=0,2,0", "--json").stdout)
     assert found["peak_by_stage"] == {"0": 6, "1": 5, "2": 2, "3": 1}
     assert found["closed_form"]["peak_by_rank"] == [6, 5, 2, 1]
     assert {op["op"] for op in found["ops"]} >= {"0F0", "3B7", "1SEND_F0"}
 
 
 def test_a_schedule_by_hand_goes_in_and_out(tmp_path: Path) -> None:
-    made = show("zb-v", "--pp", "2", "--micro-batches", "3", "--ops", "--skip", "0>2")
+    made = show("zb-v", "pp=2", "micro_batches=3", "--ops", "skip=0>2")
     file = tmp_path / "mine.txt"
     file.write_text(made.stdout)
     assert show(str(file), "--ops").stdout == made.stdout
@@ -66,7 +66,7 @@ def test_a_schedule_by_hand_has_as_many_passes_as_can_be_shown(tmp_path: Path, p
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"picture.{ending}"
-    assert show("1f1b", "--transfer", "0.5", "--draw", str(file)).returncode == 0
+    assert show("1f1b", "transfer=0.5", "--draw", str(file)).returncode == 0
     assert file.read_bytes()[:5] == {"svg": b"<?xml", "png": b"\x89PNG\r"}[ending]
 
 
@@ -74,17 +74,17 @@ def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
     ("arguments", "says"),
     [
         (["1f2b"], "did you mean '1f1b'"),
-        (["1f1b", "--transfer", "1,2"], "--transfer 1,2: one number is expected, or 3"),
-        (["1f1b", "--mode", "magic"], "buffered, rendezvous or blocking"),
-        (["1f1b", "--mode", "blocking"], "deadlock: rank 0 waits at"),
-        (["slack-1f1b", "--slack", "1,x,1"], "whole numbers"),
-        (["1f1b", "--skip", "3>1"], "edge 3>1"),
+        (["1f1b", "transfer=1,2"], "transfer=1,2: one number is expected, or 3"),
+        (["1f1b", "mode=magic"], 'Allowed: "buffered" or "rendezvous" or "blocking"'),
+        (["1f1b", "mode=blocking"], "deadlock: rank 0 waits at"),
+        (["slack-1f1b", "slack=1,x,1"], "whole numbers"),
+        (["1f1b", "skip=3>1"], "edge 3>1"),
         (["1f1b", "--draw", "picture.gif"], "ends in .svg, .png, .pdf"),
         (
-            ["1f1b", "--pp", "2000", "--micro-batches", "2000"],
+            ["1f1b", "pp=2000", "micro_batches=2000"],
             "4000000 forward passes; at most 20000 are shown. Choose at most 10 micro-batches",
         ),
-        (["zb-v", "--pp", "50000", "--virtual-stages", "2"], "Choose fewer stages"),
+        (["zb-v", "pp=50000", "virtual_stages=2"], "Choose fewer stages"),
     ],
 )
 def test_a_mistake_is_one_paragraph(arguments: list[str], says: str) -> None:
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_paragraph(arguments: list[str], says: str) -> None:
 
 def test_a_picture_that_cannot_be_written_is_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = show("1f1b", "--pp", "2", "--draw", str(tmp_path / "file" / "x.svg"))
+    done = show("1f1b", "pp=2", "--draw", str(tmp_path / "file" / "x.svg"))
     assert done.returncode == 2
     assert "x.svg cannot be written" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from tests.support.runs import command, on_terminal, train, write_job
 
 PLAIT = [sys.executable, "-m", "plait.cli.main"]
 EXPLAIN = [*PLAIT, "reshard", "--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R",
-           "--shape", "1024,1024,512", "--dtype", "int32", "--latency", "0s"]  # fmt: skip
+           "--shape", "1024,1024,512", "dtype=int32", "latency=0s"]  # fmt: skip
 SHOW = [*PLAIT, "schedule"]
 NAME = "[v2] [b] :smile: \x1b[31m"
 SHOWN = "[v2] [b] :smile: \\x1b[31m"
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_table_fits_the_terminal_and_has_all_numbers_of_the_piped_one(run: Path, verb: str, columns: int) -> None:
     argv = {
         "reshard": EXPLAIN,
-        "schedule": [*SHOW, "slack-1f1b", "--pp", "6", "--transfer", "0.333"],
+        "schedule": [*SHOW, "slack-1f1b", "pp=6", "transfer=0.333"],
         "timeline": [*PLAIT, "diagnose", str(run), "--timeline"],
     }[verb]
     whole = piped(argv)
@@ -79,7 +79,7 @@ def test_a_piped_table_has_one_line_a_row_and_every_column() -> None:
         ["trian"],
         ["train"],
         ["train", "no.toml"],
-        ["schedule", "1f1b", "--pp", "x"],
+        ["schedule", "1f1b", "pp=x"],
         ["schedule", "[/b]"],
         ["lab", "cut", "x"],
         ["job", "a", "b"],

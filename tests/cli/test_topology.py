@@ -32,7 +32,7 @@ def conf(tmp_path: Path) -> Path:
 
 def test_a_file_for_people(conf: Path, tmp_path: Path) -> None:
     (tmp_path / "states").write_text("NODELIST STATE\nn1 alloc\nn[2-6] idle\n")
-    done = topology(conf, "--states", tmp_path / "states")
+    done = topology(conf, f"states={tmp_path / 'states'}")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -68,7 +68,7 @@ def test_taints_that_jobs_tolerate(tmp_path: Path) -> None:
     told = topology(tmp_path / "nodes.json")
     assert "down: n1 (tainted dedicated=ml:NoSchedule)" in told.stdout
     assert "1 node taken as down for a taint" in told.stderr
-    assert topology(tmp_path / "nodes.json", "--tolerate", "dedicated").stderr == ""
+    assert topology(tmp_path / "nodes.json", "tolerate=dedicated").stderr == ""
 
 
 def test_a_file_is_converted(conf: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_file_is_converted(conf: Path, tmp_path: Path) -> None:
 
 
 def test_a_made_up_cluster_is_drawn_with_groups(tmp_path: Path) -> None:
-    made = topology("generate", "--minipods", "11", "--nodes", "1019", "--busy", "0.4", "--seed", "3",
+    made = topology("generate", "minipods=11", "nodes=1019", "busy=0.4", "seed=3",
                     "--out", tmp_path / "cluster.toml")  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert "1019   611   408" in made.stdout
@@ -94,7 +94,7 @@ def test_a_made_up_cluster_is_drawn_with_groups(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_nodes_fit_a_screen(tmp_path: Path) -> None:
-    done = topology("generate", "--minipods", "125", "--nodes", "10000", "--busy", "0.3")
+    done = topology("generate", "minipods=125", "nodes=10000", "busy=0.3")
     assert len(done.stdout.splitlines()) < 10
     assert "--level leaf shows each" in " ".join(done.stdout.split())
 
@@ -103,9 +103,9 @@ def test_the_label_of_levels_and_notes_on_standard_error(tmp_path: Path) -> None
     nodes = [{"kind": "Node", "metadata": {"name": f"n{i}", "labels": {"site/row": f"r{i % 2}"} if i else {}}}
              for i in range(5)]  # fmt: skip
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
-    done = topology(tmp_path / "nodes.json", "--levels", "site/row")
+    done = topology(tmp_path / "nodes.json", "levels=site/row")
     assert "note: passed over 1 nodes without the labels that name switches (the first: n0)" in done.stderr
-    found = json.loads(topology(tmp_path / "nodes.json", "--levels", "site/row", "--json").stdout)
+    found = json.loads(topology(tmp_path / "nodes.json", "levels=site/row", "--json").stdout)
     assert [(one["count"], one["first"]) for one in found["passed_over"]] == [(1, "n0")]
     assert "fabric 1, site/row 2" in done.stdout
 
@@ -114,8 +114,8 @@ def test_the_label_of_levels_and_notes_on_standard_error(tmp_path: Path) -> None
     "arguments, says",
     [
         (["no-such-file"], "no-such-file: cannot be read: No such file"),
-        (["{conf}", "--format", "toml"], "no format 'toml'"),
-        (["{conf}", "--format", "plait"], "not valid TOML"),
+        (["{conf}", "format=toml"], "no format 'toml'"),
+        (["{conf}", "format=plait"], "not valid TOML"),
         (["{conf}", "--level", "pod"], "no level 'pod' in the topology"),
         (["{conf}", "--as", "xml"], "no form 'xml'"),
         (["{conf}", "--out", "copy"], "no ending names no form"),
@@ -123,9 +123,9 @@ def test_the_label_of_levels_and_notes_on_standard_error(tmp_path: Path) -> None
         (["{conf}", "--draw", "tree.gif"], "ends in .svg, .png, .pdf"),
         (["{conf}", "--draw", "/proc/none/tree.svg"], "cannot be written"),
         (["{conf}", "--groups", "{conf}"], "not valid JSON"),
-        (["{conf}", "--states", "{conf}.none"], "cannot be read"),
-        (["generate", "--minipods", "3", "--nodes", "2"], "2 nodes in 3 minipods"),
-        (["generate", "--minipods", "3", "--nodes", "6", "--busy", "1.5"], "busy: 1.5"),
+        (["{conf}", "states={conf}.none"], "cannot be read"),
+        (["generate", "minipods=3", "nodes=2"], "2 nodes in 3 minipods"),
+        (["generate", "minipods=3", "nodes=6", "busy=1.5"], "busy: 1.5"),
     ],
 )
 def test_a_mistake_is_one_paragraph(conf: Path, arguments: list[str], says: str) -> None:

@@ -28,24 +28,49 @@ COMMANDS = {
     "cluster": "plait lab slurm, or plait reserve",
 }
 """By the words after ``plait``."""
+
+
+def _settings(names: str, section: str = "") -> dict[str, str]:
+    """Options that are settings now: ``KEY=VALUE`` behind the command's arguments."""
+    return {f"--{name}": f"{section}{name.replace('-', '_')}=VALUE" for name in names.split()}
+
+
 OPTIONS = {
     "job": {"--reference": "plait job KEY, or plait job for all settings"},
-    "plan": {"--check": "--evaluate", "--picture": "--draw"},
-    "schedule": {
-        "--stages": "--pp",
-        "--chunks": "--virtual-stages",
-        "--forward": "--costs F,I,W",
-        "--input-gradient": "--costs F,I,W",
-        "--weight-gradient": "--costs F,I,W",
+    "plan": {
+        "--check": "--evaluate",
+        "--picture": "--draw",
+        "--explain": "--show details",
+        "--emit": "--show FRAMEWORK",
+        "--compare": "plait plan A.json B.json",
+        "--clusters": "plait plan without a job",
     },
-    "reshard": {"--strategy": "--way"},
+    "place": _settings(
+        "format states tolerate level alpha affinity by unit method spares avoid gpu forbid preempt gpus-per-node "
+        "flows network limit move-price",
+        "place.",
+    )
+    | {"--beta": "place.alpha=VALUE, which is 1 - beta"},
+    "queue replay": _settings(
+        "nodes reserve announce planned-for replan policy overlay load window gpus-per-node minipod zone topology late "
+        "checkpoint level"
+    ),
+    "schedule": _settings("pp micro-batches virtual-stages slack skip costs transfer mode")
+    | {
+        "--stages": "pp=VALUE",
+        "--chunks": "virtual_stages=VALUE",
+        **dict.fromkeys(("--forward", "--input-gradient", "--weight-gradient"), "costs=F,I,W"),
+    },
+    "reshard": _settings("dtype nic nics-per-host latency ranks-per-host order way") | {"--strategy": "way=VALUE"},
     "measure machine": {"--ranks": "--world-size"},
-    "measure placement": {"--ranks": "--world-size"},
-    "topology generate": {
-        "--leaf-nodes": "--nodes-per-leaf",
-        "--gpus": "--gpus-per-node",
-        "--nics": "--nics-per-node",
-    },
+    "measure placement": _settings("nodes-per-minipod world-size seconds rounds seed")
+    | {"--ranks": "world_size=VALUE"},
+    "topology": _settings("format name levels states tolerate"),
+    "topology show": _settings("format name levels states tolerate"),
+    "topology generate": _settings(
+        "minipods nodes nodes-per-leaf uneven busy down seed gpus-per-node nics-per-node uplinks"
+    )
+    | {"--leaf-nodes": "nodes_per_leaf=VALUE", "--gpus": "gpus_per_node=VALUE", "--nics": "nics_per_node=VALUE"},
     "lab run": {
         "--hosts": "HOSTSxRANKS@RATE, such as 2x1@1gbit",
         "--ranks-per-host": "HOSTSxRANKS@RATE, such as 2x4@1gbit",

@@ -225,7 +225,7 @@ class ClusterSection(Section):
     """What to plan for."""
 
     preset: str = "here"
-    """``here``: this machine; or a cluster that ``plait plan --clusters`` lists."""
+    """``here``: this machine; or a cluster that ``plait plan`` lists."""
     file: str | None = None
     """A file that describes a cluster, in place of a preset."""
     profile: str | None = None

@@ -30,7 +30,7 @@ from plait.place.readers.states import applied
 
 @dataclass(frozen=True)
 class Format:
-    """name: for --format. what: for people. looks: whether a source is of it. read: all that it tells."""
+    """name: for ``format``. what: for people. looks: whether a source is of it. read: all that it tells."""
 
     name: str
     what: str
@@ -90,7 +90,7 @@ def read_topology(
             if topology is None:
                 topology = found.topology
                 if topology is None:
-                    raise JobError("states of nodes, and no switches", fix="Give it with --states beside a topology")
+                    raise JobError("states of nodes, and no switches", fix="Give it with states=FILE beside a topology")
             if found.states or found.hardware:
                 topology, more = applied(topology, found, source.where, remarks.over)
                 remarks.notes += more
@@ -111,7 +111,7 @@ def _format(source: Source, name: str) -> Format:
     if name:
         if name not in known:
             fix = f"Known: {', '.join(known)}"
-            raise JobError(f"no format '{name}'{nearest(name, known)}", key="--format", fix=fix)
+            raise JobError(f"no format '{name}'{nearest(name, known)}", key="format", fix=fix)
         return known[name]
     if not source.text.strip():
         raise JobError("empty")
@@ -120,5 +120,5 @@ def _format(source: Source, name: str) -> Format:
         raise JobError("objects of Kubernetes as YAML", fix="Write them with kubectl ... -o json")
     if found is None:
         what = "; ".join(f"{form.name} ({form.what})" for form in FORMATS)
-        raise JobError("no format of a topology is recognised", fix=f"Name it with --format: {what}")
+        raise JobError("no format of a topology is recognised", fix=f"Name it with format=NAME: {what}")
     return found

@@ -194,4 +194,4 @@ def _tainted(where: str, states: Mapping[str, NodeState]) -> tuple[str, ...]:
     if not found:
         return ()
     said = f"{counted(len(found), 'node')} taken as down for a taint, the first {found[0]}"
-    return (f"{where}: {said} ({states[found[0]].holder}). If the job tolerates it, add --tolerate KEY.",)
+    return (f"{where}: {said} ({states[found[0]].holder}). If the job tolerates it, add tolerate=KEY.",)

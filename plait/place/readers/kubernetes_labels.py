@@ -65,7 +65,7 @@ def chains_of(
         known = f"There are {', '.join(topologies)}" if topologies else "The list has no Topology"
         raise JobError(f"no Topology '{asked.name}'{nearest(asked.name, topologies)}", fix=known)
     if len(topologies) > 1 and not asked.name and not asked.levels:
-        raise JobError(f"several Topologies: {', '.join(topologies)}", fix="Choose one with --name")
+        raise JobError(f"several Topologies: {', '.join(topologies)}", fix="Choose one with name=NAME")
     levels = asked.levels or next((topologies[name] for name in topologies if asked.name in ("", name)), ())
     if levels:
         return _by_labels(labels, [level for level in levels if level != HOST])

@@ -68,7 +68,7 @@ def _topology(entry: dict[str, Any], name: str, over: PassedOver) -> Topology:
     kinds = [kind for kind in (*_KINDS, "ring", "torus3d") if entry.get(kind)]
     if len(kinds) != 1 or kinds[0] not in ("tree", "block"):
         problem = f"a {kinds[0]} topology has no switches" if len(kinds) == 1 else "neither or both of tree and block"
-        raise JobError(problem, key=name, fix="Name another one of the file with --name, if it has a tree or blocks")
+        raise JobError(problem, key=name, fix="Name another one of the file with name=NAME, if it has a tree or blocks")
     lists = HostLists()
     if kinds[0] == "tree":
         where = f"{name}.tree"

@@ -142,7 +142,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         read_topology(str(tmp_path / "none"))
     with pytest.raises(JobError, match="Is a directory"):
         read_topology(str(tmp_path))
-    with pytest.raises(JobError, match=r"--format: no format 'topologi.conf' \(did you mean 'topology.conf'\?\)"):
+    with pytest.raises(JobError, match=r"format: no format 'topologi.conf' \(did you mean 'topology.conf'\?\)"):
         read_topology(write(tmp_path, texts.TOML), form="topologi.conf")
 
 

@@ -20,14 +20,14 @@ from pydantic_core import ErrorDetails, SchemaValidator, core_schema
 from plait.core.base.codec.toml_text import show
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import LARGEST
+from plait.core.base.numbers import Count as Count
+from plait.core.base.numbers import Nanoseconds as Nanoseconds
+from plait.core.base.numbers import Natural as Natural
+from plait.core.base.numbers import NotNegative as NotNegative
+from plait.core.base.numbers import Positive as Positive
+from plait.core.base.numbers import Whole as Whole
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-Natural = Annotated[int, Field(ge=0, le=LARGEST)]
-Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-Nanoseconds = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 
 
 def _listed(value: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from plait.core.base.codec.data import Texts, decode
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml
 from plait.core.base.errors import JobError
 
@@ -28,8 +28,8 @@ def read_settings(kind: type[T], words: Sequence[str], file: Path | None = None,
     for name in paths:
         if file and name in values:
             values[name] = _from(file.parent, values[name])
-    hints = get_type_hints(kind, include_extras=True)
-    lists = {name for name, hint in hints.items() if hint == Texts}
+    hints = get_type_hints(kind)
+    lists = {name for name, hint in hints.items() if get_args(hint)[:1] == (str,) and get_origin(hint) is tuple}
     values, typed = override(values, _joined(words, lists), lambda key: hints.get(key) in (str, str | None))
     try:
         return decode(kind, values)
