@@ -1,4 +1,4 @@
-"""What combines planning, placing, training and diagnosing, as plain functions of values. ``plait`` gives the
+"""Planning, placing, training and diagnosing together, as plain functions of values. ``plait`` gives the
 same names.
 
 >>> import plait

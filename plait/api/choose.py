@@ -81,7 +81,7 @@ def told(job: Job) -> str:
 
 
 def _earlier(job: Job, lab: LabSpec | None) -> Job | None:
-    """What an earlier start of the run chose, if it is the same job and as many ranks."""
+    """The job as an earlier start of the run closed it, if it is the same job of as many ranks."""
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan
 

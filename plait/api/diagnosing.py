@@ -33,8 +33,8 @@ RINGS = 64
 
 @dataclass(frozen=True)
 class HangReport(Shown):
-    """Why a run hangs, by the evidence of its ranks. problems: sentences on rings that cannot be read. notes:
-    sentences on the rest of its folder."""
+    """Verdict on a run that hangs, with the evidence of its ranks. problems: sentences on rings that cannot
+    be read. notes: sentences on the rest of its folder."""
 
     verdict: Verdict
     evidence: Sequence[Evidence]
@@ -162,7 +162,7 @@ def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
 
 
 def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
-    """Why a run hung, by what its launcher wrote down, or None; and sentences on a file that cannot be
+    """The verdict of a launcher on a run that hung, or None; and sentences on a file that cannot be
     read."""
     from plait.core.base.errors import DataError
     from plait.core.runs.evidence import FILE, read_hang
@@ -177,7 +177,7 @@ def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
 
 
 def explain_hang(folder: Path | str) -> HangReport:
-    """Why the run in a folder hangs, or hung.
+    """Find out why the run in a folder hangs, or hung.
 
     The verdict of the launcher is read again. Without one, evidence is gathered from the rings, also of a run
     that goes on, or whose ranks were started by torchrun or a cluster's manager. Raises DataError.
@@ -210,7 +210,7 @@ def live_hang(folder: Path, *, live: bool) -> HangReport | None:
 
 
 def _gathered(folder: Path) -> HangReport:
-    """What rings tell now; of ranks without one nothing."""
+    """The verdict on what rings tell now. A rank without a ring tells nothing."""
     from plait.diagnose.hang import localise
     from plait.launch.gather import gather
 
@@ -262,7 +262,7 @@ def as_run(paths: Sequence[Path], said: Callable[[str], None] = print) -> Iterat
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder is a run's, of which something may be missing."""
+    """True for a run's folder, also where a part of it is missing."""
     return path.is_dir() and any((path / name).exists() for name in ("timeline", "plan.json", "rings", "hang.json"))
 
 
@@ -287,7 +287,7 @@ def page_predictions() -> Callable[[Plan, Sequence[int]], Any]:
 
 
 def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:
-    """What a plan of measured costs predicts of a recording; and sentences on a plan that predicts
+    """Prediction of a recording by a plan of measured costs; and sentences on a plan that predicts
     nothing."""
     from plait.core.base.errors import PlaitError
     from plait.diagnose.compare import UNMEASURED, against

@@ -27,7 +27,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class HostCheck(Shown):
-    """What hosts have measured, by host and by link, and what of it is bad."""
+    """Measurements of hosts, by host and by link, and those that are bad."""
 
     report: Mapping[str, Any]
     bad: Sequence[Finding]

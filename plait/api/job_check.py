@@ -127,7 +127,7 @@ def _ranks(place: PlaceEstimate) -> str:
 
 
 def _layers(place: PlaceEstimate) -> str:
-    """Of every stage: ``8``, or ``2+2`` of a place with two."""
+    """Layers of every stage of a place: ``8``, or ``2+2`` for two stages."""
     counts = list(place.layers.values())
     return "+".join(map(str, counts)) if len(counts) <= 4 else f"{len(counts)} x {max(counts)}"
 

@@ -51,7 +51,7 @@ def slow_host(lab: LabEntry, host: str, rate: str) -> str:
 
 
 def _link(name: str) -> tuple[bool, int]:
-    """Whether a name is a minipod's, and its number."""
+    """True for the name of a minipod, and the number in it."""
     number = name.removeprefix("pod")
     if not (number.isascii() and number.isdecimal() and len(number) <= 9):
         raise JobError(f"{name!r} is no host and no minipod", fix="Write a host's number, or pod0, pod1, ...")

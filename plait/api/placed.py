@@ -1,4 +1,4 @@
-"""What placing answers, as tables: where a job lies, and what a repair moves."""
+"""Answers of placing: the minipods of a job, and moves of a repair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_MOVES = 24
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedAnswer(Shown):
-    """Where a job lies, how far its groups spread, and how good that is.
+    """A placement, how far its groups spread, and how good that is.
 
     why: a sentence on the weights of DP and PP groups. repaired: what moved, of a placement that was
     repaired. spots: where hosts are. remarks: on the topology.

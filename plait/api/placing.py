@@ -112,7 +112,7 @@ class Placing:
         return pools_of(self.tree, self._wanted(gpu))
 
     def _gpus(self, stages: int) -> tuple[str, ...]:
-        """What each column needs, where columns differ."""
+        """Types of GPU of the columns, where they differ."""
         found = [""] * stages
         for one in self.settings.gpu:
             stage, _, kind = one.rpartition("=")
@@ -130,7 +130,8 @@ class Placing:
         return frozenset(found)
 
     def placed(self) -> Placement:
-        """By the method asked for; on the best type of GPU, where there are several and none is named."""
+        """The placement by the method asked for; with several types of GPU, on the best unless one is
+        named."""
         types = types_of(self.tree)
         if self.settings.gpu or len(types) < 2:
             return self._best(self.problem)
@@ -147,7 +148,7 @@ class Placing:
         return min(found, key=lambda one: one.score)
 
     def _best(self, problem: Problem) -> Placement:
-        """With nodes that share out experts in one minipod, where that is to be had for the same score."""
+        """The best placement; nodes that share out experts lie in one minipod where that costs nothing."""
         apart, together = place(problem, self.settings.method), problem.together
         if together is None:
             return apart
@@ -221,7 +222,7 @@ class Placing:
         draw(self.tree, file, groups=groups, level=self.settings.level or None, title=title)
 
     def _network(self, rate: float | None) -> Network:
-        """With what hashing costs between minipods, where that is asked for."""
+        """The network between minipods, with conflicts of hashed flows where they are asked for."""
         file, flows = self.settings.network, self.settings.flows
         network = Network.read(Path(file) if file else None, rate=None if file else rate)
         free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
@@ -287,7 +288,7 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
 
 
 def volumes_of(plan: Plan) -> tuple[Volume, ...]:
-    """As the planner counts them."""
+    """Bytes of a step along every axis of every place, as the planner counts them."""
     from plait.plan.expert_volumes import expert_volume
 
     ep = plan.job.strategy.ep if plan.job else 1
@@ -295,7 +296,7 @@ def volumes_of(plan: Plan) -> tuple[Volume, ...]:
 
 
 def _read_once(path: str) -> bool:
-    """Whether what has been read from there is gone."""
+    """True for a pipe, which can be read once."""
     return path == "-" or (Path(path).exists() and not Path(path).is_file())
 
 

@@ -1,4 +1,4 @@
-"""What planning answers, as tables: the best strategies, two plans side by side, the clusters that ship."""
+"""Answers of planning: the best strategies, two plans side by side, the clusters that ship."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PlanAnswer(Shown):
 
 
 def _explained(best: Candidate) -> Iterator[Part]:
-    """Where the step of the best strategy goes, and what fills its ranks' memory."""
+    """Tables of the seconds of a step by part, and of the memory of a rank by kind."""
     yield ""
     header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
     rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]

@@ -35,12 +35,12 @@ class Planning(Shown):
     note: str = ""
     over: PassedOver = field(default_factory=PassedOver)
 
-    def answer(self, *, check: bool = False, explain: bool = False) -> PlanAnswer:
-        """The best strategies; with check, or of a plan, its own strategy alone. explain: whether the answer
-        shows all of its columns. Raises InfeasiblePlan."""
+    def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
+        """The best strategies; with evaluate, or of a plan, its own strategy alone. explain: whether the
+        answer shows all of its columns. Raises InfeasiblePlan."""
         from plait.api.plan_answer import PlanAnswer
 
-        alone = check or self.written is not None
+        alone = evaluate or self.written is not None
         return PlanAnswer(
             answer=self.planner.checked(self.written) if alone else self.planner.answer(), explain=explain
         )

@@ -141,9 +141,9 @@ def read_profile(file: Path) -> ProfileAnswer:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What is measured. job: a job file, whose layer, precision and device are measured. ranks: how many;
-    None: the job's, or one for each GPU or core. seconds: how long, at most. nodes_per_minipod: nodes below
-    one leaf switch, to measure across minipods as well; 0: not across."""
+    """Measurements that are asked for. job: a job file, whose layer, precision and device are measured.
+    ranks: how many; None: the job's, or one for each GPU or core. seconds: how long, at most.
+    nodes_per_minipod: nodes below one leaf switch, to measure across minipods as well; 0: not across."""
 
     job: Path | None = None
     ranks: int | None = None

@@ -47,7 +47,7 @@ def _hours(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What is played back, and how.
+    """A replay that is asked for.
 
     planned: jobs that nodes are kept for. policies: their names with commas between them, or ``all``. copies,
     load: copies of the trace that are laid over each other, or the share of all GPUs that they are to ask
@@ -94,7 +94,7 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(Shown):
-    """What each policy comes to."""
+    """Outcome of every policy."""
 
     asked: Replay
     trace: Trace
@@ -103,7 +103,7 @@ class Replayed(Shown):
     outcomes: Sequence[ReplayOutcome]
 
     def to_dict(self) -> dict[str, Any]:
-        """What was played back, and numbers of every policy."""
+        """The replay, and numbers of every policy."""
         asked, jobs = self.asked, self.jobs
         one = self.trace.busy() / asked.gpus
         return _source(self.trace) | {
@@ -305,7 +305,7 @@ def fit_durations(
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedDurations(Shown):
-    """How long the last jobs of a trace are predicted to run: (id, GPUs, typical seconds, mean buckets, upper
+    """Predicted durations of the last jobs of a trace: (id, GPUs, typical seconds, mean buckets, upper
     seconds, spread of ln seconds, seconds that it ran). level: the upper quantile."""
 
     trace: Trace
@@ -328,7 +328,7 @@ class PredictedDurations(Shown):
 
 
 def predict_durations(folder: Path, file: Path, *, columns: str | None = None, last: int = 20) -> PredictedDurations:
-    """How long the last jobs of a trace run, from what was known when each was submitted. folder: of
+    """Predict how long the last jobs of a trace run, from what was known at submission. folder: of
     ``fit_durations``. Raises JobError and DataError."""
     from plait.place.features import features
 
@@ -364,7 +364,7 @@ def _settings(level: float) -> JctSettings:
 
 
 def _source(trace: Trace) -> dict[str, Any]:
-    """Which trace it was, and what of it was left out."""
+    """The trace, and rows of it that were left out."""
     return {
         "trace": trace.name,
         "schema": trace.schema,

@@ -25,7 +25,7 @@ TIME = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """What a replay may be told, as people write it: times such as ``1d12h``, ``90m``.
+    """Settings of a replay as people write them: times such as ``1d12h``, ``90m``.
 
     nodes, gpus_per_node, minipod: of the cluster; the planned job is packed by minipods. reserve: planned
     jobs, each ``NODES@TIME`` after the replay's start. announce: how long before its arrival one is known.
@@ -53,8 +53,8 @@ class ReplaySettings:
     level: float = 0.9
 
     def replay(self, remark: Callable[[Remarks], None]) -> Replay:
-        """What is played back. remark: takes what is to be said of the topology. Raises JobError naming the
-        setting."""
+        """The replay that they ask for. remark: takes what is to be said of the topology. Raises JobError
+        naming the setting."""
         window = None if self.window is None else _seconds("window", self.window, positive=True)
         return Replay(
             cluster=ClusterShape(nodes=self.nodes, gpus_per_node=self.gpus_per_node, minipod=self.minipod),

@@ -1,4 +1,4 @@
-"""How a tensor would get from one layout to another, before it does."""
+"""Plans that move a tensor from one layout to another, explained before they run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReshardAnswer(Shown):
 
     @property
     def bars(self) -> list[Bar]:
-        """What every NIC sends and receives, in seconds; a kind for each sending host."""
+        """Transfers of every NIC over time, in seconds; a kind for each sending host."""
         fabric = self.fabric
         bars: list[tuple[int, int, Bar]] = []
         for number, step in enumerate(self.plan.steps):

@@ -1,4 +1,4 @@
-"""What it costs to spread groups of ranks over minipods: collectives are measured, and a job is timed in
+"""Costs of spreading groups of ranks over minipods: collectives are measured, and a job is timed in
 several placements.
 """
 
@@ -38,7 +38,7 @@ KEPT = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "random": 
 
 @dataclass(frozen=True)
 class SpreadAnswer(Shown):
-    """What spreading over minipods costs."""
+    """Measured costs of spreading over minipods."""
 
     profile: PlacementProfile
 
@@ -194,8 +194,8 @@ def time_by_placement(
 
 
 def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
-    """What is compared, and the ranks of a node. Aligned orders are those of ``plait place`` at alpha 1 and
-    0; of random ones the first that spreads both kinds of groups, where one is found."""
+    """Orders of nodes that are compared, and the ranks of a node. Aligned orders are those of ``plait place``
+    at alpha 1 and 0; of random ones the first that spreads both kinds of groups, where one is found."""
     import random
 
     from plait.api.placing import Placing, place_job

@@ -28,7 +28,7 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunTimeline(Shown):
-    """What a run measured: ``summary`` in few numbers, ``tables`` in columns of polars."""
+    """The measured timeline of a run. tables: spans and sums in columns of polars."""
 
     run: Path
     tables: Tables
@@ -182,7 +182,7 @@ def read_run_timeline(run: Path | str) -> RunTimeline:
 
 
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
-    """What a plan predicts for ``steps``, in columns, and the kinds whose times are made of measured costs.
+    """Predicted spans of ``steps`` in columns, and the kinds whose times are made of measured costs.
     Raises JobError for a plan that the run has not obeyed."""
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan

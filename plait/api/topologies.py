@@ -135,7 +135,7 @@ def read_topology(
     states: Sequence[str] = (),
     tolerated: Sequence[str] = (),
 ) -> tuple[Topology, Remarks]:
-    """As ``plait.place.readers.read_topology``; ``lab:4x1@1gbit,2pods@300mbit`` is that lab's switches and
+    """Read a topology in any form; ``lab:4x1@1gbit,2pods@300mbit`` is that lab's switches and
     hosts."""
     from plait.place import readers
 

@@ -1,4 +1,4 @@
-"""What a run has trained: for other programs, or to continue a text."""
+"""Trained models of runs: exported for other programs, or continuing a text."""
 
 from __future__ import annotations
 

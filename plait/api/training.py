@@ -37,7 +37,7 @@ class Prepared(Shown):
         return {"folder": str(self.folder), "plan": self.plan.key, "passed_over": self.checked.over.rows()}
 
     def parts(self) -> Iterator[Part]:
-        """What was chosen, what runs, and where."""
+        """Sentences on the choice, the run and its folder."""
         from plait.api.summary import what_runs
 
         yield from filter(None, (self.chosen, *self.checked.over.lines(), self.checked.note))

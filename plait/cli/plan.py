@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlanOutput:
     """What becomes of the answer."""
 
     out: Annotated[
@@ -65,7 +65,7 @@ class Shown:
 @grouped
 def plan(
     question: Question,
-    shown: Shown,
+    shown: PlanOutput,
     job: Annotated[
         Path | None,
         typer.Argument(metavar="[JOB]", help="The job file (TOML). Without one, the clusters that ship are listed."),
@@ -131,7 +131,7 @@ def plan(
         for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
             if wanted:
                 refuse_experts(asked.planner.model, doing)
-        found = asked.answer(check=question.evaluate, explain=shown.show == DETAILS)
+        found = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:

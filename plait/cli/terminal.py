@@ -1,4 +1,4 @@
-"""What the command line prints: plain text, fitted to a terminal, whole in a file or a pipe.
+"""Printing of the command line: plain text, fitted to a terminal, whole in a file or a pipe.
 
 Nothing that is printed is read as markup, whoever wrote it. Colours are the only escape sequences, and only
 on a terminal that takes them and unless NO_COLOR is set.
@@ -49,7 +49,7 @@ def fitted(message: str, stream: TextIO | None = None, indent: str = "") -> str:
 
 
 def answer(found: plain.Shown, *, as_json: bool, **more: Any) -> None:
-    """An answer: its tables and paragraphs, or one line of JSON. more: further values of the JSON."""
+    """Print an answer: its tables and paragraphs, or one line of JSON. more: further values of the JSON."""
     if as_json:
         say(json.dumps(found.to_dict() | more))
     else:
@@ -57,8 +57,8 @@ def answer(found: plain.Shown, *, as_json: bool, **more: Any) -> None:
 
 
 def show(parts: Iterable[plain.Part]) -> None:
-    """Tables and paragraphs. What of a table does not fit beside the rest stands on further lines of every
-    row."""
+    """Print tables, bars and paragraphs. What of a table does not fit beside the rest stands on further lines
+    of every row."""
     for part in parts:
         if isinstance(part, str):
             text(part, indent=plain.HANGING)
@@ -75,35 +75,36 @@ def show(parts: Iterable[plain.Part]) -> None:
 
 
 def say(line: str) -> None:
-    """One line, as long as it is."""
+    """Print one line, as long as it is."""
     typer.echo(plain.printable(line))
 
 
 def text(message: str, *, indent: str = "") -> None:
-    """Running text. indent: before every line but the first."""
+    """Print running text. indent: before every line but the first."""
     typer.echo(fitted(message, indent=indent))
 
 
 def passed_over(over: PassedOver) -> None:
-    """What a reader did not take, on standard error: standard output may be a file for another program."""
+    """Print on standard error what a reader did not take: standard output may be a file for another
+    program."""
     for line in over.lines():
         note(line)
 
 
 def remarked(notes: Sequence[str], over: PassedOver) -> None:
-    """What there is to say of a file that was read, on standard error."""
+    """Print remarks on a file that was read on standard error."""
     for line in notes:
         aside(f"note: {line}")
     passed_over(over)
 
 
 def aside(message: str) -> None:
-    """Running text on standard error."""
+    """Print running text on standard error."""
     typer.echo(fitted(message, sys.stderr), err=True)
 
 
 def note(line: str) -> None:
-    """What people should know, on standard error; nothing of an empty line."""
+    """Print a remark on standard error; nothing of an empty line."""
     if line:
         typer.echo(plain.printable(f"note: {line}", kept=""), err=True)
 

@@ -1,4 +1,4 @@
-"""Everything that is found of a run, put together: its report."""
+"""The report of a run, put together from all that is found."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ def _axes(recording: Recording) -> dict[str, int]:
 
 
 def _unlinked(recording: Recording) -> bool:
-    """Whether it has transfers of which nobody knows the other end, so that no replay carries on a delay."""
+    """True for a recording of transfers without a known other end: no replay carries on their delays."""
     transfers = recording.spans.filter(pl.col("kind") == "transfer")
     return bool(transfers["meeting"].is_null().any())

@@ -56,11 +56,11 @@ class Report(Shown):
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Those that are named."""
+        """Stragglers that are named."""
         return self.verdicts.stragglers
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Steps are counted from 1, as in metrics.jsonl."""
+        """Values for JSON. Steps are counted from 1, as in metrics.jsonl."""
         spread = self.verdicts.spread
         return {
             "version": VERSION,
@@ -283,7 +283,7 @@ def _shares(report: Report) -> Iterator[Part]:
 
 
 def _grew(drift: Drift) -> str:
-    """What changed most, and how much of the change it is."""
+    """The part that changed most, and its share of the change."""
     from plait.diagnose.shares import NAMES
 
     if not drift.of > 0:

@@ -54,7 +54,7 @@ def test_an_answer_is_a_table_in_a_notebook(job: Path) -> None:
 
 def test_a_plan_is_checked_as_it_stands(job: Path) -> None:
     asked = plan_job(job, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
-    plan = asked.plan(asked.answer(check=True).best)
+    plan = asked.plan(asked.answer(evaluate=True).best)
     file = job.with_name("plan.json")
     plan.write(file)
     of_plan = plan_job(file)

@@ -288,7 +288,7 @@ def _words(text: str) -> list[str]:
 
 
 def _groups(widths: Sequence[int], width: int | None) -> list[list[int]]:
-    """Which columns share a line."""
+    """Columns by the line that they share."""
     groups: list[list[int]] = [[]]
     taken = 0
     for place, size in enumerate(widths):
