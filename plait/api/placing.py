@@ -12,8 +12,8 @@ from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError, PlacementError, nearest
 from plait.core.base.files import reason_of
 from plait.core.job.communication import CommunicationMatrix, Volume
+from plait.core.job.place_settings import PlaceSection
 from plait.core.job.plan import Plan
-from plait.core.job.spec import PlaceSection, place_settings
 from plait.core.topology.hostlist import expand
 from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
@@ -61,7 +61,7 @@ class Placing:
 
     def _read(self) -> None:
         plan, rate, device, each = plan_of(self.job, self.overrides)
-        self.settings = asked = place_settings(plan.job, self.overrides)
+        self.settings = asked = (plan.job.place if plan.job else PlaceSection()).changed(self.overrides)
         self.tree, self.remarks = self._read_topology()
         self.spots = spots_of(self.tree, asked.level or None)
         gpus = asked.gpu

@@ -31,8 +31,8 @@ from plait.cli import (
     train,
     view,
 )
+from plait.cli.renamed import refuse_old_words
 from plait.core.base.errors import PlaitError
-from plait.core.job.renamed import refuse_old_words
 
 _USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """What is wrong with a path that was named, or its disk, wherever it is noticed."""

@@ -6,7 +6,7 @@ import pytest
 from typer.main import get_command
 
 from plait.cli.main import app
-from plait.core.job.renamed import COMMANDS, OPTIONS, refuse_old_words
+from plait.cli.renamed import COMMANDS, OPTIONS, refuse_old_words
 from tests.support.command import plait
 
 TIER = "unit"
@@ -42,6 +42,17 @@ def test_nothing_answers_to_an_old_option_and_new_ones_are_there(command: str) -
 def test_new_names_of_commands_are_there(new: str) -> None:
     words = [word for word in new.split()[1:] if word.islower() and not word.startswith("--")]
     assert _options(words) >= {word for word in new.split() if word.startswith("--")}
+
+
+def test_a_command_has_at_most_eight_options() -> None:
+    """What describes a thing is a setting behind the command, ``KEY=VALUE``."""
+    commands, most = [get_command(app)], dict[str, int]()
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        options = {one.name for one in command.params if one.param_type_name == "option"} - {"help"}
+        most[str(command.name)] = len(options)
+    assert max(most.values()) <= 8, most
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Natural, NotNegative, Section, Texts
+from plait.core.base.codec.data import Natural, NotNegative, Section, Texts, decode
+from plait.core.base.codec.toml_text import override
+from plait.core.job.paths import located
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
@@ -54,3 +58,11 @@ class PlaceSection(Section):
     """Further files that say what nodes are doing."""
     tolerate: Texts = ()
     """Taints of Kubernetes nodes that keep the job not away."""
+
+    def changed(self, words: Sequence[str]) -> PlaceSection:
+        """The same with ``place.KEY=VALUE`` applied; other words are passed over. Raises JobError naming the
+        key."""
+        own = [word.removeprefix("place.") for word in words if word.startswith("place.")]
+        text = {name for name, one in PlaceSection.model_fields.items() if one.annotation is str}
+        values, _ = override(self.model_dump(mode="json", exclude_none=True), own, text.__contains__)
+        return decode(PlaceSection, located({"place": values}, Path())["place"], "place")

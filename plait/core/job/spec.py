@@ -360,15 +360,6 @@ def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
         raise error.in_file(COMMAND_LINE if typed else str(path)) from None
 
 
-def place_settings(job: Job | None, overrides: Sequence[str]) -> PlaceSection:
-    """The [place] of a plan's job with ``place.KEY=VALUE`` applied. Raises JobError naming the key."""
-    own = [one for one in overrides if one.startswith("place.")]
-    if job is not None:
-        return job.changed(own).place if own else job.place
-    values, _ = override({}, own, _is_text)
-    return decode(PlaceSection, located(values, Path()).get("place", {}), "place")
-
-
 def _refusal(values: dict[str, Any]) -> JobError | None:
     """What is wrong with plain values of a job."""
     try:

@@ -10,9 +10,10 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
+from plait.core.job.place_settings import PlaceSection
 from plait.core.job.plan import Choices, Plan
 from plait.core.job.refine import Measurements, Timed, Times, refine, slack_schedule
-from plait.core.job.spec import Job, place_settings
+from plait.core.job.spec import Job
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segment_costs import SegmentCosts
@@ -153,11 +154,11 @@ def test_where_ranks_may_go_stands_beside_what_is_hashed(tmp_path: Path) -> None
     assert again == placed and again.job is not None
     assert (again.job.place.alpha, again.job.place.gpu, again.job.place.spares) == (0.3, ("H100",), "1/row")
     assert "place" not in json.loads(plain.to_json())
-    changed = place_settings(again.job, ["place.alpha=1", "place.tolerate=maintenance"])
+    changed = again.job.place.changed(["place.alpha=1", "place.tolerate=maintenance"])
     assert (changed.alpha, changed.gpu, changed.tolerate) == (1, ("H100",), ("maintenance",))
-    assert place_settings(None, ["place.flows=2"]).flows == 2
+    assert PlaceSection().changed(["place.flows=2"]).flows == 2
     with pytest.raises(JobError, match=r"place\.flows: -1 is not allowed"):
-        place_settings(None, ["place.flows=-1"])
+        PlaceSection().changed(["place.flows=-1"])
 
 
 def test_writing_leaves_nothing_but_the_plan(plan: Plan, tmp_path: Path) -> None:
