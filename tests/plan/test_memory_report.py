@@ -13,7 +13,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.plan import memory_report as module
-from plait.plan.closed_memory import fits, step_memory, usable
+from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.memory_report import fitting_changes, memory_report
 from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
@@ -53,7 +53,9 @@ def test_what_fits_needs_no_change() -> None:
 ], ids=["states", "activations", "sequence"])  # fmt: skip
 def test_the_nearest_change(row: dict[str, int], sequence: int, key: str) -> None:
     found = next(fitting_changes(SEVEN, row, A100, sequence=sequence, precision="bf16-mixed"), None)
-    assert not fits(SEVEN, Points.of([row]), A100, sequence=sequence)[0]
+    options = plait_on(A100.device)
+    needed = step_memory(SEVEN, Points.of([row]), sequence=sequence, options=options, overhead=A100.overhead)
+    assert needed.total[0] > usable(A100.device, A100.overhead)
     assert found is not None
     assert key in found
     assert key != "strategy.shard" or found == {key: "zero1"}
