@@ -39,7 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "quickstart": (QUICK, 16),
 }
 """Model and batch."""
-EAGER = Strategy(tp=2, p1=2, overlap="none")
+EAGER = Strategy(tp=2, p1=2, overlap="no-communication")
 VARIANTS = {"eager": EAGER, "compiled": replace(EAGER, compile=True)}
 
 

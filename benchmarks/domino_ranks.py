@@ -41,7 +41,7 @@ SLICED = {
     "domino_p4": Strategy(tp=2, p1=4),
     "column": Strategy(tp=2, p2=2),
     "hybrid": Strategy(tp=2, p1=2, p2=2),
-    "none": Strategy(tp=2, overlap="none"),
+    "none": Strategy(tp=2, overlap="no-communication"),
 }
 
 

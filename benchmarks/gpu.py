@@ -68,7 +68,7 @@ class Case(NamedTuple):
 CASES = {"gpt3-1.3b": Case(8, 2048, 24, 12), "llama3-8b": Case(4, 2048, 4, 8)}
 TINY = Case(4, 32, 2, 2)
 SLICED = {
-    "none": Strategy(tp=TP, overlap="none"),
+    "none": Strategy(tp=TP, overlap="no-communication"),
     "sync": Strategy(tp=TP, overlap="sync"),
     "async": Strategy(tp=TP, overlap="async"),
     "domino": Strategy(tp=TP, p1=2),

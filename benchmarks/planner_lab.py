@@ -187,7 +187,7 @@ def described(job: Job, words: str) -> Job:
     said = dict(word.split("=") for word in words.split())
     strategy: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "recompute": "none"}
     tables: dict[str, dict[str, Any]] = {
-        "slices": {"p1": 1, "p2": 1},
+        "slices": {"batch": 1, "columns": 1},
         "shard": {"params": 1, "grads": 1, "optim": 1},
         "overlap": {"tp": "domino", "shard": "both"},
     }

@@ -44,7 +44,7 @@ from plait.plan.make import make_plan
 MODEL = {"family": "gpt", "num_layers": 4, "hidden": 256, "num_heads": 4, "vocab": 256, "max_sequence": 256}
 VOCAB = 256
 JOBS: dict[str, dict[str, Any]] = {
-    "tp 2, domino": {"tp": 2, "slices": {"p1": 2}},
+    "tp 2, domino": {"tp": 2, "slices": {"batch": 2}},
     "dp 2, fsdp": {"dp": 2, "shard": "fsdp"},
     "pp 2, eager-1f1b": {"pp": 2},
 }

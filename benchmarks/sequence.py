@@ -69,7 +69,7 @@ KINDS: dict[str, dict[str, Any]] = {"ulysses": {"cp": 2}, "ring": {"cp": 2, "rin
 BATCH, SHARE = 4, 0.3
 HIDING: dict[str, dict[str, Any]] = {
     "before": {"overlap": "async"}, "1 slice": {}, "2 slices": {"p1": 2}, "4 slices": {"p1": 4},
-    "none": {"overlap": "none"},
+    "none": {"overlap": "no-communication"},
 }  # fmt: skip
 
 

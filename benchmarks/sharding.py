@@ -32,7 +32,7 @@ from plait.lab import LabSpec
 
 OVERLAP: dict[str, Any] = {
     "zero3": {"shard": [2, 2, 2]},
-    "zero3_sync": {"shard": [2, 2, 2], "overlap": "none"},
+    "zero3_sync": {"shard": [2, 2, 2], "overlap": "no-communication"},
     "fsdp2": {"fsdp": [2]},
     "compute": {"shard": [2, 2, 2], "only": "compute"},
     "comm": {"shard": [2, 2, 2], "only": "communication"},

@@ -56,7 +56,7 @@ eval_every = 0
 checkpoint_every = 0
 [strategy]
 dp = {ranks}
-slices = {{ p1 = 1, p2 = 1 }}
+slices = {{ batch = 1, columns = 1 }}
 [run]
 timeline_steps = {steps}
 """

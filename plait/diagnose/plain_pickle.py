@@ -81,7 +81,7 @@ def read_plain(path: str | Path, long: Mapping[str, Take], over: PassedOver) -> 
 
 
 @uncollected()
-def parse_plain(data: bytes, over: PassedOver) -> tuple[Any, Sizes]:
+def parse_plain(data: bytes, over: PassedOver) -> tuple[Any, PickleSizes]:
     """The value that a pickle makes of plain data, and the sizes of all in it. over: takes what was passed
     over.
 
@@ -97,7 +97,7 @@ def parse_plain(data: bytes, over: PassedOver) -> tuple[Any, Sizes]:
         value = _PickleMachine(data, over).run()
     except IndexError:
         raise ValueError("it is a damaged pickle: it takes a value that is not there") from None
-    sizes = Sizes()
+    sizes = PickleSizes()
     if sizes.of(value) > SPREAD:
         raise ValueError(f"its values take more than {SPREAD} characters where they are written out")
     return value, sizes
@@ -247,7 +247,7 @@ class _PickleMachine:
         cast("dict[str, Any]", table).update(zip(keys, values[1::2], strict=True))
 
 
-class Sizes:
+class PickleSizes:
     """Characters that values take where all in them is written out; every list and dict is looked at once."""
 
     def __init__(self) -> None:

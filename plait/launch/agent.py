@@ -24,7 +24,7 @@ from plait.core.base.env import rank_variables, take_agent, task_number, this_ho
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.base.process import reserved_port
 from plait.core.job.collecting import collecting
-from plait.core.runs.channel import Line
+from plait.core.runs.channel import MessageLine
 from plait.launch.local import LocalProcess, start_process
 from plait.launch.messages import (
     KINDS,
@@ -66,7 +66,7 @@ def main(patience: float = PATIENCE) -> int:
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
             end = held.enter_context(_dial(host, int(port), patience, signals))
-            Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
+            MessageLine[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
         _await(line, Go, patience)
         if programs.RANK in begin.argv:
@@ -80,7 +80,7 @@ def main(patience: float = PATIENCE) -> int:
 class _Agent:
     """The ranks of this node."""
 
-    def __init__(self, line: Line[AgentMessage], begin: Begin) -> None:
+    def __init__(self, line: MessageLine[AgentMessage], begin: Begin) -> None:
         self.line, self.begin = line, begin
         self.running: dict[int, LocalProcess] = {}
         self.halted: set[int] = set()
@@ -160,11 +160,13 @@ def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> sock
         return end
 
 
-def _connect(held: ExitStack, host: str, port: int, patience: float, signals: Sequence[int]) -> Line[AgentMessage]:
-    return Line(held.enter_context(_dial(host, port, patience, signals)), KINDS)
+def _connect(
+    held: ExitStack, host: str, port: int, patience: float, signals: Sequence[int]
+) -> MessageLine[AgentMessage]:
+    return MessageLine(held.enter_context(_dial(host, port, patience, signals)), KINDS)
 
 
-def _await(line: Line[AgentMessage], kind: type[M], patience: float) -> M:
+def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M:
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
         selector.select(patience)

@@ -18,7 +18,7 @@ from typing import Self
 
 from plait.core.base.env import agent_variable
 from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError
-from plait.core.runs.channel import Channel, Line
+from plait.core.runs.channel import Channel, MessageLine
 from plait.core.topology.rank_table import RankTable
 from plait.launch.door import Door
 from plait.launch.messages import (
@@ -47,7 +47,7 @@ class RemoteProcess:
     pid = None
     """It has no number on this machine."""
 
-    def __init__(self, rank: int, agent: Line[AgentMessage]) -> None:
+    def __init__(self, rank: int, agent: MessageLine[AgentMessage]) -> None:
         self.rank, self._agent = rank, agent
         self.returncode: int | None = None
         self.stopped = False
@@ -74,7 +74,7 @@ class RemoteProcess:
 class Agent:
     """The line to an agent, and the ranks of its node: a source for ``Watch``."""
 
-    def __init__(self, line: Line[AgentMessage], hello: Hello) -> None:
+    def __init__(self, line: MessageLine[AgentMessage], hello: Hello) -> None:
         self.line, self.hello = line, hello
         self.ranks: dict[int, RemoteProcess] = {}
         self.heard = time.monotonic()
@@ -172,7 +172,7 @@ class Agents:
             end, first = self._next(still, self._missing)
             self._held.enter_context(end)
             if isinstance(first, Hello):
-                self._welcome(Agent(Line(end, KINDS), first))
+                self._welcome(Agent(MessageLine(end, KINDS), first))
         first = self.agents[0].hello
         where = self._addresses.get(self.table.hosts[0], self.table.hosts[0])
         for node, agent in self.agents.items():
@@ -184,7 +184,7 @@ class Agents:
             end, said = self._next(still, lambda: "the lines of some ranks")
             self._held.enter_context(end)
             if isinstance(said, Hello):
-                self._welcome(Agent(Line(end, KINDS), said))  # one too many, which it refuses
+                self._welcome(Agent(MessageLine(end, KINDS), said))  # one too many, which it refuses
             elif 0 <= said.rank < self.table.world_size:
                 channels[said.rank] = Channel(end)
         for agent in self.agents.values():

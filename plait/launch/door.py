@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from plait.core.base.errors import LaunchError
-from plait.core.runs.channel import Line
+from plait.core.runs.channel import MessageLine
 from plait.launch.messages import KINDS, AgentMessage, Hello, LineOf
 
 FIRST = 4096
@@ -39,7 +39,7 @@ class Door:
     def __init__(self, host: str, port: int, word: str) -> None:
         self._word = word.encode()
         self._listener = _listen(host, port)
-        self._strangers: dict[Line[AgentMessage], tuple[socket.socket, float]] = {}
+        self._strangers: dict[MessageLine[AgentMessage], tuple[socket.socket, float]] = {}
         self._known: deque[tuple[socket.socket, Hello | LineOf]] = deque()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -93,11 +93,11 @@ class Door:
                 continue
             if len(self._strangers) == STRANGERS:
                 self._dismiss(next(iter(self._strangers)))
-            line = Line[AgentMessage](end, KINDS, most=FIRST)
+            line = MessageLine[AgentMessage](end, KINDS, most=FIRST)
             self._strangers[line] = end, time.monotonic()
             self._selector.register(line, selectors.EVENT_READ, line)
 
-    def _hear(self, line: Line[AgentMessage]) -> None:
+    def _hear(self, line: MessageLine[AgentMessage]) -> None:
         if line not in self._strangers:  # dismissed to make room
             return
         try:
@@ -119,7 +119,7 @@ class Door:
     def _knows(self, word: str) -> bool:
         return secrets.compare_digest(word.encode(errors="replace"), self._word)
 
-    def _dismiss(self, line: Line[AgentMessage]) -> None:
+    def _dismiss(self, line: MessageLine[AgentMessage]) -> None:
         self._selector.unregister(line)
         end, _ = self._strangers.pop(line)
         end.close()

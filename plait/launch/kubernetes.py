@@ -239,7 +239,7 @@ class _Following:
         reasons = [why for pod in pods if not over(pod) and (why := waiting(pod))]
         why = f"; {reasons[0]}" if reasons else ""
         if queued:
-            why = f"; it waits in the queue {self.run.settings.queue}"
+            why = f"; it waits in the queue {self.run.settings.kueue_queue}"
         elif running < self.run.nodes and not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
             return  # some have ended already
         now = f"{self.run.name}: {running} of {self.run.nodes} pods run{why}"

@@ -186,8 +186,10 @@ class Binder:
     def _spare(self, lost: str, nodes: Mapping[str, Object], table: RankTable) -> str | None:
         """The next of the user's spares; without any, the nearest node that fits."""
         one = self.run.settings
-        free = [host for host in one.spares or sorted(nodes) if host not in table.hosts and self._fit(nodes.get(host))]
-        if one.spares:
+        free = [
+            host for host in one.spare_nodes or sorted(nodes) if host not in table.hosts and self._fit(nodes.get(host))
+        ]
+        if one.spare_nodes:
             return free[0] if free else None
         was = self._labels.get(lost, {})
         free = [host for host in free if self._could_hold(nodes[host])]

@@ -113,11 +113,13 @@ def asked(settings: KubernetesSection, world_size: int, table: RankTable | None)
     if table and settings.nodes not in (0, len(table.hosts)):
         problem = f"is {settings.nodes}, and the rank table has {len(table.hosts)} hosts"
         raise JobError(problem, key="kubernetes.nodes", fix="Leave it out")
-    if table and settings.topology:
+    if table and settings.kueue_topology:
         fix = "Leave one of the two out"
-        raise JobError("has Kueue choose the nodes, and the rank table names them", key="kubernetes.topology", fix=fix)
-    if settings.stage_topology and not settings.topology:
-        raise JobError("needs kubernetes.topology", key="kubernetes.stage_topology", fix="Set both")
+        raise JobError(
+            "has Kueue choose the nodes, and the rank table names them", key="kubernetes.kueue_topology", fix=fix
+        )
+    if settings.kueue_stage_topology and not settings.kueue_topology:
+        raise JobError("needs kubernetes.kueue_topology", key="kubernetes.kueue_stage_topology", fix="Set both")
     nodes = len(table.hosts) if table else settings.nodes or -(-world_size // max(settings.gpus, 1))
     if world_size % nodes:
         fix = f"Choose a number that divides {world_size}"
@@ -135,19 +137,19 @@ def _jobset(run: PodRun) -> Object:
     replicated = {"name": REPLICATED, "replicas": 1, "template": {"spec": job}}
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": run.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": run.settings.restarts, "rules": [never]},
+        "failurePolicy": {"maxRestarts": run.settings.max_restarts, "rules": [never]},
         "replicatedJobs": [replicated],
         "ttlSecondsAfterFinished": ttl,
     }
-    if run.settings.queue:
+    if run.settings.kueue_queue:
         spec["suspend"] = True
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(run), "spec": spec}
 
 
 def _job_object(run: PodRun) -> Object:
     # A start that fails fails all its pods, and each of them counts.
-    spec = _job(run, backoff=run.settings.restarts * run.nodes)
-    if run.settings.queue:
+    spec = _job(run, backoff=run.settings.max_restarts * run.nodes)
+    if run.settings.kueue_queue:
         spec["suspend"] = True
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(run), "spec": spec}
 
@@ -172,7 +174,7 @@ def _job(run: PodRun, *, backoff: int) -> Object:
 
 
 def _metadata(run: PodRun) -> Object:
-    queue = {f"{KUEUE}/queue-name": run.settings.queue} if run.settings.queue else {}
+    queue = {f"{KUEUE}/queue-name": run.settings.kueue_queue} if run.settings.kueue_queue else {}
     return {"name": run.name, "labels": {**run.pod.queued, **run.labels, **queue}}
 
 
@@ -283,15 +285,15 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _kueue(run: PodRun) -> dict[str, str]:
     one = run.settings
-    if not one.topology:
+    if not one.kueue_topology:
         return {}
-    mode, _, level = one.topology.partition(":")
+    mode, _, level = one.kueue_topology.partition(":")
     found = {f"{KUEUE}/podset-{mode}-topology": level or "true"}
-    if one.stage_topology:
+    if one.kueue_stage_topology:
         if run.nodes % run.stages:
             problem = f"{run.nodes} pods do not divide into {run.stages} pipeline stages"
-            raise JobError(problem, key="kubernetes.stage_topology", fix="Leave it out")
-        found[f"{KUEUE}/podset-slice-required-topology"] = one.stage_topology
+            raise JobError(problem, key="kubernetes.kueue_stage_topology", fix="Leave it out")
+        found[f"{KUEUE}/podset-slice-required-topology"] = one.kueue_stage_topology
         found[f"{KUEUE}/podset-slice-size"] = str(run.nodes // run.stages)
     return found
 

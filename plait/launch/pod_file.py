@@ -76,7 +76,7 @@ def _checked(found: Any) -> PodFile:
             if key.startswith(OURS):
                 raise JobError("is Plait's own", key=f"metadata.{kind}.{key}", fix="Leave it out")
     if f"{QUEUE}queue-name" in labels:
-        fix = "Write kubernetes.queue, and leave it out here"
+        fix = "Write kubernetes.kueue_queue, and leave it out here"
         raise JobError("says which queue", key=f"metadata.labels.{QUEUE}queue-name", fix=fix)
     queued = {key: value for key, value in labels.items() if key.startswith(QUEUE)}
     return PodFile(pod.get("spec", {}), {key: labels[key] for key in labels if key not in queued}, annotations, queued)

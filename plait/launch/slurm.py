@@ -82,7 +82,7 @@ class Batch:
             "gres": f"gpu:{one.gpus}" if one.gpus else "",
             "output": self.log("%j", written="%%"),
             "open-mode": "append",
-            "signal": f"TERM@{one.grace}",
+            "signal": f"TERM@{one.signal_time}",
             "partition": one.partition,
             "time": one.time,
             "account": one.account,

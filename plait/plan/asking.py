@@ -98,9 +98,9 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
             key="strategy.stage_layers",
             fix="Leave it out, or give every key of [strategy]",
         )
-    if "cp_kind" not in said and section.cp > 1:
+    if "cp_comm_type" not in said and section.cp > 1:
         found["ring"] = [job.sequence_cut.ring]
-    elif "cp_kind" not in said and section.cp_kind == "ulysses":
+    elif "cp_comm_type" not in said and section.cp_comm_type == "ulysses":
         found["ring"] = [1]
     if "schedule" not in said:
         if searched and section.schedule not in SCHEDULES:
@@ -126,7 +126,7 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
         found["overlap"] = [OVERLAPS.index(kinds.tp)]
         found["shard_overlap"] = [SHARD_OVERLAPS.index("both" if kinds.shard == "auto" else kinds.shard)]
     if "slices" not in said and isinstance(section.slices, Slices):
-        found |= {"p1": [section.slices.p1], "p2": [section.slices.p2]}
+        found |= {"p1": [section.slices.batch], "p2": [section.slices.columns]}
     if "sequence_parallel" not in said and section.sequence_parallel != "auto":
         found["sequence_parallel"] = [int(section.sequence_parallel)]
     if "train.micro_batch_size" not in job.open and job.train.micro_batch_size:
@@ -146,17 +146,17 @@ def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
     """``[strategy]`` as a point says."""
     ring, kind = point["ring"], RECOMPUTES[point["recompute"]]
     ulysses = point["cp"] // ring
-    cp_kind: Any = "ulysses" if ring == 1 else "ring" if ulysses == 1 else {"ulysses": ulysses, "ring": ring}
+    cp_comm_type: Any = "ulysses" if ring == 1 else "ring" if ulysses == 1 else {"ulysses": ulysses, "ring": ring}
     layers = point["recompute_layers"]
     return {
         **{key: point[key] for key in ("pp", "dp", "cp", "tp", "ep")},
-        "cp_kind": cp_kind,
+        "cp_comm_type": cp_comm_type,
         "schedule": SCHEDULES[point["schedule"]],
         "virtual_stages": point["virtual"] if SCHEDULES[point["schedule"]] != "zb-v" else 1,
         "stage_layers": [],
         "shard": {key: point[key] for key in ("params", "grads", "optim", "secondary")},
         "overlap": {"tp": OVERLAPS[point["overlap"]], "shard": SHARD_OVERLAPS[point["shard_overlap"]]},
-        "slices": {"p1": point["p1"], "p2": point["p2"]},
+        "slices": {"batch": point["p1"], "columns": point["p2"]},
         "sequence_parallel": bool(point["sequence_parallel"]),
         "recompute": kind if layers < 0 else {"kind": kind, "layers": layers},
     }

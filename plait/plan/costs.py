@@ -243,7 +243,7 @@ class _Costs:
         collectives that nothing hides give it time."""
         told, mode, p1 = self.cluster.efficiency, self.strategy.overlap, self.strategy.p1
         launched = told.host_layer.value + (2 * told.host_collective.value if self.strategy.tp > 1 else 0.0)
-        hidden = {"sync": 0.0, "async": 0.0, "domino": 1 - 1 / (p1 * self.strategy.p2), "none": 1.0}[mode]
+        hidden = {"sync": 0.0, "async": 0.0, "domino": 1 - 1 / (p1 * self.strategy.p2), "no-communication": 1.0}[mode]
         for forward in (True, False):
             keys = [key for key in compute if key.split(".")[0] in LAYERS and (key[-1] in FORWARD) == forward]
             sent = sum(wire.get(key, 0.0) for key in keys)

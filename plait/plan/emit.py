@@ -97,7 +97,9 @@ def _torchtitan(words: _Words) -> Emitted:
     if section.cp > 1:
         parallel["context_parallel_rotate_method"] = "alltoall" if strategy.ring > 1 else "allgather"
         if strategy.ring < strategy.cp:
-            words.cannot(f"cp_kind with {strategy.cp // strategy.ring} ranks that exchange heads (all are one ring)")
+            words.cannot(
+                f"cp_comm_type with {strategy.cp // strategy.ring} ranks that exchange heads (all are one ring)"
+            )
     if words.tp > 1 and not strategy.sequence_parallel:
         words.cannot("sequence_parallel = false (theirs is always on with tensor parallelism)")
     if words.tp > 1 and strategy.overlap != "sync":
@@ -225,8 +227,8 @@ def _megatron_tensor(words: _Words) -> dict[str, Any]:
         found["no-async-tensor-model-parallel-allreduce"] = True
     elif strategy.overlap == "domino":
         words.cannot("overlap.tp = domino (its own overlap behind weight gradients stands for it)")
-    elif strategy.overlap == "none":
-        words.cannot("overlap.tp = none")
+    elif strategy.overlap == "no-communication":
+        words.cannot("overlap.tp = no-communication")
     return found
 
 

@@ -255,13 +255,13 @@ def hidden_behind(step: Step) -> dict[str, str]:
             "domino": "other slices, weight gradients" if strategy.p1 > 1 else "backward: weight gradients",
             "async": "backward: weight gradients of the sublayer",
             "sync": "nothing",
-            "none": "left out",
+            "no-communication": "left out",
         }[strategy.overlap]
         found["rows"] = "other slices" if strategy.overlap == "domino" and strategy.p1 > 1 else "nothing"
     if strategy.cp > strategy.ring:
         found["ulysses"] = _SHARED[strategy.overlap]
     if strategy.ring > 1:
-        blocks = "" if strategy.overlap in ("sync", "none") else "attention to the block before, "
+        blocks = "" if strategy.overlap in ("sync", "no-communication") else "attention to the block before, "
         found["ring"] = (blocks + _SHARED[strategy.overlap]).removesuffix(", nothing")
     if any(mesh.replicas > 1 for mesh in step.layout.meshes):
         found["dp"] = {
@@ -275,7 +275,12 @@ def hidden_behind(step: Step) -> dict[str, str]:
     return found
 
 
-_SHARED = {"domino": "other slices, weight gradients", "async": "nothing", "sync": "nothing", "none": "left out"}
+_SHARED = {
+    "domino": "other slices, weight gradients",
+    "async": "nothing",
+    "sync": "nothing",
+    "no-communication": "left out",
+}
 _SLACK = {
     "gpipe": "the micro-batches after it",
     "1f1b": "nothing in the steady state",

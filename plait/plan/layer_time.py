@@ -21,7 +21,7 @@ from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision, Seconds
 from plait.plan.shapes import Shapes
 
-SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "none"))
+SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "no-communication"))
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 HIDE_FORWARD, HIDE_BACKWARD = (
     np.array([name in (way, "both") for name in SHARD_OVERLAPS]) for way in ("forward", "backward")

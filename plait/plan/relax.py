@@ -25,7 +25,7 @@ from plait.plan.space import SearchRequest, any_point, arrangements, column_of, 
 Memory = Callable[[Points], NDArray[np.float64]]
 """Bytes of the fullest rank of every point."""
 KEYS = {
-    "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_kind",
+    "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_comm_type",
     "recompute_layers": "strategy.recompute", "shard_overlap": "strategy.overlap", "p1": "strategy.slices",
     "p2": "strategy.slices", "params": "strategy.shard", "grads": "strategy.shard", "optim": "strategy.shard",
     "secondary": "strategy.shard",

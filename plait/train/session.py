@@ -62,7 +62,7 @@ class Session:
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))
-        settings = {"betas": job.train.betas, "eps": job.train.eps, "weight_decay": job.train.weight_decay}
+        settings = {"betas": job.train.adam_betas, "eps": job.train.adam_eps, "weight_decay": job.train.weight_decay}
         self.optimizer = Optimizer(part.models, part.gradients, **settings)
         self.part = self._settled(part)
         self._doubtful = 0
@@ -210,7 +210,7 @@ class Session:
                 self.optimizer,
                 batches,
                 learning_rate=rate(done),
-                clip=job.clip_norm,
+                clip=job.clip_grad,
                 stop=bool(self.control),
                 on_nan=job.on_nan,
             )

@@ -136,7 +136,7 @@ def test_labels_and_annotations_of_the_users_pod_are_in_the_runs_pods(tmp_path: 
     (tmp_path / "pod.yaml").write_text(json.dumps({"metadata": metadata}))
     pod = str(tmp_path / "pod.yaml")
     for workload in ("job", "jobset"):
-        settings = {"pod": pod, "workload": workload, "queue": "q", "topology": "unconstrained"}
+        settings = {"pod": pod, "workload": workload, "kueue_queue": "q", "kueue_topology": "unconstrained"}
         _, (one, *_) = preview(a_job(kubernetes=settings))
         job = one["spec"]["replicatedJobs"][0]["template"] if workload == "jobset" else one
         made = job["spec"]["template"]["metadata"]
@@ -148,7 +148,9 @@ def test_labels_and_annotations_of_the_users_pod_are_in_the_runs_pods(tmp_path: 
         assert not any(key.startswith("kueue") for key in made["labels"])
 
 
-@pytest.mark.parametrize("key", ["image", "namespace", "context", "python", "priority", "queue", "env", "volumes"])
+@pytest.mark.parametrize(
+    "key", ["image", "namespace", "context", "python", "priority", "kueue_queue", "env", "volumes"]
+)
 @pytest.mark.parametrize("text", ["a\nb", "a\0", "a\r"])
 def test_a_line_break_in_an_option_is_refused(key: str, text: str) -> None:
     value: Any = [f"A={text}"] if key in ("env", "volumes") else text
@@ -165,7 +167,7 @@ num_heads = 2
 max_sequence = 128
 
 [strategy]
-slices = { p1 = 1, p2 = 1 }
+slices = { batch = 1, columns = 1 }
 
 [run]
 folder = "/data/runs"

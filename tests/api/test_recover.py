@@ -20,7 +20,12 @@ TIER = "unit"
 
 def plan(lab: LabSpec, *settings: str) -> Plan:
     values = {"model": {"family": "gpt", "num_layers": 4, "hidden": 32, "num_heads": 4}}
-    more = ["train.global_batch_size=12", "train.micro_batch_size=1", "strategy.p1=1", "strategy.p2=1"]
+    more = [
+        "train.global_batch_size=12",
+        "train.micro_batch_size=1",
+        "strategy.slices.batch=1",
+        "strategy.slices.columns=1",
+    ]
     return make_plan(Job.from_dict(values).changed([*more, *settings]), lab.as_hosts, vocab=300)
 
 

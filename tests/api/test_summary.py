@@ -42,7 +42,7 @@ def said(plan: Plan, there: Room | None = None) -> str:
 
 
 def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "strategy.tp=2", "strategy.p1=4", "strategy.p2=2")
+    plan = plan_of(tmp_path, "strategy.tp=2", "strategy.slices.batch=4", "strategy.slices.columns=2")
     found = said(plan, Room(shared=3 << 30))
     assert found.startswith(f"gpt of 4 layers, hidden 64: {plan.model.num_parameters:,} parameters (fp32) on 2 ranks ")
     assert "(tp 2, slices 4 x 2); 1,500 steps of 1,024 tokens (16 sequences of 64); tensors take " in found
@@ -54,7 +54,7 @@ def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:
 def test_while_slices_are_not_chosen_memory_is_between_two_figures(tmp_path: Path) -> None:
     found = said(plan_of(tmp_path, "strategy.tp=2", "strategy.slices=auto"))
     least, most = re.search(r"tensors take ([\d.]+) MiB to ([\d.]+) MiB a rank", found).groups()  # type: ignore[union-attr]
-    chosen = said(plan_of(tmp_path, "strategy.tp=2", "strategy.p1=1", "strategy.p2=1"))
+    chosen = said(plan_of(tmp_path, "strategy.tp=2", "strategy.slices.batch=1", "strategy.slices.columns=1"))
     [known] = re.findall(r"tensors take ([\d.]+) MiB a rank", chosen)
     assert float(least) <= float(known) <= float(most)
     assert float(least) < float(most)
@@ -72,9 +72,10 @@ def test_while_slices_are_not_chosen_memory_is_between_two_figures(tmp_path: Pat
          "micro-batches);"),
         (("strategy.tp=1", "strategy.dp=2", "strategy.shard=zero2"),
          "on 2 ranks (dp 2, sharded gradients over 2, optimizer over 2);"),
-        (("strategy.tp=[2,1]", "strategy.pp=2", "strategy.dp=[1,2]", "train.micro_batch_size=2", "strategy.p1=1"),
+        (("strategy.tp=[2,1]", "strategy.pp=2", "strategy.dp=[1,2]", "train.micro_batch_size=2",
+          "strategy.slices.batch=1"),
          "on 4 ranks (tp 2/1, dp 1/2, pp 2, slices 1 x 1, "),
-        (("strategy.tp=1", "strategy.cp=2", "strategy.p1=1"), "on 2 ranks (cp 2, slices 1 x 1);"),
+        (("strategy.tp=1", "strategy.cp=2", "strategy.slices.batch=1"), "on 2 ranks (cp 2, slices 1 x 1);"),
     ],
 )  # fmt: skip
 def test_every_kind_of_strategy(tmp_path: Path, settings: tuple[str, ...], words: str) -> None:

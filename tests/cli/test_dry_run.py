@@ -226,7 +226,9 @@ def test_what_only_a_start_can_know_names_file_and_key_too(
 def test_whose_vocabulary_counts_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "job.toml").write_text('[model]\npreset = "utransformer-small"\n[strategy]\ntp = 1\np1 = 1\n')
+    (tmp_path / "job.toml").write_text(
+        '[model]\npreset = "utransformer-small"\n[strategy]\ntp = 1\nslices = { batch = 1 }\n'
+    )
     monkeypatch.chdir(tmp_path)
     for asked, says in (([], True), (["model.vocab=300"], False)):
         monkeypatch.setattr(sys, "argv", ["plait", "train", "job.toml", *asked, "data.sequence_length=32", "--dry-run"])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from typer.main import get_command
 
 from plait.cli.main import app
 from plait.cli.renamed import COMMANDS, OPTIONS, refuse_old_words
+from plait.core.base.errors import JobError
+from plait.core.job.reference import look_up
+from plait.core.job.renamed import KEYS, VALUES, renamed
+from plait.core.job.spec import Job
 from tests.support.command import plait
 
 TIER = "unit"
@@ -68,3 +74,39 @@ def test_a_command_has_at_most_eight_options() -> None:
 )
 def test_words_that_are_no_old_names_pass(words: list[str]) -> None:
     refuse_old_words(words)
+
+
+MODEL = {"preset": "gpt3-125m"}
+
+
+def _tables(key: str, value: object) -> dict[str, Any]:
+    """A job with one value, at a key with dots."""
+    table: Any = value
+    for part in reversed(key.split(".")):
+        table = {part: table}
+    return {"model": MODEL, **table}
+
+
+@pytest.mark.parametrize(("old", "new"), KEYS.items())
+def test_an_old_key_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(JobError, match=rf"^{old}: is called {new} now") as caught:
+        Job.from_dict(_tables(old, 1))
+    assert caught.value.exit_status == 2
+    assert look_up(new)
+
+
+@pytest.mark.parametrize(("key", "old", "new"), [(*place, new) for place, new in VALUES.items()])
+def test_an_old_value_is_refused_with_the_new_one(key: str, old: str, new: str) -> None:
+    with pytest.raises(JobError, match=f'"{old}" is called "{new}" now'):
+        Job.from_dict(_tables(key, old))
+    Job.from_dict(_tables(key, new))
+
+
+def test_what_an_earlier_version_wrote_is_read_by_its_new_names() -> None:
+    old: dict[str, Any] = {
+        "model": MODEL,
+        "strategy": {"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": {"tp": "none"}},
+    }
+    job = Job.from_dict(renamed(old))
+    assert (job.base_strategy.p1, job.base_strategy.overlap) == (2, "no-communication")
+    assert old["strategy"]["slices"] == {"p1": 2, "p2": 1}

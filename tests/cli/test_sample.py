@@ -65,7 +65,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     job = write_job(folder, steps=12, family="llama", more="ffn_hidden = 64")
     settings = ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "train.eval_every=0", "train.precision=fp64")
-    done = train(job, f"data.tokenizer={write_tokenizer(folder)}", "strategy.slices.p1=1", *settings)
+    done = train(job, f"data.tokenizer={write_tokenizer(folder)}", "strategy.slices.batch=1", *settings)
     assert done.returncode == 0, done.stderr
     return job.parent / "runs" / "job"
 

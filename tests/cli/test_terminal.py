@@ -163,7 +163,7 @@ def test_settings_can_be_looked_up() -> None:
     assert "docs/job.md" in help_text
     assert "train.steps" in help_text
     every = piped([*PLAIT, "job"])
-    for key in ("model.num_layers", "data.text", "train.global_batch_size", "strategy.slices.p1", "run.timeout"):
+    for key in ("model.num_layers", "data.text", "train.global_batch_size", "strategy.slices.batch", "run.timeout"):
         assert f"\n{key}: " in every
     (key,) = json.loads(piped([*PLAIT, "job", "train.steps", "--json"]))
     assert key["name"] == "train.steps"

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 
 SHAPES = {
     "tensor": ("strategy.slices=auto", "train.micro_batch_size=2"),
-    "pipeline": ("strategy.pp=2", "strategy.tp=1", "strategy.schedule=zb-h1", "strategy.slices.p1=1",
+    "pipeline": ("strategy.pp=2", "strategy.tp=1", "strategy.schedule=zb-h1", "strategy.slices.batch=1",
                  "train.micro_batch_size=1"),
-    "sharded": ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.slices.p1=1",
+    "sharded": ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.slices.batch=1",
                 "train.eval_every=2"),
 }  # fmt: skip
 

@@ -207,7 +207,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("setting", "says"), [
     ("model.hiden=64", ("model.hiden", "did you mean 'hidden'")),
     ("strategy.tp=3", ("strategy.tp", "num_heads = 4", "1, 2 or 4")),
-    ("strategy.slices.p1=9", ("p1", "9", "4")),
+    ("strategy.slices.batch=9", ("slices", "9", "4")),
     ("train.global_batch_size=0", ("train.global_batch_size", "0")),
     ("data.sequence_length=-4", ("data.sequence_length", "-4")),
     ("train.precision=fp8", ("train.precision", "fp8", "bf16")),

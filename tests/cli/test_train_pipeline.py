@@ -30,10 +30,10 @@ SHAPE = (
     "strategy.pp=2",
     "strategy.tp=1",
     "strategy.schedule=zb-h1",
-    "strategy.slices.p1=1",
+    "strategy.slices.batch=1",
     "train.micro_batch_size=1",
 )
-RING = ("strategy.tp=1", "strategy.cp=2", "strategy.cp_kind=ring", "strategy.shard=zero1")
+RING = ("strategy.tp=1", "strategy.cp=2", "strategy.cp_comm_type=ring", "strategy.shard=zero1")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_run_goes_on_in_another_shape(finished: Path, tmp_path: Path) -> None:
 def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
     """Six shapes, one after the other, give the curve of one rank alone: loss and gradient norm."""
     job = write_job(tmp_path, steps=48, every=2)
-    common = ("train.precision=fp64", "train.micro_batch_size=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
+    common = ("train.precision=fp64", "train.micro_batch_size=2", "strategy.slices.batch=1", "train.clip_grad=0.5")
     alone = train(job, *common, "strategy.tp=1", "train.eval_batches=2", "run.name=alone")
     assert alone.returncode == 0, alone.stderr
     every = (
@@ -186,32 +186,32 @@ def test_a_short_run_times_no_candidates_but_still_measures_its_slack(tmp_path: 
         (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
         (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
         (
-            ("strategy.dp=8", "strategy.slices.p1=1", "train.micro_batch_size=0"),
+            ("strategy.dp=8", "strategy.slices.batch=1", "train.micro_batch_size=0"),
             ("strategy.dp", "dp = 8 shares a micro-batch of 4"),
         ),
         (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("has 2 numbers for 1 boundaries of stages",)),
         (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
         (
-            ("strategy.schedule={mine}", "train.micro_batch_size=1", "strategy.slices.p1=1"),
+            ("strategy.schedule={mine}", "train.micro_batch_size=1", "strategy.slices.batch=1"),
             ("is for 2 micro-batches, a step has 4",),
         ),
         (
-            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard=zero9"),
+            ("strategy.dp=2", "strategy.slices.batch=1", "strategy.shard=zero9"),
             ("strategy.shard", "'zero9' is no named sharding", "zero3"),
         ),
         (
-            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.params=2"),
+            ("strategy.dp=2", "strategy.slices.batch=1", "strategy.shard.params=2"),
             ("strategy.shard.params", "2 does not divide shard.grads = 1"),
         ),
         (
-            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.optim=4"),
+            ("strategy.dp=2", "strategy.slices.batch=1", "strategy.shard.optim=4"),
             ("strategy.shard.optim", "4 does not divide the 2 ranks that"),
         ),
         (("strategy.cp=8",), ("strategy.cp", "8 ranks cannot share out 4 heads", "ring")),
-        (("strategy.cp=16", "strategy.cp_kind=ring"), ("strategy.cp", "into 32 parts, not 16 tokens")),
+        (("strategy.cp=16", "strategy.cp_comm_type=ring"), ("strategy.cp", "into 32 parts, not 16 tokens")),
         (
-            ("strategy.cp=4", "strategy.cp_kind.ulysses=2", "strategy.cp_kind.ring=4"),
-            ("strategy.cp_kind", "2 x 4 is not cp = 4"),
+            ("strategy.cp=4", "strategy.cp_comm_type.ulysses=2", "strategy.cp_comm_type.ring=4"),
+            ("strategy.cp_comm_type", "2 x 4 is not cp = 4"),
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_stages_of_other_degrees_meet_as_places(strategy: dict[str, Any]) -> Non
 @pytest.mark.parametrize("kind", ["ring", "ulysses"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_attention_that_ranks_share_is_context_parallelism(kind: str, tp: int) -> None:
-    found = spans(cp=2, cp_kind=kind, tp=tp)
+    found = spans(cp=2, cp_comm_type=kind, tp=tp)
     assert meetings(found, "cp") == {2}
     assert meetings(found, "tp") == ({2} if tp > 1 else set())
     cp = found.filter(pl.col("axis") == "cp")

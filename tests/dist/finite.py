@@ -32,7 +32,7 @@ def _part(rank: int, strategy: Strategy) -> tuple[RankPart, Optimizer]:
             "model": MODEL,
             "data": {"sequence_length": SEQUENCE},
             "train": {"global_batch_size": BATCH, "micro_batch_size": 4 // strategy.get("dp", 1), "precision": "fp64"},
-            "strategy": {"slices": {"p1": 1, "p2": 1}, "schedule": "1f1b", **strategy},
+            "strategy": {"slices": {"batch": 1, "columns": 1}, "schedule": "1f1b", **strategy},
         }
     )
     part = assemble(make_plan(job, HERE, vocab=37), rank, RankDevice(torch.device("cpu")))

@@ -137,5 +137,5 @@ def test_shards_are_not_replicas_of_each_other(pool: Pool) -> None:
 
 def test_without_communication_the_numbers_are_wrong(pool: Pool) -> None:
     """The measuring mode must not be mistaken for training: the suite above would notice."""
-    errors = pool(2).run(equality.worst_error, GPT, Strategy(tp=2, overlap="none"))
+    errors = pool(2).run(equality.worst_error, GPT, Strategy(tp=2, overlap="no-communication"))
     assert all(error > 1e-3 for error, _ in errors)

@@ -51,8 +51,8 @@ def again(kind: str, layers: int) -> dict[str, Any]:
 
 
 JOBS = {
-    "tp and slices": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=4),
-    "sequence parallel": job(GPT, {"tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, micro=4),
+    "tp and slices": job(LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 2}}, batch=4),
+    "sequence parallel": job(GPT, {"tp": 2, "sequence_parallel": True, "slices": {"batch": 2}}, micro=4),
     "1f1b": job(GPT, {"pp": 2}),
     "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),
     "utransformer": job(U, {"pp": 2}),
@@ -61,7 +61,7 @@ JOBS = {
 }
 MORE = {
     "u on one rank": job(U, {"tp": 2}),
-    "replicated heads": job(LLAMA | {"num_kv_heads": 2}, {"tp": 4, "slices": {"p1": 2}}, batch=4),
+    "replicated heads": job(LLAMA | {"num_kv_heads": 2}, {"tp": 4, "slices": {"batch": 2}}, batch=4),
     "eager on three": job(LLAMA, {"pp": 3, "schedule": "eager-1f1b"}, batch=12),
     "gpipe": job(LLAMA, {"pp": 2, "schedule": "gpipe"}),
     "interleaved": job(LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}),
@@ -72,8 +72,8 @@ MORE = {
     "secondary": job(LLAMA, {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, micro=1),
     "uneven shares": job(GPT, {"dp": 3, "shard": "zero1"}, batch=7, micro=0),
     "ulysses": job(LLAMA, {"cp": 2, "dp": 2, "shard": "fsdp"}, micro=1),
-    "ring": job(LLAMA, {"cp": 2, "cp_kind": "ring", "tp": 2, "shard": "zero1"}, micro=1),
-    "both": job(LLAMA, {"cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}}, batch=2, micro=1),
+    "ring": job(LLAMA, {"cp": 2, "cp_comm_type": "ring", "tp": 2, "shard": "zero1"}, micro=1),
+    "both": job(LLAMA, {"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}}, batch=2, micro=1),
     "full recomputation": job(GPT, {"pp": 2, "recompute": "full"}),
     "selective recomputation": job(BLOCK, {"pp": 2, "recompute": "selective"}),
     "sequence parallel stages": job(GPT, {"pp": 2, "tp": 2, "sequence_parallel": True}),
@@ -86,11 +86,13 @@ MORE = {
 WIDE = {"vocab": 9000}
 JOBS |= {
     "dropped": job(GPT | DROPS, {"tp": 2}, batch=4),
-    "domino, dropped, in bf16": bf16(LLAMA | {"dropout": 0.1}, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=2),
+    "domino, dropped, in bf16": bf16(
+        LLAMA | {"dropout": 0.1}, {"tp": 2, "slices": {"batch": 2, "columns": 2}}, batch=2
+    ),
     "zero3 of a large vocabulary": bf16(LLAMA | WIDE, {"dp": 2, "shard": "zero3"}, batch=4),
     "no layer again": job(GPT, {"pp": 2} | again("full", 0), batch=4),
     "sliced, sequence parallel": bf16(
-        GPT | {"dropout": 0.2}, {"tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, batch=4, micro=4
+        GPT | {"dropout": 0.2}, {"tp": 2, "sequence_parallel": True, "slices": {"batch": 2}}, batch=4, micro=4
     ),
 }
 MORE |= {
@@ -98,32 +100,34 @@ MORE |= {
         GPT | {"num_layers": 3, "attention_dropout": 0.1}, {}, batch=3, micro=3, sequence=512
     ),
     "dropped llama, recomputed": bf16(LLAMA | DROPS, {"recompute": "full"}, batch=6, micro=3),
-    "dropped block": job(BLOCK | DROPS, {"tp": 2, "slices": {"p1": 2}, "recompute": "selective"}, batch=4),
+    "dropped block": job(BLOCK | DROPS, {"tp": 2, "slices": {"batch": 2}, "recompute": "selective"}, batch=4),
     "dropped utransformer": bf16(U | DROPS, {"tp": 2}),
     "dropped ulysses": bf16(LLAMA | DROPS, {"cp": 2, "dp": 2, "shard": "zero2"}, batch=4),
     "dropped ulysses, recomputed": job(GPT | DROPS, {"cp": 2, "recompute": "full"}, batch=4),
     "dropped pipeline": bf16(GPT | DROPS, {"pp": 2, "schedule": "zb-h1"}, batch=12),
     "dropped zb-v": job(LLAMA | DROPS, {"pp": 2, "schedule": "zb-v"}, batch=12),
     "dropped zb-h2": job(GPT | {"dropout": 0.1}, {"pp": 2, "schedule": "zb-h2"}, batch=12),
-    "ring in bf16": bf16(LLAMA | {"dropout": 0.1}, {"cp": 2, "cp_kind": "ring", "recompute": "full"}, batch=4),
-    "sliced ring": job(GPT, {"cp": 2, "cp_kind": "ring", "slices": {"p1": 2}, "recompute": "full"}),
+    "ring in bf16": bf16(LLAMA | {"dropout": 0.1}, {"cp": 2, "cp_comm_type": "ring", "recompute": "full"}, batch=4),
+    "sliced ring": job(GPT, {"cp": 2, "cp_comm_type": "ring", "slices": {"batch": 2}, "recompute": "full"}),
     "llama in bf16": bf16(LLAMA | {"num_kv_heads": 2, "num_layers": 3}, {}, batch=3, micro=3),
     "gpt of a large vocabulary": bf16(GPT | WIDE, {"tp": 2, "sequence_parallel": True}),
     "tied in bf16": bf16(GPT | WIDE | {"tied_embeddings": True}, {"dp": 2, "shard": "zero1"}, batch=4),
     "domino, sharded": bf16(
-        LLAMA | WIDE, {"tp": 2, "dp": 2, "shard": "zero3", "slices": {"p1": 2, "p2": 2}}, batch=8, micro=4
+        LLAMA | WIDE, {"tp": 2, "dp": 2, "shard": "zero3", "slices": {"batch": 2, "columns": 2}}, batch=8, micro=4
     ),
-    "domino, recomputed": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 4}, "recompute": "full"}, batch=4, micro=4),
-    "domino of a block": job(BLOCK, {"tp": 2, "slices": {"p1": 2, "p2": 2}, "recompute": "full"}, batch=4),
+    "domino, recomputed": job(
+        LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 4}, "recompute": "full"}, batch=4, micro=4
+    ),
+    "domino of a block": job(BLOCK, {"tp": 2, "slices": {"batch": 2, "columns": 2}, "recompute": "full"}, batch=4),
     "async": bf16(GPT, {"tp": 2, "overlap": "async"}, batch=4),
     "sync": bf16(LLAMA, {"tp": 2, "overlap": "sync", "sequence_parallel": True}, batch=4),
-    "four slices": job(GPT | {"dropout": 0.1}, {"tp": 2, "slices": {"p1": 4}}, batch=4, micro=4),
-    "uneven slices": job(LLAMA, {"tp": 2, "slices": {"p1": 2}}, batch=3, micro=3),
+    "four slices": job(GPT | {"dropout": 0.1}, {"tp": 2, "slices": {"batch": 4}}, batch=4, micro=4),
+    "uneven slices": job(LLAMA, {"tp": 2, "slices": {"batch": 2}}, batch=3, micro=3),
     "one layer again": bf16(GPT | {"dropout": 0.1}, {"pp": 2} | again("full", 1), batch=4),
     "all layers again": job(LLAMA, {"pp": 2} | again("full", 2), batch=4),
     "one layer again, selectively": job(BLOCK, {"tp": 2} | again("selective", 1), batch=4),
     "sequence parallel stages, dropped": bf16(
-        GPT | DROPS, {"pp": 2, "tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, batch=8
+        GPT | DROPS, {"pp": 2, "tp": 2, "sequence_parallel": True, "slices": {"batch": 2}}, batch=8
     ),
     "fp64": job(LLAMA | DROPS, {"tp": 2}, batch=4, precision="fp64"),
 }

@@ -21,7 +21,7 @@ Pool = Callable[[int], Ranks]
 
 HERE = {
     "one rank": job(GPT, {}),
-    "domino": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=4),
+    "domino": job(LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 2}}, batch=4),
     "async and tied": job(GPT, {"pp": 2, "tp": 2, "overlap": "async"}),
     "zb-h1": job(GPT, {"pp": 2, "schedule": "zb-h1"}),
     "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),
@@ -29,8 +29,8 @@ HERE = {
     "zero1 in a pipeline": job(LLAMA, {"pp": 2, "dp": 2, "shard": "zero1"}, micro=1),
     "secondary": job(LLAMA, {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, micro=1),
     "ulysses": job(LLAMA, {"cp": 2, "dp": 2, "shard": "fsdp"}, micro=1),
-    "ring": job(LLAMA, {"cp": 2, "cp_kind": "ring", "tp": 2, "shard": "zero1"}, micro=1),
-    "left out": job(GPT, {"tp": 2, "overlap": "none"}),
+    "ring": job(LLAMA, {"cp": 2, "cp_comm_type": "ring", "tp": 2, "shard": "zero1"}, micro=1),
+    "left out": job(GPT, {"tp": 2, "overlap": "no-communication"}),
 }
 DRAWN = 40
 

@@ -78,7 +78,7 @@ UNEVEN = {
     },
     "data": {"sequence_length": 32},
     "train": {"global_batch_size": 7, "precision": "fp64"},
-    "strategy": {"dp": 2, "tp": 2, "slices": {"p1": 3}, "sequence_parallel": True},
+    "strategy": {"dp": 2, "tp": 2, "slices": {"batch": 3}, "sequence_parallel": True},
 }
 
 
@@ -98,7 +98,7 @@ def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
-        (["strategy.slices.p1=4"], "strategy.p1", "p1 = 4 slices of a micro-batch of 3 sequences"),
+        (["strategy.slices.batch=4"], "strategy.slices.batch", "4 slices of a micro-batch of 3 sequences"),
         (["strategy.dp=8"], "strategy.dp", "dp = 8 shares a micro-batch of 7"),
         (["train.micro_batch_size=2"], "train.global_batch_size", "not a multiple of micro_batch_size x dp = 2 x 2"),
         (["strategy.tp=4", "data.sequence_length=30"], "strategy.sequence_parallel", "a rank's 30 tokens"),

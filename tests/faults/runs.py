@@ -40,7 +40,7 @@ learning_rate = 1e-2
 eval_every = 0
 checkpoint_every = 0
 [strategy]
-slices = {{ p1 = 1, p2 = 1 }}
+slices = {{ batch = 1, columns = 1 }}
 {strategy}
 [run]
 hang_deadline = {deadline}

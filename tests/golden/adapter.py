@@ -16,6 +16,7 @@ import numpy as np
 from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import Cluster, Hosts
 from plait.core.job.plan import Plan
+from plait.core.job.renamed import renamed
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.record.timeline import Timeline
@@ -53,7 +54,7 @@ DUST = 1e-9
 
 def of_job(values: Values) -> Values:
     """Everything that follows from a job."""
-    job = Job.from_dict(values)
+    job = Job.from_dict(renamed(values))
     on = Cluster.preset(job.cluster.preset) if "cluster" in values else None
     plan = make_plan(job, Hosts(ranks_per_host=8 if on else 1, rate=1e9), vocab=VOCABULARY if on else 1)
     return {

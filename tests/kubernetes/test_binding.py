@@ -168,7 +168,7 @@ def test_a_node_that_is_down_or_closed_is_replaced_by_the_users_spares_in_order(
     cluster.add("n5")
     cluster.lose("n3")
     cluster.store.patch("Node", "n0", {"spec": {"unschedulable": True}})
-    bind(cluster, waiting_run(cluster, spares=("n5", "n4")))
+    bind(cluster, waiting_run(cluster, spare_nodes=("n5", "n4")))
     assert placed(cluster) == dict(enumerate(("n2", "n5", "n4", "n1")))
 
 

@@ -20,7 +20,7 @@ from tests.support.runs import write_job
 
 pytestmark = pytest.mark.lab
 TREE = "4x1@400mbit,2pods@100mbit"
-STRATEGY = "tp = 2\nslices = { p1 = 2, p2 = 1 }"
+STRATEGY = "tp = 2\nslices = { batch = 2, columns = 1 }"
 WHERE = "from plait.core.base.env import this_host, RankEnv; print(this_host(), RankEnv.read().node_rank)"
 
 

@@ -17,7 +17,7 @@ from typing import IO, TypeVar
 import pytest
 
 from plait.core.base.errors import LaunchError
-from plait.core.runs.channel import Line
+from plait.core.runs.channel import MessageLine
 from plait.launch import agent
 from plait.launch.messages import (
     KINDS,
@@ -37,7 +37,7 @@ from plait.launch.messages import (
 from tests.support.lab import wait_until
 
 TIER = "unit"
-Says = Callable[[Line[AgentMessage]], None]
+Says = Callable[[MessageLine[AgentMessage]], None]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def launcher(listener: socket.socket, says: Says) -> threading.Thread:
     def serve() -> None:
         end, _ = listener.accept()
         with end:
-            line = Line[AgentMessage](end, KINDS)
+            line = MessageLine[AgentMessage](end, KINDS)
             while (hello := line.receive()) is None:
                 pass
             assert isinstance(hello, Hello)
@@ -145,11 +145,11 @@ def test_it_ends_as_the_run_does_and_so_do_its_ranks(
     def serve() -> None:
         end, _ = listener.accept()
         with end:
-            line = Line[AgentMessage](end, KINDS)
+            line = MessageLine[AgentMessage](end, KINDS)
             line.send(begin)
             rank, _ = listener.accept()
             with rank:
-                said = Line[AgentMessage](rank, KINDS)
+                said = MessageLine[AgentMessage](rank, KINDS)
                 while (first := said.receive()) is None:
                     pass
                 assert first == LineOf("sesame", 3)
@@ -198,7 +198,7 @@ class Node:
     """The launcher's end of an agent's lines. children: by rank, once they were started; env: of each."""
 
     def __init__(self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.listener, self.lines = listener, list[Line[AgentMessage]]()
+        self.listener, self.lines = listener, list[MessageLine[AgentMessage]]()
         self.children, self.started = dict[int, Child](), threading.Event()
         self.room, self.collected = list[tuple[int, str]](), list[tuple[object, ...]]()
         self.env, self.ends = dict[int, dict[str, str]](), list[socket.socket]()
@@ -225,18 +225,18 @@ class Node:
         self.collected.append(asked)
         yield
 
-    def accept(self, expect: type[M]) -> tuple[Line[AgentMessage], M]:
+    def accept(self, expect: type[M]) -> tuple[MessageLine[AgentMessage], M]:
         end, _ = self.listener.accept()
-        self.lines.append(line := Line[AgentMessage](end, KINDS))
+        self.lines.append(line := MessageLine[AgentMessage](end, KINDS))
         return line, self.hear(line, expect)
 
-    def hear(self, line: Line[AgentMessage], expect: type[M]) -> M:
+    def hear(self, line: MessageLine[AgentMessage], expect: type[M]) -> M:
         while True:
             if isinstance(message := line.receive(), expect):
                 return message
             assert message is None or isinstance(message, Alive), message
 
-    def begin(self, begin: Begin) -> tuple[Line[AgentMessage], list[LineOf]]:
+    def begin(self, begin: Begin) -> tuple[MessageLine[AgentMessage], list[LineOf]]:
         line, hello = self.accept(Hello)
         assert hello.port > 0
         line.send(begin)

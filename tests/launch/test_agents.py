@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import LaunchError, PlacementError, PlaitError
-from plait.core.runs.channel import Channel, Line, Stop
+from plait.core.runs.channel import Channel, MessageLine, Stop
 from plait.core.topology.rank_table import RankTable
 from plait.launch import agents as agents_of
 from plait.launch.agents import Agent, Agents, RemoteProcess
@@ -86,13 +86,13 @@ def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: P
     """Which ranks there are is their lines' to say; one that the table does not have is none."""
     with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame", patience=60) as agents, ExitStack() as held:
 
-        def connect(first: bytes) -> Line[AgentMessage]:
+        def connect(first: bytes) -> MessageLine[AgentMessage]:
             host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
             end = held.enter_context(socket.create_connection((host, int(port))))
             end.sendall(first)
-            return Line(end, KINDS)
+            return MessageLine(end, KINDS)
 
-        def says(message: AgentMessage) -> Line[AgentMessage]:
+        def says(message: AgentMessage) -> MessageLine[AgentMessage]:
             line = connect(b"")
             line.send(message)
             return line
@@ -132,7 +132,7 @@ def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
         for _ in range(2):
             host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
             end = held.enter_context(socket.create_connection((host, int(port))))
-            Line[AgentMessage](end, KINDS).send(Hello("sesame", "left", -1, 1))
+            MessageLine[AgentMessage](end, KINDS).send(Hello("sesame", "left", -1, 1))
         with pytest.raises(PlacementError, match="Two agents came from left"):
             agents.ranks(nothing)
 
@@ -141,7 +141,7 @@ def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
 def test_an_agent_that_says_what_is_no_message_is_lost_and_its_ranks_with_it(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        one = Agent(Line(ours, KINDS), Hello("sesame", "left", 0, 1))
+        one = Agent(MessageLine(ours, KINDS), Hello("sesame", "left", 0, 1))
         process = one.ranks[0] = RemoteProcess(0, one.line)
         theirs.sendall(b'["Ended", {"rank": 5, "status": 1, "said": ""}]\n["Halted", {"rank": 0, "halted": true}]\n')
         assert one.take() is None
@@ -253,15 +253,15 @@ class Launcher:
         settings: dict[str, Any] = {"host": "127.0.0.1", "word": "sesame", "patience": 60} | options
         self.held = held
         self.agents = held.enter_context(Agents(table, ["rank"], folder, **settings))
-        self.lines = dict[str, Line[AgentMessage]]()
+        self.lines = dict[str, MessageLine[AgentMessage]]()
         self.begun = dict[str, Begin]()
 
-    def says(self, message: AgentMessage) -> Line[AgentMessage]:
+    def says(self, message: AgentMessage) -> MessageLine[AgentMessage]:
         where, word = self.agents.variables["PLAIT_AGENT"].split(" ")
         host, port = where.split(":")
         assert word
         end = self.held.enter_context(socket.create_connection((host, int(port))))
-        line = Line[AgentMessage](end, KINDS)
+        line = MessageLine[AgentMessage](end, KINDS)
         line.send(message)
         return line
 
@@ -283,7 +283,7 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
         yield lambda **options: Launcher(held, tmp_path / "logs", **options)
 
 
-def heard(line: Line[AgentMessage]) -> AgentMessage:
+def heard(line: MessageLine[AgentMessage]) -> AgentMessage:
     while (message := line.receive()) is None:
         pass
     return message
@@ -357,7 +357,7 @@ def test_one_more_agent_is_refused_while_lines_are_waited_for(launcher: Callable
     one = launcher()
     for port, host in enumerate(("left", "right")):
         one.comes(host, port)
-    late = list[Line[AgentMessage]]()
+    late = list[MessageLine[AgentMessage]]()
 
     def still() -> None:
         if len(one.agents.agents) == 2 and not late:
@@ -389,17 +389,17 @@ def test_of_many_hosts_that_do_not_come_five_are_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def line() -> Iterator[tuple[Agent, Line[AgentMessage]]]:
+def line() -> Iterator[tuple[Agent, MessageLine[AgentMessage]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        one = Agent(Line(ours, KINDS), Hello("sesame", "left", 0, 1))
+        one = Agent(MessageLine(ours, KINDS), Hello("sesame", "left", 0, 1))
         for rank in range(2):
             one.ranks[rank] = RemoteProcess(rank, one.line)
-        yield one, Line(theirs, KINDS)
+        yield one, MessageLine(theirs, KINDS)
 
 
 @pytest.mark.unit
-def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, Line[AgentMessage]]) -> None:
+def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, MessageLine[AgentMessage]]) -> None:
     one, theirs = line
     process = one.ranks[0]
     assert process.pid is None and not process.stopped and process.poll() is None and process.said() == ""
@@ -418,7 +418,7 @@ def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, Line[
 
 
 @pytest.mark.unit
-def test_an_agent_that_hangs_up_takes_its_ranks_with_it(line: tuple[Agent, Line[AgentMessage]]) -> None:
+def test_an_agent_that_hangs_up_takes_its_ranks_with_it(line: tuple[Agent, MessageLine[AgentMessage]]) -> None:
     one, theirs = line
     one.ranks[1].ended(0, "")
     theirs.taken().close()
@@ -433,7 +433,7 @@ def test_an_agent_that_hangs_up_takes_its_ranks_with_it(line: tuple[Agent, Line[
 
 @pytest.mark.unit
 def test_an_agent_that_is_silent_for_too_long_is_lost(
-    line: tuple[Agent, Line[AgentMessage]], monkeypatch: pytest.MonkeyPatch
+    line: tuple[Agent, MessageLine[AgentMessage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = line
     now = one.heard + agents_of.LOST

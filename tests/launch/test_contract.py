@@ -88,7 +88,7 @@ try:
     elif how == "kubernetes":
         run = pod_run(
             folder, tuple(argv), world, name=f"plait-{folder.name}".replace("_", "-").lower()[:40],
-            more={"nodes": 2, "restarts": 0, "env": (f"MARK={folder}",)},
+            more={"nodes": 2, "max_restarts": 0, "env": (f"MARK={folder}",)},
         )
         cluster = Cluster()
         kubernetes.submit(cluster, run)

@@ -73,7 +73,7 @@ class Scene:
             yield self.signals
 
         monkeypatch.setattr(kubernetes, "Pods", Pods)
-        monkeypatch.setattr(kubernetes, "Log", Log)
+        monkeypatch.setattr(kubernetes, "PodLog", Log)
         monkeypatch.setattr(kubernetes, "catching_signals", catching)
         monkeypatch.setattr(kubernetes, "say", self.said.append)
         monkeypatch.setattr(kubernetes, "time", SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.now))
@@ -452,7 +452,7 @@ def test_a_lock_that_is_lost_ends_the_following(scene: Scene) -> None:
 
 
 def test_what_runs_is_said_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch, queue="team")
+    scene = Scene(monkeypatch, kueue_queue="team")
 
     def suspended(suspend: bool) -> None:
         scene.cluster.store.get("Job", "plait-test")["spec"]["suspend"] = suspend

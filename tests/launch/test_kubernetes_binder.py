@@ -363,7 +363,7 @@ def test_taints_of_others_and_the_own_reservation_close_nothing(cluster: InMemor
 def test_the_users_spares_are_taken_in_their_order_and_no_others(cluster: InMemory) -> None:
     cluster.add_node("n4", gpus=0)
     cluster.store.patch("Node", "n0", {"spec": {"unschedulable": True}})
-    one = Bound(cluster, spares=("n9", "n4", "n3"), gpus=8)
+    one = Bound(cluster, spare_nodes=("n9", "n4", "n3"), gpus=8)
     one.look()
     assert one.where == ["host-n2", "host-n4", "host-n1"]
     for pod in cluster.store.of("Pod"):

@@ -36,7 +36,7 @@ FULL: dict[str, Any] = {
     "node_labels": ("node.kubernetes.io/instance-type=p5.48xlarge",),
     "reservation": "big-run",
     "priority": "high",
-    "queue": "team-queue",
+    "kueue_queue": "team-queue",
 }
 SECTION = """
 [model]
@@ -74,7 +74,7 @@ def pod_of(one: PodRun) -> dict[str, Any]:
     "values",
     [
         {},
-        {"exclusive": False, "nodes": 0, "keep": 0, "restarts": 0},
+        {"exclusive": False, "nodes": 0, "keep": 0, "max_restarts": 0},
         FULL,
         {
             "pod": PodFile(
@@ -108,12 +108,12 @@ def test_the_schemas_refuse_what_kubernetes_does_not_know() -> None:
 
 def test_a_run_that_would_fail_again_is_not_started_again() -> None:
     for kind in ("Job", "JobSet"):
-        one = run(kind, TABLE, restarts=4)
+        one = run(kind, TABLE, max_restarts=4)
         rule = job_of(one)["podFailurePolicy"]["rules"][0]
         assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [DO_NOT_RETRY])
         assert rule["onExitCodes"]["containerName"] == pod_of(one)["containers"][0]["name"]
-    assert job_of(run("Job", TABLE, restarts=4))["backoffLimit"] == 4 * 2  # each start fails both of its pods
-    failing = run("JobSet", TABLE, restarts=4).workload()["spec"]["failurePolicy"]
+    assert job_of(run("Job", TABLE, max_restarts=4))["backoffLimit"] == 4 * 2  # each start fails both of its pods
+    failing = run("JobSet", TABLE, max_restarts=4).workload()["spec"]["failurePolicy"]
     assert (failing["maxRestarts"], failing["rules"][0]["action"]) == (4, "FailJobSet")
 
 
@@ -134,7 +134,7 @@ def test_names_of_pods_are_known_before_they_are_ready() -> None:
 @pytest.mark.parametrize("kind", ["Job", "JobSet"])
 @pytest.mark.parametrize(("queue", "waits"), [("", False), ("team", True)])
 def test_a_workload_waits_only_in_a_queue(kind: Literal["Job", "JobSet"], queue: str, waits: bool) -> None:
-    assert run(kind, queue=queue).workload()["spec"].get("suspend", False) is waits
+    assert run(kind, kueue_queue=queue).workload()["spec"].get("suspend", False) is waits
 
 
 @pytest.mark.parametrize("kind", ["Job", "JobSet"])
@@ -171,7 +171,12 @@ def test_what_users_ask_for_is_in_the_pod() -> None:
 
 
 def test_kueue_is_asked_for_what_the_layout_needs() -> None:
-    values = {"queue": "team", "topology": "required:cloud/block", "stage_topology": "cloud/rack", "nodes": 4}
+    values = {
+        "kueue_queue": "team",
+        "kueue_topology": "required:cloud/block",
+        "kueue_stage_topology": "cloud/rack",
+        "nodes": 4,
+    }
     one = run(stages=2, **values)
     found = job_of(one)["template"]["metadata"]["annotations"]
     assert found == {
@@ -181,7 +186,7 @@ def test_kueue_is_asked_for_what_the_layout_needs() -> None:
     }
     assert one.workload()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert one.workload()["spec"]["suspend"] is True
-    free = run(topology="unconstrained")
+    free = run(kueue_topology="unconstrained")
     assert job_of(free)["template"]["metadata"]["annotations"] == {
         "kueue.x-k8s.io/podset-unconstrained-topology": "true"
     }
@@ -218,8 +223,8 @@ def _noise() -> Any:
         ({"nodes": 3}, None, "kubernetes.nodes"),
         ({"nodes": 4}, TABLE, "kubernetes.nodes"),
         ({"gpus": 1}, TABLE, "kubernetes.gpus"),
-        ({"topology": "required:rack"}, TABLE, "kubernetes.topology"),
-        ({"stage_topology": "rack"}, None, "kubernetes.stage_topology"),
+        ({"kueue_topology": "required:rack"}, TABLE, "kubernetes.kueue_topology"),
+        ({"kueue_stage_topology": "rack"}, None, "kubernetes.kueue_stage_topology"),
         ({}, RankTable(("n0", "n1", "n2"), 1), "--rank-table"),
     ],
 )
@@ -294,10 +299,17 @@ def test_a_volume_is_a_claim_or_a_folder_of_the_node(text: str, refused: bool) -
 
 @pytest.mark.parametrize(("stages", "size"), [(1, "4"), (2, "2"), (4, "1"), (3, "")])
 def test_stages_that_pods_do_not_divide_into_have_no_topology_of_their_own(stages: int, size: str) -> None:
-    values = {"queue": "team", "topology": "required:cloud/block", "stage_topology": "cloud/rack", "nodes": 4}
+    values = {
+        "kueue_queue": "team",
+        "kueue_topology": "required:cloud/block",
+        "kueue_stage_topology": "cloud/rack",
+        "nodes": 4,
+    }
     one = run(stages=stages, **values)
     if not size:
-        with pytest.raises(JobError, match=r"kubernetes\.stage_topology: 4 pods do not divide into 3 pipeline stages"):
+        with pytest.raises(
+            JobError, match=r"kubernetes\.kueue_stage_topology: 4 pods do not divide into 3 pipeline stages"
+        ):
             one.workload()
         return
     told = job_of(one)["template"]["metadata"]["annotations"]

@@ -81,7 +81,10 @@ def test_a_spec_alone_and_metadata_alone_are_taken(tmp_path: Path) -> None:
         ("metadata: {labels: {plait.dev/run: x}}", "metadata.labels.plait.dev/run: is Plait's own"),
         ("metadata: {annotations: {plait.dev/hosts: x}}", "metadata.annotations.plait.dev/hosts: is Plait's own"),
         ("metadata: {labels: {app.kubernetes.io/managed-by: x}}", "is Plait's own"),
-        ("metadata: {labels: {kueue.x-k8s.io/queue-name: q}}", "queue-name: says which queue. Write kubernetes.queue"),
+        (
+            "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}",
+            "queue-name: says which queue. Write kubernetes.kueue_queue",
+        ),
         ("kind: Deployment\nspec: {}", "kind: is 'v1 Deployment'"),
         ("spec: 5", "spec: 5 is no table"),
         ("[" * 60_000, "nested too deeply"),

@@ -17,7 +17,7 @@ MODEL = {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 4}
 
 
 def planned(**train: object) -> Plan:
-    job = Job.from_dict({"model": MODEL, "train": train, "strategy": {"tp": 1, "slices": {"p1": 1, "p2": 1}}})
+    job = Job.from_dict({"model": MODEL, "train": train, "strategy": {"tp": 1, "slices": {"batch": 1, "columns": 1}}})
     return make_plan(job, HERE, vocab=257)
 
 

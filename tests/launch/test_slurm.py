@@ -47,7 +47,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def test_the_script_asks_for_what_the_job_says() -> None:
-    text = batch(partition="gpu", time="1:00:00", account="me", reservation="night", grace=90,
+    text = batch(partition="gpu", time="1:00:00", account="me", reservation="night", signal_time=90,
                  options=["--gres=gpu:2"], setup=["module load cuda"])  # fmt: skip
     lines = text.splitlines()
     for line in ("--nodes=2", "--ntasks-per-node=1", "--partition=gpu", "--time=1:00:00", "--account=me",

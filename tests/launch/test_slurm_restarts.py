@@ -21,7 +21,7 @@ from plait.plan.make import make_plan
 JOB = {
     "model": {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 2, "max_sequence": 32, "vocab": 16},
     "data": {"sequence_length": 32},
-    "strategy": {"slices": {"p1": 1, "p2": 1}},
+    "strategy": {"slices": {"batch": 1, "columns": 1}},
     "run": {"name": "job", "device": "cpu"},
 }
 TERMINATED = 128 + signal.SIGTERM
@@ -207,7 +207,7 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
     from plait.core.job.slurm_settings import SlurmSection
 
-    settings = SlurmSection(nodes=1, grace=77)
+    settings = SlurmSection(nodes=1, signal_time=77)
     script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
     assert "#SBATCH --signal=TERM@77\n" in script
 

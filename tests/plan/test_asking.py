@@ -35,7 +35,15 @@ def test_without_a_strategy_nothing_is_fixed() -> None:
 
 
 def test_what_is_said_is_fixed_and_auto_is_not() -> None:
-    one = job(strategy={"tp": 2, "pp": "auto", "recompute": {"kind": "full", "layers": 3}, "shard": "zero1", "p1": 2})
+    one = job(
+        strategy={
+            "tp": 2,
+            "pp": "auto",
+            "recompute": {"kind": "full", "layers": 3},
+            "shard": "zero1",
+            "slices": {"batch": 2},
+        }
+    )
     found = asked(one)
     assert found.shard == "zero1"
     assert "pp" not in found.fixed
@@ -131,12 +139,12 @@ def test_layers_of_stages_are_not_dropped_by_a_search() -> None:
 @pytest.mark.parametrize(
     ("strategy", "fixed"),
     [
-        ({"tp": "auto", "cp": 4, "cp_kind": "ulysses"}, {"cp": [4], "ring": [1]}),
-        ({"tp": "auto", "cp": 4, "cp_kind": "ring"}, {"cp": [4], "ring": [4]}),
-        ({"tp": "auto", "cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}}, {"cp": [4], "ring": [2]}),
-        ({"tp": "auto", "cp": "auto", "cp_kind": "ulysses"}, {"ring": [1]}),
-        ({"tp": "auto", "cp": "auto", "cp_kind": "ring"}, {}),
-        ({"tp": "auto", "cp": "auto", "cp_kind": "auto"}, {}),
+        ({"tp": "auto", "cp": 4, "cp_comm_type": "ulysses"}, {"cp": [4], "ring": [1]}),
+        ({"tp": "auto", "cp": 4, "cp_comm_type": "ring"}, {"cp": [4], "ring": [4]}),
+        ({"tp": "auto", "cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}}, {"cp": [4], "ring": [2]}),
+        ({"tp": "auto", "cp": "auto", "cp_comm_type": "ulysses"}, {"ring": [1]}),
+        ({"tp": "auto", "cp": "auto", "cp_comm_type": "ring"}, {}),
+        ({"tp": "auto", "cp": "auto", "cp_comm_type": "auto"}, {}),
         ({"tp": "auto", "pp": 2, "schedule": "zb-v"}, {"schedule": [SCHEDULES.index("zb-v")], "virtual": [2]}),
         ({"tp": "auto", "pp": 2, "schedule": "interleaved", "virtual_stages": 2},
          {"schedule": [SCHEDULES.index("interleaved")], "virtual": [2]}),
@@ -154,7 +162,7 @@ def test_layers_of_stages_are_not_dropped_by_a_search() -> None:
          {"overlap": [OVERLAPS.index("sync")], "shard_overlap": [SHARD_OVERLAPS.index("both")]}),
         ({"tp": 2, "dp": "auto", "sequence_parallel": True}, {"sequence_parallel": [1]}),
         ({"tp": 2, "dp": "auto", "sequence_parallel": False}, {"sequence_parallel": [0]}),
-        ({"tp": "auto", "slices": {"p1": 2, "p2": 4}}, {"p1": [2], "p2": [4]}),
+        ({"tp": "auto", "slices": {"batch": 2, "columns": 4}}, {"p1": [2], "p2": [4]}),
         ({"tp": "auto", "dp": 4, "shard": {"params": 1, "grads": 2, "optim": 4}},
          {"params": [1], "grads": [2], "optim": [4], "secondary": [0]}),
     ],
@@ -174,7 +182,7 @@ def test_columns_that_are_fixed_by_what_is_said(strategy: dict[str, Any], fixed:
 def test_kinds_of_context_parallelism_as_a_job_says_them(cp: int, ring: int, kind: Any) -> None:
     row = Points.of([{"cp": cp, "ring": ring}]).row(0)
     found = strategy_table(row)
-    assert (found["cp_kind"], found["stage_layers"], found["sequence_parallel"]) == (kind, [], False)
+    assert (found["cp_comm_type"], found["stage_layers"], found["sequence_parallel"]) == (kind, [], False)
     assert found["recompute"] == "none"
     again = strategy_table(row | {"recompute": RECOMPUTES.index("full"), "recompute_layers": 0})
     assert again["recompute"] == {"kind": "full", "layers": 0}
@@ -203,7 +211,7 @@ def test_a_domain_is_a_node_or_all_ranks() -> None:
 
 
 def test_the_point_of_a_job_is_what_its_places_do() -> None:
-    one = job(strategy={"pp": 2, "dp": 4, "cp": 2, "cp_kind": "ring", "shard": "fsdp", "schedule": "mine.txt"},
+    one = job(strategy={"pp": 2, "dp": 4, "cp": 2, "cp_comm_type": "ring", "shard": "fsdp", "schedule": "mine.txt"},
               micro_batch_size=4)  # fmt: skip
     point = point_of(one)
     told = {"dp": 4, "cp": 2, "ring": 2, "tp": 1, "params": 8, "grads": 8, "optim": 8, "secondary": 0, "ep": 1,

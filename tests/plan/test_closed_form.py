@@ -205,7 +205,7 @@ def test_a_part_of_the_layers_recomputes() -> None:
 
 
 def test_what_is_hidden_costs_less() -> None:
-    assert total(overlap=OVERLAPS.index("none")) < total(overlap=OVERLAPS.index("domino"), p1=2)
+    assert total(overlap=OVERLAPS.index("no-communication")) < total(overlap=OVERLAPS.index("domino"), p1=2)
     assert total(overlap=OVERLAPS.index("domino"), p1=2, micro=8) < total(overlap=OVERLAPS.index("sync"), micro=8)
     assert total(overlap=OVERLAPS.index("async")) <= total(overlap=OVERLAPS.index("sync"))
     hidden, exposed = (SHARD_OVERLAPS.index(name) for name in ("both", "none"))

@@ -38,7 +38,15 @@ def tables(one: Job) -> dict[str, Any]:
     return tomllib.loads(emit(one, "torchtitan").text)
 
 
-PLAIN = {"tp": 2, "pp": 2, "dp": 4, "schedule": "1f1b", "sequence_parallel": True, "p1": 1, "overlap": "async"}
+PLAIN = {
+    "tp": 2,
+    "pp": 2,
+    "dp": 4,
+    "schedule": "1f1b",
+    "sequence_parallel": True,
+    "slices": {"batch": 1},
+    "overlap": "async",
+}
 
 
 def test_megatron() -> None:
@@ -67,8 +75,8 @@ def test_torchtitan() -> None:
 @pytest.mark.parametrize(
     ("strategy", "framework", "words"),
     [
-        ({"overlap": "domino", "p1": 2}, "megatron", "slices 2x1 of Domino"),
-        ({"overlap": "domino", "p1": 2}, "torchtitan", "slices 2x1 of Domino"),
+        ({"overlap": "domino", "slices": {"batch": 2}}, "megatron", "slices 2x1 of Domino"),
+        ({"overlap": "domino", "slices": {"batch": 2}}, "torchtitan", "slices 2x1 of Domino"),
         ({"schedule": "zb-h1"}, "megatron", "schedule = zb-h1 (1f1b stands for it)"),
         ({"schedule": "zb-v"}, "megatron", "schedule = zb-v (interleaved stands for it)"),
         ({"sequence_parallel": False}, "torchtitan", "sequence_parallel = false"),
@@ -77,7 +85,7 @@ def test_torchtitan() -> None:
         ({"shard": {"params": 2, "grads": 2, "optim": 4}}, "megatron", "shard.params = 2 (it is sharded 4 ways"),
         ({"shard": "zero1"}, "torchtitan", "shard factors that differ"),
         ({"shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, "torchtitan", "shard.secondary = 2"),
-        ({"cp": 2, "cp_kind": "ulysses"}, "torchtitan", "2 ranks that exchange heads"),
+        ({"cp": 2, "cp_comm_type": "ulysses"}, "torchtitan", "2 ranks that exchange heads"),
         ({"stage_layers": [17, 15]}, "megatron", "stage_layers = [17, 15]"),
         ({"dp": [4, 2], "tp": [2, 4]}, "megatron", "unequal places"),
         ({"compile": True}, "megatron", "compile"),
@@ -112,9 +120,9 @@ def unsaid(one: Job, framework: str) -> list[str]:
         ({}, "", []),
         ({"tp": 2}, "", ["overlap.tp = domino (its own overlap behind weight gradients stands for it)"]),
         ({"tp": 2, "overlap": "sync"}, "--no-async-tensor-model-parallel-allreduce", []),
-        ({"tp": 2, "overlap": "none"}, "", ["overlap.tp = none"]),
+        ({"tp": 2, "overlap": "no-communication"}, "", ["overlap.tp = no-communication"]),
         ({"tp": 2, "overlap": "async"}, "", []),
-        ({"tp": 2, "overlap": "async", "slices": {"p1": 1, "p2": 1}}, "", []),
+        ({"tp": 2, "overlap": "async", "slices": {"batch": 1, "columns": 1}}, "", []),
         ({"dp": 4}, "--overlap-grad-reduce", []),
         ({"dp": 4, "shard": "zero1"}, "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather", []),
         ({"dp": 4, "shard": "zero2"},
@@ -183,14 +191,14 @@ FLAT = "sequence_parallel = false (theirs is always on with tensor parallelism)"
         ({"dp": 4, "shard": {"params": 2, "grads": 4, "optim": 4}},
          {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"},
          ["shard factors that differ (params 2, grads 4, optim 4; all three become 4)"]),
-        ({"dp": 2, "cp": 2, "cp_kind": "ring", "shard": "fsdp"},
+        ({"dp": 2, "cp": 2, "cp_comm_type": "ring", "shard": "fsdp"},
          {"data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "always", "context_parallel_degree": 2,
           "context_parallel_rotate_method": "alltoall"}, []),
-        ({"dp": 2, "cp": 4, "cp_kind": "ulysses"},
+        ({"dp": 2, "cp": 4, "cp_comm_type": "ulysses"},
          {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4,
           "context_parallel_rotate_method": "allgather"},
          ["shard.optim = 1 (FSDP2 shards over the 4 ranks of a sequence as well: 4)",
-          "cp_kind with 4 ranks that exchange heads (all are one ring)"]),
+          "cp_comm_type with 4 ranks that exchange heads (all are one ring)"]),
         ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
          {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B",
           "pipeline_parallel_layers_per_stage": 4, "pipeline_parallel_microbatch_size": 2}, []),
@@ -247,10 +255,10 @@ def test_torchtitan_compiles_where_the_strategy_does() -> None:
 
 
 def test_context_parallelism_of_both_kinds() -> None:
-    both = flags(job(**PLAIN | {"cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}}))
+    both = flags(job(**PLAIN | {"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}}))
     assert (both["cp-comm-type"], both["hierarchical-context-parallel-sizes"]) == ("a2a+p2p", "2 2")
-    assert flags(job(**PLAIN | {"cp": 2, "cp_kind": "ring"}))["cp-comm-type"] == "p2p"
-    assert flags(job(**PLAIN | {"cp": 2, "cp_kind": "ulysses"}))["cp-comm-type"] == "a2a"
+    assert flags(job(**PLAIN | {"cp": 2, "cp_comm_type": "ring"}))["cp-comm-type"] == "p2p"
+    assert flags(job(**PLAIN | {"cp": 2, "cp_comm_type": "ulysses"}))["cp-comm-type"] == "a2a"
 
 
 ONE = open_job()

@@ -66,7 +66,7 @@ def test_layers_that_are_not_walked_count_as_if_they_were(changes: dict[str, Any
 
 @pytest.mark.parametrize("cp", [1, 16])
 def test_llama_405b_on_16384_ranks(cp: int) -> None:
-    strategy = {"tp": 8, "pp": 16, "dp": 128 // cp, "cp": cp, "cp_kind": "ring", "shard": "zero1"}
+    strategy = {"tp": 8, "pp": 16, "dp": 128 // cp, "cp": cp, "cp_comm_type": "ring", "shard": "zero1"}
     start = time.process_time()
     found = estimate(of("llama3-405b", strategy, batch=2048, sequence=8192))
     assert time.process_time() - start < LIMIT
@@ -118,15 +118,15 @@ def test_tied_embeddings_are_summed_over_both_ends() -> None:
 @pytest.mark.parametrize(
     ("strategy", "hidden"),
     [
-        ({"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": "domino"},
+        ({"tp": 2, "slices": {"batch": 2, "columns": 1}, "overlap": "domino"},
          {"tp": "other slices, weight gradients", "rows": "other slices"}),
-        ({"tp": 2, "slices": {"p1": 1, "p2": 1}, "overlap": "domino"},
+        ({"tp": 2, "slices": {"batch": 1, "columns": 1}, "overlap": "domino"},
          {"tp": "backward: weight gradients", "rows": "nothing"}),
-        ({"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": "sync"}, {"tp": "nothing", "rows": "nothing"}),
+        ({"tp": 2, "slices": {"batch": 2, "columns": 1}, "overlap": "sync"}, {"tp": "nothing", "rows": "nothing"}),
         ({"tp": 2, "overlap": "async"}, {"tp": "backward: weight gradients of the sublayer", "rows": "nothing"}),
-        ({"cp": 2, "cp_kind": "ulysses", "overlap": "sync"}, {"ulysses": "nothing", "dp": "nothing"}),
-        ({"cp": 2, "cp_kind": "ring", "overlap": "sync"}, {"ring": "nothing", "dp": "nothing"}),
-        ({"cp": 2, "cp_kind": "ring", "overlap": "async"},
+        ({"cp": 2, "cp_comm_type": "ulysses", "overlap": "sync"}, {"ulysses": "nothing", "dp": "nothing"}),
+        ({"cp": 2, "cp_comm_type": "ring", "overlap": "sync"}, {"ring": "nothing", "dp": "nothing"}),
+        ({"cp": 2, "cp_comm_type": "ring", "overlap": "async"},
          {"ring": "attention to the block before", "dp": "forward and backward"}),
         ({"dp": 2, "overlap": {"tp": "domino", "shard": "forward"}}, {"dp": "forward"}),
         ({"dp": 2, "overlap": {"tp": "domino", "shard": "backward"}}, {"dp": "backward"}),

@@ -67,7 +67,13 @@ def test_half_of_a_step_goes_each_way_in_two_bytes() -> None:
 
 def test_what_is_sent_is_that_of_every_micro_batch_and_of_a_steps_end() -> None:
     one = step(
-        LLAMA, dp=2, tp=4, cp=2, cp_kind="ring", sequence_parallel=True, shard={"params": 2, "grads": 4, "optim": 4}
+        LLAMA,
+        dp=2,
+        tp=4,
+        cp=2,
+        cp_comm_type="ring",
+        sequence_parallel=True,
+        shard={"params": 2, "grads": 4, "optim": 4},
     )
     (place,) = estimate(one).places
     strategy, sharding = one.strategy, one.shardings[0]
@@ -183,20 +189,21 @@ WEIGHTS = "backward: weight gradients"
     [
         ({}, {}),
         ({"tp": 2}, {"tp": WEIGHTS, "rows": "nothing"}),
-        ({"tp": 2, "slices": {"p1": 2, "p2": 1}}, {"tp": BOTH, "rows": "other slices"}),
-        ({"tp": 2, "slices": {"p1": 1, "p2": 2}}, {"tp": WEIGHTS, "rows": "nothing"}),
-        ({"tp": 2, "overlap": "async", "slices": {"p1": 2, "p2": 1}},
+        ({"tp": 2, "slices": {"batch": 2, "columns": 1}}, {"tp": BOTH, "rows": "other slices"}),
+        ({"tp": 2, "slices": {"batch": 1, "columns": 2}}, {"tp": WEIGHTS, "rows": "nothing"}),
+        ({"tp": 2, "overlap": "async", "slices": {"batch": 2, "columns": 1}},
          {"tp": f"{WEIGHTS} of the sublayer", "rows": "nothing"}),
         ({"tp": 2, "overlap": "async"}, {"tp": f"{WEIGHTS} of the sublayer", "rows": "nothing"}),
         ({"tp": 2, "overlap": "sync"}, {"tp": "nothing", "rows": "nothing"}),
-        ({"tp": 2, "overlap": "none"}, {"tp": "left out", "rows": "nothing"}),
+        ({"tp": 2, "overlap": "no-communication"}, {"tp": "left out", "rows": "nothing"}),
         ({"cp": 2}, {"ulysses": BOTH, "dp": "forward and backward"}),
         ({"cp": 2, "overlap": {"tp": "async", "shard": "forward"}}, {"ulysses": "nothing", "dp": "forward"}),
-        ({"cp": 2, "cp_kind": "ring"}, {"ring": f"{BEFORE}, {BOTH}", "dp": "forward and backward"}),
-        ({"cp": 2, "cp_kind": "ring", "overlap": "async"}, {"ring": BEFORE, "dp": "forward and backward"}),
-        ({"cp": 2, "cp_kind": "ring", "overlap": "sync"}, {"ring": "nothing", "dp": "nothing"}),
-        ({"cp": 2, "cp_kind": "ring", "overlap": "none"}, {"ring": "left out", "dp": "forward and backward"}),
-        ({"cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}},
+        ({"cp": 2, "cp_comm_type": "ring"}, {"ring": f"{BEFORE}, {BOTH}", "dp": "forward and backward"}),
+        ({"cp": 2, "cp_comm_type": "ring", "overlap": "async"}, {"ring": BEFORE, "dp": "forward and backward"}),
+        ({"cp": 2, "cp_comm_type": "ring", "overlap": "sync"}, {"ring": "nothing", "dp": "nothing"}),
+        ({"cp": 2, "cp_comm_type": "ring", "overlap": "no-communication"},
+         {"ring": "left out", "dp": "forward and backward"}),
+        ({"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}},
          {"ulysses": BOTH, "ring": f"{BEFORE}, {BOTH}", "dp": "forward and backward"}),
         ({"dp": 2, "overlap": {"tp": "sync", "shard": "backward"}}, {"dp": "backward"}),
         ({"pp": 2, "schedule": "gpipe"}, {"pp": "the micro-batches after it"}),

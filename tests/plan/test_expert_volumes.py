@@ -80,7 +80,7 @@ ROW = HIDDEN * 4
     ("strategy", "rows"),
     [
         ({}, 8 * SEQUENCE * 2),
-        ({"cp": 2, "dp": 2, "cp_kind": "ring"}, 8 * SEQUENCE // 2 * 2),
+        ({"cp": 2, "dp": 2, "cp_comm_type": "ring"}, 8 * SEQUENCE // 2 * 2),
         ({"tp": 2, "sequence_parallel": True}, 8 * SEQUENCE // 2 * 2),
         ({"tp": 2}, 8 * SEQUENCE * 2),
         ({"dp": 2}, 8 * SEQUENCE * 2),
@@ -109,7 +109,7 @@ def test_near_copies_of_experts_are_of_those_that_have_the_same() -> None:
     have the same and copies are of two."""
     shard = {"params": 8, "grads": 8, "optim": 8, "secondary": 4}
     many = {"count": 8, "per_token": 2}
-    one = step(many, cp=2, cp_kind="ring", shard=shard)
+    one = step(many, cp=2, cp_comm_type="ring", shard=shard)
     expert = 8 * 3 * HIDDEN * FFN // 2  # of a layer, on a rank
     dense = place_volume(replace(one, model=resident(one.model)), 0)
     own = expert_volume(one, 0, 2)

@@ -54,7 +54,13 @@ def planner(
 ], ids=str)  # fmt: skip
 def test_recomputation_takes_what_it_takes_when_simulated(stages: dict[str, Any], recompute: Any) -> None:
     """In every stage of a rank, if it has several; and of Plait's, which does not repeat what is summed."""
-    strategy = {"tp": 4, "dp": 1, "sequence_parallel": True, "p1": 1, "p2": 2, "recompute": recompute} | stages
+    strategy = {
+        "tp": 4,
+        "dp": 1,
+        "sequence_parallel": True,
+        "slices": {"batch": 1, "columns": 2},
+        "recompute": recompute,
+    } | stages
     one = planner({"preset": "llama2-7b"}, 4 * int(stages.get("pp", 1)), 16, strategy)
     found = one.predict(one.job)
     assert found.closed_form == pytest.approx(found.seconds, rel=0.05)

@@ -64,7 +64,7 @@ def test_gpt3_175b_on_24_gib() -> None:
     ({}, {"train": {"global_batch_size": 10**9, "micro_batch_size": 1}}),
     ({}, {"train": {"global_batch_size": 10**7, "micro_batch_size": 1}, "strategy": {"pp": 2}}),
     ({}, {"train": {"global_batch_size": 10**9}, "strategy": {"dp": 10**9}}),
-    ({}, {"train": {"global_batch_size": 10**6}, "strategy": {"p1": 10**6}}),
+    ({}, {"train": {"global_batch_size": 10**6}, "strategy": {"slices": {"batch": 10**6}}}),
 ], ids=str)  # fmt: skip
 def test_absurd_sizes_are_refused_at_once(model: dict[str, Any], sections: dict[str, Any]) -> None:
     start = time.process_time()
@@ -105,8 +105,9 @@ WIDE = {"train": {"global_batch_size": 8}, "data": {"sequence_length": 128}}
      r"smaller model\."),
     ({"num_layers": 1_001}, {"strategy": {"tp": 2}}, Room(each=1 << 20, what="each of 2 GPUs"),
      r"there are 2 MiB \(each of 2 GPUs\)\. Use a smaller model or more ranks\."),
-    ({"num_layers": 1_000}, {**MANY, "strategy": {"tp": 2, "p1": 100, "p2": 2}}, None, ""),
-    ({"num_layers": 1_000}, {**MANY, "strategy": {"tp": 2, "p1": 101, "p2": 2}}, None, "101 x 2 slices are more"),
+    ({"num_layers": 1_000}, {**MANY, "strategy": {"tp": 2, "slices": {"batch": 100, "columns": 2}}}, None, ""),
+    ({"num_layers": 1_000}, {**MANY, "strategy": {"tp": 2, "slices": {"batch": 101, "columns": 2}}}, None,
+     "101 x 2 slices are more"),
     ({}, {"train": {"global_batch_size": 500_000, "micro_batch_size": 1}, "strategy": {"pp": 2}}, None, ""),
     ({}, {"train": {"global_batch_size": 500_001, "micro_batch_size": 1}, "strategy": {"pp": 2}}, None,
      "500001 micro-batches on 2 stages"),

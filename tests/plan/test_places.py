@@ -127,7 +127,7 @@ def test_rules_are_the_strategys() -> None:
     assert (hidden.slow, hidden.tp_tier, hidden.forward, hidden.backward, hidden.sent) == (
         (1.5, 1.25), 2, True, True, True,
     )  # fmt: skip
-    ahead = inside(one_place(Sharding(optim=8), shard_overlap="forward", overlap="none")).rules
+    ahead = inside(one_place(Sharding(optim=8), shard_overlap="forward", overlap="no-communication")).rules
     assert (ahead.forward, ahead.backward, ahead.sent) == (True, False, False)
     behind = inside(one_place(Sharding(optim=8), shard_overlap="backward", overlap="sync")).rules
     assert (behind.forward, behind.backward, behind.sent) == (False, True, True)

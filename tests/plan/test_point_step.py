@@ -59,7 +59,7 @@ def test_no_layer_may_be_recomputed() -> None:
         ({"tp": 3}, "strategy.tp"),
         ({"dp": 4, "optim": 3}, "strategy.shard.optim"),
         ({"dp": 2, "cp": 2, "optim": 4, "grads": 4, "params": 3}, "strategy.shard.params"),
-        ({"p1": 4, "micro": 2, "tp": 2}, "strategy.p1"),
+        ({"p1": 4, "micro": 2, "tp": 2}, "strategy.slices.batch"),
     ],
 )
 def test_what_cannot_be_is_refused(row: dict[str, Any], key: str) -> None:

@@ -39,7 +39,7 @@ def _runs(truth: Cluster) -> list[Recorded]:
                 "model": model | {"max_sequence": 2048},
                 "data": {"sequence_length": 2048},
                 "train": {"global_batch_size": 16, "micro_batch_size": micro, "precision": "bf16-mixed"},
-                "strategy": {"tp": tp, "dp": dp, "slices": {"p1": 1, "p2": 1}, "shard": "zero1"},
+                "strategy": {"tp": tp, "dp": dp, "slices": {"batch": 1, "columns": 1}, "shard": "zero1"},
             }
         )
         plan = make_plan(job, Hosts(), vocab=256)

@@ -203,7 +203,7 @@ def test_a_split_backward_takes_as_long_as_its_halves() -> None:
 
 
 def test_without_overlap_there_is_no_network_and_without_costs_there_are_shapes() -> None:
-    plan = with_costs(plan_of(whole_steps(1), Layout.of(tp=2), tp=2, overlap="none"))
+    plan = with_costs(plan_of(whole_steps(1), Layout.of(tp=2), tp=2, overlap="no-communication"))
     spans = simulate_plan(plan).timeline().spans
     assert {span.kind for span in spans} == {"compute", "wait"}
     assert all(span.seconds == 0 for span in spans if span.kind == "wait")
@@ -236,7 +236,7 @@ def two_tiers() -> Plan:
 
 def test_overlap_hides_and_contention_costs() -> None:
     plan = two_tiers()
-    apart = replace(plan, strategy=replace(plan.strategy, shard_overlap="none"))
+    apart = replace(plan, strategy=replace(plan.strategy, shard_overlap="no-communication"))
     assert simulate_plan(apart, cluster()).exposed["dp"] > simulate_plan(plan, cluster()).exposed["dp"]
     disturbed = simulate_plan(plan, cluster(slow_computation=1.5, slow_communication=1.5)).seconds
     assert disturbed > simulate_plan(plan, cluster(**ALONE)).seconds

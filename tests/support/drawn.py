@@ -48,11 +48,11 @@ def draw(chance: Chance, most: int) -> Values:
     strategy: Values = {"pp": pp, "schedule": name, "virtual_stages": chunks, "cp": cp}
     strategy |= {"dp": [dp for dp, _ in degrees], "tp": [tp for _, tp in degrees]}
     strategy |= _manner(chance) | {"shard": _shard(chance, [dp * cp for dp, _ in degrees])}
-    strategy["slices"] = {"p1": p1, "p2": chance.of((1, 2, 3), lambda p2: model["hidden"] % p2 == 0)}
+    strategy["slices"] = {"batch": p1, "columns": chance.of((1, 2, 3), lambda p2: model["hidden"] % p2 == 0)}
     strategy["sequence_parallel"] = chance.random() < 0.5 and not model.get("levels", 0)
     if cp > 1:
         kinds = {1: "ulysses", cp: "ring"}
-        strategy["cp_kind"] = kinds.get(ring, {"ulysses": max(1, cp // ring), "ring": ring})
+        strategy["cp_comm_type"] = kinds.get(ring, {"ulysses": max(1, cp // ring), "ring": ring})
     if name == "slack-1f1b":
         strategy["slack"] = [chance.of((1, 2, 3)) for _ in range(pp - 1)]
     layers = [chance.of((1, 1, 2)) for _ in range(pp * chunks)]

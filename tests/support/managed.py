@@ -28,7 +28,7 @@ log_every = 5
 [strategy]
 dp = {dp}
 pp = 2
-slices = {{ p1 = 1, p2 = 1 }}
+slices = {{ batch = 1, columns = 1 }}
 
 [run]
 timeout = 60

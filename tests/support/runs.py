@@ -41,7 +41,7 @@ log_every = 1
 
 [strategy]
 tp = 2
-slices = {{ p1 = 2, p2 = 1 }}
+slices = {{ batch = 2, columns = 1 }}
 """
 
 

@@ -149,8 +149,8 @@ def told_error(kind: str, message: str) -> PlaitError:
 def _advice(changes: Sequence[Mapping[str, Any]], key: str | None) -> str:
     """Alternatives in words; what changes ``key`` itself does not repeat it.
 
-    >>> _advice([{"strategy.tp": 1}, {"strategy.tp": 3}, {"strategy.p1": None}], "strategy.tp")
-    'Use 1 or 3, or leave out strategy.p1'
+    >>> _advice([{"strategy.tp": 1}, {"strategy.tp": 3}, {"strategy.cp": None}], "strategy.tp")
+    'Use 1 or 3, or leave out strategy.cp'
     >>> _advice([{"strategy.pp": 1, "strategy.virtual_stages": 1}], "strategy.pp")
     'Set strategy.pp=1 and strategy.virtual_stages=1'
     """

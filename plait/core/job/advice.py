@@ -10,8 +10,6 @@ from plait.core.base.errors import JobError
 
 MOST_TRIED = 40
 """Changes, a few milliseconds each."""
-_LONE = ("p1", "p2")
-"""Keys of [strategy] that stand for ``slices``."""
 
 
 def changed(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,9 +25,6 @@ def changed(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, A
         for name in tables:
             inner = table.get(name)
             table[name] = table = dict(cast("dict[str, Any]", inner)) if isinstance(inner, dict) else {}
-        if key == "strategy.slices":
-            for lone in _LONE:
-                table.pop(lone, None)
         table.pop(last, None)
         if value is not None:
             table[last] = value
@@ -54,7 +49,7 @@ def tried(error: JobError, values: Mapping[str, Any], refusal: Callable[[dict[st
 def same_place(one: str | None, other: str | None) -> bool:
     """Whether two keys are one, or a part of the other.
 
-    >>> same_place("strategy.shard", "strategy.shard.params"), same_place("strategy.pp", "strategy.p1")
+    >>> same_place("strategy.shard", "strategy.shard.params"), same_place("strategy.pp", "strategy.tp")
     (True, False)
     """
     if one is None or other is None:

@@ -13,7 +13,7 @@ from plait.core.base.errors import JobError, nearest
 WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
     "recompute": ("none", "selective", "full"),
-    "overlap": ("sync", "async", "domino", "none"),
+    "overlap": ("sync", "async", "domino", "no-communication"),
     "shard_overlap": ("none", "forward", "backward", "both"),
 }
 """Quantities that are words, and which."""

@@ -24,7 +24,7 @@ FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
     "env": (PAIR, "NAME=value"),
     "resources": (PAIR, "cpu=32, memory=200Gi"),
     "node_labels": (PAIR, "label=value"),
-    "topology": (TOPOLOGY, "required:LABEL, preferred:LABEL, unconstrained"),
+    "kueue_topology": (TOPOLOGY, "required:LABEL, preferred:LABEL, unconstrained"),
 }
 
 
@@ -61,18 +61,18 @@ class KubernetesSection(Section):
     """Labels that nodes must have, such as ``"node.kubernetes.io/instance-type=p5.48xlarge"``."""
     reservation: str = ""
     """A reservation to run in: nodes with the taint ``plait.dev/reserved=RESERVATION:NoSchedule``."""
-    spares: Texts = ()
+    spare_nodes: Texts = ()
     """With a rank table: nodes that take the place of lost ones, in this order; any that fits if empty."""
     priority: str = ""
     """The pods' priority class."""
     pod: str | None = None
     """A YAML file with a pod's spec that is merged into ours: all that has no key here."""
-    queue: str = ""
+    kueue_queue: str = ""
     """Kueue's queue."""
-    topology: str = ""
+    kueue_topology: str = ""
     """Have Kueue place the pods: ``"required:LABEL"``, ``"preferred:LABEL"`` or ``"unconstrained"``."""
-    stage_topology: str = ""
-    """With ``topology``: a label of nodes that those of one pipeline stage are to share."""
+    kueue_stage_topology: str = ""
+    """With ``kueue_topology``: a label of nodes that those of one pipeline stage are to share."""
     exclusive: bool = True
     """Share nodes with no other run of Plait's."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400
@@ -81,7 +81,7 @@ class KubernetesSection(Section):
     """Seconds that ranks have to save when they are asked to end."""
     wait: Count = 900
     """Seconds that pods may take to start once the cluster has let them in: pulling the image counts."""
-    restarts: Natural = 10
+    max_restarts: Natural = 10
     """How often the run is started again, on other nodes, after a node or a rank has failed."""
     keep: Natural = 3600
     """Seconds that an ended job stays in the cluster, to be looked at."""

@@ -22,6 +22,7 @@ from plait.core.base.codec.data import Natural, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
+from plait.core.job.renamed import renamed
 from plait.core.job.settings import Seed
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -256,7 +257,7 @@ def _another(old: Job | None, new: Job | None) -> str:
 
 def _job(values: dict[str, Any]) -> Job:
     try:
-        return Job.from_dict(values)
+        return Job.from_dict(renamed(values))
     except JobError as error:
         key = f"job.{error.key}" if error.key else "job"
         raise JobError(error.problem, file=error.file, key=key, fix=error.fix) from None

@@ -60,7 +60,7 @@ def reference() -> tuple[SettingsTable, ...]:
 
 def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
     """A section, or the keys that ``asked`` may mean: the whole name or parts of it in order, such as
-    ``steps``, ``strategy.p1``.
+    ``steps``, ``slices.batch``.
 
     Raises JobError with the nearest known name.
     """

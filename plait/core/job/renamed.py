@@ -12,22 +12,89 @@ KEYS = {
     "train.batch": "train.global_batch_size",
     "train.micro_batch": "train.micro_batch_size",
     "train.dtype": "train.precision",
+    "train.clip_norm": "train.clip_grad",
+    "train.eps": "train.adam_eps",
+    "train.betas": "train.adam_betas",
     "strategy.sp": "strategy.cp",
-    "strategy.sp_kind": "strategy.cp_kind",
+    "strategy.sp_kind": "strategy.cp_comm_type",
+    "strategy.cp_kind": "strategy.cp_comm_type",
     "strategy.interleave": "strategy.virtual_stages",
+    "strategy.slices.p1": "strategy.slices.batch",
+    "strategy.slices.p2": "strategy.slices.columns",
+    "strategy.p1": "strategy.slices.batch",
+    "strategy.p2": "strategy.slices.columns",
+    "slurm.grace": "slurm.signal_time",
+    "kubernetes.restarts": "kubernetes.max_restarts",
+    "kubernetes.spares": "kubernetes.spare_nodes",
+    "kubernetes.queue": "kubernetes.kueue_queue",
+    "kubernetes.topology": "kubernetes.kueue_topology",
+    "kubernetes.stage_topology": "kubernetes.kueue_stage_topology",
 }
-"""Of a job file, by section and name."""
+"""Of a job file, by tables and name."""
+VALUES = {
+    ("strategy.overlap", "none"): "no-communication",
+    ("strategy.overlap.tp", "none"): "no-communication",
+}
+"""Of a job file, by key and old value."""
 HINTS = {
     "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
     "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
+    "strategy.overlap": 'It trains a wrong model, to measure with. Write "sync" for communication that nothing hides',
 }
-"""What else is to be known of a key that was renamed."""
+"""What else is to be known of a key that was renamed, or of a value."""
 
 
 def refuse_old_keys(values: Mapping[str, Any]) -> None:
-    """Raise JobError for a key of a job file that an earlier version knew, with the name it has now."""
+    """Raise JobError for a key or a value of a job file that an earlier version knew, with what it is called
+    now.
+
+    >>> refuse_old_keys({"train": {"eps": 1e-8}})
+    Traceback (most recent call last):
+    plait.core.base.errors.JobError: train.eps: is called train.adam_eps now. Write adam_eps.
+    """
     for old, new in KEYS.items():
-        section, _, key = old.partition(".")
-        table = values.get(section)
-        if isinstance(table, dict) and key in cast("dict[str, Any]", table):
+        if _at(values, old) is not None:
             raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))
+    for (key, old), new in VALUES.items():
+        if _at(values, key) == old:
+            raise JobError(f'"{old}" is called "{new}" now', key=key, fix=HINTS["strategy.overlap"])
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a job that an earlier version wrote, with names as they are now.
+
+    >>> renamed({"train": {"eps": 1e-8}, "strategy": {"cp_kind": "ring", "slices": "auto"}})
+    {'train': {'adam_eps': 1e-08}, 'strategy': {'slices': 'auto', 'cp_comm_type': 'ring'}}
+    """
+    found = _copied(values)
+    for old, new in KEYS.items():
+        table, _, name = old.rpartition(".")
+        if _at(found, old) is not None:
+            _put(found, new, _at(found, table).pop(name))
+    for (key, old), new in VALUES.items():
+        if _at(found, key) == old:
+            _put(found, key, new)
+    return found
+
+
+def _copied(values: Any) -> Any:
+    """Tables within tables, each another object."""
+    if not isinstance(values, Mapping):
+        return values
+    return {key: _copied(value) for key, value in cast("Mapping[str, Any]", values).items()}
+
+
+def _at(values: Any, key: str) -> Any:
+    """What stands at a key with dots; None where nothing does."""
+    for part in key.split("."):
+        if not isinstance(values, Mapping):
+            return None
+        values = cast("Mapping[str, Any]", values).get(part)
+    return values
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *tables, name = key.split(".")
+    for table in tables:
+        values = values.setdefault(table, {})
+    values[name] = value

@@ -7,10 +7,10 @@ value, nothing that is not finite. Rules about several values at once stand in `
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 from unicodedata import category
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
 from plait.core.base.errors import JobError
@@ -76,11 +76,11 @@ class TrainSection(Section):
     """Length of the decay of ``wsd``. 0: a tenth of ``lr_decay_steps``."""
     weight_decay: NotNegative = 0.1
     """AdamW's weight decay, of matrices; norms and biases do not decay."""
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     """AdamW's two decay rates of its moments."""
-    eps: Positive = 1e-8
+    adam_eps: Positive = 1e-8
     """AdamW's epsilon."""
-    clip_norm: NotNegative = 1.0
+    clip_grad: NotNegative = 1.0
     """Gradients are scaled down to this norm. 0: never."""
     precision: Precision = "fp32"
     """Type of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
@@ -106,9 +106,9 @@ class TrainSection(Section):
 class Slices(Section):
     """Domino's slices."""
 
-    p1: Count = 1
+    batch: Count = 1
     """Slices of the batch."""
-    p2: Count = 1
+    columns: Count = 1
     """Column slices of every second weight."""
 
 
@@ -122,7 +122,7 @@ class Shard(Section):
     optim: Count = 1
     """Ranks that share out the optimizer states."""
     secondary: Natural = 0
-    """Neighbours that keep a second copy of the parameters for backward gathers. 0: none."""
+    """Neighbours that keep a second copy of the parameters for backward gathers (ZeRO++'s hpZ). 0: none."""
 
 
 class ContextKind(Section):
@@ -184,14 +184,14 @@ class StrategySection(Section):
     ep: Count = 1
     """Expert-parallel degree: neighbours of dp x cp that share out the experts of every layer. Of models with
     experts, which can be planned for and not trained yet."""
-    cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"
+    cp_comm_type: Literal["ulysses", "ring"] | ContextKind = "ulysses"
     """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
     overlap: Overlap | OverlapKinds = "domino"
     """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``sync``: none;
-    ``none``: no tensor-parallel communication at all, to measure with. A word alone is tensor parallelism's;
-    sharding's communication then overlaps computation unless it is ``sync``."""
+    ``no-communication``: none at all, which trains a wrong model, to measure with. A word alone is tensor
+    parallelism's; sharding's communication then overlaps computation unless it is ``sync``."""
     slices: Literal["auto"] | Slices = "auto"
-    """Domino's slices; ``strategy.p1`` and ``strategy.p2`` alone do too."""
+    """Domino's slices, such as ``{ batch = 2, columns = 1 }``."""
     sequence_parallel: bool | Literal["auto"] = False
     """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
     recompute: Recompute | RecomputeLayers = "none"
@@ -202,19 +202,6 @@ class StrategySection(Section):
     cuda_graphs: bool | Literal["auto"] = False
     """On a GPU, capture the computation between collectives once and replay it: small kernels then do not
     wait for the host. Takes more memory. ``auto``: if timed steps are faster so."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lone_slices(cls, values: Any) -> Any:
-        """Accept ``p1`` and ``p2`` beside the other keys, which is what the command line finds easiest."""
-        if not isinstance(values, dict):
-            return values
-        table = dict(cast("dict[str, Any]", values))
-        lone = {key: table.pop(key) for key in ("p1", "p2") if key in table}
-        if lone and table.get("slices", "auto") != "auto":
-            key = f"strategy.{next(iter(lone))}"
-            raise JobError("stands beside strategy.slices", key=key, fix="Keep one of the two")
-        return {**table, "slices": lone} if lone else table
 
 
 PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile", "cuda_graphs"))

@@ -28,7 +28,7 @@ class SlurmSection(Section):
     """Who pays. Your default account if empty."""
     reservation: str = ""
     """A reservation to run in."""
-    grace: Count = 60
+    signal_time: Count = 60
     """Seconds before the time limit at which ranks save and end, to go on in the job's next start."""
     requeue: bool = True
     """Start again, on other nodes, after a node or a rank has failed or time was up."""

@@ -54,7 +54,7 @@ PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 _NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
 """Of training, what changes nothing of what a step computes."""
 TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
-         "weight_decay", "betas", "eps", "clip_norm")  # fmt: skip
+         "weight_decay", "adam_betas", "adam_eps", "clip_grad")  # fmt: skip
 """Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
 and in the same time."""
 _TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
@@ -64,8 +64,8 @@ _TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
 class Change:
     """A setting that is another than before. allowed: it may be, when a run goes on.
 
-    >>> str(Change("train.clip_norm", 1.0, 0.5, True))
-    'train.clip_norm was 1.0 and is 0.5'
+    >>> str(Change("train.clip_grad", 1.0, 0.5, True))
+    'train.clip_grad was 1.0 and is 0.5'
     """
 
     key: str
@@ -193,13 +193,16 @@ class Job(Section):
     @property
     def sequence_cut(self) -> SequenceCut:
         """How cp ranks share sequences. Raises JobError for a product that is not cp."""
-        cp, kind = self.strategy.cp, self.strategy.cp_kind
+        cp, kind = self.strategy.cp, self.strategy.cp_comm_type
         if isinstance(kind, str):
             return SequenceCut(cp=cp, ring=cp if kind == "ring" else 1)
         if kind.ulysses * kind.ring != cp:
             problem = f"{kind.ulysses} x {kind.ring} is not cp = {cp}"
-            changes: list[dict[str, Any]] = [{"strategy.cp": kind.ulysses * kind.ring}, {"strategy.cp_kind": "ulysses"}]
-            raise JobError(problem, key="strategy.cp_kind", changes=changes)
+            changes: list[dict[str, Any]] = [
+                {"strategy.cp": kind.ulysses * kind.ring},
+                {"strategy.cp_comm_type": "ulysses"},
+            ]
+            raise JobError(problem, key="strategy.cp_comm_type", changes=changes)
         return SequenceCut(cp=cp, ring=kind.ring)
 
     def sharding(self, ranks: int) -> Sharding:
@@ -246,7 +249,7 @@ class Job(Section):
         again = section.recompute
         kind, layers = (again, None) if isinstance(again, str) else (again.kind, again.layers)
         return Strategy(
-            tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.p1, p2=slices.p2,
+            tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.batch, p2=slices.columns,
             sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
             recompute=kind, recompute_layers=layers, compile=section.compile is True,
             cuda_graphs=section.cuda_graphs is True,
@@ -382,8 +385,6 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         table = tables[section]
         unsaid = "strategy" not in values and name not in table
-        if name == "slices" and ("p1" in table or "p2" in table):
-            continue
         if unsaid or table.get(name, "auto" if name == "slices" else None) == "auto":
             found.append(key)
     if set(found) <= set(TIMED):

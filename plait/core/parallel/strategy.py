@@ -14,7 +14,7 @@ from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, Weight, widths
 
-Overlap = Literal["sync", "async", "domino", "none"]
+Overlap = Literal["sync", "async", "domino", "no-communication"]
 Recompute = Literal["none", "selective", "full"]
 ShardOverlap = Literal["none", "forward", "backward", "both"]
 
@@ -26,8 +26,8 @@ class Strategy:
     tp: tensor-parallel degree. overlap: of its collectives. ``sync``: none (plain tensor parallelism).
     ``async``: a backward collective overlaps the weight gradients of its own sublayer (Megatron-LM).
     ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241).
-    ``none``: the collectives are left out, and numbers are wrong, at the speed that full overlap would reach:
-    for measurements only.
+    ``no-communication``: the collectives are left out, and numbers are wrong, at the speed that full overlap
+    would reach: for measurements only.
 
     p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
 
@@ -96,12 +96,18 @@ class Strategy:
                 f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp", changes=others
             )
         if self.p1 > batch:
-            problem = f"p1 = {self.p1} slices of a micro-batch of {batch} sequences, the smallest share of a replica"
-            raise JobError(problem, key="strategy.p1", changes=[{"strategy.slices": {"p1": batch, "p2": self.p2}}])
+            problem = f"{self.p1} slices of a micro-batch of {batch} sequences, the smallest share of a replica"
+            raise JobError(
+                problem,
+                key="strategy.slices.batch",
+                changes=[{"strategy.slices": {"batch": batch, "columns": self.p2}}],
+            )
         if model.hidden % self.p2:
-            sliced = [{"strategy.slices": {"p1": self.p1, "p2": one}} for one in divisors(model.hidden, self.p2)]
-            problem = f"p2 = {self.p2} does not divide hidden = {model.hidden}"
-            raise JobError(problem, key="strategy.p2", changes=sliced)
+            sliced = [
+                {"strategy.slices": {"batch": self.p1, "columns": one}} for one in divisors(model.hidden, self.p2)
+            ]
+            problem = f"{self.p2} column slices do not divide hidden = {model.hidden}"
+            raise JobError(problem, key="strategy.slices.columns", changes=sliced)
         self._check_sequence(model, sequence)
         if self.sequence_parallel and sequence // self.cp % tp:
             raise JobError(
@@ -127,8 +133,8 @@ class Strategy:
 
     def _check_sequence(self, model: ModelSpec, sequence: int) -> None:
         if self.cp % self.ring:
-            raise JobError(f"{self.ring} ranks a ring do not divide cp = {self.cp}", key="strategy.cp_kind",
-                           changes=[{"strategy.cp_kind": "ulysses"}, {"strategy.cp_kind": "ring"}])  # fmt: skip
+            problem, key = f"{self.ring} ranks a ring do not divide cp = {self.cp}", "strategy.cp_comm_type"
+            raise JobError(problem, key=key, changes=[{key: "ulysses"}, {key: "ring"}])
         if self.cp == 1:
             return
         if model.levels:
@@ -147,7 +153,10 @@ class Strategy:
                 f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) "
                 "of a tensor-parallel rank",
                 key="strategy.cp",
-                changes=[*({"strategy.cp": one} for one in divisors(heads, self.cp)), {"strategy.cp_kind": "ring"}],
+                changes=[
+                    *({"strategy.cp": one} for one in divisors(heads, self.cp)),
+                    {"strategy.cp_comm_type": "ring"},
+                ],
             )
         parts = math.lcm(self.cp, 2 * self.ring if self.ring > 1 else 1)
         if sequence % parts:
@@ -160,7 +169,7 @@ class Strategy:
             raise JobError(
                 "ring attention cannot drop attention weights",
                 key="model.attention_dropout",
-                changes=[{"model.attention_dropout": 0.0}, {"strategy.cp_kind": "ulysses"}],
+                changes=[{"model.attention_dropout": 0.0}, {"strategy.cp_comm_type": "ulysses"}],
             )
 
     def hides_shards(self, *, forward: bool) -> bool:

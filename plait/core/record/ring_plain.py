@@ -33,11 +33,11 @@ class Writer:
         if capacity < 1 or capacity & (capacity - 1) or len(memory) != HEADER + capacity * RECORD.size:
             raise ValueError("the memory is not that of a ring of so many records")
         self._memory, self._capacity, self._numbers = memory, capacity, count(1)
-        self.under_way = list[OpenCollective]()
+        self.under_way = list[Flight]()
         self.seeing = threading.RLock()  # for what is in a line, and in ``under_way``
 
     @property
-    def flying(self) -> list[OpenCollective]:
+    def flying(self) -> list[Flight]:
         """Collectives whose end is looked for, in the order in which they started."""
         return self.under_way[:]
 
@@ -105,15 +105,15 @@ class Pace:
         self.taken = 0
 
 
-class GroupQueue:
+class Line:
     """A group's collectives in the order in which they start: it serves one at a time, so one that starts
     while another travels begins when that ends. number: of the group."""
 
     def __init__(self, ring: Writer, number: int, /) -> None:
         self.ring, self._number, self._sequence = ring, number, count()
-        self.flights = list[OpenCollective]()
+        self.flights = list[Flight]()
 
-    def depart(self, pace: Pace, step: int, name: int, size: int, call: int, signature: int, /) -> OpenCollective:
+    def depart(self, pace: Pace, step: int, name: int, size: int, call: int, signature: int, /) -> Flight:
         """The next one; its record is written."""
         with self.ring.seeing:
             at = now()
@@ -122,17 +122,17 @@ class GroupQueue:
                 Kind.COLLECTIVE, name, step, at, started=started, size=size, group=self._number,
                 sequence=next(self._sequence), call=call, signature=signature,
             )  # fmt: skip
-            self.flights.append(OpenCollective(self, pace, number, at, started))
+            self.flights.append(Flight(self, pace, number, at, started))
             return self.flights[-1]
 
 
-class OpenCollective:
+class Flight:
     """A collective under way, and its record. looked: when it was last seen under way, ns. started: 0 as long
     as others of its line are before it. work: what the wire gave for it."""
 
     work: Any
 
-    def __init__(self, line: GroupQueue, pace: Pace, number: int, enqueued: int, started: int) -> None:
+    def __init__(self, line: Line, pace: Pace, number: int, enqueued: int, started: int) -> None:
         self.line, self.pace, self.number = line, pace, number
         self.enqueued = self.looked = enqueued
         self.started = started
@@ -238,7 +238,7 @@ class OpenCollective:
                 return
             one._leave(one._likely_end(at), False)
 
-    def _first_looked_for(self) -> OpenCollective | None:
+    def _first_looked_for(self) -> Flight | None:
         """The first of its line, if that is another one whose end is looked for."""
         with self.line.ring.seeing:
             first = self.line.flights[0] if self._in_line else self

@@ -66,7 +66,7 @@ Message = Stop | Beat | Error
 M = TypeVar("M")
 
 
-class Line(Generic[M]):
+class MessageLine(Generic[M]):
     """One end of a line of messages: dataclasses of the given ``kinds``, as JSON, one to a line of text.
 
     Known: a message of a kind, with values of its fields' types. Refused, as if the other end was gone: all
@@ -128,7 +128,7 @@ class Line(Generic[M]):
         self._end.close()
 
 
-class Channel(Line[Message]):
+class Channel(MessageLine[Message]):
     """One end of the line between the launcher and a rank."""
 
     def __init__(self, end: socket.socket) -> None:

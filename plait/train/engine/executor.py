@@ -218,7 +218,7 @@ class SegmentExecutor:
         attention = self.model.sublayers[op.site, op.layer].branches[0]
         assert isinstance(attention, Attention)
         wire = attention.sequence.ulysses if collective == "all_to_all" else attention.sequence.ring
-        return NullWire(wire.size, wire.rank) if self.strategy.overlap == "none" else wire
+        return NullWire(wire.size, wire.rank) if self.strategy.overlap == "no-communication" else wire
 
     def _unit(self, op: UnitOp) -> Callable[[RunningPhase], object]:
         shards = self.shards
@@ -244,7 +244,7 @@ def make_executor(
 ) -> SegmentExecutor:
     """An executor of the strategy's lists for the phases given; without ``gradients`` it only evaluates."""
     lists = segment_lists(model.spec, strategy, model.stage, load, phases, backward=gradients is not None)
-    used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
+    used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "no-communication" else wire
     kind = SegmentExecutor
     mixed = {"B", "I"} <= set(phases)  # what of a slot's backward would have to be captured is not known in time
     if strategy.cuda_graphs and here.device.captures and gradients is not None and not mixed:

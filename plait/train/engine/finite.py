@@ -23,7 +23,7 @@ from plait.train.model.pieces import pieces
 from plait.train.model.units import ShardBox, UnitStore
 
 FINE = 0  # the place of a tensor that is not finite counts from 1
-ADVICE = "Lower train.learning_rate or set train.clip_norm"
+ADVICE = "Lower train.learning_rate or set train.clip_grad"
 SKIP = 'train.on_nan = "skip" leaves such updates out'
 
 

@@ -75,11 +75,9 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GPT, {"strategy": {"pp": 2, "virtual_stages": 2}}, "strategy.virtual_stages"),
     (GPT, {"strategy": {"pp": 2, "virtual_stages": 3, "schedule": "zb-v"}}, "strategy.virtual_stages"),
     (GPT, {"strategy": {"recompute": {"kind": "full", "layers": 7}}}, "strategy.recompute.layers"),
-    (GPT, {"strategy": {"slices": {"p1": 9, "p2": 1}}}, "strategy.p1"),
-    (GPT, {"strategy": {"p1": 9}}, "strategy.p1"),
-    (GPT, {"strategy": {"p1": 4, "dp": 4}}, "strategy.p1"),
-    (GPT, {"strategy": {"slices": {"p1": 1, "p2": 5}}}, "strategy.p2"),
-    (GPT, {"strategy": {"slices": {"p1": 1}, "p2": 2}}, "strategy.p2"),
+    (GPT, {"strategy": {"slices": {"batch": 9, "columns": 1}}}, "strategy.slices.batch"),
+    (GPT, {"strategy": {"slices": {"batch": 4}, "dp": 4}}, "strategy.slices.batch"),
+    (GPT, {"strategy": {"slices": {"batch": 1, "columns": 5}}}, "strategy.slices.columns"),
     (GPT, {"strategy": {"tp": 3, "sequence_parallel": True}}, "strategy.sequence_parallel"),
     (U, {"strategy": {"tp": 3, "sequence_parallel": True}, "data": {"sequence_length": 126}},
      "strategy.sequence_parallel"),
@@ -87,9 +85,9 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (U, {"strategy": {"cp": 3}, "data": {"sequence_length": 126}}, "strategy.cp"),
     (GPT, {"strategy": {"cp": 2}}, "strategy.cp"),
     (GPT, {"strategy": {"cp": 3}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 5, "cp_kind": "ring"}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 4, "cp_kind": {"ulysses": 3, "ring": 2}}}, "strategy.cp_kind"),
-    ({**GPT, "attention_dropout": 0.1}, {"strategy": {"cp": 2, "cp_kind": "ring"}}, "model.attention_dropout"),
+    (GPT, {"strategy": {"cp": 5, "cp_comm_type": "ring"}}, "strategy.cp"),
+    (GPT, {"strategy": {"cp": 4, "cp_comm_type": {"ulysses": 3, "ring": 2}}}, "strategy.cp_comm_type"),
+    ({**GPT, "attention_dropout": 0.1}, {"strategy": {"cp": 2, "cp_comm_type": "ring"}}, "model.attention_dropout"),
     (GPT, {"strategy": {"shard": "zero9"}}, "strategy.shard"),
     (GPT, {"strategy": {"dp": 4, "shard": {"params": 3, "grads": 4, "optim": 4}}}, "strategy.shard.params"),
     (GPT, {"strategy": {"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 3}}}, "strategy.shard.optim"),
@@ -178,10 +176,10 @@ def test_what_needs_no_second_change_is_preferred(tmp_path: Path) -> None:
 
 
 def test_all_tables_of_a_change_are_kept() -> None:
-    values = {"strategy": {"p1": 3, "p2": 2, "tp": 2}, "data": {}}
-    sliced = changed(values, {"strategy.slices": {"p1": 1, "p2": 1}})
-    assert sliced == {"strategy": {"tp": 2, "slices": {"p1": 1, "p2": 1}}, "data": {}}
-    assert values["strategy"]["p1"] == 3, "the values themselves stay"
+    values = {"strategy": {"slices": {"batch": 3}, "tp": 2}, "data": {}}
+    sliced = changed(values, {"strategy.slices": {"batch": 1, "columns": 1}})
+    assert sliced == {"strategy": {"tp": 2, "slices": {"batch": 1, "columns": 1}}, "data": {}}
+    assert values["strategy"]["slices"] == {"batch": 3}, "the values themselves stay"
 
 
 numbers = st.integers(1, 12)
@@ -205,7 +203,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "strategy.virtual_stages": st.integers(1, 3),
     "strategy.schedule": st.sampled_from(["1f1b", "interleaved", "zb-v", "zb-h1"]),
     "strategy.cp": st.integers(1, 4),
-    "strategy.cp_kind": st.sampled_from(["ring", "ulysses"])
+    "strategy.cp_comm_type": st.sampled_from(["ring", "ulysses"])
     | st.fixed_dictionaries({"ulysses": numbers, "ring": numbers}),
     "strategy.slices": st.fixed_dictionaries({"p1": numbers, "p2": numbers}),
     "strategy.sequence_parallel": st.booleans(),
@@ -222,7 +220,7 @@ def test_advice_about_drawn_jobs_works(tmp_path_factory: pytest.TempPathFactory,
     values = changed({"model": GPT}, asked)
     folder = tmp_path_factory.mktemp("drawn")
     if error := read(folder, values):
-        assert error.fix or error.key in ("strategy.p2", "strategy.cp"), str(error)
+        assert error.fix or error.key in ("strategy.slices.columns", "strategy.cp"), str(error)
         follow(folder, values, error)
 
 

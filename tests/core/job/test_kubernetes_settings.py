@@ -17,14 +17,18 @@ from plait.core.job.kubernetes_settings import FORMS, KubernetesSection
         ("env", ["A=", "A=b=c", "A=two words"], ["A", "=b", "A B=c"]),
         ("resources", ["cpu=32", "rdma/hca=8"], ["cpu", "=32"]),
         ("node_labels", ["a.b/c=d"], ["a.b/c"]),
-        ("topology", ["", "unconstrained", "required:a.b/c", "preferred:rack"], ["rack", "required:", "other:rack"]),
+        (
+            "kueue_topology",
+            ["", "unconstrained", "required:a.b/c", "preferred:rack"],
+            ["rack", "required:", "other:rack"],
+        ),
     ],
 )
 def test_entries_have_a_form(key: str, good: list[str], bad: list[str]) -> None:
     def of(one: str) -> object:
-        return getattr(KubernetesSection.model_validate({key: one if key == "topology" else [one]}), key)
+        return getattr(KubernetesSection.model_validate({key: one if key == "kueue_topology" else [one]}), key)
 
-    assert set(map(of, good)) == ({*good} if key == "topology" else {(one,) for one in good})
+    assert set(map(of, good)) == ({*good} if key == "kueue_topology" else {(one,) for one in good})
     for one in bad:
         with pytest.raises(JobError) as caught:
             of(one)
@@ -36,7 +40,7 @@ def test_entries_have_a_form(key: str, good: list[str], bad: list[str]) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [("image", "a\nb"), ("namespace", "a\rb"), ("python", "a\x1b[2J"), ("priority", "a\u2028b"),
-     ("env", ["GOOD=1", "A=b\nc"]), ("spares", ["a\nb"])],
+     ("env", ["GOOD=1", "A=b\nc"]), ("spare_nodes", ["a\nb"])],
 )  # fmt: skip
 def test_a_line_break_or_an_escape_is_refused(key: str, value: str | list[str]) -> None:
     with pytest.raises(JobError, match=f"kubernetes.{key}.*line break"):
@@ -49,7 +53,7 @@ def test_a_tab_is_no_line_break() -> None:
 
 @pytest.mark.parametrize(
     ("key", "least", "most"),
-    [("nodes", 0, None), ("gpus", 0, None), ("restarts", 0, None), ("keep", 0, None), ("grace", 1, None),
+    [("nodes", 0, None), ("gpus", 0, None), ("max_restarts", 0, None), ("keep", 0, None), ("grace", 1, None),
      ("wait", 1, None), ("port", 1024, 65535)],
 )  # fmt: skip
 def test_counts_have_bounds(key: str, least: int, most: int | None) -> None:
@@ -62,5 +66,12 @@ def test_counts_have_bounds(key: str, least: int, most: int | None) -> None:
 
 def test_what_is_not_asked_for() -> None:
     asked = KubernetesSection()
-    assert (asked.nodes, asked.gpus, asked.restarts, asked.grace, asked.wait, asked.keep) == (0, 0, 10, 120, 900, 3600)
+    assert (asked.nodes, asked.gpus, asked.max_restarts, asked.grace, asked.wait, asked.keep) == (
+        0,
+        0,
+        10,
+        120,
+        900,
+        3600,
+    )
     assert (asked.port, asked.exclusive, asked.workload, asked.python) == (29400, True, "auto", "python")

@@ -21,7 +21,7 @@ from plait.plan.make import make_plan
 
 
 def make(**settings: Any) -> Plan:
-    strategy = {"tp": 2, "p1": 2} | settings.pop("strategy", {})
+    strategy = {"tp": 2, "slices": {"batch": 2}} | settings.pop("strategy", {})
     job = Job.from_dict({"model": {"preset": "llama3-405b"}, "strategy": strategy} | settings)
     return make_plan(job, HERE, vocab=257)
 
@@ -65,7 +65,8 @@ def test_of_many_settings_that_differ_some_are_named(plan: Plan, tmp_path: Path)
 @pytest.mark.parametrize(
     "train",
     [
-        {"learning_rate": 1e-5}, {"clip_norm": 0.1}, {"weight_decay": 0.0}, {"betas": (0.8, 0.9)}, {"eps": 1e-6},
+        {"learning_rate": 1e-5}, {"clip_grad": 0.1}, {"weight_decay": 0.0}, {"adam_betas": (0.8, 0.9)},
+        {"adam_eps": 1e-6},
         {"warmup_steps": 7}, {"lr_decay_style": "wsd"}, {"lr_decay_steps": 500}, {"min_learning_rate": 1e-6},
         {"steps": 900}, {"log_every": 3}, {"checkpoint_every": 5}, {"keep_checkpoints": 1}, {"eval_every": 0},
         {"eval_batches": 2}, {"on_nan": "skip"},
@@ -128,7 +129,7 @@ def test_whether_to_compile_and_to_capture_are_choices_of_timed_steps(tmp_path: 
     def found(*timed: Timed) -> Measurements:
         return Measurements(compiled=timed) if key == "compile" else Measurements(graphed=timed)
 
-    fresh = make(strategy={key: "auto", "p1": 2})
+    fresh = make(strategy={key: "auto", "slices": {"batch": 2}})
     assert getattr(fresh.choices, key) and fresh.choices.any and not getattr(fresh.strategy, key)
     fresh.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == fresh
@@ -256,7 +257,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str | None) -> None
 
 
 def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
-    two = make(strategy={"pp": 2, "tp": 1, "p1": 1})
+    two = make(strategy={"pp": 2, "tp": 1, "slices": {"batch": 1}})
     with pytest.raises(JobError, match="shardings: 2 for 1 meshes"):
         replace(plan, shardings=plan.shardings * 2)
     with pytest.raises(JobError, match=r"a schedule of 1 places, 1 stages with 2 meshes and 2 ranges"):
@@ -266,7 +267,7 @@ def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
 
 
 def test_replicas_share_out_the_sequences_of_a_micro_batch() -> None:
-    plan = make(strategy={"pp": 2, "dp": [2, 3], "tp": [2, 1], "p1": 1}, train={"global_batch_size": 8,
+    plan = make(strategy={"pp": 2, "dp": [2, 3], "tp": [2, 1], "slices": {"batch": 1}}, train={"global_batch_size": 8,
                 "micro_batch_size": 4})  # fmt: skip
     sequences = plan.workload.micro_batch
     shares = [plan.largest_share(0), plan.largest_share(1)]
@@ -297,7 +298,7 @@ def test_three_settings_that_differ_are_all_named(plan: Plan, tmp_path: Path, tr
 
 
 def test_slack_is_found_where_it_was_open() -> None:
-    job = {"pp": 3, "tp": 1, "p1": 1}
+    job = {"pp": 3, "tp": 1, "slices": {"batch": 1}}
     times = Times((1.0, 1.0, 1.0), (0.0, 0.9))
     plain = make(strategy=job, train={"global_batch_size": 16, "micro_batch_size": 2})
     assert refine(plain, Measurements(times=times)).schedule == plain.schedule

@@ -56,9 +56,9 @@ def test_the_example_is_a_job() -> None:
     [
         ("train.steps", ["train.steps"]),
         ("steps", ["train.steps"]),
-        ("strategy.p1", ["strategy.slices.p1"]),
+        ("slices.batch", ["strategy.slices.batch"]),
         ("seed", ["data.seed", "train.seed"]),
-        ("strategy.slices", ["strategy.slices", "strategy.slices.p1", "strategy.slices.p2"]),
+        ("strategy.slices", ["strategy.slices", "strategy.slices.batch", "strategy.slices.columns"]),
     ],
 )
 def test_keys_are_found_by_name_or_by_part(asked: str, names: list[str]) -> None:

@@ -61,10 +61,8 @@ def test_a_huggingface_config_is_found_beside_the_job_and_decides_the_vocabulary
     [
         ({}, (1, 1)),
         ({"slices": "auto"}, (1, 1)),
-        ({"slices": {"p1": 2, "p2": 4}}, (2, 4)),
-        ({"slices": {"p1": 2}}, (2, 1)),
-        ({"p1": 2}, (2, 1)),
-        ({"p1": 2, "p2": 2, "slices": "auto"}, (2, 2)),
+        ({"slices": {"batch": 2, "columns": 4}}, (2, 4)),
+        ({"slices": {"batch": 2}}, (2, 1)),
     ],
 )
 def test_slices_may_be_written_in_several_ways(section: dict[str, Any], expected: tuple[int, int]) -> None:
@@ -95,14 +93,17 @@ def test_compiling_is_asked_for_timed_or_off() -> None:
         False, False, True,
     ]  # fmt: skip
     assert job(compile="auto").open == ()  # no planner predicts it
-    assert job(compile="auto", tp="auto").closed_like(job(tp=2, p1=1)).strategy.compile == "auto"
+    assert job(compile="auto", tp="auto").closed_like(job(tp=2, slices={"batch": 1})).strategy.compile == "auto"
     with pytest.raises(JobError, match="compile"):
         job(compile="yes")
 
 
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
-    assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"
+    assert (
+        Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"slices": {"batch": 2}}}).strategy.slices
+        != "auto"
+    )
 
 
 # ---- what is left to the planner ----
@@ -122,7 +123,7 @@ def test_a_job_without_a_strategy_leaves_all_of_it_open() -> None:
 def test_auto_leaves_a_setting_open_at_its_default() -> None:
     job = made(strategy={"tp": "auto", "pp": 2, "recompute": "auto"})
     assert set(job.open) == {"strategy.tp", "strategy.recompute", "strategy.slices"}  # its default is auto
-    assert set(made(strategy={"tp": "auto", "p1": 2}).open) == {"strategy.tp"}
+    assert set(made(strategy={"tp": "auto", "slices": {"batch": 2}}).open) == {"strategy.tp"}
     assert (job.strategy.tp, job.strategy.pp, job.strategy.recompute) == (1, 2, "none")
     assert job.leaves_ranks_open
     assert not made(strategy={"schedule": "auto"}).leaves_ranks_open
@@ -151,7 +152,9 @@ def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Pa
     for again in (Job.read(file), Job.from_dict(job.to_dict()), job.changed([])):
         assert again == job
         assert set(again.open) == set(job.open)
-    other = made(strategy={"tp": 2, "dp": 2, "recompute": "full", "p1": 2}, train={"micro_batch_size": 4})
+    other = made(
+        strategy={"tp": 2, "dp": 2, "recompute": "full", "slices": {"batch": 2}}, train={"micro_batch_size": 4}
+    )
     closed = job.closed_like(other)
     assert closed.open == ()
     ours, theirs = closed.to_dict(), other.to_dict()
@@ -165,7 +168,7 @@ def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Pa
 
 def test_overrides_win_and_their_mistakes_are_the_command_lines(job_file) -> None:
     file = job_file(MODEL + "[train]\nsteps = 5\n")
-    job = Job.read(file, ["train.steps=7", "run.name=7", "strategy.p1=2", "data.text=some text.txt"])
+    job = Job.read(file, ["train.steps=7", "run.name=7", "strategy.slices.batch=2", "data.text=some text.txt"])
     assert (job.train.steps, job.run.name, job.base_strategy.p1) == (7, "7", 2)
     for setting in ("train.steps=many", "train.stepz=3", "trian.steps=3", "train=3", "nothing", "train.steps.more=1"):
         with pytest.raises(JobError) as caught:
@@ -191,7 +194,7 @@ jobs = st.builds(
         {
             "model": {"preset": "gpt3-125m"},
             "data": {"text": names},
-            "train": {"steps": steps, "learning_rate": rate, "eps": rate / 1e6},
+            "train": {"steps": steps, "learning_rate": rate, "adam_eps": rate / 1e6},
             "strategy": {"slices": slices, "sequence_parallel": parallel},
             "run": {"name": name},
         }
@@ -308,8 +311,14 @@ def test_where_an_error_was_made_is_said_once() -> None:
 def test_slices_that_are_given_leave_all_else_open() -> None:
     every = {key.partition(".")[2]: "auto" for key in PLANNED if key.startswith("strategy.")}
     del every["slices"]
-    assert set(made(strategy={**every, "p1": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}
-    assert set(made(strategy={**every, "p2": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}
+    assert set(made(strategy={**every, "slices": {"batch": 2}}).open) == set(PLANNED) - {
+        "strategy.slices",
+        "train.micro_batch_size",
+    }
+    assert set(made(strategy={**every, "slices": {"columns": 2}}).open) == set(PLANNED) - {
+        "strategy.slices",
+        "train.micro_batch_size",
+    }
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -318,10 +327,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
              "eval_fraction": 0.02},
     "train": {"steps": 300, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
-              "lr_wsd_decay_steps": 0, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "clip_norm": 1.0,
+              "lr_wsd_decay_steps": 0, "weight_decay": 0.1, "adam_betas": [0.9, 0.95], "adam_eps": 1e-8,
+              "clip_grad": 1.0,
               "precision": "fp32", "seed": 0, "on_nan": "stop", "log_every": 10, "eval_every": 100, "eval_batches": 8,
               "checkpoint_every": 100, "keep_checkpoints": 2},
-    "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_kind": "ulysses", "schedule": "eager-1f1b",
+    "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_comm_type": "ulysses", "schedule": "eager-1f1b",
                  "virtual_stages": 1, "stage_layers": [], "slack": [], "slices": "auto", "overlap": "domino",
                  "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
                  "cuda_graphs": False},
@@ -332,12 +342,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "memory_neighbour": True, "on_save_failure": "continue", "timeline_steps": 200, "timeline_sample": 100,
             "loggers": [], "metrics_port": 0, "metrics_address": "127.0.0.1"},
     "slurm": {"partition": "", "nodes": 0, "gpus": "auto", "cpus": 0, "time": "", "account": "", "reservation": "",
-              "grace": 60, "requeue": True, "restarts": 3, "exclusive": True, "options": [], "setup": []},
-    "kubernetes": {"context": "", "namespace": "", "image": "", "python": "python", "workload": "auto", "queue": "",
+              "signal_time": 60, "requeue": True, "restarts": 3, "exclusive": True, "options": [], "setup": []},
+    "kubernetes": {"context": "", "namespace": "", "image": "", "python": "python", "workload": "auto",
+                   "kueue_queue": "",
                    "priority": "", "nodes": 0, "gpus": 0, "gpu_resource": "nvidia.com/gpu", "resources": [],
-                   "exclusive": True, "spares": [], "reservation": "", "topology": "", "stage_topology": "",
+                   "exclusive": True, "spare_nodes": [], "reservation": "", "kueue_topology": "",
+                   "kueue_stage_topology": "",
                    "node_labels": [], "tolerations": [], "service_account": "", "env": [], "volumes": [],
-                   "port": 29400, "grace": 120, "wait": 900, "restarts": 10, "keep": 3600},
+                   "port": 29400, "grace": 120, "wait": 900, "max_restarts": 10, "keep": 3600},
 }  # fmt: skip
 
 

@@ -37,8 +37,8 @@ def test_impossible_values_are_refused_by_key(values: dict[str, Any]) -> None:
     ("strategy", "key"),
     [
         (Strategy(tp=5), "strategy.tp"),
-        (Strategy(p1=5), "strategy.p1"),
-        (Strategy(p2=5), "strategy.p2"),
+        (Strategy(p1=5), "strategy.slices.batch"),
+        (Strategy(p2=5), "strategy.slices.columns"),
         (Strategy(tp=3, sequence_parallel=True), "strategy.sequence_parallel"),
     ],
 )
@@ -85,8 +85,8 @@ def test_what_has_a_key_of_its_own_in_a_job_is_refused_by_that() -> None:
         ({"tp": 2, "sequence_parallel": True}, {}, 15, "strategy.sequence_parallel"),
         ({"tp": 2, "sequence_parallel": True, "cp": 3}, {}, 15, "strategy.sequence_parallel"),
         ({"tp": 2, "sequence_parallel": True, "cp": 3}, {}, 12, None),
-        ({"cp": 4, "ring": 3}, {}, 16, "strategy.cp_kind"),
-        ({"ring": 2}, {}, 16, "strategy.cp_kind"),
+        ({"cp": 4, "ring": 3}, {}, 16, "strategy.cp_comm_type"),
+        ({"ring": 2}, {}, 16, "strategy.cp_comm_type"),
         ({"cp": 4}, {}, 16, "strategy.cp"),
         ({"cp": 4, "ring": 2}, {}, 16, None),
         ({"cp": 4, "ring": 4}, {}, 16, None),

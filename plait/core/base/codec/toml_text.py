@@ -131,7 +131,8 @@ def override(
         *sections, last = key.split(".")
         table = result
         for section in sections:
-            inner = table.get(section, {})
+            inner: object = table.get(section, {})
+            inner = dict[str, Any]() if inner == "auto" else inner  # what was left open is given
             if not isinstance(inner, dict):
                 problem = f"'{section}' is a value and has no key '{last}'"
                 raise JobError(problem, file=COMMAND_LINE, key=key, fix=f"Set {section} itself")
