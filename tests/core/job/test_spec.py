@@ -202,7 +202,7 @@ jobs = st.builds(
     st.integers(1, 2**31 - 1),
     st.floats(1e-300, 1e300, exclude_min=True).filter(lambda x: x / 1e6 > 0),
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=3),
-    st.just("auto") | st.fixed_dictionaries({"p1": st.integers(1, 8), "p2": st.sampled_from([1, 2, 4])}),
+    st.just("auto") | st.fixed_dictionaries({"batch": st.integers(1, 8), "columns": st.sampled_from([1, 2, 4])}),
     st.booleans() | st.just("auto"),
     st.text(st.characters(codec="utf-8", exclude_characters="/.", exclude_categories=["Cc"])).filter(
         lambda name: bool(name.strip()) or not name
