@@ -28,7 +28,7 @@ micro_batch_size = 1
 """
 SMALL = {"one place": "tp = 4", "pipeline": 'pp = 5\ndp = 8\nshard = "fsdp"\nschedule = "zb-h1"'}
 LARGE = {
-    f"16384 ranks, cp {cp}": f'tp = 8\npp = 16\ndp = {128 // cp}\ncp = {cp}\ncp_kind = "ring"\nshard = "fsdp"'
+    f"16384 ranks, cp {cp}": f'tp = 8\npp = 16\ndp = {128 // cp}\ncp = {cp}\ncp_comm_type = "ring"\nshard = "fsdp"'
     for cp in (1, 16)
 }
 

@@ -24,7 +24,7 @@ from plait.plan.search import search
 from plait.plan.space import SearchRequest, enumerate_space
 from tests.plan.test_space import space
 
-COLUMN_OF = {"train.micro_batch_size": "micro", "strategy.virtual_stages": "virtual", "strategy.cp_kind": "ring"}
+COLUMN_OF = {"train.micro_batch_size": "micro", "strategy.virtual_stages": "virtual", "strategy.cp_comm_type": "ring"}
 FULL, GIB = RECOMPUTES.index("full"), 1 << 30
 Memory = Callable[[Points], Any]
 
@@ -159,9 +159,9 @@ def test_rings_are_named_as_a_job_says_them(cp: int) -> None:
     # Four heads a rank: not more than four ranks exchange them.
     error = refused(space(8 * cp, 64, fixed={"cp": [cp], "tp": [8], "ring": [3], "pp": [1], "dp": [1]}))
     assert error
-    assert error.key == "strategy.cp_kind"
+    assert error.key == "strategy.cp_comm_type"
     assert re.match(
-        r'strategy\.cp_kind=("ulysses"|"ring"|\{ ulysses = \d, ring = \d \}) or auto would do', str(error.fix)
+        r'strategy\.cp_comm_type=("ulysses"|"ring"|\{ ulysses = \d, ring = \d \}) or auto would do', str(error.fix)
     ), error.fix
 
 
@@ -176,7 +176,7 @@ def test_far_too_many_ranks_are_answered_with_the_nearest_that_can_share() -> No
 
 def test_every_column_has_a_key_of_the_job() -> None:
     assert {key_of(name) for name in KEYS} <= {"train.micro_batch_size"} | {f"strategy.{key}" for key in (
-        "virtual_stages", "cp_kind", "recompute", "overlap", "slices", "shard")}  # fmt: skip
+        "virtual_stages", "cp_comm_type", "recompute", "overlap", "slices", "shard")}  # fmt: skip
     assert key_of("tp") == "strategy.tp"
 
 
