@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from plait.api.planning import plan_job
     from plait.api.timelines import read_run_timeline
     from plait.api.trained import export_run, sampler
-    from plait.api.training import dry_run, prepare, run_plan
+    from plait.api.training import dry_run, prepare, start_run
 
 __all__ = [
     "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "place_job", "place_of", "plan_job",
-    "prepare", "read_run_timeline", "run_plan", "sampler",
+    "prepare", "read_run_timeline", "sampler", "start_run",
 ]  # fmt: skip
 
 _HOMES = {
     "diagnosing": ("diagnose_run", "explain_hang"), "places": ("place_of",),
     "placing": ("Placing", "place_job"), "planning": ("plan_job",),
     "timelines": ("read_run_timeline",), "trained": ("export_run", "sampler"),
-    "training": ("dry_run", "prepare", "run_plan"),
+    "training": ("dry_run", "prepare", "start_run"),
 }  # fmt: skip
 """Modules of the names: they are imported when a name is first asked for, since some load for a second."""
 

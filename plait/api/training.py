@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.api.checks import Checked
     from plait.api.job_check import JobCheck
     from plait.api.places.base import LaunchTarget
+    from plait.api.places.kubernetes import InKubernetes
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
 
@@ -170,6 +171,33 @@ def run_plan(
             restarts=job.run.restarts, open_job=open_job,
         )  # fmt: skip
         return place.run(ranks)
+
+
+def start_run(ready: Prepared, place: LaunchTarget, *, follow: bool = True, told: Callable[[str], None] = print) -> int:
+    """Run a plan here, or send it to a cluster's manager; the exit status.
+
+    follow: whether a run that was sent is waited for, and what it prints is shown. told: takes sentences on a
+    run that was sent. Raises LaunchError.
+    """
+    from plait.api.places.base import Managed
+
+    if not isinstance(place, Managed) or place.inside:
+        return run_plan(ready.plan, ready.folder, place, open_job=ready.open_job)
+    sent = place.submit(ready.plan, ready.folder, follow=follow)
+    for note in sent.notes:
+        told(note)
+    return sent.wait()
+
+
+def write_manifests(ready: Prepared, place: InKubernetes, file: Path) -> None:
+    """Write the objects that would be sent to Kubernetes, for this user's eyes alone: the word in them lets
+    anybody join the run. Raises LaunchError."""
+    from plait.core.base.files import explained, replacing
+
+    text = place.manifests(ready.plan, ready.folder)
+    with explained(f"{file} cannot be written", fix="Choose another with --manifests FILE"), replacing(file) as draft:
+        draft.chmod(0o600)
+        draft.write_text(text)
 
 
 def write_plan(ready: Prepared) -> None:

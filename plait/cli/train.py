@@ -84,7 +84,7 @@ def train(
     from plait.api.checks import check_ranks, room_of
     from plait.api.places import place_of, with_table
     from plait.api.summary import what_runs
-    from plait.api.training import prepare, write_plan
+    from plait.api.training import prepare, start_run, write_plan
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
 
@@ -106,29 +106,15 @@ def train(
     if plan_only:  # whoever asks holds the run's lock
         write_plan(ready)
     else:
-        raise typer.Exit(_run(ready, place, follow=where.follow))
+        raise typer.Exit(start_run(ready, place, follow=where.follow, told=terminal.text))
 
 
 def _remark(ready: Prepared) -> None:
     """Say what was chosen and what was not taken."""
-
     if ready.chosen:
         terminal.text(ready.chosen)
     terminal.passed_over(ready.checked.over)
     terminal.note(ready.checked.note)
-
-
-def _run(ready: Prepared, place: LaunchTarget, *, follow: bool) -> int:
-    """Run the plan, or send it to a cluster's manager; the exit status."""
-    from plait.api.places.base import Managed
-    from plait.api.training import run_plan
-
-    if not isinstance(place, Managed) or place.inside:
-        return run_plan(ready.plan, ready.folder, place, open_job=ready.open_job)
-    sent = place.submit(ready.plan, ready.folder, follow=follow)
-    for note in sent.notes:
-        terminal.text(note)
-    return sent.wait()
 
 
 def _check_options(place: LaunchTarget, trial: Trial, *, follow: bool) -> None:
@@ -146,18 +132,14 @@ def _check_options(place: LaunchTarget, trial: Trial, *, follow: bool) -> None:
 
 
 def _write_manifests(file: Path, job: Path, overrides: list[str], place: LaunchTarget) -> None:
-    """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
+    """Write what would be sent to Kubernetes."""
     from plait.api.places.kubernetes import InKubernetes
-    from plait.api.training import prepare
-    from plait.core.base.files import explained, replacing
+    from plait.api.training import prepare, write_manifests
 
     assert isinstance(place, InKubernetes)
     ready = prepare(job, overrides, place)
     _remark(ready)
-    text = place.manifests(ready.plan, ready.folder)
-    with explained(f"{file} cannot be written", fix="Choose another with --manifests FILE"), replacing(file) as draft:
-        draft.chmod(0o600)
-        draft.write_text(text)
+    write_manifests(ready, place, file)
     terminal.text(f"wrote {file}; send it with kubectl apply -f {file}")
 
 
