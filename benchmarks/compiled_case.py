@@ -17,7 +17,7 @@ from typical import typical_costs
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.plan.memory_options import PLAIT, MemoryOptions
+from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 
 _OTHER = MemoryOptions(
     recompute_attention=True, whole_layers=True, sums_in_place=True, rotary_in_place=True, regathers=True,

@@ -38,7 +38,7 @@ from typical import typical_costs
 from plait.core.base.env import specs_folder
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.checkpoint.huggingface import save
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import RankContext, make_executor

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from plait.core.model.spec import Family, ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step import overlap
-from plait.core.step.overlap import JUDGED, Load, SegmentLists, segment_lists
-from plait.core.step.segment_costs import NumberedOps, SegmentCosts, makespan, segment_costs, simulate
+from plait.core.step.orders import overlap
+from plait.core.step.orders.overlap import JUDGED, Load, SegmentLists, segment_lists
+from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, makespan, segment_costs, simulate
 from plait.core.step.segments import LAYERS, Phase, SegmentGraph, needs_table
 from plait.core.step.stages import Stage
 

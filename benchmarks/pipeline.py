@@ -31,7 +31,7 @@ from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.step.dry_run import peak_activations
+from plait.core.step.clock.dry_run import peak_activations
 from plait.core.step.schedules import Shape, generate
 from plait.lab import Lab, LabSpec
 

@@ -18,12 +18,12 @@ from planner_row import Row
 from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant, Efficiency
 from plait.core.cluster.hardware import Cluster
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds.closed_form import Seconds, step_seconds
+from plait.core.step.seconds.layer_time import Options
 from plait.plan.band import P90, REGIMES, regimes
 from plait.plan.calibrate import Calibrated, Known, calibrate
-from plait.plan.closed_form import Seconds, step_seconds
-from plait.plan.layer_time import Options
-from plait.plan.points import Points
-from plait.plan.shapes import Shapes
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
 FAMILIES = ("ampere", "hopper", "blackwell", "volta")

@@ -13,10 +13,10 @@ import numpy as np
 from planner_row import GIB, VOCAB, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
 from plait.core.cluster.hardware import Cluster
-from plait.plan.layer_time import Options
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.plan.rates import AnyPrecision
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.rates import AnyPrecision
 
 COLUMNS = [
     "row_id",

@@ -1,4 +1,4 @@
-"""How well ``plait.plan.closed_memory`` predicts published memory: bytes where a row has them, and whether
+"""How well ``step.memory.closed_memory`` predicts published memory: bytes where a row has them, and whether
 what ran is said to fit and what ran out of memory is not.
 
     python benchmarks/planner_memory.py [--json] [--rows FILE ...] [--fit]
@@ -27,9 +27,9 @@ from planner_row import GIB, Row
 from planner_rows import default_files, read_rows
 
 from plait.core.cluster.overhead import Overhead
-from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
-from plait.plan.memory_options import MemoryOptions
-from plait.plan.points import Points
+from plait.core.step.columns.points import Points
+from plait.core.step.memory.closed_memory import MemoryColumns, communicators, step_memory, usable
+from plait.core.step.memory.memory_options import MemoryOptions
 
 MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "tensors"),
                ("peak over stages", "tensors"))  # fmt: skip

@@ -25,7 +25,7 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.shapes import Shapes
 
 MODELS = (
     (r"grok-?1", "grok-1"), (r"qwen3[_-]30b", "qwen3-30b-a3b"), (r"qwen3[_-]235b", "qwen3-235b-a22b"),

@@ -12,10 +12,10 @@ from typing import Any
 
 from plait.core.base.numbers import LARGEST
 from plait.core.cluster.hardware import Cluster
-from plait.plan.layer_time import Options
-from plait.plan.points import Points
-from plait.plan.rates import AnyPrecision
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.rates import AnyPrecision
 
 GIB = 2**30
 VOCAB = 51200

@@ -7,9 +7,9 @@ from typing import Any
 
 from planner_row import VOCAB, Bad, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
-from plait.plan.layer_time import Options
-from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds.layer_time import Options
 
 TIME = "iteration time (ms)"
 VTRAIN_COLUMNS = [

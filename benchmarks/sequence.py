@@ -39,11 +39,11 @@ from plait.core.base.errors import PlaitError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.memory.activations import activations
+from plait.core.step.memory.states import position_tables, states
 from plait.core.step.stages import Stage
+from plait.core.step.unit_traffic import unit_sizes
 from plait.lab import LabSpec
-from plait.plan.activations import activations
-from plait.plan.sharding import unit_sizes
-from plait.plan.states import position_tables, states
 
 RANKS, SLACK = 4, 1.05
 VARIANTS: dict[str, dict[str, Any]] = {

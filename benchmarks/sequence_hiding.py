@@ -18,8 +18,8 @@ from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import SequenceCut
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.orders.overlap import Load
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients

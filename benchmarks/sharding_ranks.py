@@ -22,9 +22,9 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.step import Step, Workload
+from plait.core.step.unit_traffic import step_bytes
 from plait.core.step.units import UnitAction
 from plait.plan.make import assemble_plan
-from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.executor import RunningPhase

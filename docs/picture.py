@@ -14,8 +14,8 @@ from plait.api.pictures import draw_gantt
 from plait.core.base.pictures import Bar
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import segment_order
-from plait.core.step.segment_costs import TimedAction, makespan, segment_costs, simulate
+from plait.core.step.orders.overlap import segment_order
+from plait.core.step.seconds.segment_costs import TimedAction, makespan, segment_costs, simulate
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.stages import Stage
 

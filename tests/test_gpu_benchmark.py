@@ -8,7 +8,7 @@ from gpu import CASES, SHARES, SLICED, TINY, TP, batch_of, shape_of, sliced, who
 from modelled_wire import ModelledWire
 
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients

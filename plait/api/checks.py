@@ -99,7 +99,7 @@ def planned_lab(job: Job, place: LaunchTarget) -> LabSpec | None:
 
 def check_room(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
-    from plait.plan.estimate import estimate
+    from plait.core.step.memory.estimate import estimate
     from plait.plan.fits import check_device, check_fits, check_size, room
     from plait.plan.make import job_step
 

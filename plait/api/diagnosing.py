@@ -151,7 +151,7 @@ def report_of(run: RecordedRun) -> Report:
 def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
     """Predicted bytes of a rank of every stage, by kind; nothing for a plan that cannot be estimated."""
     from plait.core.base.errors import PlaitError
-    from plait.plan.estimate import estimate
+    from plait.core.step.memory.estimate import estimate
 
     try:
         places = estimate(plan).places

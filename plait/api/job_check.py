@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes
-from plait.plan.estimate import Estimate, PlaceEstimate
+from plait.core.step.memory.estimate import Estimate, PlaceEstimate
 from plait.plan.fits import KINDS, Room
 
 if TYPE_CHECKING:

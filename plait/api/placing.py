@@ -289,7 +289,7 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
 
 def volumes_of(plan: Plan) -> tuple[Volume, ...]:
     """Bytes of a step along every axis of every place, as the planner counts them."""
-    from plait.plan.expert_volumes import expert_volume
+    from plait.plan.volumes import expert_volume
 
     ep = plan.job.strategy.ep if plan.job else 1
     return tuple(expert_volume(plan, place, ep) for place in range(len(plan.layout.degrees)))

@@ -164,6 +164,6 @@ def draw_step(asked: Planning, best: Candidate, file: Path) -> None:
 
     planner = asked.planner
     simulated = planner.simulated(best.job, asked.written)
-    curves = memory_curves(simulated, simulated.simulation.plan, best.memory, gpu=planner.cluster.device.kind == "cuda")
+    curves = memory_curves(simulated, simulated.simulation.step, best.memory, gpu=planner.cluster.device.kind == "cuda")
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     pictures.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)

@@ -10,7 +10,7 @@ from typing import Any
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Drawing
 from plait.core.base.text import Column, Part, Shown, Table
-from plait.core.step.dry_run import DryRun, PipelineCosts, Transfers, dry_run, peak_activations, rank_peaks
+from plait.core.step.clock.dry_run import DryRun, PipelineCosts, Transfers, dry_run, peak_activations, rank_peaks
 from plait.core.step.schedule import Edge, Schedule, with_edges
 from plait.core.step.schedules import GENERATORS, Known, Shape, closed_form, enough_slack, find_schedule
 

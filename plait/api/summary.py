@@ -75,7 +75,7 @@ def _memory(plan: Plan, there: Room | None) -> str:
     """Predicted bytes of the rank that needs the most. While slices are not chosen there are two figures: of
     the slices that take the least and the most."""
     from plait.core.base.text import in_bytes
-    from plait.plan.estimate import estimate
+    from plait.core.step.memory.estimate import estimate
 
     steps = [replace(plan, strategy=one) for one in plan.choices.strategies or (plan.strategy,)]
     try:

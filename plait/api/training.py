@@ -81,7 +81,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     from plait.api.job_check import JobCheck
     from plait.core.job.spec import Job
     from plait.core.model.experts import refuse_experts
-    from plait.plan.estimate import estimate
+    from plait.core.step.memory.estimate import estimate
     from plait.plan.fits import check_device, check_size, room
     from plait.plan.make import job_step, make_plan
     from plait.train.data.tokenizer import load_tokenizer

@@ -23,19 +23,20 @@ from plait.core.job.constraint import Constraint
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
+from plait.core.step.clock.pipeline import Simulated
+from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
-from plait.plan.closed_form import step_seconds
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size
 from plait.plan.forked import shared
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
 from plait.plan.nearest import would_fit
-from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan.search import Ranked, search
-from plait.plan.simulate import Simulated, simulate_plan
+from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
 
 SIMULATED = 6

@@ -14,7 +14,7 @@ from plait.core.job.constraint import Constraint
 from plait.core.job.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.plan.space import LARGEST_MICRO, MOST_MICRO, SearchRequest
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster.hardware import Cluster
-from plait.plan.points import Points
-from plait.plan.rates import Seconds
+from plait.core.step.columns.points import Points
+from plait.core.step.seconds.rates import Seconds
 
 Regime = Literal["node", "nodes", "pipeline"]
 REGIMES: tuple[Regime, ...] = ("node", "nodes", "pipeline")

@@ -10,11 +10,11 @@ import numpy as np
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
-from plait.plan.closed_form import Seconds
-from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.estimate import Memory, PlaceEstimate
+from plait.core.step.columns.points import Points
+from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
+from plait.core.step.memory.estimate import Memory, PlaceEstimate
+from plait.core.step.seconds.closed_form import Seconds
 from plait.plan.memory_report import MemoryReport, PlaceMemory
-from plait.plan.points import Points
 
 AXES = {
     "compute": ("linear", "attention", "elementwise", "head"),

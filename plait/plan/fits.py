@@ -18,7 +18,7 @@ from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE, MASTER
-from plait.plan.estimate import Estimate, Memory, estimate
+from plait.core.step.memory.estimate import Estimate, Memory, estimate
 from plait.plan.make import job_step
 from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
 

@@ -20,7 +20,7 @@ from plait.core.parallel.layout import Layout, Mesh
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.reshard.layouts import TensorLayout
 from plait.core.reshard.plan import ReshardPlan
-from plait.core.step.dry_run import dry_run
+from plait.core.step.clock.dry_run import dry_run
 from plait.core.step.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
 from plait.core.step.schedules import GENERATORS, Shape, find_schedule
 from plait.core.step.step import Step, Workload

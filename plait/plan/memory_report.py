@@ -1,8 +1,8 @@
 """What fills each device under one strategy, and when in a step; and the nearest change with which what does
 not fit would.
 
-Exact where ``plait.plan.estimate`` is: the chosen strategy is walked place by place. Changes are tried all at
-once, in closed form.
+Exact where ``step.memory.estimate`` is: the chosen strategy is walked place by place. Changes are tried
+all at once, in closed form.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.columns.points import RECOMPUTES, Points
+from plait.core.step.memory.closed_memory import device_overhead, plait_on, step_memory, usable
+from plait.core.step.memory.estimate import PlaceEstimate, estimate
 from plait.core.step.stages import split_layers
 from plait.core.step.step import Step
-from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
-from plait.plan.estimate import PlaceEstimate, estimate
 from plait.plan.fits import KINDS
 from plait.plan.nearest import Adjustable, changes, more_ranks, trades
-from plait.plan.points import RECOMPUTES, Points
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.profile import ModuleTime, by_module
 from plait.core.model.spec import Family, ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
-from plait.core.step.segment_costs import SegmentCosts
-from plait.plan.costs import cluster_costs
+from plait.core.step.orders.overlap import Load
+from plait.core.step.seconds.costs import cluster_costs
+from plait.core.step.seconds.segment_costs import SegmentCosts
 
 Seconds = NDArray[np.float64]
 Shape = tuple[tuple[str, Any], ...]

@@ -9,11 +9,11 @@ from itertools import groupby
 
 from plait.core.base.pictures import Bar, PlotCurve
 from plait.core.record.timeline import Span
+from plait.core.step.clock.pipeline import Simulated
+from plait.core.step.memory.estimate import MemoryOfPlace
+from plait.core.step.memory.pipeline_memory import Peak
 from plait.core.step.step import Step
-from plait.plan.estimate import MemoryOfPlace
 from plait.plan.memory_report import MemoryReport
-from plait.plan.pipeline_memory import Peak
-from plait.plan.simulate import Simulated
 
 CELLS = 1_000
 """Moments that a picture tells apart: whatever takes most of one is what it shows."""
@@ -35,7 +35,7 @@ def shown_places(count: int) -> list[int]:
 def step_bars(simulated: Simulated) -> list[Bar]:
     """What the first rank of every shown place does in a step in the middle of a run, and what its network
     does."""
-    meshes = simulated.simulation.plan.layout.meshes
+    meshes = simulated.simulation.step.layout.meshes
     places = {meshes[place].first: place for place in shown_places(len(meshes))}
     spans = defaultdict[tuple[int, str], list[Span]](list)
     for span in simulated.timeline((1,), tuple(places)).spans:

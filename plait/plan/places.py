@@ -13,18 +13,18 @@ from functools import cached_property
 from plait.core.parallel.layout import Mesh
 from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.clock.inside import Inside
+from plait.core.step.clock.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
+from plait.core.step.clock.prices import Prices
+from plait.core.step.orders.known import known_order, later
 from plait.core.step.schedule import COMPUTE, Edge, Op
-from plait.core.step.segment_costs import Durations, SegmentCosts
+from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
 from plait.core.step.segments import Action, Collective, Phase, SegmentGraph
 from plait.core.step.stages import Stage, Tie
 from plait.core.step.step import Step
+from plait.core.step.traffic import SegmentTraffic, replicated_numbers
+from plait.core.step.unit_traffic import Sent, UnitTraffic, unit_sizes
 from plait.core.step.units import UnitAction, with_units
-from plait.plan.inside import Inside
-from plait.plan.orders import known_order, later
-from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
-from plait.plan.prices import Prices
-from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
-from plait.plan.traffic import SegmentTraffic, replicated_numbers
 
 Listed = Sequence[Action | UnitAction]
 

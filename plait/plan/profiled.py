@@ -1,6 +1,6 @@
 """From a profile to a cluster: the constants of ``core.cluster.efficiency`` fitted to what was measured.
 
-The forms that are fitted are those of ``plait.plan.rates``, called as the planner calls them, so that
+The forms that are fitted are those of ``step.seconds.rates``, called as the planner calls them, so that
 whatever they leave out is part of the error that each constant carries. A fit minimises the relative error
 of every point, large and small alike, robustly (Huber), and stays near what the cluster said before where the
 points do not decide (``plait.plan.calibrate``). Points whose samples scattered count less.
@@ -113,7 +113,7 @@ def _check(cluster: Cluster, profile: Profile) -> None:
 def _matmul(cluster: Cluster, profile: Profile) -> Cluster:
     import numpy as np
 
-    from plait.plan import rates
+    from plait.core.step.seconds import rates
 
     points = [one for one in profile.products if one.precision in cluster.device.peak]
 
@@ -127,7 +127,7 @@ def _matmul(cluster: Cluster, profile: Profile) -> Cluster:
 def _attention(cluster: Cluster, profile: Profile) -> Cluster:
     import numpy as np
 
-    from plait.plan import rates
+    from plait.core.step.seconds import rates
 
     points = [one for one in profile.attention if one.precision in cluster.device.peak]
 
@@ -146,7 +146,7 @@ def _attention(cluster: Cluster, profile: Profile) -> Cluster:
 def _memory(cluster: Cluster, profile: Profile) -> Cluster:
     import numpy as np
 
-    from plait.plan import rates
+    from plait.core.step.seconds import rates
 
     sizes = np.array([one.bytes for one in profile.passes], dtype=np.float64)
     return _fitted(cluster, profile, ("memory",), lambda tried: rates.memory_bound(tried, sizes), profile.passes)
@@ -213,7 +213,7 @@ def _as_in_training(curve: Curve, cluster: Cluster) -> bool:
 def _times(cluster: Cluster, curves: Sequence[Curve]) -> Columns:
     import numpy as np
 
-    from plait.plan import rates
+    from plait.core.step.seconds import rates
 
     found = [
         rates.collective(

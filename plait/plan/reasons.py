@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 Point = Mapping[str, int]
 PARTS = {
@@ -41,7 +41,7 @@ def readable(point: Point) -> dict[str, str]:
     """What is chosen at a point, in the words of a job file: without what follows from the rest, and without
     what has no meaning there.
 
-    >>> from plait.plan.points import Points
+    >>> from plait.core.step.columns.points import Points
     >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
     '2'
     """

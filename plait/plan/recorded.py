@@ -20,11 +20,11 @@ from plait.core.base.files import contents_within
 from plait.core.base.numbers import shown
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
+from plait.core.step.columns.points import Points
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.asking import point_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
-from plait.plan.closed_form import step_seconds
 from plait.plan.constants import constant_of, timed_constants, with_constants
-from plait.plan.points import Points
 
 METRICS = "metrics.jsonl"
 LEAST, MOST = 1e-9, 1e9

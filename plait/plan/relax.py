@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
-from plait.core.job.constraint import WORDS, Constraint
-from plait.plan.points import RECOMPUTES, SCHEDULES, Points
+from plait.core.job.constraint import Constraint
+from plait.core.parallel.strategy import WORDS
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.space import SearchRequest, any_point, arrangements, column_of, enumerate_space
 
 Memory = Callable[[Points], NDArray[np.float64]]

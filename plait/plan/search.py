@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
-from plait.plan.closed_form import total_seconds
-from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
-from plait.plan.distinct import Ints, distinct
-from plait.plan.points import Points
+from plait.core.step.columns.distinct import Ints, distinct
+from plait.core.step.columns.points import Points
+from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
+from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.relax import Relaxing
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
 

@@ -1,64 +1,21 @@
-"""A step of a plan in virtual time: the schedule and the segment lists that ranks run, on a described
-cluster.
-
-One simulation for all places of the pipeline. The ranks of a place are alike, so one stands for all of them.
-On the outside, ops of the schedule, transfers that share the links of the places between which they go, and
-what ends a step; inside each op, its list (``plait.plan.inside``). What is found is a ``Timeline`` with the
-recorder's keys (``Simulated.timeline``), the seconds of a step, and what each axis adds to them.
-
-Approximations. A transfer that meets sharding's traffic of its sender on the same links shares their rate
-with what is under way when it starts, not with what starts later; a computation is slowed down by the
-transfers under way when it begins. Of a node that is late (jitter), all ops are late alike.
-"""
+"""A plan in virtual time: on a described cluster, or on what the plan itself knows."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from heapq import heappop, heappush
-from statistics import NormalDist
+from dataclasses import dataclass
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
 from plait.core.model.experts import refuse_experts
-from plait.core.record.timeline import Timeline
-from plait.core.step.schedule import Op
-from plait.plan.course import AXES, Course, Moved, Way, script_of
-from plait.plan.crowd import shared_pace
-from plait.plan.phase import Key
-from plait.plan.places import Place, PlaceLists
-from plait.plan.prices import ClusterPrices, PlanPrices, Prices
+from plait.core.record.records import sent_bytes
+from plait.core.step.clock.crowd import shared_pace
+from plait.core.step.clock.pipeline import Simulated, Simulation
+from plait.core.step.clock.prices import ClusterPrices
+from plait.core.step.seconds.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
+from plait.core.step.segments import Collective
 
-
-@dataclass(frozen=True)
-class Simulated:
-    """A step of a plan. places: seconds of every place, by axis; each adds up to ``seconds``.
-
-    compute: as if nothing ran beside it. tp, cp, dp, pp: exposed, so not hidden by computation, or slowing it
-    down.
-    """
-
-    seconds: float
-    places: tuple[Mapping[str, float], ...]
-    simulation: Simulation = field(repr=False, compare=False)
-
-    @property
-    def exposed(self) -> dict[str, float]:
-        """Seconds of the mean rank, by axis; they add up to ``seconds``."""
-        counts = [len(mesh.ranks) for mesh in self.simulation.plan.layout.meshes]
-        return {
-            axis: sum(place[axis] * count for place, count in zip(self.places, counts, strict=True)) / sum(counts)
-            for axis in AXES
-        }
-
-    def timeline(self, steps: Sequence[int] = (0,), ranks: Sequence[int] | None = None) -> Timeline:
-        """The spans of ``ranks`` (None: of all) in ``steps``, which are all alike but for a run's first: no
-        optimizer has changed anything before step 0. Each begins at second 0."""
-        from plait.plan.spans import timeline  # makes keys and bytes, which ranking plans does not need
-
-        return timeline(self.simulation, steps, ranks)
+OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
+"""Of the memory traffic of a parameter's update, and of a byte of it, where nothing is described."""
 
 
 def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: int | None = None) -> Simulated:
@@ -71,203 +28,42 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
     the plan's precision.
     """
     refuse_experts(plan.model, "simulated")
-    found = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed).simulated
+    found = Simulation(
+        plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed, plan.key
+    ).simulated
     if cluster is None or cluster.crowd == 1.0:
         return found
     pace = shared_pace(found.simulation.run().courses, cluster.crowd)
-    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed).simulated
+    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed, plan.key).simulated
 
 
-class Run:
-    """One step of all places. steady: not a run's first."""
+@dataclass(frozen=True)
+class PlanPrices:
+    """Of a plan alone."""
 
-    def __init__(self, simulation: Simulation, *, steady: bool) -> None:
-        self.simulation, self.prices, self.steady = simulation, simulation.prices, steady
-        self.courses = simulation.courses()
-        self.seconds = 0.0
-        self._ways = simulation.script.ways
-        self._arrived: list[tuple[float, float] | None] = [None] * len(self._ways)
-        """When each transfer began to move, and when it was there."""
-        self._blocked: dict[int, int] = {}
-        self._ready = bytearray(len(self._ways))
-        """1 when it has been sent, 2 when its receive is posted, 3 when both."""
-        self._moving = (1, 3) if self.prices.buffered else (3,)
-        self._queue: list[tuple[float, int]] = []
-        self._run()
-        self._finish()
-        for course in self.courses:
-            course.settle()
+    plan: Plan
+    slow: tuple[float, float] = (1.0, 1.0)
+    buffered: bool = True
+    jitter: float = 0.0
+    ranks_per_node: int = 0
+    beside: float = 0.0
 
-    def _run(self) -> None:
-        """Until every place is through with its list; always the place whose clock is behind."""
-        for number, course in enumerate(self.courses):
-            if course.place.units:
-                first = next(entry.key for entry in course.entries if entry.key)
-                course.do(course.inside.begin((first.stage, first.phase), steady=self.steady))
-            heappush(self._queue, (course.clock, number))
-        while self._queue:
-            _, number = heappop(self._queue)
-            self._advance(number, self.courses[number])
-        assert not self._blocked, f"nobody sends {self._ways[next(iter(self._blocked))]}: such a schedule is refused"
+    def costs(self, place: int) -> SegmentCosts:
+        return self.plan.order_costs(place)
 
-    def _advance(self, number: int, course: Course) -> None:
-        """Announce transfers and run computations until another place is behind, or a transfer is missing."""
-        entries, arrived, queue, at = course.entries, self._arrived, self._queue, course.at
-        while at < len(entries):
-            op, key, arrivals, way, sends = entries[at]
-            if key is None:
-                self._announce(course, way, sends=sends)
-                at += 1
-                continue
-            if arrivals:
-                for each in arrivals:
-                    if arrived[each] is None:
-                        self._blocked[each] = number
-                        course.at = at
-                        return
-                for each in arrivals:
-                    self._stand(course, each)
-            self._compute(course, op, key)
-            at += 1
-            if queue and queue[0] < (course.clock, number):
-                heappush(queue, (course.clock, number))
-                break
-        course.at = at
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
 
-    def _stand(self, course: Course, way: int) -> None:
-        """Wait for a transfer: until it moves because others have not computed yet, then because of the
-        network."""
-        moment = self._arrived[way]
-        assert moment is not None
-        begin = course.clock
-        course.rest(moment[0], "idle")
-        course.rest(moment[1], "pp")
-        course.moved.append(Moved(self._ways[way].transfer, False, begin, course.clock))
+    def tier(self, ranks: int, stride: int) -> int:
+        return 0
 
-    def _compute(self, course: Course, op: Op, key: Key) -> None:
-        outcome, lost = course.inside.phase(key, course.state), 0.0
-        taken = max(course.leaves, course.arrives) - course.clock
-        if taken > 0:
-            lost = min(outcome.seconds * course.pace, taken) * (1 - 1 / self.prices.slow[0])
-        course.do(outcome, op, lost=lost)
+    def update(self, numbers: int) -> float:
+        return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
 
-    def _announce(self, course: Course, way: int, *, sends: bool) -> None:
-        """One end of a transfer. It moves when it is sent and, unless the network takes in what nobody asked
-        for yet, its receive is posted."""
-        self._ready[way] += 1 if sends else 2
-        if self._ready[way] in self._moving and self._arrived[way] is None:
-            self._move(way, course.clock)
+    def travel(self, source: int, target: int) -> float:
+        """Tensors one after the other, as their reshard plans say."""
+        reshards = self.plan.reshards.get(self.plan.strategy.sequence_parallel, {})
+        return sum(plan.predicted for plan in reshards.get((source, target), {}).values()) * 1e-9
 
-    def _move(self, number: int, now: float) -> None:
-        way = self._ways[number]
-        sender, receiver = self.courses[way.sender], self.courses[way.receiver]
-        start = max(now, sender.leaves, receiver.arrives)
-        seconds, tier = self.simulation.travel(way)
-        queue = sender.state.queue
-        if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the rate until one is done
-            shared = min(seconds, sum(left for left, other in queue if other == tier))
-            sender.state, seconds = sender.state.behind(shared), seconds + shared
-        end = start + seconds
-        sender.leaves = sender.last_sent = receiver.arrives = end
-        sender.moved.append(Moved(way.transfer, True, start, end))
-        self._arrived[number] = start, end
-        waiting = self._blocked.pop(number, None)
-        if waiting is not None:
-            heappush(self._queue, (max(end, self.courses[waiting].clock), waiting))
-
-    def _finish(self) -> None:
-        """What completes a step: gradients summed, their norm, the optimizer."""
-        prices, plan = self.prices, self.simulation.plan
-        for course in self.courses:
-            course.rest(course.last_sent, "pp")
-            if course.place.units:
-                course.do(course.inside.complete(course.state))
-            if course.place.copies:
-                taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1)
-                course.rest(course.clock + taken, "tp")
-        self._tie()
-        world = plan.layout.world_size
-        _meet(self.courses)
-        for course in self.courses:
-            norm = prices.collective("all_reduce", 3 * 8, world, 1) if world > 1 else 0.0
-            course.rest(course.clock + norm + prices.update(course.place.numbers) * course.pace, "optimizer")
-        self.seconds = max(course.clock for course in self.courses) + prices.beside
-        for course in self.courses:
-            course.rest(self.seconds, "idle")
-
-    def _tie(self) -> None:
-        """The first and the last stage sum the gradient of tied embeddings, if there are any."""
-        plan, rank_of = self.simulation.plan, self.simulation.plan.schedule.rank_of
-        places = sorted({rank_of[0], rank_of[len(plan.stages) - 1]})
-        tie = plan.tie(plan.layout.meshes[places[0]].first)
-        ranks = len(tie.ranks)
-        if ranks == 1:
-            return
-        stride = max(1, (tie.ranks[-1] - tie.ranks[0]) // (ranks - 1))
-        size = tie.numbers * self.courses[0].place.step.workload.master
-        courses = [self.courses[place] for place in places]
-        _meet(courses)
-        for course in courses:
-            course.rest(course.clock + self.prices.collective("all_reduce", size, ranks, stride), "pp")
-
-
-def _meet(courses: Sequence[Course]) -> None:
-    """Wait for the last of them."""
-    moment = max(course.clock for course in courses)
-    for course in courses:
-        course.rest(moment, "idle")
-
-
-class Simulation:
-    """What does not change from step to step: lists, what happens inside them, how fast nodes are."""
-
-    def __init__(self, plan: Plan, prices: Prices, jitter_seed: int | None) -> None:
-        self.plan, self.prices = plan, prices
-        self.places = [Place(plan, index) for index in range(len(plan.layout.degrees))]
-        kinds: dict[object, PlaceLists] = {}
-        self.lists = [kinds.setdefault(place.kind, PlaceLists(place, prices)) for place in self.places]
-        self.paces = self._paces(jitter_seed)
-        self.script = script_of(plan.schedule)
-        self._travels: dict[tuple[int, int], tuple[float, int]] = {}
-
-    def run(self, *, steady: bool = True) -> Run:
-        """One step."""
-        return Run(self, steady=steady)
-
-    @cached_property
-    def simulated(self) -> Simulated:
-        """Of a step in the middle of a run."""
-        run = self.run()
-        return Simulated(run.seconds, tuple({axis: one.spent[axis] for axis in AXES} for one in run.courses), self)
-
-    def courses(self) -> list[Course]:
-        """Of all places, at a step's beginning."""
-        parts = zip(self.places, self.lists, self.paces, self.script.entries, strict=True)
-        return [Course(*part) for part in parts]
-
-    def travel(self, way: Way) -> tuple[float, int]:
-        """Seconds of what one stage hands to another, and the links it uses."""
-        source, target = way.transfer[:2]
-        edge = (source, target) if self.plan.model.levels else (way.sender, way.receiver)  # equal layers, equal edges
-        found = self._travels.get(edge)
-        if found is None:
-            found = self.prices.travel(source, target), self.prices.way(source, target)
-            self._travels[edge] = found
-        return found
-
-    def _paces(self, seed: int | None) -> list[float]:
-        """By place: the time of its slowest node, as a multiple of the mean node's."""
-        sigma, meshes = self.prices.jitter, self.plan.layout.meshes
-        world = self.plan.layout.world_size
-        each = self.prices.ranks_per_node or world
-        count = -(-world // each)
-        if seed is None:
-            return [1.0 + slowest(count) * sigma] * len(meshes)
-        chance = random.Random(seed)
-        nodes = [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
-        return [max(nodes[mesh.ranks[0] // each : mesh.ranks[-1] // each + 1]) for mesh in meshes]
-
-
-def slowest(nodes: int) -> float:
-    """By how many standard deviations the slowest of so many exceeds the mean, on average (Blom 1958)."""
-    return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0
+    def way(self, source: int, target: int) -> int:
+        return 1

@@ -18,7 +18,7 @@ from plait.core.base.text import paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
 from plait.core.job.refine import Measurements, Timed
 from plait.core.runs.missing import Missing
-from plait.core.step.dry_run import peak_activations
+from plait.core.step.clock.dry_run import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
 
 WIDTH = 100

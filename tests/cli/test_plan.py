@@ -18,7 +18,7 @@ from plait.cli.main import app
 from plait.core.base.errors import DataError, InfeasiblePlan, JobError, LaunchError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
-from plait.core.step.segment_costs import segment_costs
+from plait.core.step.seconds.segment_costs import segment_costs
 from plait.plan.simulate import simulate_plan
 from tests.support.runs import metrics, on_terminal, train, write_job
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.train.model import compiled as module
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled, compiler

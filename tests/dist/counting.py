@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from plait.core.step.segments import Collective
-from plait.plan.sharding import step_bytes
-from plait.plan.traffic import micro_batch_bytes
+from plait.core.step.traffic import micro_batch_bytes
+from plait.core.step.unit_traffic import step_bytes
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.assembly import RankPart
 from plait.train.model.sequence import SequenceGroup

@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.core.step.segments import Collective
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor

@@ -25,13 +25,13 @@ from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.timeline import OpSpan
-from plait.core.step.dry_run import peak_activations
+from plait.core.step.clock.dry_run import peak_activations
+from plait.core.step.memory.states import states
 from plait.core.step.schedule import Transfer
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.plan.states import states
 from plait.train.comm.wire import Wire
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import RankPart, assemble

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.core.job.spec import Job
-from plait.plan.estimate import estimate
+from plait.core.step.memory.estimate import estimate
 from plait.plan.make import job_step
 from tests.dist import allocating
 from tests.support.ranks import Ranks

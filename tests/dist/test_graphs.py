@@ -16,7 +16,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.plan.make import make_plan
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import assemble

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from plait.core.cluster.profile import Profile
-from plait.plan import rates
+from plait.core.step.seconds import rates
 from plait.plan.profiled import here
 from tests.dist import profiling
 from tests.support.ranks import Ranks

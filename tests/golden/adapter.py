@@ -21,6 +21,10 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.record.timeline import Timeline
 from plait.core.reshard.plan import messages
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.memory.closed_memory import step_memory
+from plait.core.step.memory.estimate import estimate
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.diagnose.explain import explain
 from plait.diagnose.hang import localise
 from plait.diagnose.operations import read_meta, read_operations
@@ -29,11 +33,7 @@ from plait.diagnose.recording import Recording
 from plait.place.placing import place
 from plait.place.problem import Problem
 from plait.plan.answer import Candidate, Planner
-from plait.plan.closed_form import step_seconds
-from plait.plan.closed_memory import step_memory
-from plait.plan.estimate import estimate
 from plait.plan.make import make_plan
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.simulate import simulate_plan
 from tests.support.recordings import made
 from tests.support.recordings.planted import draw_case

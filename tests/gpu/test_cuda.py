@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches

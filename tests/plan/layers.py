@@ -10,10 +10,10 @@ import pytest
 from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
-from plait.plan import rates
-from plait.plan.layer_time import Layer, Options
-from plait.plan.points import OVERLAPS, Points
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import OVERLAPS, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds import rates
+from plait.core.step.seconds.layer_time import Layer, Options
 from tests.plan.machines import cluster
 
 A100 = cluster(host_layer=1e-4, host_collective=3e-5, slow_computation=1.3, slow_communication=1.2)

@@ -13,11 +13,11 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Schedule
 from plait.core.step.schedules import Shape, find_schedule
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.plan.prices import PlanPrices
+from plait.plan.simulate import PlanPrices
 
 SPEC = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 

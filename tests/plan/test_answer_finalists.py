@@ -14,9 +14,9 @@ from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, Points
 from plait.plan import answer
 from plait.plan.answer import Candidate, Planner, step_flops
-from plait.plan.points import OVERLAPS, Points
 from plait.plan.search import Ranked
 from tests.support.models import gpt, utransformer
 

@@ -9,8 +9,8 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of, strategy_table, with_own_vocabulary
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.space import enumerate_space
 
 H100 = Cluster.preset("h100")

@@ -7,8 +7,8 @@ import pytest
 from planner_fit import spread_of
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.step.columns.points import Points
 from plait.plan.band import P90, band, regimes
-from plait.plan.points import Points
 
 A100 = Cluster.preset("a100-80")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.calibrate import Known, calibrate
-from plait.plan.closed_form import step_seconds
-from plait.plan.points import Points
-from plait.plan.shapes import Shapes
 
 WORK = np.geomspace(1, 100, 30)
 SENT = np.tile([0.0, 5.0, 40.0], 10)

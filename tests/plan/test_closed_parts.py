@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from plait.core.cluster.hardware import Cluster
-from plait.plan import rates
-from plait.plan.closed_form import Options, Seconds, step_seconds
-from plait.plan.layer_time import Layer
-from plait.plan.micro_batch import MicroBatch
-from plait.plan.owners import Owners
-from plait.plan.pipeline_time import Pipeline, Stages, pipeline
-from plait.plan.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds import rates
+from plait.core.step.seconds.closed_form import Options, Seconds, step_seconds
+from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.micro_batch import MicroBatch
+from plait.core.step.seconds.owners import Owners
+from plait.core.step.seconds.pipeline_time import Pipeline, Stages, pipeline
 from tests.plan.layers import A100, BF16, LLAMA, MIXTRAL, SEQUENCE, same, sent
 
 SHAPES = Shapes.of(LLAMA)

@@ -11,12 +11,12 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.step.columns.points import SCHEDULES, Points
+from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
+from plait.core.step.memory.estimate import estimate
+from plait.core.step.seconds.closed_form import Seconds
 from plait.plan.answer import Planner
-from plait.plan.closed_form import Seconds
-from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.estimate import estimate
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.points import SCHEDULES, Points
 
 VALUES: dict[str, Any] = {
     "model": {"preset": "mixtral-8x7b"},

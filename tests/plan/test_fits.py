@@ -12,8 +12,8 @@ import pytest
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job.spec import Job
+from plait.core.step.memory.estimate import Memory, estimate
 from plait.plan import fits
-from plait.plan.estimate import Memory, estimate
 from plait.plan.fits import Room, by_kind, check_device, check_fits, check_size, least_bytes, room
 from plait.plan.make import job_step
 

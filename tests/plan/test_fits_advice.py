@@ -13,9 +13,9 @@ import pytest
 from plait.core.base.errors import InfeasiblePlan, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
+from plait.core.step.memory.estimate import estimate
 from plait.core.step.step import Step
 from plait.plan import fits
-from plait.plan.estimate import estimate
 from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus
 from plait.plan.make import job_step
 from plait.plan.nearest import Adjustable

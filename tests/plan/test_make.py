@@ -16,8 +16,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedule import Schedule, with_transfers
-from plait.core.step.schedule_text import parse_schedule
-from plait.core.step.schedules import Shape, generate
+from plait.core.step.schedules import Shape, generate, parse_schedule
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan, make_plan
 from plait.plan.reshard import plan_reshard

@@ -12,11 +12,11 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
+from plait.core.step.columns.point_step import step_of
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
+from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
 from plait.plan import memory_report as module
-from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.memory_report import fitting_changes, memory_report
-from plait.plan.point_step import step_of
-from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from tests.support.models import seven_billion
 
 SEVEN = seven_billion()

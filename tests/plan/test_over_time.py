@@ -12,9 +12,9 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.parallel.layout import Layout
 from plait.core.record.timeline import Span
+from plait.core.step.clock.pipeline import Simulated, Simulation
 from plait.plan.answer import Planner
 from plait.plan.over_time import memory_curves, shown_places, step_bars
-from plait.plan.simulate import Simulated, Simulation
 
 JOB = {
     "model": {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 64},

@@ -17,7 +17,7 @@ from planner_row import Row
 from planner_vtrain import VTRAIN_COLUMNS
 
 from plait.core.base.errors import JobError
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 ROW = dict.fromkeys(COLUMNS, "") | {
     "row_id": "a-1", "source_id": "a", "completeness": "full", "arch_type": "dense", "task": "pretrain", "layers": "40",

@@ -10,9 +10,9 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import InfeasiblePlan
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.step.memory.closed_memory import usable
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
-from plait.plan.closed_memory import usable
 from plait.plan.search import search
 
 

@@ -26,7 +26,7 @@ from plait.core.cluster.profile import (
     Profile,
 )
 from plait.core.job.spec import Job
-from plait.plan import rates
+from plait.core.step.seconds import rates
 from plait.plan.module_times import module_seconds
 from plait.plan.profiled import NOISE, here, with_profile
 from plait.plan.where import find_cluster

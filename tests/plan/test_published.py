@@ -12,11 +12,11 @@ from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import DEFAULTS, RECOMPUTES, Points
+from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
+from plait.core.step.seconds.closed_form import Options, step_seconds
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
-from plait.plan.closed_form import Options, step_seconds
-from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.points import DEFAULTS, RECOMPUTES, Points
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan import reasons
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 
 SYNC, NONE = OVERLAPS.index("sync"), SHARD_OVERLAPS.index("none")
 ALONE = {"pp": "1", "dp": "1", "cp": "1", "tp": "1", "micro_batch_size": "1", "recompute": "none"}

@@ -13,12 +13,12 @@ from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster, Hosts
 from plait.core.job.spec import Job
+from plait.core.step.columns.points import Points
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import recorded
 from plait.plan.calibrate import Calibrated, Known, Predict
-from plait.plan.closed_form import step_seconds
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.make import make_plan
-from plait.plan.points import Points
 from plait.plan.recorded import Recorded, read_seconds, refit
 
 CLUSTER = Cluster.preset("a100-80")

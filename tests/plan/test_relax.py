@@ -17,8 +17,8 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.asking import asked_of
-from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.relax import KEYS, MOST, SURE, Relaxing, key_of
 from plait.plan.search import search
 from plait.plan.space import SearchRequest, enumerate_space

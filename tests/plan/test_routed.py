@@ -10,10 +10,10 @@ import pytest
 
 from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
-from plait.plan import rates
-from plait.plan.experts_time import Routed
-from plait.plan.points import Points
-from plait.plan.shapes import Shapes
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds import rates
+from plait.core.step.seconds.experts_time import Routed
 from tests.plan.layers import A100, BF16, FLAT, LLAMA, MIXTRAL, product, same, sent
 
 

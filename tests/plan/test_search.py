@@ -19,11 +19,11 @@ from plait.core.job.constraint import Constraint
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
+from plait.core.step.memory.closed_memory import step_memory, usable
+from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import forked
 from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.asking import job_at
-from plait.plan.closed_form import step_seconds
-from plait.plan.closed_memory import step_memory, usable
 from plait.plan.relax import key_of
 from plait.plan.search import FAMILY, search
 from plait.plan.space import SearchRequest, enumerate_space

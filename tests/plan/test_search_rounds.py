@@ -11,9 +11,9 @@ import pytest
 from plait.core.base.errors import InfeasiblePlan
 from plait.core.job.constraint import Constraint
 from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import Points
+from plait.core.step.memory.closed_memory import device_overhead, usable
 from plait.plan import search as module
-from plait.plan.closed_memory import device_overhead, usable
-from plait.plan.points import Points
 from plait.plan.search import FAMILY, search
 from plait.plan.space import SearchRequest, enumerate_space
 from tests.plan.test_search import A100

@@ -16,8 +16,8 @@ from plait.core.job.constraint import Constraint
 from plait.core.job.spec import Job
 from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import OVERLAPS, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.asking import job_at
-from plait.plan.points import OVERLAPS, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.space import (
     COARSEST,
     QUANTITIES,

@@ -15,7 +15,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import Recompute, ShardOverlap
 from plait.core.step.schedules import GENERATORS
-from plait.core.step.segment_costs import SegmentCosts, segment_costs
+from plait.core.step.seconds.segment_costs import SegmentCosts, segment_costs
 from plait.plan.make import make_plan
 
 T = TypeVar("T")

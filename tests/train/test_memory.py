@@ -12,11 +12,11 @@ import torch
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.memory.activations import activations
+from plait.core.step.memory.states import states
+from plait.core.step.orders.overlap import Load
 from plait.core.step.stages import Stage
-from plait.plan.activations import activations
-from plait.plan.sharding import unit_sizes
-from plait.plan.states import states
+from plait.core.step.unit_traffic import unit_sizes
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import ByteTokenizer
 from plait.train.engine.executor import RankContext, make_executor

@@ -1,8 +1,8 @@
 """Efficiency: what of a cluster's nominal peaks a training step reaches, as constants with their origin.
 
 ``specs/efficiency/*.toml`` has one file for each generation of devices; a cluster's file names one and may
-replace single constants. ``plait.plan.rates`` turns them into seconds; ``plait.plan.calibrate`` fits them to
-measured steps.
+replace single constants. ``step.seconds.rates`` turns them into seconds; ``plait.plan.calibrate`` fits them
+to measured steps.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.reshard.plan import ReshardPlan, Written
 from plait.core.step.schedule import Edge
-from plait.core.step.schedule_text import parse_schedule
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.schedules import parse_schedule
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.stages import split_layers
 from plait.core.step.step import Step, Workload
 

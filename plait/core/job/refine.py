@@ -10,7 +10,7 @@ from plait.core.job.plan import Choices, Plan
 from plait.core.parallel.strategy import ShardOverlap, Strategy
 from plait.core.step.schedule import Schedule, with_edges, with_transfers
 from plait.core.step.schedules import Shape, enough_slack, generate
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 
 SLACK_TOLERANCE = 0.02
 """What a period may lose to transfers: measured times are no better than this, and a whole micro-batch alive

@@ -1,18 +1,18 @@
-"""A training step as data: ops of segments and of the pipeline, their lists and orders."""
+"""A training step as data: ops of segments and of the pipeline, their lists, and what follows from them."""
 
 # pyright: reportUnsupportedDunderAll=false
 
 __all__ = [
-    "dry_run",
-    "overlap",
+    "clock",
+    "columns",
+    "memory",
+    "orders",
     "schedule",
-    "schedule_text",
     "schedules",
-    "segment_costs",
-    "segment_lists",
+    "seconds",
     "segments",
-    "sends",
     "stages",
     "step",
+    "unit_traffic",
     "units",
 ]

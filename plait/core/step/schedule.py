@@ -242,7 +242,7 @@ def check(schedule: Schedule) -> None:
 
     Every computation once and on one rank; what is needed on the same rank before it; transfers, if there are
     any, all there: sent after their op, received before their reader. Whether ranks may wait for each other
-    in a circle: ``core.step.dry_run``.
+    in a circle: ``core.step.clock.dry_run``.
     """
     stage_ranks: dict[int, int] = {}
     seen = set[Op]()

@@ -12,12 +12,15 @@ from functools import cached_property
 
 from plait.core.model.precision import ITEMSIZE, MASTER, Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout, SequenceCut
-from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.layout import Layout, Mesh, SequenceCut
+from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
-from plait.core.step.segment_costs import SegmentCosts, segment_costs
+from plait.core.step.schedule import COMPUTE, Edge, Op, Schedule, with_edges, with_transfers
+from plait.core.step.seconds.segment_costs import SegmentCosts, segment_costs
+from plait.core.step.segments import Phase, SegmentGraph
 from plait.core.step.stages import Crossing, Stage, Tie, crossing_bytes, crossings, split_layers, tie_of
+from plait.core.step.traffic import SegmentTraffic, replicated_numbers
+from plait.core.step.unit_traffic import UnitTraffic, unit_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +141,119 @@ class Step:
     def tie(self, rank: int) -> Tie:
         """With whom a rank sums the gradient of tied embeddings, and what of it."""
         return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
+
+
+def phase_of(op: Op) -> Phase:
+    """What a computation of the schedule is to its stage's lists."""
+    assert op.computes
+    return "step" if op.kind == "S" else op.kind  # type: ignore[return-value]  (the rest moves tensors)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a step's pipeline."""
+
+    step: Step
+    index: int
+
+    @property
+    def mesh(self) -> Mesh:
+        """Its ranks."""
+        return self.step.layout.meshes[self.index]
+
+    @cached_property
+    def share(self) -> int:
+        """Sequences of a micro-batch of the rank that has most."""
+        return self.step.largest_share(self.index)
+
+    def crossing_bytes(self, edge: Edge) -> int:
+        """Bytes of what one micro-batch hands over an edge, of the rank that has most."""
+        return self.step.crossing_bytes(self.index, edge, self.share)
+
+    @cached_property
+    def tie(self) -> Tie:
+        """Of its first rank, whose share of tied embeddings is the largest."""
+        return self.step.tie(self.mesh.first)
+
+    @cached_property
+    def unit_sizes(self) -> dict[Unit, int]:
+        """Numbers in every unit of all stages."""
+        found: dict[Unit, int] = {}
+        for stage in self.held:
+            found |= stage
+        return found
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """With the place's own tp."""
+        return self.step.strategy_of(self.index)
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """Over its replicas."""
+        return self.step.shardings[self.index]
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """That it holds."""
+        return self.step.stages_of(self.index)
+
+    @cached_property
+    def order(self) -> dict[int, int]:
+        """By number of a stage: which of the place's it is."""
+        return {stage.index: at for at, stage in enumerate(self.stages)}
+
+    @cached_property
+    def units(self) -> list[UnitTraffic]:
+        """Empty where nobody else holds the same weights."""
+        mesh, work = self.mesh, self.step.workload
+        if mesh.replicas == 1:
+            return []
+        return [
+            UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, work.master)
+            for unit, numel in self.unit_sizes.items()
+        ]
+
+    @cached_property
+    def held(self) -> list[dict[Unit, int]]:
+        """Numbers in every unit, stage by stage."""
+        return [unit_sizes(self.step.model, self.strategy, stage, self.sharding) for stage in self.stages]
+
+    @cached_property
+    def numbers(self) -> int:
+        """That a rank's optimizer owns."""
+        return sum(sum(stage.values()) for stage in self.held) // self.sharding.optim
+
+    @cached_property
+    def copies(self) -> int:
+        """Bytes of gradients that several tensor-parallel ranks hold."""
+        numbers = sum(replicated_numbers(self.step.model, self.strategy, stage) for stage in self.stages)
+        return -(-numbers // self.sharding.optim) * self.step.workload.master if self.strategy.tp > 1 else 0
+
+    @cached_property
+    def phases(self) -> list[tuple[int, Phase]]:
+        """Of every stage: which of the place's it is, and what the schedule asks of it."""
+        found = {(op.stage, op.kind): op for op in self.step.schedule.ranks[self.index] if op.kind in COMPUTE}
+        return [(self.order[op.stage], phase_of(op)) for op in found.values()]
+
+    @cached_property
+    def kind(self) -> object:
+        """Equal for places that do the same."""
+        step, mesh = self.step, self.mesh
+        stages = [
+            stage if step.model.levels else (stage.embeds, stage.heads, stage.num_layers) for stage in self.stages
+        ]
+        return (*stages, mesh.dp, mesh.tp, mesh.cp, self.sharding, tuple(self.phases))
+
+    def graph(self, at: int) -> SegmentGraph:
+        """Of one of its stages."""
+        return SegmentGraph.of(self.step.model, self.strategy, self.stages[at])
+
+    def traffic(self, at: int, share: int) -> SegmentTraffic:
+        """What the collectives of a stage move where a rank has ``share`` sequences of a micro-batch."""
+        step = self.step
+        return SegmentTraffic(
+            model=step.model, strategy=self.strategy, graph=self.graph(at),
+            shares=slice_sizes(share, self.strategy.p1), sequence=step.workload.sequence // self.strategy.cp,
+            itemsize=step.workload.itemsize, loss_itemsize=self.step.workload.master,
+        )  # fmt: skip

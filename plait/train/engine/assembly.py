@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.core.job.plan import Plan
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.core.step.schedule import Schedule, forward_only
 from plait.core.step.segments import Phase
 from plait.train.engine.courier import LaneCourier, Lanes

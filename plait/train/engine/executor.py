@@ -18,8 +18,8 @@ from torch import Tensor
 
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.ring import Kind as Entry
-from plait.core.step.overlap import Load, SegmentLists, segment_lists
-from plait.core.step.segment_lists import check
+from plait.core.step.orders.overlap import Load, SegmentLists, segment_lists
+from plait.core.step.orders.segment_lists import check
 from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
 from plait.core.step.units import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire

@@ -16,8 +16,8 @@ from plait.core.cluster.profile import ModuleTime, by_module
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.orders.overlap import Load
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches

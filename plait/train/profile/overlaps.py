@@ -1,7 +1,7 @@
 """How much computation and communication slow each other down: matrix products beside collectives.
 
 Both run alone, then side by side for about as long. Whichever ends first, the other goes on alone at its own
-speed; so both factors follow from the two ends (the model of ``plait.plan.rates.together``).
+speed; so both factors follow from the two ends (the model of ``plait.core.step.seconds.rates.together``).
 
 Where ranks share cores, when a rank's products end depends on which other ranks have the core meanwhile. What
 a collective takes from computation there is the processor time of the threads that carry it, of all ranks.

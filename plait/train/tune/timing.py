@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from plait.core.record.timeline import OpSpan
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp
 from plait.train.comm.objects import gather, largest, meet
 from plait.train.machine.device import RankDevice

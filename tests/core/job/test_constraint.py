@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
-from plait.core.job.constraint import COUNTS, WORDS, Constraint
+from plait.core.job.constraint import COUNTS, Constraint
+from plait.core.parallel.strategy import WORDS
 
 SIGNS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "=": operator.eq, "!=": operator.ne,
          "<": operator.lt, ">": operator.gt}  # fmt: skip

@@ -16,7 +16,7 @@ from plait.core.job.refine import Measurements, Timed, Times, refine, slack_sche
 from plait.core.job.spec import Job
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.plan.make import make_plan
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import JobError
 from plait.core.parallel.sharding import LEVELS, Level, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import ShardOverlap, Strategy
-from plait.core.step.segment_lists import sync_order
+from plait.core.step.orders.segment_lists import sync_order
 from plait.core.step.segments import Action, Phase, SegmentGraph
 from plait.core.step.units import UnitAction, UnitOp, with_units
 

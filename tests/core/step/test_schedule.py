@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import ScheduleError
-from plait.core.step.dry_run import dry_run
+from plait.core.step.clock.dry_run import dry_run
 from plait.core.step.schedule import (
     Op,
     Schedule,
@@ -20,8 +20,7 @@ from plait.core.step.schedule import (
     with_edges,
     with_transfers,
 )
-from plait.core.step.schedule_text import parse_schedule
-from plait.core.step.schedules import GENERATORS, Shape, generate
+from plait.core.step.schedules import GENERATORS, Shape, generate, parse_schedule
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]
 

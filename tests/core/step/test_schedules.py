@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steady import steady_period
 
 from plait.core.base.errors import ScheduleError
-from plait.core.step.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
+from plait.core.step.clock.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
 from plait.core.step.schedule import Op, with_transfers
 from plait.core.step.schedules import (
     GENERATORS,

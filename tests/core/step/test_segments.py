@@ -15,9 +15,9 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.records import EXCHANGED
 from plait.core.step.attention_ops import SharedAttention
-from plait.core.step.overlap import domino_order, segment_order
-from plait.core.step.segment_costs import SegmentCosts, makespan, simulate
-from plait.core.step.segment_lists import async_order, check, insert_waits, parse, sync_order
+from plait.core.step.orders.overlap import domino_order, segment_order
+from plait.core.step.orders.segment_lists import async_order, check, insert_waits, parse, sync_order
+from plait.core.step.seconds.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, needs_table
 from plait.core.step.sends import SENDS, exchanged, send_of
 from plait.core.step.stages import Stage

@@ -18,8 +18,8 @@ from torch import Tensor
 from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import SegmentLists
-from plait.core.step.segment_lists import sync_order
+from plait.core.step.orders.overlap import SegmentLists
+from plait.core.step.orders.segment_lists import sync_order
 from plait.core.step.segments import Action, SegmentGraph, SegmentOp
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.checkpoint.weight_names import place

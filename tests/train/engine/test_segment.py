@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.overlap import Load
+from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.reshard.plan import messages
-from plait.plan import rates
+from plait.core.step.seconds import rates
 from plait.train.machine.device import RankDevice
 from plait.train.profile import compute
 from plait.train.profile.clock import Clock, MedianSeconds

@@ -11,7 +11,7 @@ from typical import typical_costs
 
 from plait.core.record.ring import Kind
 from plait.core.record.timeline import OpSpan
-from plait.core.step.segment_costs import SegmentCosts
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.machine.device import Fork, Mark, RankDevice

@@ -1,0 +1,5 @@
+"""A step in virtual time: ranks with their streams, places with their transfers."""
+
+# pyright: reportUnsupportedDunderAll=false
+
+__all__ = ["crowd", "dry_run", "pipeline", "prices"]

@@ -1,0 +1,164 @@
+"""What every place of a pipeline does in a simulated step: its list as numbers, and how far it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from plait.core.step.clock.inside import Inside
+from plait.core.step.clock.phase import Key, Outcome, State
+from plait.core.step.clock.places import PlaceLists
+from plait.core.step.schedule import COMPUTE, Op, Schedule, Transfer
+from plait.core.step.segments import Phase
+from plait.core.step.step import Place, phase_of
+
+AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
+"""What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
+slowest node of the own place and of others, and for what is beside a step."""
+SCRIPTS = 8
+"""Schedules whose lists are kept: finalists that follow each other often have the same."""
+
+
+class Turn(NamedTuple):
+    """A computation of the schedule, when it ran, and what happened inside; longer than that by the factor
+    ``scale``. op: None for what begins and completes a step."""
+
+    op: Op | None
+    start: float
+    scale: float
+    outcome: Outcome
+
+
+class Moved(NamedTuple):
+    """A transfer, on its sender; or how long its receiver stood still for it."""
+
+    transfer: Transfer
+    sends: bool
+    start: float
+    end: float
+
+
+class Entry(NamedTuple):
+    """One op of a place's list. key: None for a transfer. arrivals: numbers of the transfers from other
+    places that a computation needs. way: number of the transfer; sends: which end of it this is."""
+
+    op: Op
+    key: Key | None
+    arrivals: tuple[int, ...]
+    way: int = -1
+    sends: bool = False
+
+
+class Way(NamedTuple):
+    """A transfer, and the places at its ends."""
+
+    transfer: Transfer
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True)
+class Script:
+    """A schedule with its transfers numbered. entries: of every place."""
+
+    ways: Sequence[Way]
+    entries: Sequence[Sequence[Entry]]
+
+
+@lru_cache(maxsize=SCRIPTS)
+def script_of(schedule: Schedule) -> Script:
+    """Of a schedule with transfers."""
+    numbers: dict[Transfer, int] = {}
+    entries = [_entries(schedule, rank, numbers) for rank in range(len(schedule.ranks))]
+    rank_of = schedule.rank_of
+    return Script([Way(one, rank_of[one.source], rank_of[one.target]) for one in numbers], entries)
+
+
+def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
+    """Of one place. numbers: of transfers, is added to."""
+    ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
+    samples = {(op.stage, op.kind): op for op in ops if op.kind in COMPUTE}
+    phases: dict[tuple[int, str], tuple[int, Phase]] = {
+        kind: (order[op.stage], phase_of(op)) for kind, op in samples.items()
+    }
+    needs = {kind: schedule.arrivals(op) for kind, op in samples.items()}
+    computing = [(op.stage, op.kind) for op in ops if op.kind in COMPUTE]
+    last = {kind: at for at, kind in enumerate(computing)}
+    following = iter([*(phases[kind] for kind in computing[1:]), None])
+    known: dict[Key, Key] = {}  # equal keys are one, so that they are found fast
+    entries, at = list[Entry](), -1
+    for op in ops:
+        stage, kind, micro_batch, _ = op
+        if kind in COMPUTE:
+            at += 1
+            key = Key(*phases[stage, kind], last[stage, kind] == at, next(following))
+            arrivals = [numbers.setdefault(Transfer(*one[:3], micro_batch), len(numbers)) for one in needs[stage, kind]]
+            entries.append(Entry(op, known.setdefault(key, key), tuple(arrivals)))
+        else:
+            number = numbers.setdefault(op.transfer, len(numbers))
+            entries.append(Entry(op, None, (), number, op.sends))
+    return entries
+
+
+@dataclass(eq=False)
+class Course:
+    """What a place does in a step. ended: when collectives of its units were over: a moment, a scale, and
+    seconds from that moment in units of that scale. leaves: until when its links carry what it sends,
+    arrives: what it receives."""
+
+    place: Place
+    lists: PlaceLists
+    pace: float
+    entries: Sequence[Entry]
+    clock: float = 0.0
+    at: int = 0
+    state: State = field(default_factory=State)
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
+    turns: list[Turn] = field(default_factory=list[Turn])
+    moved: list[Moved] = field(default_factory=list[Moved])
+    ended: list[tuple[float, float, Sequence[float]]] = field(
+        default_factory=list[tuple[float, float, Sequence[float]]]
+    )
+    leaves: float = 0.0
+    arrives: float = 0.0
+    last_sent: float = 0.0
+
+    @cached_property
+    def inside(self) -> Inside:
+        """What happens in its lists."""
+        return self.lists.inside
+
+    def rest(self, moment: float, axis: str) -> None:
+        """Stand still until ``moment``."""
+        passed = moment - self.clock
+        if passed <= 0:
+            return
+        if self.state.queue:
+            self.state, ended = self.state.later(passed)
+            self.ended.append((self.clock, 1.0, ended))
+        self.spent[axis] += passed
+        self.clock = moment
+
+    def do(self, outcome: Outcome, op: Op | None = None, *, lost: float = 0.0) -> None:
+        """Go through a list, or what begins or completes a step. lost: seconds by which transfers slow it
+        down."""
+        start, scale = self.clock, self.pace
+        if lost:
+            scale += lost / outcome.seconds
+            self.spent["pp"] += lost
+        self.turns.append(Turn(op, start, scale, outcome))
+        if outcome.ended:
+            self.ended.append((start, scale, outcome.ended))
+        self.clock, self.state = start + outcome.seconds * scale, outcome.after
+
+    def settle(self) -> None:
+        """Add up what all its turns have spent."""
+        outcomes = {id(turn.outcome): turn.outcome for turn in self.turns}
+        for number, times in Counter(id(turn.outcome) for turn in self.turns).items():
+            outcome = outcomes[number]
+            for axis, seconds in zip(outcome.spent._fields, outcome.spent, strict=True):
+                self.spent[axis] += times * seconds
+            self.spent["idle"] += times * outcome.seconds * (self.pace - 1.0)

@@ -1,0 +1,255 @@
+"""A step in virtual time: the schedule and the segment lists that ranks run, on a described
+cluster.
+
+One simulation for all places of the pipeline. The ranks of a place are alike, so one stands for all of them.
+On the outside, ops of the schedule, transfers that share the links of the places between which they go, and
+what ends a step; inside each op, its list (``step.clock.inside``). What is found is a ``Timeline`` with the
+recorder's keys (``Simulated.timeline``), the seconds of a step, and what each axis adds to them.
+
+Approximations. A transfer that meets sharding's traffic of its sender on the same links shares their rate
+with what is under way when it starts, not with what starts later; a computation is slowed down by the
+transfers under way when it begins. Of a node that is late (jitter), all ops are late alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+from statistics import NormalDist
+
+from plait.core.record.timeline import Timeline
+from plait.core.step.clock.course import AXES, Course, Moved, Way, script_of
+from plait.core.step.clock.phase import Key
+from plait.core.step.clock.places import PlaceLists
+from plait.core.step.clock.prices import Prices
+from plait.core.step.schedule import Op
+from plait.core.step.step import Place, Step
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Seconds of a step. places: seconds of every place, by axis; each adds up to ``seconds``.
+
+    compute: as if nothing ran beside it. tp, cp, dp, pp: exposed, so not hidden by computation, or slowing it
+    down.
+    """
+
+    seconds: float
+    places: tuple[Mapping[str, float], ...]
+    simulation: Simulation = field(repr=False, compare=False)
+
+    @property
+    def exposed(self) -> dict[str, float]:
+        """Seconds of the mean rank, by axis; they add up to ``seconds``."""
+        counts = [len(mesh.ranks) for mesh in self.simulation.step.layout.meshes]
+        return {
+            axis: sum(place[axis] * count for place, count in zip(self.places, counts, strict=True)) / sum(counts)
+            for axis in AXES
+        }
+
+    def timeline(self, steps: Sequence[int] = (0,), ranks: Sequence[int] | None = None) -> Timeline:
+        """The spans of ``ranks`` (None: of all) in ``steps``, which are all alike but for a run's first: no
+        optimizer has changed anything before step 0. Each begins at second 0."""
+        from plait.core.step.clock.spans import timeline  # makes keys and bytes, which ranking plans does not need
+
+        return timeline(self.simulation, steps, ranks)
+
+
+class Run:
+    """One step of all places. steady: not a run's first."""
+
+    def __init__(self, simulation: Simulation, *, steady: bool) -> None:
+        self.simulation, self.prices, self.steady = simulation, simulation.prices, steady
+        self.courses = simulation.courses()
+        self.seconds = 0.0
+        self._ways = simulation.script.ways
+        self._arrived: list[tuple[float, float] | None] = [None] * len(self._ways)
+        """When each transfer began to move, and when it was there."""
+        self._blocked: dict[int, int] = {}
+        self._ready = bytearray(len(self._ways))
+        """1 when it has been sent, 2 when its receive is posted, 3 when both."""
+        self._moving = (1, 3) if self.prices.buffered else (3,)
+        self._queue: list[tuple[float, int]] = []
+        self._run()
+        self._finish()
+        for course in self.courses:
+            course.settle()
+
+    def _run(self) -> None:
+        """Until every place is through with its list; always the place whose clock is behind."""
+        for number, course in enumerate(self.courses):
+            if course.place.units:
+                first = next(entry.key for entry in course.entries if entry.key)
+                course.do(course.inside.begin((first.stage, first.phase), steady=self.steady))
+            heappush(self._queue, (course.clock, number))
+        while self._queue:
+            _, number = heappop(self._queue)
+            self._advance(number, self.courses[number])
+        assert not self._blocked, f"nobody sends {self._ways[next(iter(self._blocked))]}: such a schedule is refused"
+
+    def _advance(self, number: int, course: Course) -> None:
+        """Announce transfers and run computations until another place is behind, or a transfer is missing."""
+        entries, arrived, queue, at = course.entries, self._arrived, self._queue, course.at
+        while at < len(entries):
+            op, key, arrivals, way, sends = entries[at]
+            if key is None:
+                self._announce(course, way, sends=sends)
+                at += 1
+                continue
+            if arrivals:
+                for each in arrivals:
+                    if arrived[each] is None:
+                        self._blocked[each] = number
+                        course.at = at
+                        return
+                for each in arrivals:
+                    self._stand(course, each)
+            self._compute(course, op, key)
+            at += 1
+            if queue and queue[0] < (course.clock, number):
+                heappush(queue, (course.clock, number))
+                break
+        course.at = at
+
+    def _stand(self, course: Course, way: int) -> None:
+        """Wait for a transfer: until it moves because others have not computed yet, then because of the
+        network."""
+        moment = self._arrived[way]
+        assert moment is not None
+        begin = course.clock
+        course.rest(moment[0], "idle")
+        course.rest(moment[1], "pp")
+        course.moved.append(Moved(self._ways[way].transfer, False, begin, course.clock))
+
+    def _compute(self, course: Course, op: Op, key: Key) -> None:
+        outcome, lost = course.inside.phase(key, course.state), 0.0
+        taken = max(course.leaves, course.arrives) - course.clock
+        if taken > 0:
+            lost = min(outcome.seconds * course.pace, taken) * (1 - 1 / self.prices.slow[0])
+        course.do(outcome, op, lost=lost)
+
+    def _announce(self, course: Course, way: int, *, sends: bool) -> None:
+        """One end of a transfer. It moves when it is sent and, unless the network takes in what nobody asked
+        for yet, its receive is posted."""
+        self._ready[way] += 1 if sends else 2
+        if self._ready[way] in self._moving and self._arrived[way] is None:
+            self._move(way, course.clock)
+
+    def _move(self, number: int, now: float) -> None:
+        way = self._ways[number]
+        sender, receiver = self.courses[way.sender], self.courses[way.receiver]
+        start = max(now, sender.leaves, receiver.arrives)
+        seconds, tier = self.simulation.travel(way)
+        queue = sender.state.queue
+        if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the rate until one is done
+            shared = min(seconds, sum(left for left, other in queue if other == tier))
+            sender.state, seconds = sender.state.behind(shared), seconds + shared
+        end = start + seconds
+        sender.leaves = sender.last_sent = receiver.arrives = end
+        sender.moved.append(Moved(way.transfer, True, start, end))
+        self._arrived[number] = start, end
+        waiting = self._blocked.pop(number, None)
+        if waiting is not None:
+            heappush(self._queue, (max(end, self.courses[waiting].clock), waiting))
+
+    def _finish(self) -> None:
+        """What completes a step: gradients summed, their norm, the optimizer."""
+        prices, step = self.prices, self.simulation.step
+        for course in self.courses:
+            course.rest(course.last_sent, "pp")
+            if course.place.units:
+                course.do(course.inside.complete(course.state))
+            if course.place.copies:
+                taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1)
+                course.rest(course.clock + taken, "tp")
+        self._tie()
+        world = step.layout.world_size
+        _meet(self.courses)
+        for course in self.courses:
+            norm = prices.collective("all_reduce", 3 * 8, world, 1) if world > 1 else 0.0
+            course.rest(course.clock + norm + prices.update(course.place.numbers) * course.pace, "optimizer")
+        self.seconds = max(course.clock for course in self.courses) + prices.beside
+        for course in self.courses:
+            course.rest(self.seconds, "idle")
+
+    def _tie(self) -> None:
+        """The first and the last stage sum the gradient of tied embeddings, if there are any."""
+        step, rank_of = self.simulation.step, self.simulation.step.schedule.rank_of
+        places = sorted({rank_of[0], rank_of[len(step.stages) - 1]})
+        tie = step.tie(step.layout.meshes[places[0]].first)
+        ranks = len(tie.ranks)
+        if ranks == 1:
+            return
+        stride = max(1, (tie.ranks[-1] - tie.ranks[0]) // (ranks - 1))
+        size = tie.numbers * self.courses[0].place.step.workload.master
+        courses = [self.courses[place] for place in places]
+        _meet(courses)
+        for course in courses:
+            course.rest(course.clock + self.prices.collective("all_reduce", size, ranks, stride), "pp")
+
+
+def _meet(courses: Sequence[Course]) -> None:
+    """Wait for the last of them."""
+    moment = max(course.clock for course in courses)
+    for course in courses:
+        course.rest(moment, "idle")
+
+
+class Simulation:
+    """What does not change from step to step: lists, what happens inside them, how fast nodes are.
+
+    key: of the plan, with which timelines are stamped."""
+
+    def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: str = "") -> None:
+        self.step, self.prices, self.key = step, prices, key
+        self.places = [Place(step, index) for index in range(len(step.layout.degrees))]
+        kinds: dict[object, PlaceLists] = {}
+        self.lists = [kinds.setdefault(place.kind, PlaceLists(place, prices)) for place in self.places]
+        self.paces = self._paces(jitter_seed)
+        self.script = script_of(step.schedule)
+        self._travels: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def run(self, *, steady: bool = True) -> Run:
+        """One step."""
+        return Run(self, steady=steady)
+
+    @cached_property
+    def simulated(self) -> Simulated:
+        """Of a step in the middle of a run."""
+        run = self.run()
+        return Simulated(run.seconds, tuple({axis: one.spent[axis] for axis in AXES} for one in run.courses), self)
+
+    def courses(self) -> list[Course]:
+        """Of all places, at a step's beginning."""
+        parts = zip(self.places, self.lists, self.paces, self.script.entries, strict=True)
+        return [Course(*part) for part in parts]
+
+    def travel(self, way: Way) -> tuple[float, int]:
+        """Seconds of what one stage hands to another, and the links it uses."""
+        source, target = way.transfer[:2]
+        edge = (source, target) if self.step.model.levels else (way.sender, way.receiver)  # equal layers, equal edges
+        found = self._travels.get(edge)
+        if found is None:
+            found = self.prices.travel(source, target), self.prices.way(source, target)
+            self._travels[edge] = found
+        return found
+
+    def _paces(self, seed: int | None) -> list[float]:
+        """By place: the time of its slowest node, as a multiple of the mean node's."""
+        sigma, meshes = self.prices.jitter, self.step.layout.meshes
+        world = self.step.layout.world_size
+        each = self.prices.ranks_per_node or world
+        count = -(-world // each)
+        if seed is None:
+            return [1.0 + slowest(count) * sigma] * len(meshes)
+        chance = random.Random(seed)
+        nodes = [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
+        return [max(nodes[mesh.ranks[0] // each : mesh.ranks[-1] // each + 1]) for mesh in meshes]
+
+
+def slowest(nodes: int) -> float:
+    """By how many standard deviations the slowest of so many exceeds the mean, on average (Blom 1958)."""
+    return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0

@@ -1,0 +1,122 @@
+"""The places of a step's pipeline as the simulation sees them: the lists of their stages, priced.
+
+Places that differ only in which layers they hold do the same, so they share lists and all that is found out
+about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from plait.core.step.clock.inside import Inside
+from plait.core.step.clock.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
+from plait.core.step.clock.prices import Prices
+from plait.core.step.orders.known import known_order, later
+from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
+from plait.core.step.segments import Action, Collective, Phase
+from plait.core.step.step import Place
+from plait.core.step.unit_traffic import Sent, UnitTraffic
+from plait.core.step.units import UnitAction, with_units
+
+Listed = Sequence[Action | UnitAction]
+
+
+@dataclass(frozen=True)
+class PlaceLists:
+    """What a kind of places runs. place: the first of the kind."""
+
+    place: Place
+    prices: Prices
+
+    @cached_property
+    def listed(self) -> dict[tuple[int, Phase], Listed]:
+        """The lists of its stages, with what happens to units."""
+        place, found = self.place, dict[tuple[int, Phase], Listed]()
+        costs, batch = place.step.order_costs(place.index), place.share
+        for at, phase in place.phases:
+            graph = replace(place.graph(at), phase=phase)
+            actions = known_order(graph, place.strategy.overlap, costs, batch)
+            found[at, phase] = with_units(graph, actions, place.held[at], place.strategy) if place.units else actions
+        return found
+
+    def of(self, other: Place, at: int, phase: Phase) -> Listed:
+        """The list of another place of the kind: the same for its layers."""
+        here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
+        actions = self.listed[at, phase]
+        return [one if isinstance(one, UnitAction) else later(one, there - here) for one in actions]
+
+    @cached_property
+    def inside(self) -> Inside:
+        """The lists, priced."""
+        place, prices, strategy = self.place, self.prices, self.place.strategy
+        rules = Rules(
+            prices.slow,
+            prices.tier(strategy.tp, 1),
+            forward=strategy.hides_shards(forward=True),
+            backward=strategy.hides_shards(forward=False),
+            sent=strategy.overlap != "none",
+        )
+        programmes = {key: self._priced(key[0], listed) for key, listed in self.listed.items()}
+        prices = {(one.numel, one.whole): one for one in place.units}  # units as large cost as much
+        found = {kind: self._unit_prices(one) for kind, one in prices.items()}
+        return Inside(programmes, [found[one.numel, one.whole] for one in place.units], rules)
+
+    @cached_property
+    def _costs(self) -> SegmentCosts:
+        """Of segment ops."""
+        return self.prices.costs(self.place.index)
+
+    def _tier(self, kind: Collective | None) -> int | None:
+        """The links of attention's collectives."""
+        strategy = self.place.strategy
+        ulysses = strategy.cp // strategy.ring
+        ways = {"all_to_all": (ulysses, strategy.tp), "rotate": (strategy.ring, strategy.tp * ulysses)}
+        return self.prices.tier(*ways[kind]) if kind in ways else None
+
+    def _priced(self, at: int, listed: Listed) -> Programme:
+        """One list."""
+        place = self.place
+        graph = place.graph(at)
+        durations = Durations(graph, self._costs, place.share)
+        numbers = {one.unit: number for number, one in enumerate(place.units)}
+        slots: dict[object, int] = {}
+        programme: list[Run | Start | Wait | UnitStep] = []
+        for action in listed:
+            if isinstance(action, UnitAction):
+                verb, unit, forward = action.op
+                programme.append(UnitStep(verb, numbers.get(unit, -1), forward))
+                continue
+            verb, op = action
+            if verb == "run":
+                programme.append(Run(durations.compute(op)))
+            elif verb == "start":
+                slots[op] = len(slots)
+                programme.append(Start(slots[op], durations.collective(op), self._tier(graph.collective(op))))
+            else:
+                programme.append(Wait(slots[op]))
+        return programme
+
+    def _unit_prices(self, unit: UnitTraffic) -> UnitPrices:
+        gathered = unit.params > 1
+        forward, backward = (unit.gather(forward=way) for way in (True, False))
+        return UnitPrices(
+            forward=self._price(forward) if gathered else None,
+            backward=self._price(backward) if gathered else None,
+            reduce=self._price(unit.reduce(last=False)),
+            last=self._price(unit.reduce(last=True)),
+            publish=self._price(unit.publish()) if unit.publishes else None,
+            gradient=(unit.numel, unit.gradient) if unit.grads > 1 else None,
+            parameters=(unit.numel, unit.itemsize) if gathered else None,
+            whole=unit.whole,
+        )
+
+    def _price(self, found: Sequence[Sent]) -> Price:
+        """Of collectives one after the other; they use the links of the one that takes longest."""
+        tp = self.place.strategy.tp
+        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp) for one in found]
+        if not each:
+            return Price(0.0, -1)
+        slowest = found[each.index(max(each))]
+        return Price(sum(each), self.prices.tier(slowest.ranks, slowest.stride * tp))

@@ -1,0 +1,144 @@
+"""What a simulated step asks of a machine: seconds of ops, collectives, passes over memory and transfers.
+
+``ClusterPrices`` knows a described cluster. ``PlanPrices`` knows no more than a plan: its measured costs, or
+costs from shapes, whose proportions mean more than their seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from plait.core.cluster.hardware import Cluster
+from plait.core.step.orders.overlap import Load
+from plait.core.step.seconds import rates
+from plait.core.step.seconds.costs import cluster_costs
+from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.segments import Collective
+from plait.core.step.step import Step
+
+
+class Prices(Protocol):
+    """Of one plan on one machine."""
+
+    @property
+    def slow(self) -> tuple[float, float]:
+        """Factors of computation and of communication while both run."""
+        ...
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a transfer starts without its receive."""
+        ...
+
+    @property
+    def jitter(self) -> float:
+        """Standard deviation of a node's step time, relative."""
+        ...
+
+    @property
+    def ranks_per_node(self) -> int:
+        """0: all."""
+        ...
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a step beside what is simulated."""
+        ...
+
+    def costs(self, place: int) -> SegmentCosts:
+        """Of the segment ops of a place."""
+        ...
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        """Of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart."""
+        ...
+
+    def tier(self, ranks: int, stride: int) -> int:
+        """Which links such a collective uses."""
+        ...
+
+    def update(self, numbers: int) -> float:
+        """Of an optimizer's step over so many numbers."""
+        ...
+
+    def travel(self, source: int, target: int) -> float:
+        """Of what one stage hands to another, for one micro-batch."""
+        ...
+
+    def way(self, source: int, target: int) -> int:
+        """Which links that uses."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClusterPrices:
+    """On a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches' computation,
+    as a multiple of the seconds that the cluster says; optimizers run at once."""
+
+    step: Step
+    cluster: Cluster
+    pace: float = 1.0
+
+    @property
+    def slow(self) -> tuple[float, float]:
+        reached = self.cluster.efficiency
+        return reached.slow_computation.value, reached.slow_communication.value
+
+    @property
+    def buffered(self) -> bool:
+        return self.cluster.device.kind == "cpu"  # gloo takes in what nobody asked for yet, NCCL does not
+
+    @property
+    def jitter(self) -> float:
+        return self.cluster.efficiency.jitter.value
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.cluster.ranks_per_node
+
+    @property
+    def beside(self) -> float:
+        return self.cluster.efficiency.step.value
+
+    def costs(self, place: int) -> SegmentCosts:
+        step = self.step
+        found = cluster_costs(
+            step.model, step.strategy_of(place), self._load(place), self.cluster, precision=step.workload.precision
+        )
+        if self.pace == 1.0:
+            return found
+        return replace(found, compute={key: seconds * self.pace for key, seconds in found.compute.items()})
+
+    def _load(self, place: int) -> Load:
+        return Load(self.step.largest_share(place), self.step.workload.sequence)
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        assert kind != "rotate"
+        return float(rates.collective(self.cluster, kind, nbytes, ranks, stride))
+
+    def tier(self, ranks: int, stride: int) -> int:
+        return self.cluster.tier_of(ranks * stride)
+
+    def update(self, numbers: int) -> float:
+        return float(rates.memory_bound(self.cluster, numbers * self.cluster.efficiency.optimizer_bytes.value))
+
+    def travel(self, source: int, target: int) -> float:
+        """Every node of the target gets each part once, over all its links, and shares it out inside."""
+        meshes, ends = self.step.layout.meshes, [self.step.schedule.rank_of[stage] for stage in (source, target)]
+        shares = {place: self.step.largest_share(place) for place in ends}
+        tile = max(self.step.crossing_bytes(place, (source, target), share) for place, share in shares.items())
+        tp = min(meshes[place].tp for place in ends)
+        inside = self._stride(ends) < self.cluster.ranks_per_node
+        copies = 1 if self.step.strategy.sequence_parallel or inside else min(tp, self.cluster.ranks_per_node)
+        there = rates.collective(self.cluster, "send", tile / copies, 2, self._stride(ends))
+        return float(there) + self.collective("all_gather", tile, copies, 1)
+
+    def way(self, source: int, target: int) -> int:
+        ends = [self.step.schedule.rank_of[stage] for stage in (source, target)]
+        return self.tier(2, self._stride(ends))
+
+    def _stride(self, ends: list[int]) -> int:
+        """Between a rank of one place and its counterpart."""
+        meshes = self.step.layout.meshes
+        return abs(meshes[ends[0]].first - meshes[ends[1]].first)

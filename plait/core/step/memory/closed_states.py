@@ -1,0 +1,127 @@
+"""Bytes that last from step to step, for many strategies at once: ``step.memory.states`` on columns.
+
+A place's units are found as for one strategy (``unit_sizes``), without padding; few differ in size, so
+factors of sharding are columns over these few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.model.precision import MASTER
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.sharding import WHOLE, Sharding
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.states import position_tables
+from plait.core.step.stages import Stage
+from plait.core.step.traffic import replicated_numbers
+from plait.core.step.unit_traffic import unit_sizes
+
+Column = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
+"""What ``place_states`` gives. ends: sums of gradients at the end of a step, which a step's activations give
+their place to."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Columns: of sharding."""
+
+    params: Ints
+    grads: Ints
+    optim: Ints
+    secondary: Ints
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers).
+    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings that the first and
+    the last stage both hold."""
+
+    units: Mapping[tuple[bool, int], int]
+    copies: int
+    tied: int
+    num_stages: int
+
+
+@cache
+def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...]) -> Held:
+    """What a place with these stages holds."""
+    num_stages = stages[0].num_stages
+    units: dict[tuple[str, int], int] = {}
+    for stage in stages:
+        units |= unit_sizes(model, strategy, stage, Sharding())
+    ends = any(stage.embeds or stage.heads for stage in stages)
+    return Held(
+        Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
+        sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
+        -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
+        len(stages),
+    )
+
+
+def place_states(
+    model: ModelSpec,
+    strategy: Strategy,
+    place: Held,
+    factors: Factors,
+    *,
+    sequence: int,
+    itemsize: int,
+    options: MemoryOptions,
+) -> Column:
+    """[KINDS, points]."""
+    master = max(MASTER, itemsize)
+    each = (
+        itemsize if options.parameter_bytes is None else options.parameter_bytes,
+        master if options.main_gradient_bytes is None else options.main_gradient_bytes,
+        master * (2 + (master != itemsize)) if options.optimizer_bytes is None else options.optimizer_bytes,
+        itemsize if options.gathered_bytes is None else options.gathered_bytes,
+    )
+    params, grads, optim, second = factors.params, factors.grads, factors.optim, factors.secondary
+    step, copy = optim * np.maximum(1, second), np.maximum(1, second)
+    found = np.zeros((len(KINDS), len(params)))
+    for (whole, numel), count in place.units.items():
+        padded = -(-numel // step) * step
+        p, g = (1, 1) if whole else (params, grads)
+        found[0] += count * (padded // p * each[0] + (0 if whole else padded // copy * (second > 0) * each[0]))
+        found[1] += count * (padded // g * each[1])
+        found[2] += count * (padded // optim * each[2])
+        if not whole:  # two of a size
+            found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
+    found[3] += place.num_stages * position_tables(model, strategy, sequence=sequence, itemsize=itemsize)
+    if not options.gpu:
+        found[3] += _reductions(place.units, factors) * master
+    found[3] += options.fixed_bytes
+    if not options.sums_in_place:
+        tied = np.minimum(-(-place.tied // step) * step // optim, place.tied)  # what an optimizer has of it
+        found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)
+    owned = sum(count * numel for (_, numel), count in place.units.items()) / optim
+    found[4] = np.maximum(found[4], owned * options.update_bytes)
+    return found
+
+
+def _reductions(units: Mapping[tuple[bool, int], int], factors: Factors) -> Column:
+    """Numbers of what gloo's reduce-scatters keep: as ``reduction_buffers``."""
+    params, grads, optim = factors.params, factors.grads, factors.optim
+    step = optim * np.maximum(1, factors.secondary)
+    levels: Sequence[tuple[Ints | int, Ints]] = ((1, params), (params, grads // params), (grads, optim // grads))
+    sizes = sorted({numel for _, numel in units})
+    found = np.zeros(len(params))
+    for inner, ranks in levels:
+        before = np.zeros(len(params), np.int64)
+        for numel in sizes:
+            size = -(-numel // step) * step // inner
+            found += np.where((ranks > 1) & (size != before), size, 0)  # one for every size
+            before = size
+    return found

@@ -1,0 +1,112 @@
+"""What experts add to the memory of a device: their states, of which every rank has some experts' only, and
+the routed tokens that a layer keeps and works with.
+
+A model with experts is walked as one without (``activated``, ``resident``) whose MLP is as wide as what a
+token meets, or as what every rank has, on the mean of all layers; the rest is added here. Tokens are taken to
+be spread evenly over experts: what an overloaded rank needs more is not counted. docs/adr/0017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.model.precision import MASTER
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.columns.loose_model import LooseModel
+from plait.core.step.columns.points import RECOMPUTES, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.memory.closed_states import Column, Factors, Held, place_states
+from plait.core.step.memory.live import (
+    BACKWARD,
+    FORWARD,
+    KEPT_LAYER,
+    PLAIN_BACKWARD,
+    PLAIN_FORWARD,
+    PLAIN_KEPT_LAYER,
+    STREAM,
+    TYPES,
+)
+from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.seconds.experts_time import cut_by
+from plait.core.step.stages import Stage
+
+FULL = RECOMPUTES.index("full")
+SCORE_BYTES = 2 * MASTER
+"""Of a token's score for one expert that a layer keeps: logit and probability in fp32."""
+
+
+@cache
+def activated(model: ModelSpec) -> ModelSpec:
+    """As wide as what a token meets; a dense model as it is."""
+    shapes = Shapes.of(model)
+    return _dense(model, shapes.whole_ffn + shapes.expert_share * shapes.routed * shapes.expert_ffn)
+
+
+@cache
+def resident(model: ModelSpec) -> ModelSpec:
+    """As wide as what every rank has, routers included; a dense model as it is."""
+    shapes = Shapes.of(model)
+    return _dense(model, shapes.whole_ffn + shapes.expert_share * shapes.experts / (2 + shapes.gated))
+
+
+def _dense(model: ModelSpec, width: float) -> ModelSpec:
+    if model.experts is None:
+        return model
+    values: dict[str, Any] = {field.name: getattr(model, field.name) for field in fields(ModelSpec)}
+    values |= {"experts": None, "ffn_hidden": round(width)}
+    return LooseModel(**values, gated_mlp=model.gated, trained_positions=model.learned_positions)
+
+
+def expert_states(
+    model: ModelSpec,
+    strategy: Strategy,
+    stages: tuple[Stage, ...],
+    factors: Factors,
+    *,
+    ep: int,
+    itemsize: int,
+    options: MemoryOptions,
+) -> Column:
+    """[KINDS, points], as ``place_states``: of the routed experts of a place with these stages. Every layer's
+    are a unit. factors: of sharding over dp x cp; of experts, the ranks that have the same share."""
+    experts = model.experts
+    if experts is None:
+        return np.zeros((5, len(factors.params)))
+    layers = sum(experts.at(layer) for stage in stages for layer in stage.layers)
+    numel = experts.count * model.expert_parameters(experts.ffn_hidden) // (ep * strategy.tp)
+    own = Factors(
+        cut_by(factors.params, ep), cut_by(factors.grads, ep), cut_by(factors.optim, ep),
+        cut_by(factors.secondary, ep),
+    )  # fmt: skip
+    held = Held({(False, numel): layers} if layers else {}, copies=0, tied=0, num_stages=0)
+    return place_states(
+        model, strategy, held, own, sequence=1, itemsize=itemsize, options=replace(options, fixed_bytes=0.0)
+    )
+
+
+def routed_sizes(
+    model: ModelSpec, points: Points, mixed: NDArray[np.bool_], *, sequence: int, itemsize: int
+) -> NDArray[np.float64]:
+    """[points, STREAM] bytes, to be added to ``size_rows``: rows that experts take in and give back, and the
+    router's scores. mixed: points with layers that compute again beside layers that do not."""
+    shapes = Shapes.of(model)
+    tokens = (points.micro * (sequence // points.cp)).astype(np.float64)
+    here = tokens / np.where(points.sequence_parallel > 0, points.tp, 1)
+    rows = shapes.expert_share * shapes.routed * model.hidden * itemsize
+    # Inputs, of all the tensor-parallel group's tokens; outputs, which the router's gradient needs.
+    kept = rows * (tokens + here) + shapes.expert_share * shapes.experts * here * SCORE_BYTES
+    working = rows * 2 * here  # on the way, sent and received
+    found, again = np.zeros((len(points), STREAM)), points.recompute == FULL
+    found[:, KEPT_LAYER] = kept * ~again
+    found[:, FORWARD : FORWARD + len(TYPES)] = (working + kept * again)[:, None]
+    found[:, BACKWARD : BACKWARD + len(TYPES)] = (working + kept * again)[:, None]
+    found[:, PLAIN_KEPT_LAYER] = kept * mixed
+    found[:, PLAIN_FORWARD : PLAIN_FORWARD + len(TYPES)] = (working * mixed)[:, None]
+    found[:, PLAIN_BACKWARD : PLAIN_BACKWARD + len(TYPES)] = (working * mixed)[:, None]
+    return found

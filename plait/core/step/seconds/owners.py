@@ -1,0 +1,154 @@
+"""How a model is shared out, over places of the pipeline and over replicas, and what that costs at a step's
+end: gradients to their owners, the optimizer, new parameters back.
+
+None of it depends on micro-batches. So of a space it is found for a few percent of the points (``ALIKE``),
+and taken for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.cluster.hardware import Cluster
+from plait.core.step.columns.distinct import Ints
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds import rates
+from plait.core.step.seconds.experts_time import cut_by, of_experts
+from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.rates import Seconds as Column
+
+ALIKE = ("pp", "virtual", "tp", "dp", "cp", "ep", "params", "grads", "optim")
+"""Columns that owners depend on."""
+
+
+def decides(points: Points) -> list[NDArray[Any]]:
+    """Columns that are equal where ``Owners`` is."""
+    return [getattr(points, name) for name in ALIKE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owners:
+    """Columns, one number a kind of point.
+
+    first, inner, last: layers of these places. first_chunk: of a place's layers, the share in the first of
+    zb-v's two stages. down, up: seconds of gradients to their owners and of new parameters back, as if alone;
+    ends: of summing the gradient of tied weights. optimizer: seconds. late: by how many standard deviations
+    the slowest node is late.
+    """
+
+    first: Column
+    inner: Column
+    last: Column
+    first_chunk: Column
+    down: Column
+    up: Column
+    ends: Column
+    optimizer: Column
+    late: Column
+
+    @staticmethod
+    def of(model: Shapes, points: Points, cluster: Cluster, options: Options) -> Owners:
+        """Of every point."""
+        return _Cut(model, points, cluster, options).owners()
+
+    def take(self, which: Ints) -> Owners:
+        """By numbers."""
+        return Owners(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class _Cut:
+    model: Shapes
+    points: Points
+    cluster: Cluster
+    options: Options
+
+    def owners(self) -> Owners:
+        layers = self._layers()
+        down, up = self._sync(layers)
+        nodes = -(-self.points.ranks // self.cluster.ranks_per_node)
+        return Owners(
+            first=layers[0], inner=layers[1], last=layers[2], first_chunk=self._first_chunk(), down=down, up=up,
+            ends=self._ends(), optimizer=self._optimizer(layers), late=_latest(nodes),
+        )  # fmt: skip
+
+    def _layers(self) -> tuple[Column, Column, Column]:
+        """Of the first, an inner and the last place. Embedding and head take the place of a layer each where
+        that makes stages equal; else a remainder goes to inner places, which are most."""
+        points, total = self.points, np.asarray(self.model.num_layers, dtype=np.float64)
+        parts = points.pp * np.maximum(points.virtual, 1)
+        counted = (total % parts > 0) & ((total + 2) % parts == 0) & (points.pp > 1)
+        even = np.where(counted, (total + 2) / points.pp, np.where(total % parts == 0, total / points.pp, 0))
+        inner = np.where(even > 0, even, np.ceil(total / points.pp))
+        outer = np.where(counted, even - 1, np.where(even > 0, even, total / points.pp))
+        return outer, inner, np.where(points.pp > 1, outer, total)
+
+    def _first_chunk(self) -> Column:
+        """Of the layers of zb-v's two stages at a place, the share in the first: earlier stages have more."""
+        total, pp = np.asarray(self.model.num_layers), self.points.pp
+        return ((total // (2 * pp)) * pp + np.minimum(total % (2 * pp), pp)) / total
+
+    def _weights(self, layers: tuple[Column, Column, Column]) -> Column:
+        """Parameters on the rank that has most of them, before sharding over replicas."""
+        model, points = self.model, self.points
+        words = model.words
+        single = layers[2] * model.layer_weights + words * (2 - np.asarray(model.tied_embeddings))
+        outer = layers[0] * model.layer_weights + words
+        inner = np.where(points.pp > 2, layers[1] * model.layer_weights, 0)
+        return np.where(points.pp > 1, np.maximum(outer, inner), single) / points.tp
+
+    def _expert_weights(self, layers: tuple[Column, Column, Column]) -> Column:
+        """Parameters of routed experts on the rank that has most of them, before sharding."""
+        points = self.points
+        most = np.maximum(layers[0], np.where(points.pp > 2, layers[1], np.maximum(layers[0], layers[2])))
+        return most * self.model.expert_weights / (points.tp * points.ep)
+
+    def _sync(self, layers: tuple[Column, Column, Column]) -> tuple[Column, Column]:
+        """Gradients to their owners, over replicas of these, and new parameters back: the chain of
+        factors."""
+        down, up = self._moved(self.points, self._weights(layers), 2 * layers[1] + 1)
+        if self.model.has_experts:
+            more = self._moved(of_experts(self.points), self._expert_weights(layers), layers[1])
+            some = np.asarray(self.model.expert_weights) > 0
+            down, up = down + some * more[0], up + some * more[1]
+        return down, up
+
+    def _moved(self, points: Points, weights: Column, units: Column) -> tuple[Column, Column]:
+        """Gradients of ``weights`` to their owners, and new parameters back."""
+
+        def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
+            """Unit by unit: attention and MLP of a layer, the embedding or the head, as if equally large."""
+            whole = weights * itemsize / cut / units
+            return units * rates.collective(self.cluster, kind, whole, ranks, points.tp * cut)
+
+        params, grads, optim = points.params, points.grads, points.optim
+        gradient, weight = self.options.gradient_bytes, self.options.weight_bytes
+        down = moved("reduce_scatter", gradient, grads, optim // grads)
+        down = down + moved("all_reduce", gradient, optim, points.replicas // optim)
+        up = moved("all_gather", weight, grads, optim // grads) + moved("all_gather", weight, params, grads // params)
+        return down, up
+
+    def _ends(self) -> Column:
+        """The first and the last place each have a copy of tied weights; their gradients are added."""
+        model, points = self.model, self.points
+        tied = model.words / points.tp * self.options.gradient_bytes * np.asarray(model.tied_embeddings)
+        return rates.collective(self.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
+
+    def _optimizer(self, layers: tuple[Column, Column, Column]) -> Column:
+        points, cluster = self.points, self.cluster
+        owned = self._weights(layers) / points.optim
+        owned = owned + self._expert_weights(layers) / cut_by(points.optim, points.ep)
+        return rates.memory_bound(cluster, owned * cluster.efficiency.optimizer_bytes.value)
+
+
+def _latest(nodes: Any) -> Column:
+    """Expected largest of so many standard normals (Blom 1958), 0 for one."""
+    values, where = np.unique(nodes, return_inverse=True)
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in values.tolist()])[where]

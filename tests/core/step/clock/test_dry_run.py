@@ -1,0 +1,94 @@
+"""What a schedule does under given costs, as a picture shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.core.base.errors import ScheduleError
+from plait.core.base.pictures import Bar
+from plait.core.step.clock.dry_run import PipelineCosts, dry_run
+from plait.core.step.schedules import Shape, generate, parse_schedule
+
+
+def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0B0\nrank 1: 1F0 1B0")
+    quick = dry_run(schedule, PipelineCosts.uniform(2, 1.0, 1.0, 0.5))
+    assert [(bar.row, bar.start, bar.end, bar.label, bar.kind) for bar in quick.bars()] == [
+        ("rank 0", 0.0, 1.0, "F0", "forward"), ("rank 0", 3.5, 5.0, "B0", "backward"),
+        ("rank 1", 1.0, 2.0, "F0", "forward"), ("rank 1", 2.0, 3.5, "B0", "backward"),
+    ]  # fmt: skip
+    slow = dry_run(schedule, PipelineCosts.uniform(2, 1.0, 1.0, 0.5, transfer=0.25))
+    assert slow.bars()[4:] == [
+        Bar("0 > 1", 1.0, 1.25, "0", "transfer F"), Bar("1 > 0", 3.75, 4.0, "0", "transfer B")
+    ]  # fmt: skip
+    assert slow.makespan == 5.5
+    assert slow.idle() == [3.0, 0.0]
+    assert slow.bubble() == 3.0
+
+
+def test_a_ranks_later_stages_have_small_letters() -> None:
+    schedule = parse_schedule("rank 0: 0F0 1F0 1B0 0B0")
+    assert [bar.label for bar in dry_run(schedule, PipelineCosts.uniform(2)).bars()] == ["F0", "f0", "b0", "B0"]
+
+
+def test_who_waits_for_a_circle_is_no_part_of_it() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\nrank 2: 2F1 2B1 2F0 2B0")
+    with pytest.raises(ScheduleError) as caught:
+        dry_run(schedule)
+    assert str(caught.value) == (
+        "deadlock: rank 1 waits at 1B0 for 2SEND_B0 of rank 2; rank 2 waits at 2F1 for 1SEND_F1 of rank 1"
+    )
+
+
+def test_a_rank_without_ops_waits_for_nobody() -> None:
+    for text in ("rank 0: 0F0 0B0\nrank 1:", "rank 0:\nrank 1: 0F0 0B0"):
+        assert dry_run(parse_schedule(text), PipelineCosts.uniform(1, 1.0, 1.0, 0.5)).makespan == 2.5
+
+
+LATE = """
+rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+rank 1: 1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1
+"""
+
+
+@pytest.mark.parametrize(("transfers", "start"), [("buffered", 2.0), ("rendezvous", 11.5)])
+def test_a_transfer_waits_for_who_receives_it_unless_there_is_a_buffer(transfers: Any, start: float) -> None:
+    """The second is sent at 2, and its receive posted when the first forward of 10 s is done."""
+    costs = PipelineCosts((1.0, 10.0), (1.0, 1.0), (0.0, 0.0), {(0, 1): 0.5})
+    placed = dry_run(parse_schedule(LATE), costs, transfers=transfers).placed
+    assert [one.start for one in placed if str(one.op) == "0SEND_F1"] == [start]
+
+
+def test_a_sender_that_blocks_goes_on_when_its_transfer_has_arrived() -> None:
+    costs = PipelineCosts((1.0, 10.0), (1.0, 1.0), (0.0, 0.0), {(0, 1): 0.5})
+    placed = dry_run(parse_schedule(LATE), costs, transfers="blocking").placed
+    starts = {str(one.op): one.start for one in placed}
+    assert (starts["0F1"], starts["0SEND_F1"]) == (1.5, 11.5)
+
+
+def test_bars_of_transfers_stand_by_who_sends_to_whom_and_when() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\nrank 2: 2F0 2F1 2B0 2B1")
+    bars = dry_run(schedule, PipelineCosts.uniform(3, 1.0, 1.0, 0.5, transfer=0.25)).bars()
+    moves = [(bar.row, bar.start) for bar in bars if ">" in bar.row]
+    rows = ["0 > 1", "1 > 0", "1 > 2", "2 > 1"]
+    assert [row for row, _ in moves] == [row for row in rows for _ in range(2)]
+    assert moves == sorted(moves)
+
+
+def test_rows_of_ranks_stand_in_the_order_of_ranks() -> None:
+    """Also of more than ten."""
+    schedule = generate("gpipe", Shape(ranks=12, micro_batches=2))
+    bars = dry_run(schedule, PipelineCosts.uniform(12, 1.0, 1.0, 0.5)).bars()
+    assert list(dict.fromkeys(bar.row for bar in bars)) == [f"rank {rank}" for rank in range(12)]
+    assert [bar.label for bar in bars if bar.row == "rank 10"] == ["F0", "F1", "B0", "B1"]
+
+
+def test_second_stages_of_a_rank_have_small_letters() -> None:
+    schedule = generate("zb-v", Shape(ranks=2, micro_batches=1, chunks=2))
+    bars = dry_run(schedule, PipelineCosts.uniform(4, 1.0, 1.0, 0.5)).bars()
+    assert [(bar.row, bar.label) for bar in bars] == [
+        (f"rank {rank}", label) for rank in (0, 1) for label in ("F0", "f0", "i0", "w0", "I0", "W0")
+    ]
+    assert {bar.kind for bar in bars} == {"forward", "input gradient", "weight gradient"}
