@@ -92,7 +92,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> object:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     # What these compute on: columns of strategies, of nodes and jobs, of recordings.
-    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces")} | {
+    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces", "columns", "memory", "seconds")} | {
         "diagnose": {"numpy", "polars"},
         "view": {"numpy", "polars", "dash", "flask", "werkzeug"},  # cli imports it inside the verb
     }

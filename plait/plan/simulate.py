@@ -10,7 +10,7 @@ from plait.core.model.experts import refuse_experts
 from plait.core.record.records import sent_bytes
 from plait.core.step.clock.crowd import shared_pace
 from plait.core.step.clock.pipeline import Simulated, Simulation
-from plait.core.step.clock.prices import ClusterPrices
+from plait.core.step.clock.prices import ClusterPrices, Prices
 from plait.core.step.seconds.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
 from plait.core.step.segments import Collective
 
@@ -38,8 +38,8 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
 
 
 @dataclass(frozen=True)
-class PlanPrices:
-    """Of a plan alone."""
+class PlanPrices(Prices):
+    """Prices that a plan alone knows."""
 
     plan: Plan
     slow: tuple[float, float] = (1.0, 1.0)

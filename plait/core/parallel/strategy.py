@@ -6,8 +6,9 @@ The planner and the runtime check a strategy by the same function, before any pr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
@@ -17,6 +18,13 @@ from plait.core.model.weights import Site, Weight, widths
 Overlap = Literal["sync", "async", "domino", "no-communication"]
 Recompute = Literal["none", "selective", "full"]
 ShardOverlap = Literal["none", "forward", "backward", "both"]
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
+    "recompute": get_args(Recompute),
+    "overlap": get_args(Overlap),
+    "shard_overlap": get_args(ShardOverlap),
+}
+"""Settings of a strategy that are words, and which."""
 
 
 @dataclass(frozen=True, kw_only=True)

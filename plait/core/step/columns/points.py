@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
-    "recompute": ("none", "selective", "full"),
-    "overlap": ("sync", "async", "domino", "none"),
-    "shard_overlap": ("none", "forward", "backward", "both"),
-}
-"""Quantities that are words, and which."""
+from plait.core.parallel.strategy import WORDS
+
 SCHEDULES = WORDS["schedule"]
 RECOMPUTES = WORDS["recompute"]
 OVERLAPS = WORDS["overlap"]

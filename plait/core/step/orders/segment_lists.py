@@ -1,7 +1,7 @@
 """Lists of segment actions: their text form, whether they are legal, and the plain orders.
 
 >>> actions = sync_order(SegmentGraph(num_layers=1, p1=2))
->>> parse(format_actions(actions)) == actions
+>>> parse(" ".join(map(str, actions))) == actions
 True
 """
 
