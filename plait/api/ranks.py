@@ -77,11 +77,14 @@ def watched(start: RankStarter, ranks: Ranks) -> int:
     """Start ranks once and watch them to their end; returns and raises what ``launch.local.run_ranks``
     does."""
     from plait.launch.local import run_ranks
+    from plait.launch.watch import RunGuard
 
     chosen = silenced(start) if ranks.silent else start
     suspicion = suspicion_of(ranks)
     with collected(ranks):
-        return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
+        return run_ranks(
+            chosen, ranks.world, ranks.logs, guard=RunGuard(lock=ranks.lock, suspicion=suspicion), timeout=ranks.timeout
+        )
 
 
 def collected(ranks: Ranks) -> AbstractContextManager[None]:

@@ -33,7 +33,7 @@ from plait.launch import agent
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
-from plait.launch.watch import catching_signals, say, watched
+from plait.launch.watch import RunGuard, catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
 AGENT = command_of(programs.AGENT)
@@ -126,8 +126,13 @@ def _run(
             with _passing():  # a pod that does not come may come on another node
                 ranks = agents.ranks(still)
             sources = list(agents.agents.values())
-            status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=sources, suspicion=suspicion,
-                             progress=progress)  # fmt: skip
+            status = watched(
+                ranks,
+                logs,
+                guard=RunGuard(lock=lock, suspicion=suspicion, progress=progress),
+                timeout=said["timeout"],
+                sources=sources,
+            )
         except _Stopped as stopped:
             status = stopped.status
         except PlaitError as error:

@@ -20,11 +20,8 @@ from typing import IO, Any, Protocol
 from plait.core.base.env import launcher_variable, rank_base, rank_variables
 from plait.core.base.process import process_state
 from plait.core.runs.channel import Channel
-from plait.core.runs.lock import RunLock
-from plait.core.runs.progress import Progress
-from plait.launch.hang import Suspicion
 from plait.launch.open_files import make_room
-from plait.launch.watch import RankProcess, Watch, catching_signals
+from plait.launch.watch import ALONE, RankProcess, RunGuard, Watch, catching_signals
 
 
 class Child(Protocol):
@@ -115,13 +112,17 @@ def local_variables(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    start: RankStarter, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None,
-    suspicion: Suspicion | None = None, signals: deque[int] | None = None, progress: Progress | None = None,
-) -> int:  # fmt: skip
+    start: RankStarter,
+    world: int,
+    logs: Path,
+    *,
+    timeout: float,
+    guard: RunGuard = ALONE,
+    signals: deque[int] | None = None,
+) -> int:
     """Run all ranks to their end. Returns 0, or 128 + signal if they were asked to stop and have saved.
 
-    suspicion: finds out why they wait for each other, if they do for too long. signals: those that the caller
-    catches. progress: takes note of how far they are.
+    signals: those that the caller catches.
 
     Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout`` seconds
     or that the others wait for, RunLost when the run's lock is lost, LaunchError for more ranks than this
@@ -136,8 +137,7 @@ def run_ranks(
         for number in range(world):
             log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
             ranks.append(_start(start, number, log))
-        watch = Watch(ranks, logs, caught, timeout=timeout, lock=lock, suspicion=suspicion, progress=progress)
-        return watch.until_ended()
+        return Watch(ranks, logs, caught, timeout=timeout, guard=guard).until_ended()
 
 
 def _start(start: RankStarter, number: int, log: IO[bytes]) -> RankProcess:

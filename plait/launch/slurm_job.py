@@ -31,7 +31,7 @@ from plait.launch import slurm
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, starts_in_vain
-from plait.launch.watch import say, watched
+from plait.launch.watch import RunGuard, say, watched
 
 PLACED = "placed_ranks.json"
 """The rank table that the user has given, in the run's folder."""
@@ -54,7 +54,8 @@ def run(
         slurm.check_gpus(gpus, table.ranks_per_node, device, problem)
 
     def start(progress: Progress) -> int:
-        return _start(folder, argv, table, gpus, timeout, lock, suspicion(), progress)
+        guard = RunGuard(lock=lock, suspicion=suspicion(), progress=progress)
+        return _start(folder, argv, table, gpus, timeout, guard)
 
     if plan is None:
         return start(Progress(world_size))
@@ -64,10 +65,7 @@ def run(
     return history.attempt(start, Progress(world_size, stepped=lambda one: history.goes_on(one, say)))
 
 
-def _start(
-    folder: Path, argv: Sequence[str], table: RankTable, gpus: int, timeout: float, lock: RunLock | None,
-    suspicion: Suspicion | None, progress: Progress,
-) -> int:  # fmt: skip
+def _start(folder: Path, argv: Sequence[str], table: RankTable, gpus: int, timeout: float, guard: RunGuard) -> int:
     job, listed = slurm_job()
     hosts = folder / f"slurm-hosts-{job}.txt"
     hosts.write_text("".join(f"{host}\n" for host in table.hosts))
@@ -85,8 +83,7 @@ def _start(
             held.callback(_finish, step, agents)
             ranks = agents.ranks(lambda: _still(step))
             sources = list(agents.agents.values())
-            return watched(ranks, logs, timeout=timeout, lock=lock, sources=sources, suspicion=suspicion,
-                           progress=progress)  # fmt: skip
+            return watched(ranks, logs, timeout=timeout, guard=guard, sources=sources)
     finally:
         hosts.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
 from plait.launch.local import RankStarter, run_ranks
-from plait.launch.watch import catching_signals, say
+from plait.launch.watch import RunGuard, catching_signals, say
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first restart, and at most; each in between that follows one in vain waits twice as
@@ -130,9 +130,13 @@ class Supervisor:
             try:
                 with crew.beside():
                     return run_ranks(
-                        crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock,
-                        suspicion=crew.suspicion(), signals=signals, progress=progress,
-                    )  # fmt: skip
+                        crew.start,
+                        crew.world,
+                        self.logs,
+                        guard=RunGuard(lock=self.lock, suspicion=crew.suspicion(), progress=progress),
+                        timeout=self.timeout,
+                        signals=signals,
+                    )
             finally:
                 self._stopping = progress.stopping
 

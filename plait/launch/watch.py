@@ -150,9 +150,21 @@ def say(text: str) -> None:
         print(paragraph(f"plait: {text}", columns and min(columns, 100)), file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class RunGuard:
+    """What looks after a run besides its launcher. lock: whose loss ends the run. suspicion: finds out why
+    ranks wait for each other, if they do for too long. progress: takes note of how far ranks are."""
+
+    lock: RunLock | None = None
+    suspicion: Suspicion | None = None
+    progress: Progress | None = None
+
+
+ALONE = RunGuard()
+
+
 class Watch:
-    """``signals``: those that have arrived, oldest first. sources: what else is listened to. progress: takes
-    note of how far ranks are."""
+    """``signals``: those that have arrived, oldest first. sources: what else is listened to."""
 
     def __init__(
         self,
@@ -161,14 +173,12 @@ class Watch:
         signals: deque[int],
         *,
         timeout: float,
-        lock: RunLock | None,
+        guard: RunGuard = ALONE,
         sources: Sequence[EventSource] = (),
-        suspicion: Suspicion | None = None,
-        progress: Progress | None = None,
     ) -> None:
-        self.progress = progress or Progress(len(ranks))
-        self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
-        self.suspicion, self.sources = suspicion, sources
+        self.progress = guard.progress or Progress(len(ranks))
+        self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
+        self.suspicion, self.sources = guard.suspicion, sources
         self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
@@ -386,12 +396,13 @@ def _culprit(quiet: Sequence[RankProcess]) -> RankProcess:
 
 
 def watched(
-    ranks: Sequence[RankProcess], logs: Path, *, timeout: float, lock: RunLock | None,
+    ranks: Sequence[RankProcess],
+    logs: Path,
+    *,
+    timeout: float,
+    guard: RunGuard = ALONE,
     sources: Sequence[EventSource] = (),
-    suspicion: Suspicion | None = None, progress: Progress | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
     with catching_signals() as signals:
-        watch = Watch(ranks, logs, signals, timeout=timeout, lock=lock, sources=sources, suspicion=suspicion,
-                      progress=progress)  # fmt: skip
-        return watch.until_ended()
+        return Watch(ranks, logs, signals, timeout=timeout, guard=guard, sources=sources).until_ended()

@@ -18,6 +18,7 @@ from plait.core.base.errors import RankFailure
 from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
+from plait.launch.watch import RunGuard
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 4.0
@@ -135,7 +136,11 @@ def run(folder: Path, shape: Shape, *, fault: str = "",
             threading.Thread(target=_later, args=(where, after, partial(harm, lab)), daemon=True).start()
         try:
             status = run_ranks(
-                partial(lab.popen, argv=ranks.argv), ranks.world, ranks.logs, timeout=60, suspicion=suspicion_of(ranks)
+                partial(lab.popen, argv=ranks.argv),
+                ranks.world,
+                ranks.logs,
+                guard=RunGuard(suspicion=suspicion_of(ranks)),
+                timeout=60,
             )
         except RankFailure as failure:
             error = str(failure)

@@ -39,7 +39,7 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
-from plait.launch.watch import RankProcess, Watch, watched
+from plait.launch.watch import RankProcess, RunGuard, Watch, watched
 from tests.support.lab import wait_until
 
 TIER = "unit"
@@ -160,7 +160,7 @@ def test_a_node_that_is_lost_is_named(agents: Agents, tmp_path: Path) -> None:
     ranks = agents.ranks(nothing)
     processes[1].send_signal(signal.SIGKILL)  # its rank has no line to us that would be cut: it has died as well
     with pytest.raises(PlaitError, match="right was lost, and rank 1 with it"):
-        watched(ranks, tmp_path / "logs", timeout=30, lock=None, sources=list(agents.agents.values()))
+        watched(ranks, tmp_path / "logs", guard=RunGuard(lock=None), timeout=30, sources=list(agents.agents.values()))
     agents.__exit__(None, None, None)
     for process in processes:
         process.communicate(timeout=120)
@@ -214,7 +214,7 @@ def test_one_ctrl_c_that_reaches_every_node_is_one(tmp_path: Path, here: bool) -
     channel, theirs = Channel.pair()
     asked, process = Channel(theirs), Forever()
     ranks = [RankProcess(0, process, channel, heard=time.monotonic())]
-    watch = Watch(ranks, tmp_path, signals, timeout=600, lock=None, sources=nodes)
+    watch = Watch(ranks, tmp_path, signals, guard=RunGuard(lock=None), timeout=600, sources=nodes)
     with ThreadPoolExecutor() as pool:
         status = pool.submit(watch.until_ended)
 

@@ -18,6 +18,7 @@ from plait.core.runs.lock import NAME, RunLock
 from plait.core.runs.parts import ask
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
+from plait.launch.watch import RunGuard
 from tests.support.lab import children, wait_until
 from tests.support.ports import own_port
 
@@ -39,7 +40,7 @@ BARE = [sys.executable, "-I", "-S", "-c"]
 
 def run(code: str, world: int, folder: Path, *, timeout: float = 600.0, lock: RunLock | None = None) -> int:
     start = local_start([*BARE, code, str(folder)], world, own_port())
-    return run_ranks(start, world, folder / "logs", timeout=timeout, lock=lock)
+    return run_ranks(start, world, folder / "logs", guard=RunGuard(lock=lock), timeout=timeout)
 
 
 def test_a_rank_that_dies_ends_one_that_waits_for_ever(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_run_that_ends_well_was_suspected_for_nothing(tmp_path: Path) -> None:
 
     suspicion = Suspicion(tmp_path, 1, deadline=0.2, localise=localise)
     ask(tmp_path)
-    assert run_ranks(start, 1, tmp_path / "logs", timeout=600.0, suspicion=suspicion) == 0
+    assert run_ranks(start, 1, tmp_path / "logs", guard=RunGuard(suspicion=suspicion), timeout=600.0) == 0
     assert said
     assert not (tmp_path / "hang.json").exists()
 

@@ -17,6 +17,7 @@ from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch import supervisor as module
 from plait.launch.supervisor import Crew, OneHost, Supervisor
+from plait.launch.watch import RunGuard
 
 TIER = "unit"
 
@@ -44,10 +45,12 @@ class Runs:
             yield
             self.beside.append("off")
 
-        def run_ranks(start: object, world: int, logs: Path, *, progress: Progress, **options: Any) -> int:
-            self.given.append({"world": world, "logs": logs} | options)
+        def run_ranks(start: object, world: int, logs: Path, *, guard: RunGuard, **options: Any) -> int:
+            known = {"lock": guard.lock, "suspicion": guard.suspicion}
+            self.given.append({"world": world, "logs": logs} | known | options)
+            assert guard.progress
             self.waits.append(0.0)
-            return self.ends.pop(0)(progress)
+            return self.ends.pop(0)(guard.progress)
 
         monkeypatch.setattr(module, "catching_signals", catching)
         monkeypatch.setattr(module, "run_ranks", run_ranks)

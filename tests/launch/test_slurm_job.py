@@ -181,7 +181,7 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
         return step
 
     def watched(ranks: list[str], logs: Path, **options: Any) -> int:
-        options["progress"].heard(0, 4, 1.0)
+        options["guard"].progress.heard(0, 4, 1.0)
         given.update(watched=(ranks, logs, options))
         return 7
 
@@ -200,9 +200,8 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     }  # fmt: skip
     ranks, logs, options = given["watched"]
     assert (ranks, logs) == (["rank 0", "rank 1"], job / "logs")
-    assert (options["timeout"], options["lock"], options["sources"], options["suspicion"]) == (
-        60, None, ["one", "two"], None,
-    )  # fmt: skip
+    assert (options["timeout"], options["sources"]) == (60, ["one", "two"])
+    assert (options["guard"].lock, options["guard"].suspicion) == (None, None)
     assert given["env"]["PLAIT_AGENT"] == "here" and given["start_new_session"] is True
     assert given["stdin"] == subprocess.DEVNULL
     assert "--gres=gpu:2" in given["argv"]
@@ -215,7 +214,7 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     [attempt] = read_attempts(job)
     assert (attempt.outcome, attempt.world, attempt.step, attempt.plan) == ("finished", 4, 4, plan.key)
     assert attempt.changed == "from two nodes"
-    assert given["watched"][2]["suspicion"] == "it"
+    assert given["watched"][2]["guard"].suspicion == "it"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     step.done.clear()
     assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan) == 7

@@ -22,6 +22,7 @@ from plait.core.runs.channel import LONGEST
 from plait.launch import local, warm
 from plait.launch.local import LocalProcess, local_start, local_variables, run_ranks
 from plait.launch.warm import Forked, Warm, warm_starts
+from plait.launch.watch import RunGuard
 
 TIER = "unit"
 
@@ -146,7 +147,7 @@ def test_what_ends_the_watch_ends_all_ranks(
     assert [child.waited for child in start.children] == [1, 1]
     ((count, logs, heard, options),) = given
     assert (count, logs) == (2, tmp_path) and (heard is signals) == caught
-    assert options == {"timeout": 7.0, "lock": None, "suspicion": None, "progress": None}
+    assert options == {"timeout": 7.0, "guard": RunGuard()}
 
 
 # ---- ranks that are forked ----

@@ -23,7 +23,7 @@ from plait.core.runs.progress import Progress
 from plait.launch import watch as module
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
-from plait.launch.watch import RankProcess, Watch
+from plait.launch.watch import RankProcess, RunGuard, Watch
 
 TIER = "unit"
 
@@ -54,8 +54,16 @@ def watched(tmp_path: Path, status: int, *messages: Beat | Error) -> Iterator[tu
         line.send(message)
     line.close()
     progress = Progress(1)
-    yield Watch([RankProcess(0, Ended(status), ours, heard=0.0)], tmp_path, deque(), timeout=60, lock=None,
-                progress=progress), progress  # fmt: skip
+    yield (
+        Watch(
+            [RankProcess(0, Ended(status), ours, heard=0.0)],
+            tmp_path,
+            deque(),
+            guard=RunGuard(lock=None, progress=progress),
+            timeout=60,
+        ),
+        progress,
+    )
     ours.close()
 
 
@@ -155,8 +163,14 @@ class Story:
         self.ranks = [RankProcess(at, self.processes[at], ours, heard=clock.now) for at, (ours, _) in enumerate(pairs)]
         self.signals = deque[int]()
         self.progress = Progress(world)
-        self.watch = Watch(self.ranks, folder, self.signals, timeout=60, lock=None, sources=[self, *self.sources],
-                           progress=self.progress)  # fmt: skip
+        self.watch = Watch(
+            self.ranks,
+            folder,
+            self.signals,
+            guard=RunGuard(lock=None, progress=self.progress),
+            timeout=60,
+            sources=[self, *self.sources],
+        )
 
     def fileno(self) -> int:
         return self.sources[0].theirs.fileno()
@@ -678,7 +692,7 @@ def test_what_is_said_fits_the_terminal(
 
 
 def test_ranks_that_run_already_are_watched_to_their_end(story: Story, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"timeout": 60, "lock": None, "sources": [story], "progress": story.progress}
+    given: dict[str, Any] = {"timeout": 60, "sources": [story], "guard": RunGuard(progress=story.progress)}
     story.steps.extend([lambda: story.signals.append(0), lambda: signal.raise_signal(signal.SIGTERM),
                         lambda: None, lambda: story.ends_with(143, 143), lambda: None])  # fmt: skip
     assert module.watched(story.ranks, tmp_path, **given) == 143
