@@ -12,14 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from plait.core.base.errors import ReshardError, nearest
 from plait.core.reshard.layouts import TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import WAYS, ReshardPlan, Step, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
-from plait.plan.reshard_order import Choice, Job, Slot, dfs, ends, greedy, list_order, load_balance, naive
+from plait.plan.reshard_order import Choice, Job, Slot, ends, list_order
 
 __all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "mesh_hosts", "plan_reshard", "problem", "search", "unicast"]
 
@@ -111,21 +111,18 @@ def _choice(option: Option) -> Choice:
 
 def search(jobs: Sequence[Job], order: Order) -> tuple[Slot, ...]:
     """Senders and starts by the search named."""
-    match order:
-        case "list":
-            return list_order(jobs)
-        case "naive":
-            return naive(jobs)
-        case "load_balance":
-            return load_balance(jobs)
-        case "greedy":
-            return greedy(jobs)
-        case "dfs":
-            return dfs(jobs)[0]
-        case "exact":
-            from plait.plan.reshard_exact import exact
+    if order == "list":
+        return list_order(jobs)
+    from plait.plan import reshard_searches as others  # which plans do without
 
-            return exact(jobs).slots
+    searches: Mapping[Order, Callable[[Sequence[Job]], tuple[Slot, ...]]] = {
+        "naive": others.naive,
+        "load_balance": others.load_balance,
+        "greedy": others.greedy,
+        "dfs": lambda every: others.dfs(every)[0],
+        "exact": lambda every: others.exact(every).slots,
+    }
+    return searches[order](jobs)
 
 
 def unicast(
@@ -151,4 +148,6 @@ def unicast(
             messages.append(task._replace(receivers=(receiver,)))
             parts.append(-(-nbytes // on.count(host)) if share else nbytes)
     jobs, _ = problem(messages, parts, fabric, "send_recv")
+    from plait.plan.reshard_searches import load_balance
+
     return ends(jobs, load_balance(jobs))

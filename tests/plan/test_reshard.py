@@ -18,8 +18,8 @@ from plait.core.reshard.layouts import TensorLayout, local_copies, unit_tasks
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan, messages
 from plait.core.reshard.script import Act, script
 from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
-from plait.plan.reshard_exact import exact
-from plait.plan.reshard_order import bound, dfs, ends, list_order
+from plait.plan.reshard_order import bound, ends, list_order
+from plait.plan.reshard_searches import dfs, exact
 from tests.core.reshard.test_layouts import layouts
 from tests.support.reshard_check import check, unfinished
 

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.plan.reshard_order import (
-    Choice,
-    Job,
-    Slot,
-    bound,
-    dfs,
-    ends,
-    greedy,
-    in_order,
-    list_order,
-    load_balance,
-    naive,
-)
+from plait.plan.reshard_order import Choice, Job, Slot, bound, ends, in_order, list_order
+from plait.plan.reshard_searches import dfs, greedy, load_balance, naive
 
 A, B, C, D = (1 << 2 * nic for nic in range(4))
 """NICs as senders; a NIC receives as its next bit."""

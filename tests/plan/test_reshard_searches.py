@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.errors import InfeasiblePlan
-from plait.plan.reshard_exact import exact
 from plait.plan.reshard_order import Job, bound, ends, list_order
+from plait.plan.reshard_searches import exact
 from tests.plan.test_reshard_order import A, B, C, D, job
 
 TWICE = [job((B, D, 3)), job((B, D, 3)), job((A, C | D, 1)), job((B, C, 2))]
