@@ -62,7 +62,7 @@ def test_a_line_without_an_end_is_not_kept(
     pair: tuple[Channel, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, theirs = socket.socketpair()
-    line = channel.Line[Stop](end, (Stop,), most=100)
+    line = channel.MessageLine[Stop](end, (Stop,), most=100)
     theirs.sendall(b"x" * 200)
     with pytest.raises(EOFError, match="more than 100 bytes came without an end"):
         line.receive()
@@ -95,7 +95,7 @@ def test_a_ranks_end_is_not_for_what_it_starts() -> None:
 def test_a_line_of_other_messages_begins_where_nothing_was_read_ahead() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = channel.Line[Stop](ours, (Stop,))
+        line = channel.MessageLine[Stop](ours, (Stop,))
         theirs.sendall(b'["Stop", {"signal": 2}]\n')
         assert line.receive() == Stop(2)
         assert line.taken() is ours
@@ -110,7 +110,7 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
     for most, ends in ((len(message) - 1, False), (len(message) - 2, True)):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            line = channel.Line[Stop](ours, (Stop,), most=most)
+            line = channel.MessageLine[Stop](ours, (Stop,), most=most)
             theirs.sendall(message[:-1])
             if ends:
                 with pytest.raises(EOFError, match="without an end"):
@@ -126,7 +126,7 @@ def test_nobody_waits_for_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(channel, "LONGEST", 1000)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line, other = channel.Line[Error](ours, (Error,)), channel.Line[Error](theirs, (Error,))
+        line, other = channel.MessageLine[Error](ours, (Error,)), channel.MessageLine[Error](theirs, (Error,))
         for number in range(3000):
             line.send(Error(f"{number:0200}"))
         came = list[str]()
@@ -165,7 +165,7 @@ def test_no_more_is_kept_for_who_does_not_read_than_so_much(monkeypatch: pytest.
         one = len(b'["Stop", {"signal": 2}]\n')
         for longest, kept in ((2 * one, 2), (2 * one + 1, 3)):
             monkeypatch.setattr(channel, "LONGEST", longest)
-            line = channel.Line[Stop](ours, (Stop,))
+            line = channel.MessageLine[Stop](ours, (Stop,))
             with monkeypatch.context() as deaf:
                 deaf.setattr(line, "_end", Deaf())
                 for _ in range(5):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import ScheduleError
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Strategy
+from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.record.records import EXCHANGED
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.orders.overlap import domino_order, segment_order
@@ -57,7 +57,8 @@ EVEN = SegmentCosts(
 
 @given(graphs, costs)
 def test_every_order_is_legal_and_round_trips_as_text(graph: SegmentGraph, cost: SegmentCosts) -> None:
-    for overlap in ("sync", "async", "domino", "none"):
+    orders: tuple[Overlap, ...] = ("sync", "async", "domino", "no-communication")
+    for overlap in orders:
         actions = segment_order(graph, overlap, cost, batch=6)
         check(graph, actions)
         assert parse(" ".join(map(str, actions))) == actions
