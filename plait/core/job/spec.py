@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,7 @@ from plait.core.base.codec.data import Section, decode
 from plait.core.base.codec.stamped import digest
 from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, to_toml
 from plait.core.base.env import specs_folder
-from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError, nearest
+from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError
 from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
@@ -46,7 +46,6 @@ from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 
-MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
@@ -145,16 +144,7 @@ class Job(Section):
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
         refuse_old_keys(values)
-        values = _opened(values)
-        model = values["model"]
-        for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():
-            if key not in MODEL_KEYS:
-                raise JobError(
-                    f"unknown key{nearest(key, MODEL_KEYS)}",
-                    key=f"model.{key}",
-                    fix=f"Known here: {', '.join(sorted(MODEL_KEYS))}",
-                )
-        return values
+        return _opened(values)
 
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
