@@ -23,7 +23,7 @@ from plait.core.base.errors import DataError, JobError
 from plait.place.forecast import Predicted, assess, walk_forward
 from plait.place.jct import JctSettings
 from plait.place.policy import POLICIES
-from plait.place.replay import replay
+from plait.place.replay import ReplayRules, replay
 from plait.place.reservation import ClusterShape, Planned
 from plait.place.summary import Summary, summary
 from plait.place.traces.columns import parse_columns
@@ -136,7 +136,7 @@ def loaded(trace: Trace, predicted: Predicted, given: Namespace, window: float) 
 
 def played(jobs: JobTrace, name: str, planned: Planned, given: Namespace, replan: float = 0.0) -> Summary:
     """One policy."""
-    outcome = replay(jobs, ClusterShape(nodes=given.nodes), POLICIES[name], [planned], replan=replan)
+    outcome = replay(jobs, ClusterShape(nodes=given.nodes), POLICIES[name], [planned], rules=ReplayRules(replan=replan))
     return summary(outcome, jobs, [planned], given.nodes, 8 * given.nodes)
 
 
@@ -146,7 +146,7 @@ def scale(trace: Trace, predicted: Predicted, given: Namespace, planned: Planned
     a_day = max(1.0, float((loaded(trace, predicted, given, 3 * day).submit >= 0).sum()) / 3)
     jobs = loaded(trace, predicted, given, 1.05 * day * 100_000 / a_day)
     began, used = time.perf_counter(), time.process_time()
-    replay(jobs, ClusterShape(nodes=given.nodes), POLICIES["jct-quantile"], [planned], replan=600.0)
+    replay(jobs, ClusterShape(nodes=given.nodes), POLICIES["jct-quantile"], [planned], rules=ReplayRules(replan=600.0))
     return {
         "jobs": len(jobs),
         "seconds": time.perf_counter() - began,

@@ -17,7 +17,7 @@ from plait.place.forecast import ForecastAccuracy, assess, names_of, walk_forwar
 from plait.place.jct import BUCKET, JctSettings
 from plait.place.model_files import load, save
 from plait.place.policy import QueuePolicy, find_policies
-from plait.place.replay import ReplayOutcome, replay
+from plait.place.replay import ReplayOutcome, ReplayRules, replay
 from plait.place.reservation import ClusterShape, Planned, check_planned
 from plait.place.summary import Summary, summary
 from plait.place.traces.columns import parse_columns
@@ -244,9 +244,18 @@ def replay_queue(file: Path, asked: Replay, *, columns: str | None = None, told:
                 told(f"{one.name}: {share:.0%}", passing=True)
 
         return replay(
-            jobs, asked.cluster, one, asked.planned, delay_late=asked.delay_late, checkpoint=asked.checkpoint,
-            replan=asked.replan, sample=max(300.0, jobs.window / 2000), progress=progress,
-        )  # fmt: skip
+            jobs,
+            asked.cluster,
+            one,
+            asked.planned,
+            rules=ReplayRules(
+                delay_late=asked.delay_late,
+                checkpoint=asked.checkpoint,
+                replan=asked.replan,
+                sample=max(300.0, jobs.window / 2000),
+            ),
+            progress=progress,
+        )
 
     outcomes = [played(one) for one in policies]
     found = [summary(one, jobs, asked.planned, asked.cluster.nodes, asked.gpus) for one in outcomes]

@@ -56,29 +56,37 @@ class ReplayOutcome:
     series: Series
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayRules:
+    """What holds under every policy. delay_late: a planned job waits for those that are late instead of
+    preempting them; preemptible jobs go in any case. checkpoint: a preempted job keeps its work up to the
+    last whole multiple of so many seconds. replan: seconds after which the nodes of a zone are chosen anew,
+    again and again, by what jobs have ended and begun meanwhile; 0 for never. A zone that a placement has
+    given stays. sample: seconds between points of the series."""
+
+    delay_late: bool = False
+    checkpoint: float = 3600.0
+    replan: float = 0.0
+    sample: float = 300.0
+
+
+USUAL = ReplayRules()
+
+
 def replay(
     jobs: JobTrace,
     cluster: ClusterShape,
     policy: QueuePolicy,
     planned: Sequence[Planned] = (),
     *,
-    delay_late: bool = False,
-    checkpoint: float = 3600.0,
-    replan: float = 0.0,
-    sample: float = 300.0,
+    rules: ReplayRules = USUAL,
     progress: Callable[[float], None] | None = None,
 ) -> ReplayOutcome:
-    """Play a workload back until every job has ended.
-
-    delay_late: a planned job waits for those that are late instead of preempting them (preemptible jobs go in
-    any case). checkpoint: a preempted job keeps its work up to the last whole multiple of so many seconds.
-    replan: seconds after which the nodes of a zone are chosen anew, again and again, by what jobs have ended
-    and begun meanwhile; 0 for never. A zone that a placement has given stays. sample: seconds between points
-    of the series. Raises PlacementError for planned jobs that cannot be.
-    """
+    """Play a workload back until every job has ended. Raises PlacementError for planned jobs that cannot
+    be."""
     check_planned(planned, cluster)
     whole = jobs if policy.reserves else queued(jobs, planned, cluster)
-    run = _Run(whole, cluster, policy, planned, delay_late, checkpoint, replan, sample)
+    run = _Run(whole, cluster, policy, planned, rules)
     run.play(progress)
     return run.outcome(len(planned))
 
@@ -87,12 +95,16 @@ class _Run:
     """One replay under way."""
 
     def __init__(
-        self, jobs: JobTrace, cluster: ClusterShape, policy: QueuePolicy, planned: Sequence[Planned], delay_late: bool,
-        checkpoint: float, replan: float, sample: float,
-    ) -> None:  # fmt: skip
-        self.jobs, self.cluster, self.policy, self.checkpoint = jobs, cluster, policy, checkpoint
-        self.evicts = policy.evicts and not delay_late
-        self.replan = replan if policy.evicts else 0.0
+        self,
+        jobs: JobTrace,
+        cluster: ClusterShape,
+        policy: QueuePolicy,
+        planned: Sequence[Planned],
+        rules: ReplayRules,
+    ) -> None:
+        self.jobs, self.cluster, self.policy, self.checkpoint = jobs, cluster, policy, rules.checkpoint
+        self.evicts = policy.evicts and not rules.delay_late
+        self.replan = rules.replan if policy.evicts else 0.0
         kept = planned if policy.reserves else ()
         self.reserved = [Reservation(number=number, planned=one) for number, one in enumerate(kept, 1)]
         self.submit, self.gpus = jobs.submit.tolist(), jobs.gpus.tolist()
@@ -110,7 +122,7 @@ class _Run:
         self.now = 0.0
         self.lost = 0.0
         self.runs: list[JobRun] = []
-        self.meter = QueueMeter(cluster.nodes, cluster.gpus_per_node, sample)
+        self.meter = QueueMeter(cluster.nodes, cluster.gpus_per_node, rules.sample)
 
     # ---- events ----
 

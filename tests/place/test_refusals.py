@@ -20,7 +20,7 @@ from plait.place.placing import place
 from plait.place.problem import Problem, Spares
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
-from plait.place.traces.table import build
+from plait.place.traces.table import TraceColumns, TraceForm, build
 from plait.place.traces.times import pandas
 from plait.place.workload import MOST_JOBS, copies_of
 from tests.support.workloads import trace_of
@@ -128,7 +128,7 @@ def test_traces_that_are_not_asked_for_rightly(tmp_path: Path) -> None:
         read_trace(tmp_path)
     frame = pandas().DataFrame({"at": [1], "gpus": [1]})
     with pytest.raises(DataError, match="A trace needs a duration, or an end"):
-        build(frame, name="t", schema="s", submit="at", gpus="gpus")
+        build(frame, TraceColumns(submit="at", gpus="gpus"), TraceForm(name="t", schema="s"))
 
 
 def test_more_jobs_than_can_be_played_back(tmp_path: Path) -> None:

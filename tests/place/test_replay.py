@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import PlacementError
 from plait.place.meter import Series
 from plait.place.policy import POLICIES, QueuePolicy
-from plait.place.replay import ReplayOutcome, replay
+from plait.place.replay import ReplayOutcome, ReplayRules, replay
 from plait.place.reservation import ClusterShape, Kept, Planned, check_planned
 from plait.place.summary import Delay, summary
 from plait.place.workload import JobTrace
@@ -83,7 +83,9 @@ def test_no_node_is_over_committed_and_every_job_ends_once(
     replan: float,
 ) -> None:  # fmt: skip
     jobs = jobs_of(rows, preemptible=stops[: len(rows)])
-    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, delay_late=delay, checkpoint=20.0, replan=replan)
+    outcome = replay(
+        jobs, CLUSTER, POLICIES[policy], planned, rules=ReplayRules(delay_late=delay, checkpoint=20.0, replan=replan)
+    )
     check_invariants(jobs, outcome, planned)
     for one, kept in zip(planned, outcome.planned, strict=True):
         assert kept.start is not None and kept.start >= one.arrival
@@ -103,7 +105,7 @@ def test_zones_are_empty_when_their_planned_jobs_arrive(
 ) -> None:
     """However wrong the predictions are, and wherever the zones have moved."""
     jobs = jobs_of(rows, guesses=[guess] * len(rows))
-    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, replan=replan)
+    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, rules=ReplayRules(replan=replan))
     for number, (one, kept) in enumerate(zip(planned, outcome.planned, strict=True), 1):
         assert kept.at == 0
         assert kept.start == one.arrival
@@ -189,12 +191,12 @@ def test_who_is_late_is_preempted_and_goes_on_from_its_checkpoint() -> None:
     rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     jobs = jobs_of(rows, guesses=[1000.0, 10.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], checkpoint=20.0)
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], rules=ReplayRules(checkpoint=20.0))
     (kept,) = outcome.planned
     assert (kept.late, kept.start, outcome.restarts.tolist()) == (1, 100.0, [0, 1])
     assert outcome.lost == 10.0 * 4  # 50 s ran, 40 s were saved
     assert outcome.ended[1] == 200.0 + 300.0 - 40.0
-    waits = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], delay_late=True)
+    waits = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], rules=ReplayRules(delay_late=True))
     (kept,) = waits.planned
     assert (kept.late, kept.start, waits.restarts.sum()) == (1, 350.0, 0)
 
@@ -204,7 +206,7 @@ def test_preemptible_jobs_may_sit_in_the_zone_and_leave_it() -> None:
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     jobs = jobs_of(rows, preemptible=[False, True])
     for delay in (False, True):
-        outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], [planned], delay_late=delay)
+        outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], [planned], rules=ReplayRules(delay_late=delay))
         (kept,) = outcome.planned
         assert (outcome.started[1], kept.spared, kept.late, kept.start) == (50.0, 1, 0, 100.0)
         assert (kept.admitted, kept.flexible) == (1, 1)
@@ -227,7 +229,9 @@ def test_a_job_that_runs_at_the_start_ends_when_it_would() -> None:
 
 def test_a_preempted_job_that_ran_before_the_replay_keeps_its_work() -> None:
     planned = Planned(nodes=6, arrival=20.0, notice=10.0, duration=5.0)
-    outcome = replay(jobs_of([(-100.0, 150.0, 4)]), CLUSTER, POLICIES["no-jct"], [planned], checkpoint=50.0)
+    outcome = replay(
+        jobs_of([(-100.0, 150.0, 4)]), CLUSTER, POLICIES["no-jct"], [planned], rules=ReplayRules(checkpoint=50.0)
+    )
     assert outcome.ended[0] == 25.0 + 150.0 - 100.0
     assert outcome.lost == 20.0 * 4
 
@@ -285,7 +289,7 @@ def test_a_zone_moves_to_nodes_that_are_empty_sooner() -> None:
     jobs = jobs_of(rows, guesses=[20.0, 50.0, 1000.0])
     planned = Planned(nodes=4, arrival=100.0, notice=80.0, duration=10.0)
     stays = replay(jobs, CLUSTER, POLICIES["jct-mean"], [planned])
-    moves = replay(jobs, CLUSTER, POLICIES["jct-mean"], [planned], replan=10.0)
+    moves = replay(jobs, CLUSTER, POLICIES["jct-mean"], [planned], rules=ReplayRules(replan=10.0))
     assert (stays.planned[0].zone, stays.planned[0].held, stays.planned[0].before) == ((0, 1, 2, 3), 1, 0.5)
     assert (moves.planned[0].zone, moves.planned[0].held, moves.planned[0].before) == ((0, 1, 4, 5), 0, 0.0)
     assert moves.planned[0].moved == 2
@@ -315,7 +319,7 @@ def test_a_planned_job_gets_its_nodes_when_a_late_one_has_left_them() -> None:
         Planned(nodes=4, arrival=260.0, notice=60.0, duration=10.0),
     ]
     jobs = jobs_of([(1.0, 249.0, 12)], guesses=[20.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, rules=ReplayRules(delay_late=True))
     assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
 
 
@@ -384,7 +388,7 @@ def test_a_planned_job_whose_nodes_another_one_has_gets_them_when_that_ends() ->
         Planned(nodes=4, arrival=260.0, notice=60.0, duration=10.0, zone=zone),
     ]
     jobs = jobs_of([(1.0, 249.0, 24)], guesses=[20.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, rules=ReplayRules(delay_late=True))
     assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
     assert [kept.zone for kept in outcome.planned] == [zone, zone]
 
@@ -396,10 +400,10 @@ def test_a_zone_of_which_another_planned_job_has_a_part_is_waited_for() -> None:
         Planned(nodes=2, arrival=260.0, notice=60.0, duration=10.0, zone=(3, 4)),
     ]
     jobs = jobs_of([(1.0, 249.0, 24)], guesses=[20.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, rules=ReplayRules(delay_late=True))
     assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
     apart = [planned[0], replace(planned[1], zone=(4, 5))]
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], apart, delay_late=True)
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], apart, rules=ReplayRules(delay_late=True))
     assert [kept.start for kept in outcome.planned] == [250.0, 260.0]
 
 
@@ -416,7 +420,9 @@ def test_the_course_of_a_cluster_is_integrated_exactly() -> None:
 
 def test_points_of_a_series_show_what_is_from_then_on() -> None:
     """Two of six nodes for 20 s, and half of another from second 10 on; a point every 10 s."""
-    outcome = replay(jobs_of([(0.0, 20.0, 8), (10.0, 30.0, 2)]), CLUSTER, POLICIES["fifo"], sample=10.0)
+    outcome = replay(
+        jobs_of([(0.0, 20.0, 8), (10.0, 30.0, 2)]), CLUSTER, POLICIES["fifo"], rules=ReplayRules(sample=10.0)
+    )
     assert outcome.series.time.tolist() == [0.0, 10.0, 20.0, 30.0]
     assert outcome.series.allocation.tolist() == pytest.approx([2 / 6, 3 / 6, 1 / 6, 1 / 6])
     assert outcome.series.gpus.tolist() == pytest.approx([8 / 24, 10 / 24, 2 / 24, 2 / 24])
@@ -428,7 +434,7 @@ def test_how_much_of_a_zone_others_hold() -> None:
     """Three of the four that are kept when it is announced: it is known that they will be free in time."""
     rows = [(0.0, 45.0, 10), (60.0, 10.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
-    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned], sample=10.0)
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned], rules=ReplayRules(sample=10.0))
     (kept,) = outcome.planned
     assert (kept.announced, kept.before, kept.at) == (0.75, 0.0, 0.0)
     assert outcome.series.retention[3:6].tolist() == pytest.approx([np.nan, 0.75, 0.0], nan_ok=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.errors import JobError, nearest
-from plait.place.traces.table import Trace, build
+from plait.place.traces.table import Trace, TraceColumns, TraceForm, build
 from plait.place.traces.times import ORDERS, UNITS, pandas, unit_of, without_unit
 
 USUAL = {
@@ -103,18 +103,18 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
     gpus, how = _gpus(frame[chosen["gpus"]], units.pop("gpus", ""))
     return build(
         frame,
-        name=path.name,
-        schema="columns",
-        submit=chosen["submit"],
-        gpus=gpus,
-        how=how,
-        duration=chosen.get("duration"),
-        start=chosen.get("start"),
-        end=chosen.get("end"),
-        id=chosen.get("id"),
-        numbers={name: chosen[name] for name in NUMBERS if name in chosen},
-        categories={name: chosen[name] for name in CATEGORIES if name in chosen},
-        preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+        TraceColumns(
+            submit=chosen["submit"],
+            gpus=gpus,
+            duration=chosen.get("duration"),
+            start=chosen.get("start"),
+            end=chosen.get("end"),
+            id=chosen.get("id"),
+            numbers={name: chosen[name] for name in NUMBERS if name in chosen},
+            categories={name: chosen[name] for name in CATEGORIES if name in chosen},
+            preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+        ),
+        TraceForm(name=path.name, schema="columns", how=how),
         units=units,
     )
 

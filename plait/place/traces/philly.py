@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.errors import DataError
-from plait.place.traces.table import Trace, build
+from plait.place.traces.table import Trace, TraceColumns, TraceForm, build
 from plait.place.traces.times import pandas
 
 KEYS = {"jobid", "submitted_time", "attempts"}
@@ -34,14 +34,15 @@ def read(value: Any, path: Path) -> Trace:
     frame = pandas().DataFrame(rows, columns=list(columns))
     return build(
         frame,
-        name=path.name,
-        schema="philly-json",
-        submit="submit",
-        start="start",
-        end="end",
-        gpus="gpus",
-        id="id",
-        categories={"group": "group", "user": "user"},
+        TraceColumns(
+            submit="submit",
+            start="start",
+            end="end",
+            gpus="gpus",
+            id="id",
+            categories={"group": "group", "user": "user"},
+        ),
+        TraceForm(name=path.name, schema="philly-json"),
         never={"never started": frame["start"].isna(), "never ended": frame["end"].isna()},
     )
 

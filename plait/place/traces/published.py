@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.place.traces.table import Trace, build
+from plait.place.traces.table import Trace, TraceColumns, TraceForm, build
 from plait.place.traces.times import pandas, seconds
 
 PAI_HEADER = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
@@ -45,32 +45,43 @@ def _numbers(frame: Any, *names: str) -> list[Any]:
 
 
 def _acme(frame: Any, path: Path) -> Trace:
-    return build(
-        frame, name=path.name, schema="acme", submit="submit_time", start="start_time",
-        end="end_time" if "end_time" in frame else None, duration="duration", form="s", gpus="gpu_num", id="job_id",
-        numbers=_there(frame, nodes="node_num", cpus="cpu_num", memory="mem_per_pod_GB",
-                       shared_memory="shared_mem_per_pod"),
-        categories={"group": "user", "type": "type"},
-    )  # fmt: skip
+    return build(frame, TraceColumns(submit="submit_time", start="start_time", end="end_time" if "end_time" in frame else None, duration="duration", gpus="gpu_num", id="job_id", numbers=_there(frame, nodes="node_num", cpus="cpu_num", memory="mem_per_pod_GB",
+                       shared_memory="shared_mem_per_pod"), categories={"group": "user", "type": "type"}), TraceForm(name=path.name, schema="acme", form="s"))  # fmt: skip
 
 
 def _helios(frame: Any, path: Path) -> Trace:
     return build(
-        frame, name=path.name, schema="helios", submit="submit_time", start="start_time", end="end_time",
-        duration="duration", form="s", gpus="gpu_num", id="job_id",
-        numbers={"cpus": "cpu_num"} | _there(frame, nodes="node_num"), categories={"group": "vc", "user": "user"},
-    )  # fmt: skip
+        frame,
+        TraceColumns(
+            submit="submit_time",
+            start="start_time",
+            end="end_time",
+            duration="duration",
+            gpus="gpu_num",
+            id="job_id",
+            numbers={"cpus": "cpu_num"} | _there(frame, nodes="node_num"),
+            categories={"group": "vc", "user": "user"},
+        ),
+        TraceForm(name=path.name, schema="helios", form="s"),
+    )
 
 
 def _spot(frame: Any, path: Path) -> Trace:
     gpus, workers = _numbers(frame, "gpu_request", "worker_num")
     kind = frame["job_type"].astype("string").str.lower()
     return build(
-        frame, name=path.name, schema="alibaba-spot", submit="submit_time", duration="duration", form="s",
-        gpus=gpus * workers, id="job_name", numbers={"nodes": "worker_num"} | _there(frame, cpus="cpu_request"),
-        categories={"group": "organization", "queue": "job_type"} | _there(frame, type="gpu_model"),
-        preemptible=kind.str.contains("spot").fillna(value=False).to_numpy(),
-    )  # fmt: skip
+        frame,
+        TraceColumns(
+            submit="submit_time",
+            duration="duration",
+            gpus=gpus * workers,
+            id="job_name",
+            numbers={"nodes": "worker_num"} | _there(frame, cpus="cpu_request"),
+            categories={"group": "organization", "queue": "job_type"} | _there(frame, type="gpu_model"),
+            preemptible=kind.str.contains("spot").fillna(value=False).to_numpy(),
+        ),
+        TraceForm(name=path.name, schema="alibaba-spot", form="s"),
+    )
 
 
 def _openb(frame: Any, path: Path) -> Trace:
@@ -78,25 +89,26 @@ def _openb(frame: Any, path: Path) -> Trace:
     asked, milli = _numbers(frame, "num_gpu", "gpu_milli")
     over = ended == np.nanmax(ended) if np.isfinite(ended).any() else np.zeros(len(frame), bool)
     return build(
-        frame, name=path.name, schema="alibaba-openb", submit="creation_time", start="scheduled_time",
-        end="deletion_time", gpus=asked.where((asked != 1) | (milli <= 0) | (milli >= 1000), milli / 1000), id="name",
-        numbers={"cpus": "cpu_milli", "memory": "memory_mib", "gpu_share": "gpu_milli"},
-        categories={"group": "qos", "type": "gpu_spec"}, preemptible=(frame["qos"] == "BE").to_numpy(),
+        frame,
+        TraceColumns(
+            submit="creation_time",
+            start="scheduled_time",
+            end="deletion_time",
+            gpus=asked.where((asked != 1) | (milli <= 0) | (milli >= 1000), milli / 1000),
+            id="name",
+            numbers={"cpus": "cpu_milli", "memory": "memory_mib", "gpu_share": "gpu_milli"},
+            categories={"group": "qos", "type": "gpu_spec"},
+            preemptible=(frame["qos"] == "BE").to_numpy(),
+        ),
+        TraceForm(name=path.name, schema="alibaba-openb"),
         never={"never started": frame["scheduled_time"].isna(), "still there at the end": over},
-    )  # fmt: skip
+    )
 
 
 def _pai(frame: Any, path: Path) -> Trace:
     percent, instances = _numbers(frame, "plan_gpu", "inst_num")
-    return build(
-        frame, name=path.name, schema="alibaba-pai", submit="start_time", end="end_time",
-        gpus=(percent / 100 * instances).mask(frame["plan_gpu"].isna(), 0.0), id="job_name",
-        numbers=_there(frame, cpus="plan_cpu", memory="plan_mem"),
-        categories={"type": "task_name"} | _there(frame, queue="gpu_type"),
-        never={"never started": frame["start_time"].isna(), "never ended": frame["end_time"].isna()},
-        how=("'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances",
-             "tasks count as submitted when they started, since the trace does not say"),
-    )  # fmt: skip
+    return build(frame, TraceColumns(submit="start_time", end="end_time", gpus=(percent / 100 * instances).mask(frame["plan_gpu"].isna(), 0.0), id="job_name", numbers=_there(frame, cpus="plan_cpu", memory="plan_mem"), categories={"type": "task_name"} | _there(frame, queue="gpu_type")), TraceForm(name=path.name, schema="alibaba-pai", how=("'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances",
+             "tasks count as submitted when they started, since the trace does not say")), never={"never started": frame["start_time"].isna(), "never ended": frame["end_time"].isna()})  # fmt: skip
 
 
 Reader = Callable[[Any, Path], Trace]

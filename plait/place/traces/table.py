@@ -97,43 +97,59 @@ class Trace:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceColumns:
+    """Where a table has what of a job: names of columns. gpus, preemptible: a column's name, or values.
+    numbers, categories: further features, by name."""
+
+    submit: str
+    gpus: str | Any
+    duration: str | None = None
+    start: str | None = None
+    end: str | None = None
+    id: str | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])
+    categories: Mapping[str, str] = field(default_factory=dict[str, str])
+    preemptible: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceForm:
+    """What a table is. form: unit of durations in a published form. how: what the reader had to decide."""
+
+    name: str
+    schema: str
+    form: str = ""
+    how: Sequence[str] = ()
+
+
 def build(
     frame: Any,
+    columns: TraceColumns,
+    form: TraceForm,
     *,
-    name: str,
-    schema: str,
-    submit: str,
-    gpus: str | Any,
-    duration: str | None = None,
-    start: str | None = None,
-    end: str | None = None,
-    id: str | None = None,
-    numbers: Mapping[str, str] | None = None,
-    categories: Mapping[str, str] | None = None,
-    preemptible: Any = None,
     never: Mapping[str, Any] | None = None,
     units: Mapping[str, str] | None = None,
-    form: str = "",
-    how: Sequence[str] = (),
 ) -> Trace:
     """A trace of a table's columns. A duration is read, or what lies between start (else submission) and end.
 
-    gpus, preemptible: a column's name, or values. never: masks of rows that cannot be jobs, by reason. Rows
-    without usable numbers are counted by reason, never silently left out. units: of submit, start, end and
-    duration, where the user says them (``times.UNITS``, ``times.ORDERS``). form: unit of durations in a
-    published form. how: what the reader had to decide.
+    never: masks of rows that cannot be jobs, by reason. Rows without usable numbers are counted by reason,
+    never silently left out. units: of submit, start, end and duration, where the user says them
+    (``times.UNITS``, ``times.ORDERS``).
     """
-    count, units = len(frame), units or {}
-    submitted = seconds(frame[submit], units.get("submit", ""))
-    started = seconds(frame[start], units.get("start", "")) if start else TimeColumn(np.full(count, np.nan))
-    over = seconds(frame[end], units.get("end", "")) if end else None
+    count, units, at = len(frame), units or {}, columns
+    submitted = seconds(frame[at.submit], units.get("submit", ""))
+    started = seconds(frame[at.start], units.get("start", "")) if at.start else TimeColumn(np.full(count, np.nan))
+    over = seconds(frame[at.end], units.get("end", "")) if at.end else None
     begun, where = submitted.values, np.where(np.isnan(started.values), submitted.values, started.values)
     apart = None if over is None else over.values - where
-    lasted = lengths(frame[duration], units.get("duration", ""), apart, submitted.unit, form) if duration else None
+    lasted = None
+    if at.duration:
+        lasted = lengths(frame[at.duration], units.get("duration", ""), apart, submitted.unit, form.form)
     if lasted is None and apart is None:
         raise DataError("A trace needs a duration, or an end.")
     ran = lasted.values if lasted else np.asarray(apart)
-    asked = _asked(frame[gpus] if isinstance(gpus, str) else gpus)
+    asked = _asked(frame[at.gpus] if isinstance(at.gpus, str) else at.gpus)
     with np.errstate(invalid="ignore"):
         reasons = {
             **(never or {}),
@@ -157,24 +173,24 @@ def build(
         "part of a GPU counted as a whole one": int((asked[kept] % 1 != 0).sum()),
         "start before submission set to submission": int(early[kept].sum()),
     }
-    labels = frame[id].to_numpy() if id else np.arange(count)
-    stop = np.zeros(count, bool) if preemptible is None else np.asarray(preemptible, bool)
+    labels = frame[at.id].to_numpy() if at.id else np.arange(count)
+    stop = np.zeros(count, bool) if at.preemptible is None else np.asarray(at.preemptible, bool)
     return Trace(
-        name=name,
-        schema=schema,
+        name=form.name,
+        schema=form.schema,
         id=tuple(str(label) for label in labels[kept]),
         submit=begun[kept] - first,
         begin=np.maximum(where, begun)[kept] - first,
         duration=ran[kept],
         gpus=np.ceil(asked[kept]).astype(np.int64),
         first=first,
-        numbers={key: _number(frame[column])[kept] for key, column in (numbers or {}).items()},
-        categories={key: _category(frame[column].iloc[kept]) for key, column in (categories or {}).items()},
+        numbers={key: _number(frame[column])[kept] for key, column in at.numbers.items()},
+        categories={key: _category(frame[column].iloc[kept]) for key, column in at.categories.items()},
         preemptible=stop[kept],
         rows=count,
         dropped=dropped,
         changed={reason: number for reason, number in changed.items() if number},
-        how=(*how, *dict.fromkeys(one.how for one in (submitted, started, over, lasted) if one and one.how)),
+        how=(*form.how, *dict.fromkeys(one.how for one in (submitted, started, over, lasted) if one and one.how)),
     )
 
 
