@@ -165,15 +165,16 @@ def _row(ops: Ops, row: int, launches: _Launches, around: int, rank: int | None)
     message = bool(MESSAGE.match(name))
     if not message and comm is None and BOTH.search(name):
         ops.over.note("kernels of send and receive of which nothing tells what for", name[:60])
-    seq = int(ops.seq[said]) if said >= 0 else -1
-    return (*row_of(row, float(ops.start[row]), float(ops.start[row] + ops.length[row]), name, comm, seq, ops, rank),
-            comm is None)  # fmt: skip
+    start = float(ops.start[row])
+    return (*row_of(row, (start, float(start + ops.length[row])), name, said, ops, rank), comm is None)
 
 
-def row_of(
-    row: int, start: float, end: float, name: str, comm: Comm | None, seq: int, ops: Ops, rank: int | None
-) -> tuple[Any, ...]:
-    """A row of ``table_of``: what an event is, by its name and by what the trace says of the collective."""
+def row_of(row: int, when: tuple[float, float], name: str, said: int, ops: Ops, rank: int | None) -> tuple[Any, ...]:
+    """A row of ``table_of``: what an event is, by its name and by what the trace says of the collective.
+
+    when: start and end. said: the event that tells of the collective, -1 for none.
+    """
+    (start, end), comm, seq = when, ops.comm_of(said), int(ops.seq[said]) if said >= 0 else -1
     only = next(iter(ops.groups.values())) if len(ops.groups) == 1 else None
     listed = ops.groups.get(comm.group) if comm and comm.group else only
     ranks = (comm.ranks if comm else ()) or (listed.ranks if listed else ())

@@ -71,8 +71,7 @@ def _called(ops: Ops, row: int, call: int, rank: int | None) -> tuple[Any, ...]:
     start = float(ops.start[row if call < 0 else call])
     end = float(ops.start[row] + ops.length[row])
     told = plain(ops.name_of(call)) if call >= 0 else ops.name_of(row)
-    return row_of(row, start, end, comm.name if comm else told, comm, int(ops.seq[said]) if said >= 0 else -1, ops,
-               rank)  # fmt: skip
+    return row_of(row, (start, end), comm.name if comm else told, said, ops, rank)
 
 
 def _outermost(ops: Ops, rows: np.ndarray) -> np.ndarray:

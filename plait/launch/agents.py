@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -116,13 +117,23 @@ class Agent:
             process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where agents meet. host: an address of this machine that other nodes reach. port, word: where to listen
+    and what agents know, if they were told before. patience: seconds until the next of them must have
+    come."""
+
+    host: str
+    port: int = 0
+    word: str = ""
+    patience: float = PATIENCE
+
+
 class Agents:
     """A port for the agents of ``table``'s hosts, open inside the ``with`` block.
 
-    host: an address of this machine that other nodes reach. argv: what every rank runs. addresses: of hosts
-    whose names do not resolve. numbered: whether the starter numbers agents, so that this must agree with the
-    table as well. port, word: where to listen and what agents know, if they were told before. patience:
-    seconds until the next of them must have come.
+    argv: what every rank runs. addresses: of hosts whose names do not resolve. numbered: whether the starter
+    numbers agents, so that this must agree with the table as well.
     """
 
     def __init__(
@@ -130,19 +141,16 @@ class Agents:
         table: RankTable,
         argv: Sequence[str],
         logs: Path,
+        at: Rendezvous,
         *,
-        host: str,
         addresses: Mapping[str, str] | None = None,
         numbered: bool = False,
-        port: int = 0,
-        word: str = "",
-        patience: float = PATIENCE,
     ) -> None:
         self.table, self.argv, self.logs = table, list(argv), logs
         self._addresses, self._numbered = addresses or {}, numbered
-        self._word = word or secrets.token_hex(16)
-        self._patience = patience
-        self._door, self._host = Door(host, port, self._word), host
+        self._word = at.word or secrets.token_hex(16)
+        self._patience = at.patience
+        self._door, self._host = Door(at.host, at.port, self._word), at.host
         self._held = ExitStack()
         self.agents: dict[int, Agent] = {}
 

@@ -30,7 +30,7 @@ from plait.core.runs.progress import Progress
 from plait.core.topology.hostlist import expand
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import agent
-from plait.launch.agents import Agents
+from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
 from plait.launch.watch import RunGuard, catching_signals, say, watched
@@ -106,9 +106,15 @@ def _run(
     logs = folder / "logs"
     with _passing():  # the port may be taken, where pods have the network of their node
         listening = Agents(
-            table, said["argv"], logs, host=pod.address, addresses={table.hosts[0]: said["head"]}, numbered=True,
-            port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"],
-        )  # fmt: skip
+            table,
+            said["argv"],
+            logs,
+            Rendezvous(
+                host=pod.address, port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"]
+            ),
+            addresses={table.hosts[0]: said["head"]},
+            numbered=True,
+        )
     status = 1
     with listening as agents, ExitStack() as held:
         own = subprocess.Popen(

@@ -28,7 +28,7 @@ from plait.core.topology.hostlist import expand
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.core.topology.slurm_lines import in_topological_order
 from plait.launch import slurm
-from plait.launch.agents import Agents
+from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, starts_in_vain
 from plait.launch.watch import RunGuard, say, watched
@@ -73,7 +73,10 @@ def _start(folder: Path, argv: Sequence[str], table: RankTable, gpus: int, timeo
     here = addresses.get(this_host(), this_host())
     logs = folder / "logs"
     try:
-        with Agents(table, argv, logs, host=here, addresses=addresses, numbered=True) as agents, ExitStack() as held:
+        with (
+            Agents(table, argv, logs, Rendezvous(host=here), addresses=addresses, numbered=True) as agents,
+            ExitStack() as held,
+        ):
             step = subprocess.Popen(
                 _srun(len(table.hosts), gpus),
                 env=inherited() | agents.variables | granted(gpus) | {"SLURM_HOSTFILE": str(hosts.absolute())},

@@ -23,7 +23,7 @@ from plait.core.base.errors import LaunchError, PlacementError, PlaitError
 from plait.core.runs.channel import Channel, MessageLine, Stop
 from plait.core.topology.rank_table import RankTable
 from plait.launch import agents as agents_of
-from plait.launch.agents import Agent, Agents, RemoteProcess
+from plait.launch.agents import Agent, Agents, RemoteProcess, Rendezvous
 from plait.launch.messages import (
     KINDS,
     AgentMessage,
@@ -50,8 +50,14 @@ TABLE = RankTable(("left", "right"), 1)
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
-    with Agents(TABLE, SLEEP, tmp_path / "logs", host="127.0.0.1", addresses=dict.fromkeys(TABLE.hosts, "127.0.0.1"),
-                numbered=True) as open_agents:  # fmt: skip
+    with Agents(
+        TABLE,
+        SLEEP,
+        tmp_path / "logs",
+        Rendezvous(host="127.0.0.1"),
+        addresses=dict.fromkeys(TABLE.hosts, "127.0.0.1"),
+        numbered=True,
+    ) as open_agents:
         yield open_agents
 
 
@@ -84,7 +90,10 @@ def test_an_agent_on_the_wrong_host_is_named_by_both_sides(agents: Agents, host:
 @pytest.mark.unit
 def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: Path) -> None:
     """Which ranks there are is their lines' to say; one that the table does not have is none."""
-    with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame", patience=60) as agents, ExitStack() as held:
+    with (
+        Agents(TABLE, SLEEP, tmp_path, Rendezvous(host="127.0.0.1", word="sesame", patience=60)) as agents,
+        ExitStack() as held,
+    ):
 
         def connect(first: bytes) -> MessageLine[AgentMessage]:
             host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
@@ -120,7 +129,7 @@ def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: P
 def test_agents_that_do_not_come_are_named(tmp_path: Path) -> None:
     why = r"the agents of 2 hosts \(left, right\) did not come within 0 s"
     with (
-        Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", patience=0.01) as both,
+        Agents(TABLE, SLEEP, tmp_path, Rendezvous(host="127.0.0.1", patience=0.01)) as both,
         pytest.raises(LaunchError, match=why),
     ):
         both.ranks(nothing)
@@ -128,7 +137,7 @@ def test_agents_that_do_not_come_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame") as agents, ExitStack() as held:
+    with Agents(TABLE, SLEEP, tmp_path, Rendezvous(host="127.0.0.1", word="sesame")) as agents, ExitStack() as held:
         for _ in range(2):
             host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
             end = held.enter_context(socket.create_connection((host, int(port))))
@@ -250,9 +259,10 @@ class Launcher:
 
     def __init__(self, held: ExitStack, folder: Path, **options: Any) -> None:
         table = RankTable(("left", "right"), 2)
-        settings: dict[str, Any] = {"host": "127.0.0.1", "word": "sesame", "patience": 60} | options
+        own = {key: options.pop(key) for key in ("addresses", "numbered") if key in options}
+        meeting: dict[str, Any] = {"host": "127.0.0.1", "word": "sesame", "patience": 60} | options
         self.held = held
-        self.agents = held.enter_context(Agents(table, ["rank"], folder, **settings))
+        self.agents = held.enter_context(Agents(table, ["rank"], folder, Rendezvous(**meeting), **own))
         self.lines = dict[str, MessageLine[AgentMessage]]()
         self.begun = dict[str, Begin]()
 
@@ -382,7 +392,7 @@ def test_of_many_hosts_that_do_not_come_five_are_named(tmp_path: Path) -> None:
     for count, names in ((5, "n0, n1, n2, n3, n4)"), (6, "n0, n1, n2, n3, n4, ...)")):
         table = RankTable(tuple(f"n{number}" for number in range(count)), 1)
         with (
-            Agents(table, SLEEP, tmp_path, host="127.0.0.1", patience=0.0) as many,
+            Agents(table, SLEEP, tmp_path, Rendezvous(host="127.0.0.1", patience=0.0)) as many,
             pytest.raises(LaunchError, match=re.escape(f"the agents of {count} hosts ({names} did not come")),
         ):
             many.ranks(nothing)

@@ -18,6 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import kubernetes_pod
+from plait.launch.agents import Rendezvous
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
@@ -83,9 +84,9 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
         variables: dict[str, str] = {}  # noqa: RUF012
         agents: dict[str, object] = {}  # noqa: RUF012
 
-        def __init__(self, table: RankTable, argv: list[str], logs: Path, **options: Any) -> None:
+        def __init__(self, table: RankTable, argv: list[str], logs: Path, at: Rendezvous, **options: Any) -> None:
             made.opening()
-            made.asked = SimpleNamespace(table=table, argv=argv, logs=logs, **options)
+            made.asked = SimpleNamespace(table=table, argv=argv, logs=logs, **vars(at), **options)
 
         def __enter__(self) -> Self:
             return self

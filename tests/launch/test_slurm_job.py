@@ -18,6 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import slurm_job
+from plait.launch.agents import Rendezvous
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
@@ -162,8 +163,8 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
         variables: ClassVar[dict[str, str]] = {"PLAIT_AGENT": "here"}
         agents: ClassVar[dict[int, str]] = {0: "one", 1: "two"}
 
-        def __init__(self, table: RankTable, argv: list[str], logs: Path, **options: Any) -> None:
-            made.update(options, table=table, argv=argv, logs=logs)
+        def __init__(self, table: RankTable, argv: list[str], logs: Path, at: Rendezvous, **options: Any) -> None:
+            made.update(options, table=table, argv=argv, logs=logs, host=at.host)
 
         def __enter__(self) -> Made:
             return self

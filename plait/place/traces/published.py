@@ -45,8 +45,22 @@ def _numbers(frame: Any, *names: str) -> list[Any]:
 
 
 def _acme(frame: Any, path: Path) -> Trace:
-    return build(frame, TraceColumns(submit="submit_time", start="start_time", end="end_time" if "end_time" in frame else None, duration="duration", gpus="gpu_num", id="job_id", numbers=_there(frame, nodes="node_num", cpus="cpu_num", memory="mem_per_pod_GB",
-                       shared_memory="shared_mem_per_pod"), categories={"group": "user", "type": "type"}), TraceForm(name=path.name, schema="acme", form="s"))  # fmt: skip
+    return build(
+        frame,
+        TraceColumns(
+            submit="submit_time",
+            start="start_time",
+            end="end_time" if "end_time" in frame else None,
+            duration="duration",
+            gpus="gpu_num",
+            id="job_id",
+            numbers=_there(
+                frame, nodes="node_num", cpus="cpu_num", memory="mem_per_pod_GB", shared_memory="shared_mem_per_pod"
+            ),
+            categories={"group": "user", "type": "type"},
+        ),
+        TraceForm(name=path.name, schema="acme", form="s"),
+    )
 
 
 def _helios(frame: Any, path: Path) -> Trace:
@@ -107,8 +121,26 @@ def _openb(frame: Any, path: Path) -> Trace:
 
 def _pai(frame: Any, path: Path) -> Trace:
     percent, instances = _numbers(frame, "plan_gpu", "inst_num")
-    return build(frame, TraceColumns(submit="start_time", end="end_time", gpus=(percent / 100 * instances).mask(frame["plan_gpu"].isna(), 0.0), id="job_name", numbers=_there(frame, cpus="plan_cpu", memory="plan_mem"), categories={"type": "task_name"} | _there(frame, queue="gpu_type")), TraceForm(name=path.name, schema="alibaba-pai", how=("'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances",
-             "tasks count as submitted when they started, since the trace does not say")), never={"never started": frame["start_time"].isna(), "never ended": frame["end_time"].isna()})  # fmt: skip
+    return build(
+        frame,
+        TraceColumns(
+            submit="start_time",
+            end="end_time",
+            gpus=(percent / 100 * instances).mask(frame["plan_gpu"].isna(), 0.0),
+            id="job_name",
+            numbers=_there(frame, cpus="plan_cpu", memory="plan_mem"),
+            categories={"type": "task_name"} | _there(frame, queue="gpu_type"),
+        ),
+        TraceForm(
+            name=path.name,
+            schema="alibaba-pai",
+            how=(
+                "'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances",
+                "tasks count as submitted when they started, since the trace does not say",
+            ),
+        ),
+        never={"never started": frame["start_time"].isna(), "never ended": frame["end_time"].isna()},
+    )
 
 
 Reader = Callable[[Any, Path], Trace]
