@@ -56,7 +56,7 @@ class PlaceLists:
             prices.tier(strategy.tp, 1),
             forward=strategy.hides_shards(forward=True),
             backward=strategy.hides_shards(forward=False),
-            sent=strategy.overlap != "none",
+            sent=strategy.overlap != "no-communication",
         )
         programmes = {key: self._priced(key[0], listed) for key, listed in self.listed.items()}
         prices = {(one.numel, one.whole): one for one in place.units}  # units as large cost as much
