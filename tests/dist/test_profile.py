@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from plait.core.cluster.profile import Profile
-from plait.core.step.seconds import rates
 from plait.plan.profiled import here
 from tests.dist import profiling
 from tests.support.ranks import Ranks
@@ -34,5 +33,6 @@ def test_a_profile(pool: Callable[[int], Ranks], world: int, per_node: int) -> N
     assert (found.machine.ranks, found.machine.ranks_per_node, found.machine.backend) == (world, per_node, "gloo")
     cluster = here(found)
     assert (cluster.ranks_per_node, cluster.nodes) == (per_node, world // per_node)
-    one = found.products[-1]
-    assert 0.2 < float(rates.matmul(cluster, "fp32", one.m, one.k, one.n)) / one.seconds < 5
+    for constant in (cluster.efficiency.matmul, cluster.tiers[0].rate, cluster.device.memory_rate):
+        assert constant.source.startswith("profile of ")  # how well they fit is a unit test's, without a clock
+        assert constant.value > 0
