@@ -144,10 +144,10 @@ def profile_spread(
     from plait.core.cluster.placement_profile import PlacementProfile
 
     if not 5 <= seconds < 1e6:
-        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix="Allowed: at least 5")
+        raise JobError(f"{seconds:g} is not allowed", key="seconds", fix="Allowed: at least 5")
     world = place.world or ranks
     if world is None:
-        raise JobError("has no number of ranks", key="--on", fix="Give it with --world-size")
+        raise JobError("has no number of ranks", key="--on", fix="Give it with world_size=N")
     pod = nodes_per_minipod or (place.lab.hosts // place.lab.pods if place.lab else 0)
     if place.lab and (place.lab.hosts == pod or pod < 1 or place.lab.hosts % pod):
         fix = "Use several minipods, such as lab:4x1@1gbit,2pods@300mbit"

@@ -78,7 +78,7 @@ def chains_of(
             return Chains(_with_domains(found.above, labels, family.domain), found.levels, nested=True)
     raise JobError(
         "no label of these nodes is known to name a switch",
-        fix="Name labels with --levels, the outermost first, as in --levels example.com/block,example.com/rack",
+        fix="Name labels with levels=, the outermost first, as in levels=example.com/block,example.com/rack",
     )
 
 
@@ -95,7 +95,7 @@ def _by_labels(labels: Mapping[str, Mapping[str, str]], levels: Sequence[str]) -
     }
     if not chains or not levels:
         shown = ", ".join(levels) or f"{HOST} alone"
-        raise JobError(f"no node has all of the labels {shown}", fix="Name labels that nodes have with --levels")
+        raise JobError(f"no node has all of the labels {shown}", fix="Name labels that nodes have with levels=")
     return Chains(chains, tuple(levels), nested=True)
 
 
