@@ -13,12 +13,15 @@ import zlib
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
+from annotated_types import Ge, Lt
 
+from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_json
-from plait.core.base.errors import DataError
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.numbers import shown
 
 SplitName = Literal["train", "eval"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -27,6 +30,7 @@ FORMAT, VERSION = "plait corpus", 1
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 LARGEST_INDEX = 64 << 20  # bytes; a shard takes 120, so that this is half a million of them
 READ = 4 << 20  # bytes of which a checksum is made at once
+Size = Annotated[int, Ge(0), Lt(1 << 62)]
 _SHARD_NAME = re.compile(rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin")
 
 
@@ -43,9 +47,9 @@ class TokenShard:
     """One file of token ids; ``crc32`` is of its bytes."""
 
     file: str
-    tokens: int
-    bytes: int
-    crc32: int
+    tokens: Size
+    bytes: Size
+    crc32: Annotated[int, Ge(0), Lt(1 << 32)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class Split:
     """The shards of one split, in order; ``digest`` is a hash of the token stream, however it is cut into
     shards."""
 
-    documents: int
+    documents: Size
     digest: str
     shards: tuple[TokenShard, ...]
 
@@ -68,12 +72,12 @@ class Index:
     """The content of ``index.json``: ``tokenizer`` and ``source`` are fingerprints of what the corpus was
     made from."""
 
-    dtype: str
-    vocab: int
-    end_of_text: int
+    dtype: Literal["uint16", "uint32"]
+    vocab: Size
+    end_of_text: Size
     tokenizer: str
     source: str
-    splits: dict[str, Split]
+    splits: dict[SplitName, Split]
 
     @property
     def shards(self) -> tuple[TokenShard, ...]:
@@ -96,7 +100,7 @@ class Index:
             ) from error
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
-        except ValueError as error:
+        except (ValueError, JobError) as error:
             raise DamagedCorpus(path.parent, f"{path}: not a usable corpus index ({error})") from None
 
 
@@ -182,73 +186,32 @@ def _remedy(folder: Path) -> str:
 
 
 def _index(path: Path, raw: Any) -> Index:
-    """An ``Index`` from parsed JSON; ``ValueError`` when it is not one, ``DataError`` for another version."""
-    values = _table(raw, "the file")
-    if values.get("format") != FORMAT:
-        raise ValueError(f"format is {_shown(values.get('format'))}, not {FORMAT!r}")
-    if _natural(values, "version") != VERSION:
-        found = _shown(values["version"])
-        raise DataError(f"{path}: version {found}, and this Plait reads version {VERSION}; {_remedy(path.parent)}")
-    dtype = _text(values, "dtype")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {_shown(dtype)} is not one of {', '.join(DTYPES)}")
-    vocab = _natural(values, "vocab", below=2 ** (8 * DTYPES[dtype].itemsize) + 1)
-    return Index(
-        dtype=dtype,
-        vocab=vocab,
-        end_of_text=_natural(values, "end_of_text", below=vocab),
-        tokenizer=_text(values, "tokenizer"),
-        source=_text(values, "source"),
-        splits={name: _split(name, _table(values.get("splits"), "splits"), dtype) for name in SPLITS},
-    )
+    """An ``Index`` from parsed JSON. Raises ValueError or JobError where it is none, DataError for another
+    version."""
+    values = cast("dict[str, Any]", raw if isinstance(raw, dict) else {})
+    if (found := values.pop("format", None)) != FORMAT:
+        raise ValueError(f"format is {shown(found)}, not {FORMAT!r}")
+    if (found := values.pop("version", None)) != VERSION:
+        known = f"this Plait reads version {VERSION}"
+        raise DataError(f"{path}: version {shown(found)}, and {known}; {_remedy(path.parent)}")
+    index = decode(Index, values, others=True)
+    if index.vocab > 2 ** (8 * DTYPES[index.dtype].itemsize) or index.end_of_text >= index.vocab:
+        raise ValueError(f"vocab is {index.vocab} of {index.dtype}, and end_of_text {index.end_of_text}")
+    if set(index.splits) != set(SPLITS):
+        raise ValueError(f"splits are {', '.join(map(shown, index.splits))}, not {', '.join(SPLITS)}")
+    for name, split in index.splits.items():
+        for number, shard in enumerate(split.shards):
+            _check_shard(shard, shard_name(name, number), index.dtype)
+    return index
 
 
-def _split(name: SplitName, splits: dict[str, Any], dtype: str) -> Split:
-    values = _table(splits.get(name), f"splits.{name}")
-    listed = values.get("shards")
-    if not isinstance(listed, list):
-        raise ValueError(f"splits.{name}.shards is {_shown(listed)}, not a list")
-    shards = tuple(_shard(each, shard_name(name, number), dtype) for number, each in enumerate(listed))
-    return Split(documents=_natural(values, "documents"), digest=_text(values, "digest"), shards=shards)
-
-
-def _shard(raw: Any, file: str, dtype: str) -> TokenShard:
-    """The shard that must have this name: whatever else an index names is not opened."""
-    values = _table(raw, f"shard {file}")
-    if values.get("file") != file:
-        raise ValueError(f"shard {_shown(values.get('file'))} stands where {file!r} belongs")
-    tokens, size = _natural(values, "tokens"), _natural(values, "bytes")
+def _check_shard(shard: TokenShard, file: str, dtype: str) -> None:
+    """Raise ValueError for a shard of another name: whatever else an index names is not opened."""
+    if shard.file != file:
+        raise ValueError(f"shard {shown(shard.file)} stands where {file!r} belongs")
+    tokens, size = shard.tokens, shard.bytes
     if tokens < 1 or size != tokens * DTYPES[dtype].itemsize:
         raise ValueError(f"shard {file!r} is described wrongly: {tokens} tokens of {dtype} in {size} bytes")
-    return TokenShard(file=file, tokens=tokens, bytes=size, crc32=_natural(values, "crc32", below=1 << 32))
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is {_shown(value)}, not a table")
-    return value
-
-
-def _text(values: dict[str, Any], key: str) -> str:
-    if not isinstance(value := values.get(key), str):
-        raise ValueError(f"{key} is {_shown(value)}, not a text" if key in values else f"has no key {key!r}")
-    return value
-
-
-def _natural(values: dict[str, Any], key: str, *, below: int = 1 << 62) -> int:
-    """A whole number from 0 on."""
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
-        raise ValueError(
-            f"{key} is {_shown(value)}, not a whole number below {below}" if key in values else f"has no key {key!r}"
-        )
-    return value
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, however large it is."""
-    text = repr(value)[:60] if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
-    return text if len(text) < 60 else f"{text}..."
 
 
 def _map_shard(folder: Path, shard: TokenShard, index: Index) -> np.ndarray:

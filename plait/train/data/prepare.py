@@ -200,7 +200,7 @@ def _build(
             tokens = sum(writer.tokens for writer in writers.values())
             if progress:
                 progress(min(read, total), total)
-        splits = {str(name): writer.finish() for name, writer in writers.items()}
+        splits: dict[SplitName, Split] = {name: writer.finish() for name, writer in writers.items()}
         _check_splits(out, splits, damaged, eval_fraction)
         index = Index(
             dtype=dtype, vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
@@ -257,7 +257,7 @@ def _encode_all(
         writers[last].add(end)
 
 
-def _check_splits(out: Path, splits: dict[str, Split], damaged: Index | None, eval_fraction: float) -> None:
+def _check_splits(out: Path, splits: dict[SplitName, Split], damaged: Index | None, eval_fraction: float) -> None:
     """Raise when nothing is left to train on, or a corpus that is to be repaired becomes another one."""
     if not splits["train"].tokens:
         raise DataError(

@@ -70,10 +70,10 @@ def _without(key: str) -> Callable[[dict], object]:
     [
         (lambda index: {**index, "version": 2}, "version 2, and this Plait reads version 1"),
         (lambda index: {**index, "format": "x"}, "format is 'x'"),
-        (lambda index: {**index, "dtype": "float"}, "dtype 'float'"),
+        (lambda index: {**index, "dtype": "float"}, 'dtype: "float" is not allowed. Allowed: "uint16" or "uint32"'),
         (lambda index: [], "not a usable corpus index"),
         (lambda index: {**index, "splits": 3}, "not a usable corpus index"),
-        (_without("vocab"), "has no key 'vocab'"),
+        (_without("vocab"), "vocab: is missing"),
         (
             lambda index: index["splits"]["train"]["shards"][0].update(tokens=7) or index,
             "shard 'train-00000.bin' is described wrongly",
@@ -86,10 +86,10 @@ def _without(key: str) -> Callable[[dict], object]:
             lambda index: index["splits"]["train"]["shards"].append(index["splits"]["train"]["shards"][0]) or index,
             "shard 'train-00000.bin' stands where 'train-00001.bin' belongs",
         ),
-        (lambda index: {**index, "vocab": 70_000}, "vocab is 70000, not a whole number below 65537"),
-        (lambda index: {**index, "vocab": -1}, "vocab is -1"),
-        (lambda index: {**index, "end_of_text": 257}, "end_of_text is 257, not a whole number below 257"),
-        (lambda index: {**index, "tokenizer": None}, "tokenizer is None, not a text"),
+        (lambda index: {**index, "vocab": 70_000}, "vocab is 70000 of uint16"),
+        (lambda index: {**index, "vocab": -1}, "vocab: -1 is not allowed"),
+        (lambda index: {**index, "end_of_text": 257}, "and end_of_text 257"),
+        (lambda index: {**index, "tokenizer": None}, "tokenizer: None is not allowed. Allowed: a text"),
     ],
 )
 def test_a_wrong_index_is_explained(tmp_path: Path, edit: Callable[[dict], object], message: str) -> None:
