@@ -223,7 +223,8 @@ class Relaxing:
             low, high = one.constraint.sign in ("<", "<="), one.constraint.sign in (">", ">=")
             sign, name = "<=" if low else ">=" if high else "=", one.name
             values = self._values(there, one)
-            texts = [f"{one.constraint.quantity} {sign} {_word(there, name, value)}" for value in values]
+            words = [f"{value}" if name == "ring" else _word(there, name, value) for value in values]
+            texts = [f"{one.constraint.quantity} {sign} {word}" for word in words]
         else:
             for value in self._values(there, one):
                 if word := _word(there, one.name, value):

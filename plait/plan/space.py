@@ -83,7 +83,10 @@ class Coarseness:
 
 
 COARSEST = 8
-QUANTITIES = {"micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages"}
+QUANTITIES = {
+    "micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages", "p1": "batch_slices",
+    "p2": "column_slices",
+}  # fmt: skip
 """Columns whose constraints have another name."""
 COLUMNS = {quantity: column for column, quantity in QUANTITIES.items()}
 

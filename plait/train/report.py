@@ -144,7 +144,7 @@ class Reporter:
 def _timed(timed: Sequence[Timed], plan: Plan, width: int | None) -> list[str]:
     """Candidates, the fastest first."""
     best = min(one.seconds for one in timed)
-    header = ("p1", "p2", "sequence parallel", "sharding hides", "ms", "against best", "")
+    header = ("batch slices", "column slices", "sequence parallel", "sharding hides", "ms", "against best", "")
     rows: list[tuple[str, ...]] = []
     for one in sorted(timed, key=lambda each: each.seconds):
         s = one.strategy

@@ -45,7 +45,7 @@ ranks = 4
 
 [plan]
 top = 4
-constraints = ["cp = 1", "p1 = 1", "p2 = 1"]
+constraints = ["cp = 1", "batch_slices = 1", "column_slices = 1"]
 """
 STRATEGY = """
 [strategy]

@@ -131,7 +131,7 @@ def test_a_degree_that_is_not_tried_unasked_can_be_said() -> None:
 
 
 QUANTITIES = ("tp", "pp", "dp", "cp", "ring", "ulysses", "micro_batch_size", "num_micro_batches", "optim", "params",
-              "p1", "virtual_stages", "secondary")  # fmt: skip
+              "batch_slices", "virtual_stages", "secondary")  # fmt: skip
 
 
 @settings(max_examples=40)

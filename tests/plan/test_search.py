@@ -100,7 +100,15 @@ def test_the_answer_is_the_best_of_all_simulated_points() -> None:
             "data": {"sequence_length": 1024},
             "train": {"global_batch_size": 4, "precision": "bf16-mixed"},
             "cluster": {"preset": "a100-80", "ranks": 2},
-            "plan": {"constraints": ["cp = 1", "recompute = none", "p1 = 1", "p2 = 1", "schedule in 1f1b, zb-h1"]},
+            "plan": {
+                "constraints": [
+                    "cp = 1",
+                    "recompute = none",
+                    "batch_slices = 1",
+                    "column_slices = 1",
+                    "schedule in 1f1b, zb-h1",
+                ]
+            },
         }
     )
     planner = Planner(job, A100, 32000)
@@ -122,7 +130,7 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
             "data": {"sequence_length": 1024},
             "train": {"global_batch_size": 8, "precision": "bf16-mixed"},
             "cluster": {"preset": "a100-80", "ranks": 4},
-            "plan": {"constraints": ["cp = 1", "p2 = 1"], "points": 2000, "top": 4},
+            "plan": {"constraints": ["cp = 1", "column_slices = 1"], "points": 2000, "top": 4},
         }
     )
     done = list[int]()

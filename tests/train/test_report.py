@@ -255,7 +255,7 @@ def test_what_was_measured_before_training_is_a_table_the_fastest_first(tmp_path
         report.choice(Measurements(strategies=timed(0.03, 0.02)), plan)
     first, header, *rows = said.getvalue().splitlines()
     assert first == "Measured before training, a micro-batch:"
-    assert header.split("  ")[0].strip() == "p1" and "against best" in header
+    assert header.split("  ")[0].strip() == "batch slices" and "against best" in header
     cells = [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in rows]
     found = [row for row in cells if row[0] in ("1", "2")]
     assert found == [["2", "1", "yes", "both", "20.0", "1.00x", "chosen"], ["1", "1", "no", "both", "30.0", "1.50x"]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.base.errors import JobError, nearest
+from plait.core.job.renamed import QUANTITIES
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
@@ -19,7 +20,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """Quantities that are words, and which."""
 COUNTS = (
     "pp", "dp", "cp", "ring", "ulysses", "tp", "ep", "micro_batch_size", "num_micro_batches", "virtual_stages",
-    "recompute_layers", "sequence_parallel", "params", "grads", "optim", "secondary", "p1", "p2",
+    "recompute_layers", "sequence_parallel", "params", "grads", "optim", "secondary", "batch_slices", "column_slices",
 )  # fmt: skip
 """Quantities that are whole numbers."""
 SIZES = ("memory",)
@@ -63,6 +64,8 @@ class Constraint:
             )
         quantity, sign, given = match[1], match[2], match[3]
         known = (*WORDS, *COUNTS, *SIZES)
+        if quantity in QUANTITIES:
+            raise JobError(f"'{text}': {quantity} is called {QUANTITIES[quantity]} now", key=key, fix="Write that")
         if quantity not in known:
             problem = f"'{text}': nothing is called '{quantity}'{nearest(quantity, known)}"
             raise JobError(problem, key=key, fix=f"Known: {', '.join(known)}")

@@ -36,6 +36,8 @@ VALUES = {
     ("strategy.overlap.tp", "none"): "no-communication",
 }
 """Of a job file, by key and old value."""
+QUANTITIES = {"p1": "batch_slices", "p2": "column_slices"}
+"""Of a strategy, that constraints name."""
 HINTS = {
     "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
     "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
