@@ -47,8 +47,8 @@ RECURS = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """unit: its row. effect, z, recurs: of the windows in which it stood out, the last of them. first, last:
-    columns of these windows, ``last`` included."""
+    """A unit that stands out. unit: its row. effect, z, recurs: values of the last window in which it was an
+    outlier. first, last: columns of all such windows, ``last`` included."""
 
     unit: int
     effect: float

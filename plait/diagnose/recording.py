@@ -99,9 +99,9 @@ class Recording:
         """``met``, with transfers that last until the receiver has them: for its sender a send is over once
         everything lies in a buffer.
 
-        The end of a receiver's wait is the moment, if it waited already when the transfer began. Of others
-        nobody knows when they came, and how long they took is null, unless all receivers of such ones came
-        late. So it is of what came before it was sent: of what several ranks hold, one may send it to all.
+        The end of a receiver's wait is the moment, if it waited already when the transfer began. The arrival
+        of other transfers is unknown and their duration null, unless all their receivers came late. It is
+        also null for a transfer that arrived before it was sent: another replica may have sent the tensor.
         """
         waits = (
             self.spans.filter(pl.col("meeting").is_not_null() & (pl.col("kind") == "idle"))

@@ -47,7 +47,7 @@ INDEX = """<!doctype html>
 
 
 class _Value(BaseModel):
-    """Of the page: which of its parts, and what of it."""
+    """One property of one component of the page, as a callback of Dash sends it."""
 
     id: str | dict[str, Any]
     property: str

@@ -95,7 +95,8 @@ def rows(points: Points) -> set[tuple[int, ...]]:
     chosen=st.lists(
         st.sampled_from(
             ["tp <= 2", "pp in 1, 2", "cp = 1", "schedule in 1f1b, zb-v", "recompute != full", "params == 1",
-             "micro_batch_size >= 2", "sequence_parallel = false", "optim >= 2", "batch_slices <= 2", "num_micro_batches <= 8",
+             "micro_batch_size >= 2", "sequence_parallel = false", "optim >= 2",
+              "batch_slices <= 2", "num_micro_batches <= 8",
              "schedule = zb-v", "virtual_stages >= 2", "ulysses <= 1", "ring >= 2", "dp != 2"]
         ), min_size=1, max_size=3, unique=True,
     ),

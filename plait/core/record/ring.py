@@ -133,8 +133,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class RingGroup:
-    """Ranks that communicate. ranks: sorted. ordinal: of the groups of just these ranks, in the order in
-    which all of them open them. Equal on all members, unlike any process's own number for it.
+    """Ranks that communicate. ranks: sorted. ordinal: 0 for the first group with exactly these ranks, 1 for
+    the second, as all members open them. It is equal on all members; a process's own number is not.
 
     label: what it is for (``tp``, ``params``, ``lane 0-1``).
     """

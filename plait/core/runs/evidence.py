@@ -153,9 +153,9 @@ class WaitLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why a run hangs. ranks, hosts: whose fault it is, or, where that is a tie, one of whose. why: a
-    paragraph for people. differs: of a mismatch, what does. chain: from those who wait to the cause, or the
-    circle. also: what else is wrong, of which this is not the consequence."""
+    """Why a run hangs. ranks, hosts: at fault; with a tie, one of the candidates. why: a paragraph for people.
+    differs: the property in which the calls of a mismatch differ. chain: from waiting ranks to the cause, or
+    the circle. also: further faults that do not follow from this one."""
 
     cause: Cause
     why: str

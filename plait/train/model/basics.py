@@ -11,8 +11,8 @@ from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
 from plait.train.model.kernels import EAGER, Kernels, Scale
 
 JoinGradient = tuple[Tensor, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
-"""Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or
-(None) of all."""
+"""Gradients of a join: of the term that it adds to the residual stream; of each parameter, with the rows that
+the gradient is for (None: all)."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ Column = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
-"""What ``place_states`` gives. ends: sums of gradients at the end of a step, which a step's activations give
-their place to."""
+"""Kinds of bytes that ``place_states`` gives. ends: buffers of the sums at the end of a step, which reuse the
+memory of its activations."""
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,9 @@ class _Counting(PlaceWalk):
 
 
 def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]], split: bool, turn: int) -> Counts:
-    """What a stage's own sizes consist of, [sizes of all stages and a stream, WIDTH]. A backward goes from
-    the last layer to the first, and what is kept becomes what is held; it is fullest at one of its corners,
-    ``turn``: at its begin, when the layers that are not recomputed are done, at its end."""
+    """Parts of a stage's own sizes, [sizes of all stages and a stream, WIDTH]. A backward goes from the last
+    layer to the first and turns kept bytes into held ones. turn: the moment at which it holds most: 0 its
+    begin, 1 the end of the layers that are not recomputed, 2 its end."""
     made = np.zeros((_OF_STAGE * len(stages) + 1, WIDTH), np.int64)
     for at, (stage, (again, plain)) in enumerate(zip(stages, layers, strict=True)):
         kind = {(True, True): 0, (True, False): 1, (False, False): 2, (False, True): 3}[stage == 0, stage == count - 1]

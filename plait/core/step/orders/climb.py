@@ -117,8 +117,8 @@ class Judge:
 
 
 def _soonest(numbered: NumberedOps, compute: Sequence[float], wire: Sequence[float]) -> float:
-    """When the processor is done at the soonest: there are moments, from the beginning and from the end, on
-    whose other side all ops of some set stand, for what each needs and what needs it takes so long."""
+    """Lower bound on the end of an order: longest head, all work between, longest tail (Carlier 1982). The
+    head of an op is the time of its longest chain of needs, its tail that of what needs it."""
     begins, follows = [0.0] * len(compute), [0.0] * len(compute)
     for i, sources in enumerate(numbered.needs):
         begins[i] = max([begins[j] + compute[j] + wire[j] * late for j, late in sources], default=0.0)
@@ -195,8 +195,8 @@ class _Clock:
     def _gap(
         self, at: int, until: int, ends: tuple[int, int], marks: _Marks, arrived: list[float]
     ) -> tuple[float, float]:
-        """How much later, at least and at most, everything is that the rest of an order may wait for. ends:
-        the first and the last op that stand where others stood; one of them is the one that was moved."""
+        """Delays, the least and the largest, of everything that the rest of an order may wait for. ends: first
+        and last position that changed; the moved op stands at one of them."""
         (now, link), (then, tied), before = marks[until], self.marks[at][until], self.arrived[at]
         gaps = [now - then, max(link, now) - max(tied, then)]
         travels, order, place = self.judge.numbered.travels, self.order, until * STRIDE
