@@ -153,9 +153,9 @@ class WaitLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why a run hangs. ranks, hosts: at fault; with a tie, one of the candidates. why: a paragraph for people.
-    differs: the property in which the calls of a mismatch differ. chain: from waiting ranks to the cause, or
-    the circle. also: further faults that do not follow from this one."""
+    """Why a run hangs. ranks, hosts: at fault; with a tie, one of the candidates. why: a paragraph for
+    people. differs: the property in which the calls of a mismatch differ. chain: from waiting ranks to the
+    cause, or the circle. also: further faults that do not follow from this one."""
 
     cause: Cause
     why: str

@@ -195,8 +195,8 @@ class _Clock:
     def _gap(
         self, at: int, until: int, ends: tuple[int, int], marks: _Marks, arrived: list[float]
     ) -> tuple[float, float]:
-        """Delays, the least and the largest, of everything that the rest of an order may wait for. ends: first
-        and last position that changed; the moved op stands at one of them."""
+        """Delays, the least and the largest, of everything that the rest of an order may wait for. ends:
+        first and last position that changed; the moved op stands at one of them."""
         (now, link), (then, tied), before = marks[until], self.marks[at][until], self.arrived[at]
         gaps = [now - then, max(link, now) - max(tied, then)]
         travels, order, place = self.judge.numbered.travels, self.order, until * STRIDE
