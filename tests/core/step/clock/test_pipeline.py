@@ -237,7 +237,7 @@ def two_tiers() -> Plan:
 
 def test_overlap_hides_and_contention_costs() -> None:
     plan = two_tiers()
-    apart = replace(plan, strategy=replace(plan.strategy, shard_overlap="no-communication"))
+    apart = replace(plan, strategy=replace(plan.strategy, shard_overlap="none"))
     assert simulate_plan(apart, cluster()).exposed["dp"] > simulate_plan(plan, cluster()).exposed["dp"]
     disturbed = simulate_plan(plan, cluster(slow_computation=1.5, slow_communication=1.5)).seconds
     assert disturbed > simulate_plan(plan, cluster(**ALONE)).seconds
