@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,17 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
 from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
+from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size
+from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
-from plait.plan.nearest import would_fit
+from plait.plan.memory_report import MemoryReport, memory_report
+from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.search import Ranked, search
 from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
@@ -256,23 +257,19 @@ class Planner:
         )
 
     def _nearest_change(self, one: Candidate) -> dict[str, Any] | None:
-        """With which its job fits as it would be run: closed forms propose, rules and the walk decide."""
-        sequence, precision = self.job.data.sequence_length, self.job.train.precision
-        proposed = fitting_changes(
-            self.model, one.point, self.cluster, sequence=sequence, precision=precision, ranks=True
-        )
-        for change in islice(filter(None, proposed), PROPOSED):
-            try:
-                job = changed_job(one.job, change)
-                if job.cluster.ranks and job.cluster.ranks != job.world_size:
-                    change = change | {"cluster.ranks": job.world_size}
-                    job = changed_job(job, {"cluster.ranks": job.world_size})
-                ranks_of(job, self.cluster)
-                if self.memory(job, self.draft(job)).fits:
-                    return change
-            except PlaitError:  # a rule forbids it
-                continue
-        return None
+        """With which its job fits as it would be run: what fits in closed form is walked."""
+        walked = count()
+
+        def fits(job: Job) -> bool:
+            ranks_of(job, self.cluster)
+            points, limit = Points.of([point_of(job)]), usable(self.cluster.device, self.cluster.overhead)
+            found = step_memory(
+                self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
+                options=plait_on(self.cluster.device), overhead=self.cluster.overhead,
+            )  # fmt: skip
+            return found.total[0] <= limit and next(walked) < PROPOSED and self.memory(job, self.draft(job)).fits
+
+        return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
     def memory(self, job: Job, plan: Plan) -> MemoryReport:
         """What fills every place under a job's plan: walked, or in closed form for a model with experts."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE, MASTER
 from plait.core.step.memory.estimate import Estimate, Memory, estimate
 from plait.plan.make import job_step
-from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
+from plait.plan.nearest import changes, more_ranks, nearest_change, would_fit
 
 MOST_LAYERS = 1_000
 """More are no model that anybody trains; every list would be as long."""
@@ -204,41 +204,16 @@ def by_kind(memory: Memory) -> str:
 
 def _advice(job: Job, vocab: int, there: Room) -> str:
     """The nearest of a few changes with which the job fits."""
-    for change in _changes(job, there):
-        try:
-            other = changed_job(job, change)
-            check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
-            if there.holds(estimate(job_step(other, vocab), gpu=bool(there.each))):
-                return f"{would_fit(change)}."
-        except PlaitError:  # a rule forbids it
-            continue
+
+    def fits(other: Job) -> bool:
+        check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
+        return there.holds(estimate(job_step(other, vocab), gpu=bool(there.each)))
+
+    tried = chain(changes(job), more_ranks(job) if there.each else ())
+    if change := nearest_change(job, tried, fits):
+        return f"{would_fit(change)}."
     smaller = "a smaller model, shorter sequences or smaller micro-batches"
     return f"Use {smaller}{', or many more ranks' if there.each else ', or more machines'}."
-
-
-def _changes(job: Job, there: Room) -> Iterator[dict[str, Any]]:
-    """From those that cost nothing to those that cost ranks."""
-    asked = job.strategy
-    shaped = Adjustable(
-        recompute="none" if asked.recompute == "none" else "some",
-        each=-(-job.micro_batch // job.degrees[0][0]),
-        replicas=min(dp * asked.cp for dp, _ in job.degrees),
-        tp=asked.tp if isinstance(asked.tp, int) else None,
-        pp=asked.pp,
-        dp=asked.dp if isinstance(asked.dp, int) else None,
-    )
-    yield from changes(shaped)
-    if there.each:
-        yield from more_ranks(shaped)
-
-
-def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
-    """The job with keys of its file set. Raises JobError where a rule forbids them."""
-    values = job.to_dict()
-    for key, value in changes.items():
-        section, name = key.split(".")
-        values[section] = values[section] | {name: value}
-    return Job.from_dict(values)
 
 
 def _count(number: int) -> str:

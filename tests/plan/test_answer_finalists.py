@@ -181,19 +181,23 @@ def test_what_an_overlap_gains_or_costs(monkeypatch: pytest.MonkeyPatch, slower:
     assert asked == [OVERLAPS.index("sync")]
 
 
-def test_changes_for_more_ranks_say_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules that forbid a change pass it over; one that fits is told with the number of ranks, where the job
-    says one."""
-    changes = [{"strategy.tp": 3}, {}, {"strategy.tp": 2}]
-    monkeypatch.setattr(answer, "fitting_changes", lambda *_, **__: iter(changes))
-    huge = replace(one_candidate(), memory=replace(one_candidate().memory, usable=1))
-    monkeypatch.setattr(Planner, "predict", lambda *_: huge)
-    for ranks, told in ((1, "strategy.tp=2 cluster.ranks=2"), (0, "strategy.tp=2")):
-        asked = job(train={"global_batch_size": 2}, strategy={"tp": 1}, cluster={"preset": "a100-80", "ranks": ranks})
-        huge = replace(huge, job=asked)
-        with pytest.raises(InfeasiblePlan, match=rf"It would fit with {told}\."):
-            Planner(asked, A100, 256).checked()
-    monkeypatch.setattr(answer, "fitting_changes", lambda *_, **__: iter([{"strategy.tp": 3}]))
+def test_of_changes_that_fit_in_closed_form_some_are_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that fits as it would be run is told."""
+    huge, walked = replace(one_candidate(), memory=replace(one_candidate().memory, usable=1)), list[Job]()
+    asked = job(train={"global_batch_size": 2}, strategy={"tp": 1}, cluster={"preset": "a100-80", "ranks": 1})
+
+    def memory(_self: Planner, one: Job, _plan: object) -> Any:
+        walked.append(one)
+        return replace(huge.memory, usable=1 << 40 if len(walked) == 3 else 1)
+
+    monkeypatch.setattr(Planner, "predict", lambda *_: replace(huge, job=asked))
+    monkeypatch.setattr(Planner, "memory", memory)
+    with pytest.raises(InfeasiblePlan, match=r"It would fit with ") as caught:
+        Planner(asked, A100, 256).checked()
+    assert len(walked) == 3
+    said = dict(pair.split("=") for pair in str(caught.value).partition("fit with ")[2].rstrip(".").split())
+    assert asked.changed([f"{key}={value}" for key, value in said.items()]).strategy == walked[-1].strategy
+    walked.extend([asked] * 3)  # none fits
     with pytest.raises(InfeasiblePlan, match="None of the usual changes is enough"):
         Planner(asked, A100, 256).checked()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,9 @@ from plait.core.base.errors import InfeasiblePlan, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.step.memory.estimate import estimate
-from plait.core.step.step import Step
 from plait.plan import fits
-from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus
+from plait.plan.fits import Room, check_fits, check_size, gpus
 from plait.plan.make import job_step
-from plait.plan.nearest import Adjustable
 
 SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 128, "vocab": 300}
 GIB = 1 << 30
@@ -45,66 +42,31 @@ def test_a_job_of_too_many_layers_that_just_fits_is_refused_for_its_layers(monke
         check_size(job, 300, Room(shared=GIB - 1))
 
 
-def test_keys_of_a_job_are_changed_and_its_rules_hold() -> None:
-    job = Job.from_dict({"model": SMALL, "strategy": {"dp": 2}})
-    found = changed_job(job, {"strategy.shard": "fsdp", "train.micro_batch_size": 1})
-    assert (found.strategy.shard, found.strategy.dp, found.train.micro_batch_size) == ("fsdp", 2, 1)
-    with pytest.raises(PlaitError):
-        changed_job(job, {"strategy.tp": 3})
-
-
-class Tried:
-    """Changes in place of the usual ones; what was asked for them, and what was estimated."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *several: dict[str, Any]) -> None:
-        self.asked, self.more, self.walked = list[Adjustable](), list[Adjustable](), list[Job]()
-
-        def changes(now: Adjustable) -> Iterator[dict[str, Any]]:
-            self.asked.append(now)
-            yield from several
-
-        def more(now: Adjustable) -> Iterator[dict[str, Any]]:
-            self.more.append(now)
-            yield {"strategy.dp": 4}
-
-        def step(job: Job, vocab: int) -> Step:
-            self.walked.append(job)
-            return job_step(job, vocab)
-
-        monkeypatch.setattr(fits, "changes", changes)
-        monkeypatch.setattr(fits, "more_ranks", more)
-        monkeypatch.setattr(fits, "job_step", step)
-
-
 def refused(job: Job, there: Room) -> str:
     with pytest.raises(InfeasiblePlan) as caught:
         check_fits(job, estimate(job_step(job, 300), gpu=bool(there.each)), 300, there)
     return str(caught.value)
 
 
-def test_changes_that_rules_forbid_or_that_are_absurd_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_are_absurd_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than a million computations no schedule is written out."""
     job = Job.from_dict({
         "model": SMALL, "data": {"sequence_length": 64}, "strategy": {"pp": 2, "recompute": "selective", "dp": 3},
         "train": {"global_batch_size": 1_800_000, "micro_batch_size": 3},
     })  # fmt: skip
     found = estimate(job_step(job.changed(["train.global_batch_size=18"]), 300))
-    most = found.most.memory.total
-    tried = Tried(monkeypatch, {"strategy.tp": 3}, {"train.micro_batch_size": 1, "strategy.dp": 1},
-                  {"train.micro_batch_size": 2})  # fmt: skip
-    monkeypatch.setattr(fits, "job_step", lambda one, _: tried.walked.append(one))
+    most, walked = found.most.memory.total, list[Job]()
+    monkeypatch.setattr(fits, "job_step", lambda one, _: walked.append(one))
     monkeypatch.setattr(fits, "estimate", lambda _, **__: found)
     with pytest.raises(InfeasiblePlan) as caught:
         check_fits(job, found, 300, Room(each=most - 1, what="each of 8 GPUs"))
     said = str(caught.value)
     assert said.endswith("Use a smaller model, shorter sequences or smaller micro-batches, or many more ranks.")
     assert f"each of 8 GPUs has {in_bytes(most - 1)}. " in said
-    assert [(one.train.micro_batch_size, one.strategy.dp) for one in tried.walked] == [(2, 3), (3, 4)]
-    assert tried.asked == tried.more == [Adjustable(recompute="some", each=3, replicas=3, tp=1, pp=2, dp=3)]
+    assert walked and all(one.num_micro_batches * one.strategy.pp <= fits.MOST_OPS for one in walked)
 
 
-def test_of_unequal_places_no_degree_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = Tried(monkeypatch, {"strategy.shard": "zero1"})
+def test_of_unequal_places_no_degree_is_changed() -> None:
     job = Job.from_dict({
         "model": SMALL, "data": {"sequence_length": 64}, "train": {"global_batch_size": 16, "micro_batch_size": 4},
         "strategy": {"pp": 2, "dp": [4, 2], "tp": [1, 2], "cp": 2, "schedule": "1f1b"},
@@ -113,9 +75,7 @@ def test_of_unequal_places_no_degree_is_changed(monkeypatch: pytest.MonkeyPatch)
     said = refused(job, Room(shared=every - 1))
     assert "would fit with strategy.shard=zero1." in said
     assert f"are available on this machine, where all 16 ranks would need {in_bytes(every)}. " in said
-    assert tried.asked == [Adjustable(recompute="none", each=4, replicas=4, tp=None, pp=2, dp=None)]
-    assert tried.more == []  # on one machine more ranks bring no more memory
-    tried = Tried(monkeypatch)
+    # On one machine more ranks bring no more memory.
     assert refused(job, Room(shared=1)).endswith("smaller micro-batches, or more machines.")
 
 
