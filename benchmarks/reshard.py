@@ -23,7 +23,7 @@ from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.base.numbers import parse_rate
+from plait.core.base.lab_hosts import parse_rate
 from plait.core.reshard.layouts import TensorLayout, unit_tasks
 from plait.lab import LabSpec
 from plait.plan.reshard import even_hosts

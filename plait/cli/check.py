@@ -45,7 +45,7 @@ def check(
     from plait.api.hosts import Limits, check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
-    from plait.core.base.numbers import to_bits
+    from plait.core.base.lab_hosts import to_bits
 
     for option, value in (("--size", size), ("--nodes", nodes), ("--clock", wanted.clock), ("--disk", wanted.disk)):
         if not 0 < value < 1e9:

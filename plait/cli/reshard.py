@@ -67,7 +67,7 @@ def reshard(
     from plait.api.resharding import explain_reshard, fabric_of
     from plait.core.base.errors import ReshardError
     from plait.core.base.files import explained
-    from plait.core.base.numbers import parse_rate
+    from plait.core.base.lab_hosts import parse_rate
     from plait.core.reshard.layouts import TensorLayout
 
     first = TensorLayout.parse(tensor.source)

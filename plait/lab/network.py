@@ -21,8 +21,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from plait.core.base.errors import JobError, LaunchError
-from plait.core.base.lab_hosts import FIRST_ADDRESS, IFNAME, address, name
-from plait.core.base.numbers import format_rate, parse_rate, to_bits
+from plait.core.base.lab_hosts import FIRST_ADDRESS, IFNAME, address, format_rate, name, parse_rate, to_bits
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec
 
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,15 @@ class LabEntry:
     def from_dict(cls, values: dict[str, Any]) -> LabEntry:
         """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, ValueError or JobError for anything
         else."""
-        from plait.core.base.codec.data import decode  # pydantic: a lab needs Python alone
-
-        spec = LabSpec.parse(values["spec"])
-        network = values["network"] | {"mtu": spec.mtu, "pods": spec.pods}
-        return decode(LabEntry, values | {"spec": spec, "network": network})
+        spec, told = LabSpec.parse(values["spec"]), values["network"]  # by hand: a lab needs Python alone
+        words = [values["name"], *values["command"]]
+        if not all(isinstance(word, str) for word in words) or not isinstance(told["userns"], bool):
+            raise TypeError("no entry of a lab")
+        pid, started, keeper_started, keeper, *fds = map(
+            index, (values["pid"], values["started"], values["keeper_started"], told["keeper"], *told["fds"])
+        )
+        network = LabNetwork(keeper, tuple(fds), told["userns"], spec.mtu, spec.pods)
+        return LabEntry(words[0], pid, started, spec, network, keeper_started, tuple(words[1:]))
 
 
 def start_time(pid: int) -> int | None:

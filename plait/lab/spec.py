@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base import lab_hosts
 from plait.core.base.errors import JobError
-from plait.core.base.numbers import UNLIMITED, parse_rate
+from plait.core.base.lab_hosts import UNLIMITED, parse_rate
 
 if TYPE_CHECKING:
     from plait.core.cluster.hardware import Hosts

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
-from plait.core.base.lab_hosts import name
-from plait.core.base.numbers import format_rate, parse_rate
+from plait.core.base.lab_hosts import format_rate, name, parse_rate
 from plait.lab import LabSpec
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))

@@ -1,5 +1,5 @@
-"""What hosts of a lab are called and which addresses they have, so that a rank can tell where it is: all of
-them share the machine's own name."""
+"""Hosts of a lab: their names and addresses, by which a rank can tell where it is, since all of them share
+the machine's own name; and rates of links. Needs Python alone, as a lab does."""
 
 from __future__ import annotations
 
@@ -52,3 +52,54 @@ def here() -> str | None:
             return None
     host = int(IPv4Address(answer[20:24])) - int(FIRST_ADDRESS)
     return name(host) if 0 <= host < MOST else None
+
+
+# ---- rates of links ----
+
+UNLIMITED = "unlimited"
+MIN_RATE, MAX_RATE = 10**6, 8 * 10**11
+"""Bits per second of a link."""
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
+
+
+def parse_rate(text: str) -> int | None:
+    """Bits per second of a rate as tc writes it, or None for ``unlimited``. Raises JobError.
+
+    >>> parse_rate("2.5gbit")
+    2500000000
+    """
+    rate = None if text.strip().lower() == UNLIMITED else to_bits(text)
+    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
+        raise JobError(
+            f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited"
+        )
+    return rate
+
+
+def to_bits(text: str) -> int:
+    """Bits per second of any rate that tc may write. Raises JobError."""
+    match = _RATE.fullmatch(text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+def format_rate(rate: int | None) -> str:
+    """The shortest tc form of a rate: the inverse of :func:`parse_rate`.
+
+    >>> format_rate(2_500_000_000)
+    '2.5gbit'
+    """
+    if rate is None:
+        return UNLIMITED
+    for unit in ("gbit", "mbit", "kbit"):
+        for digits in range(4):
+            number = f"{rate / _UNITS[unit]:.{digits}f}"
+            if (
+                float(number)
+                and round(float(number) * _UNITS[unit]) == rate
+                and (rate >= _UNITS[unit] or unit == "kbit")
+            ):
+                return f"{number}{unit}"
+    return f"{rate}bit"
