@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.base import programs
-from plait.core.base.env import rank_variables, take_agent, task_number, this_host
+from plait.core.base.env import RankEnv, rank_variables, take_agent, task_number, this_host
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.base.process import reserved_port
 from plait.core.job.collecting import collecting
@@ -97,8 +97,10 @@ class _Agent:
     def _popen(self, rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
         begin = self.begin
         who = rank_variables(
-            rank=rank, world_size=begin.world_size, local_rank=rank - begin.first, local_world_size=begin.ranks,
-            master_addr=begin.master_addr, master_port=begin.master_port,
+            RankEnv(
+                rank=rank, world_size=begin.world_size, local_rank=rank - begin.first, local_world_size=begin.ranks,
+                node_rank=rank // begin.ranks, master_addr=begin.master_addr, master_port=begin.master_port,
+            )
         )  # fmt: skip
         every = {**who, **env, **begin.env}
         return subprocess.Popen(begin.argv, env=every, start_new_session=True, **options)

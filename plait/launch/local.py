@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from plait.core.base.env import launcher_variable, rank_base, rank_variables
+from plait.core.base.env import RankEnv, launcher_variable, rank_base, rank_variables
 from plait.core.base.process import process_state
 from plait.core.runs.channel import Channel
 from plait.launch.open_files import make_room
@@ -107,7 +107,10 @@ def local_start(argv: Sequence[str], world: int, port: int) -> RankStarter:
 def local_variables(rank: int, world: int, port: int) -> dict[str, str]:
     """The environment of rank N of ``world``, all of them on this machine."""
     return rank_variables(
-        rank=rank, world_size=world, local_rank=rank, local_world_size=world, master_addr="127.0.0.1", master_port=port
+        RankEnv(
+            rank=rank, world_size=world, local_rank=rank, local_world_size=world, node_rank=0,
+            master_addr="127.0.0.1", master_port=port,
+        )
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ its bound passes, whichever is first: nothing is used before it has happened.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +38,19 @@ def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.b
     return float(over[order][low[0]] if len(low) else over.max())
 
 
-def follow(
-    submit: Floats, begin: Floats, logs: Floats, bounds: Floats, *, level: float, margin: float, rate: float = RATE
-) -> tuple[Floats, float]:
-    """Bounds with the margin that was in force when each job was submitted, and the margin after the last.
+class JobTimes(NamedTuple):
+    """When jobs were submitted and started, in seconds, by ascending submission; logs: log seconds that each
+    ran."""
 
-    submit: seconds, ascending; begin: when each started; logs: log seconds that it ran.
-    """
+    submit: Floats
+    begin: Floats
+    logs: Floats
+
+
+def follow(jobs: JobTimes, bounds: Floats, *, level: float, margin: float, rate: float = RATE) -> tuple[Floats, float]:
+    """Bounds with the margin that was in force when each job was submitted, and the margin after the
+    last."""
+    submit, begin, logs = jobs
     found = np.empty(len(submit))
     waiting: list[tuple[float, int, float]] = []
     runs = np.exp(np.minimum(logs, 700.0))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import DataError
-from plait.place.conformal import follow
+from plait.place.conformal import JobTimes, follow
 from plait.place.features import Features, features
 from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history
 from plait.place.jct_search import HeldBack, TriedSettings, search
@@ -61,7 +61,9 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
         parts.append(model.predict(block, names_of(trace)))
         bounds.append(parts[-1].bound + model.margin)
     whole = Forecast.join(parts)
-    upper, _ = follow(trace.submit, trace.begin, logs, np.concatenate(bounds), level=settings.level, margin=0.0)
+    upper, _ = follow(
+        JobTimes(trace.submit, trace.begin, logs), np.concatenate(bounds), level=settings.level, margin=0.0
+    )
     return Predicted(
         mean=whole.buckets * BUCKET,
         upper=np.exp(np.minimum(upper, LONGEST)),
@@ -110,16 +112,19 @@ def assess(
         raise DataError(
             f"{trace.name}: {len(ended)} jobs ended before the last {test:.0%} arrived; a model needs {FEWEST}."
         )
-    usual, tried = settings, _tried(trace, known, logs, cut, settings, draws, told)
+    held = _held_back(trace, known, logs, cut) if draws else None
+    usual, tried = settings, search(held, settings, draws, told) if held else []
     if tried:
         settings = replace(settings, **tried[0].settings)
     told(f"fitting to {len(ended)} jobs")
     model = fit(before, past, over, settings, names_of(trace))
     forecast = model.predict(_rows(known, rest), names_of(trace))
     bounds, margin = follow(
-        trace.submit[rest], trace.begin[rest], logs[rest], forecast.bound,
-        level=settings.level, margin=model.margin,
-    )  # fmt: skip
+        JobTimes(trace.submit[rest], trace.begin[rest], logs[rest]),
+        forecast.bound,
+        level=settings.level,
+        margin=model.margin,
+    )
     truth = logs[rest]
     code = trace.categories["group"].codes if "group" in trace.categories else np.zeros(len(trace), np.int64)
     level = settings.level
@@ -155,18 +160,16 @@ def assess(
     return replace(model, margin=margin), report
 
 
-def _tried(
-    trace: Trace, known: Features, logs: Floats, cut: int, settings: JctSettings, draws: int, told: Progress
-) -> list[TriedSettings]:
-    """Settings judged on the last tenth of the first ``cut`` jobs, by those of it that had ended by then."""
-    if not draws:
-        return []
+def _held_back(trace: Trace, known: Features, logs: Floats, cut: int) -> HeldBack | None:
+    """The last tenth of the first ``cut`` jobs, to judge settings by those of it that had ended by then; None
+    where too few had ended before it."""
     held = int(0.9 * cut)
     past, ended = _so_far(trace, held)
     _, over = _so_far(trace, cut)
     truth = np.where(over[held:], logs[held:cut], np.nan)
-    found = HeldBack(known=_rows(known, slice(0, cut)), past=past, ended=ended, truth=truth, names=names_of(trace))
-    return search(found, settings, draws, told) if ended.sum() >= FEWEST else []
+    if ended.sum() < FEWEST:
+        return None
+    return HeldBack(known=_rows(known, slice(0, cut)), past=past, ended=ended, truth=truth, names=names_of(trace))
 
 
 def _rmse(

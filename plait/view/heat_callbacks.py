@@ -9,7 +9,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from plait.diagnose.heat import STATISTICS, Heat, Statistic, Unlike, pooled, unlike
 from plait.diagnose.places import place_of
-from plait.view.heat_figure import Value, cell_text, heat_figure
+from plait.view.heat_figure import HeatMarks, Value, cell_text, heat_figure
 from plait.view.moves import HeatCell, around_row, is_number, moved, point_of
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.words import nothing, seconds_text
@@ -27,9 +27,13 @@ def figure_of(
     assert snapshot.grid is not None
     shown = pooled(heat, CELLS, at.window)
     return heat_figure(
-        heat, shown, snapshot.grid, order=order, value=value, named=snapshot.named(),
-        cursor=(at.row, at.column) if marked else None,
-    )  # fmt: skip
+        heat,
+        shown,
+        snapshot.grid,
+        marks=HeatMarks(named=snapshot.named(), cursor=(at.row, at.column) if marked else None),
+        order=order,
+        value=value,
+    )
 
 
 def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:

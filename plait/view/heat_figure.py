@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -27,6 +27,16 @@ WAIT_COLOURS = [[0, "#542788"], [0.25, "#b2abd2"], [0.5, "#f7f7f7"], [0.75, "#fd
 RISING = [[0, "#f7fbff"], [0.35, "#9ecae1"], [0.7, "#2171b5"], [1, "#08306b"]]
 
 
+class HeatMarks(NamedTuple):
+    """What a heat map points at. named: ranks, and as what. cursor: row and column of the marked cell."""
+
+    named: Mapping[int, str] | None = None
+    cursor: tuple[int, int] | None = None
+
+
+NO_MARKS = HeatMarks()
+
+
 def heat_figure(
     heat: Heat,
     shown: Pooled,
@@ -34,11 +44,10 @@ def heat_figure(
     *,
     order: Sequence[str],
     value: Value = "excess",
-    named: Mapping[int, str] | None = None,
-    cursor: tuple[int, int] | None = None,
+    marks: HeatMarks = NO_MARKS,
 ) -> dict[str, Any]:
-    """shown: the part of ``heat`` that is drawn. named: ranks to be pointed at, and as what. cursor: row and
-    column of the cell that is marked."""
+    """A heat map as plotly draws it. shown: the part of ``heat`` that is drawn."""
+    named, cursor = marks
     bins = shown.seconds.shape[0]
     rows = shown.first + np.arange(bins) * shown.size + (shown.size - 1) / 2
     last = min(shown.first + bins * shown.size, heat.ranks.size)

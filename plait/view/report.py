@@ -21,7 +21,7 @@ from plait.diagnose.states import STATES
 from plait.view.callbacks import memory_of_run, prediction_text, status_of
 from plait.view.figure_words import series_words
 from plait.view.grid_figure import STANDS_OUT, grid_figure
-from plait.view.heat_figure import heat_figure
+from plait.view.heat_figure import HeatMarks, heat_figure
 from plait.view.series_figure import prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, heat_of
 from plait.view.timeline_callbacks import ShownStep, clock_text, link_text, shown_of, side_by_side, span_text
@@ -142,7 +142,7 @@ def _heat(snapshot: Snapshot) -> str:
         heat = heat_of(snapshot, "mean", None, order, columns)
         if heat is None or not heat.columns:
             continue
-        figure = heat_figure(heat, pooled(heat, CELLS), grid, order=order, named=snapshot.named())
+        figure = heat_figure(heat, pooled(heat, CELLS), grid, marks=HeatMarks(named=snapshot.named()), order=order)
         parts.append(_figure(name, figure, f"Heat map of {heat.ranks.size} ranks by {columns}."))
         if columns == "segments":
             words = [

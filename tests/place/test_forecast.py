@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.place.conformal import first_margin, follow
+from plait.place.conformal import JobTimes, first_margin, follow
 from plait.place.features import Features, features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward
 from plait.place.jct import LONGEST, JctSettings, from_history
@@ -79,13 +79,13 @@ def test_a_bound_stays_calibrated_under_drift(drift: float) -> None:
     count = 8000
     submit = np.cumsum(draw.exponential(60.0, count))
     logs = draw.normal(6.0, 1.5, count) + drift * np.linspace(0, 1, count)
-    bounds, _ = follow(submit, submit, logs, np.full(count, 7.0), level=0.9, margin=0.9)
+    bounds, _ = follow(JobTimes(submit, submit, logs), np.full(count, 7.0), level=0.9, margin=0.9)
     assert 0.08 <= float((logs > bounds)[count // 10 :].mean()) <= 0.12
 
 
 def test_a_margin_moves_when_a_fate_is_known_and_not_before() -> None:
     logs, bounds = np.log([1000.0, 1.0, 1.0, 1.0]), np.log([100.0, 100.0, 100.0, 100.0])
-    found, last = follow(np.array([0.0, 50.0, 99.0, 101.0]), np.array([0.0, 50, 99, 101]), logs, bounds,
+    found, last = follow(JobTimes(np.array([0.0, 50.0, 99.0, 101.0]), np.array([0.0, 50, 99, 101]), logs), bounds,
                          level=0.9, margin=0.0, rate=1.0)  # fmt: skip
     # the first is known to be late at 100 s; the others end in time at 51, 100 and 102 s
     assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, -0.1, -0.2 + 0.9])

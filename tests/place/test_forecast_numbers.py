@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.base.errors import DataError
 from plait.place import model_files
-from plait.place.conformal import first_margin, follow
+from plait.place.conformal import JobTimes, first_margin, follow
 from plait.place.features import PARTS, WINDOW, features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward
 from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
@@ -108,9 +108,9 @@ def test_margins_of_jobs_that_wait_are_known_when_their_bound_has_passed() -> No
     """The first begins at 30 s and its bound is 10 s: late at 40 s; ends that coincide count at once."""
     submit = np.array([0.0, 39.9, 40.0])
     logs, bounds = np.log([1000.0, 5.0, 5.0]), np.log([10.0, 10.0, 10.0])
-    found, _ = follow(submit, np.array([30.0, 39.9, 40.0]), logs, bounds, level=0.75, margin=0.0, rate=1.0)
+    found, _ = follow(JobTimes(submit, np.array([30.0, 39.9, 40.0]), logs), bounds, level=0.75, margin=0.0, rate=1.0)
     assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, 0.75])
-    even_, last = follow(submit[:1], submit[:1], bounds[:1], bounds[:1], level=0.75, margin=0.5, rate=1.0)
+    even_, last = follow(JobTimes(submit[:1], submit[:1], bounds[:1]), bounds[:1], level=0.75, margin=0.5, rate=1.0)
     assert even_[0] == bounds[0] + 0.5 and last == 0.25, "who takes just as long as was said is not late"
 
 
@@ -137,7 +137,9 @@ def test_every_number_of_a_report(trace: Trace) -> None:
         np.log(np.maximum(1.0, np.minimum(trace.duration[:cut], now - trace.begin[:cut]))),
         trace.end[:cut] <= now, QUICK, names,
     )  # fmt: skip
-    bounds, margin = follow(trace.submit[rest], trace.begin[rest], truth, said.bound, level=0.9, margin=plain.margin)
+    bounds, margin = follow(
+        JobTimes(trace.submit[rest], trace.begin[rest], truth), said.bound, level=0.9, margin=plain.margin
+    )
     assert report.margin == model.margin == margin != plain.margin
     assert report.spread == float(said.spread.mean())
     assert report.late == {

@@ -26,7 +26,7 @@ from plait.diagnose.states import standings
 from plait.diagnose.window import window
 from plait.view.figure_words import memory_words, prediction_words, series_words
 from plait.view.grid_figure import grid_figure, is_flat
-from plait.view.heat_figure import cell_text, heat_figure
+from plait.view.heat_figure import HeatMarks, cell_text, heat_figure
 from plait.view.moves import HeatCell, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
 from plait.view.timeline_figure import rows_of, timeline_figure
@@ -58,7 +58,11 @@ def test_the_heat_map_shows_the_slow_rank_and_points_at_it(recording: Any) -> No
     heat = heat_of_segments(by_segment(recording.rollup), recording.grid)
     shown = pooled(heat)
     figure = heat_figure(
-        heat, shown, recording.grid, order=("pp", "dp"), named={CULPRIT: "slow processor"}, cursor=(CULPRIT, 0)
+        heat,
+        shown,
+        recording.grid,
+        marks=HeatMarks(named={CULPRIT: "slow processor"}, cursor=(CULPRIT, 0)),
+        order=("pp", "dp"),
     )
     own = figure["data"][0]
     red = unpacked(own["z"])

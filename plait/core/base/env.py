@@ -146,14 +146,9 @@ class RankEnv:
         return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
 
 
-def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_size: int, master_addr: str,
-                   master_port: int, lab: str | None = None) -> dict[str, str]:  # fmt: skip
+def rank_variables(rank: RankEnv) -> dict[str, str]:
     """The whole environment to start a rank with: this process's own, and who the rank is."""
-    me = RankEnv(
-        rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size,
-        node_rank=rank // local_world_size, master_addr=master_addr, master_port=master_port, lab=lab,
-    )  # fmt: skip
-    return rank_base() | me.variables()
+    return rank_base() | rank.variables()
 
 
 def rank_base() -> dict[str, str]:

@@ -53,14 +53,36 @@ def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class CorpusSettings:
+    """How files become a corpus. pattern: files of a folder. eval_fraction: share of documents that is kept
+    for evaluation. shard_tokens: tokens of a shard, at most."""
+
+    pattern: str = "*.txt"
+    eval_fraction: float = 0.1
+    shard_tokens: int = SHARD_TOKENS
+
+    def __post_init__(self) -> None:
+        """Raises JobError, naming the setting, for what cannot be."""
+        if not 0 <= self.eval_fraction < 1:
+            raise JobError(f"must be at least 0 and below 1, got {self.eval_fraction}", key="eval_fraction")
+        if self.shard_tokens < 1:
+            raise JobError(f"must be at least 1, got {self.shard_tokens}", key="shard_tokens")
+
+    def fingerprint(self, files: Sequence[SourceFile]) -> str:
+        """A hash of what a corpus of ``files`` depends on besides the tokenizer."""
+        return source_fingerprint(files, self.eval_fraction, self.shard_tokens)
+
+
+USUAL = CorpusSettings()
+
+
 def prepare(
     sources: Sequence[str | Path],
     tokenizer: Tokenizer,
     out: Path,
+    settings: CorpusSettings = USUAL,
     *,
-    pattern: str = "*.txt",
-    eval_fraction: float = 0.1,
-    shard_tokens: int = SHARD_TOKENS,
     progress: Progress | None = None,
     say: Say = _to_stderr,
 ) -> Corpus:
@@ -79,14 +101,9 @@ def prepare(
     when a source cannot be read, the text is empty, nothing is left to train on, the disk is full, ``out``
     holds something else, or it holds a corpus of which nobody can tell whether it may be replaced.
     """
-    if not 0 <= eval_fraction < 1:
-        raise JobError(f"must be at least 0 and below 1, got {eval_fraction}", key="eval_fraction")
-    if shard_tokens < 1:
-        raise JobError(f"must be at least 1, got {shard_tokens}", key="shard_tokens")
     out = Path(os.path.realpath(Path(out).expanduser()))
-    files = find_files(sources, pattern, leave_out=out)
-    source = source_fingerprint(files, eval_fraction, shard_tokens)
-    made_from = (tokenizer.fingerprint, source)
+    files = find_files(sources, settings.pattern, leave_out=out)
+    made_from = (tokenizer.fingerprint, settings.fingerprint(files))
     if corpus := _look(out, made_from).corpus:
         return corpus
     _refuse_foreign(out)
@@ -102,10 +119,7 @@ def prepare(
             if found.damage:
                 known = "Its sources are unchanged, so the" if found.index else "The"
                 say(f"warning: {found.damage}. {known} corpus is prepared again")
-            over = _build(
-                out, files, tokenizer, source, eval_fraction=eval_fraction, shard_tokens=shard_tokens,
-                progress=progress, damaged=found.index,
-            )  # fmt: skip
+            over = _build(out, files, tokenizer, settings, progress=progress, damaged=found.index)
             for line in over.lines():
                 say(f"note: {line}")
     except OSError as error:
@@ -180,15 +194,20 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _build(
-    out: Path, files: list[SourceFile], tokenizer: Tokenizer, source: str, *,
-    eval_fraction: float, shard_tokens: int, progress: Progress | None, damaged: Index | None,
-) -> PassedOver:  # fmt: skip
+    out: Path,
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    settings: CorpusSettings,
+    *,
+    progress: Progress | None,
+    damaged: Index | None,
+) -> PassedOver:
     """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing
     remains. damaged: what it must be the same as. Returns how much of the text was no UTF-8."""
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     writers: dict[SplitName, _SplitWriter] = {
-        name: _SplitWriter(temporary, name, DTYPES[dtype], shard_tokens) for name in SPLITS
+        name: _SplitWriter(temporary, name, DTYPES[dtype], settings.shard_tokens) for name in SPLITS
     }
     read, tokens, total = 0, 0, sum(file.bytes for file in files)
     decodable = Decodable(files)
@@ -196,15 +215,15 @@ def _build(
     try:
         look_at(files)
         temporary.mkdir()
-        for read in _encode_all(files, tokenizer, writers, eval_fraction, decodable):
+        for read in _encode_all(files, tokenizer, writers, settings.eval_fraction, decodable):
             tokens = sum(writer.tokens for writer in writers.values())
             if progress:
                 progress(min(read, total), total)
         splits: dict[SplitName, Split] = {name: writer.finish() for name, writer in writers.items()}
-        _check_splits(out, splits, damaged, eval_fraction)
+        _check_splits(out, splits, damaged, settings.eval_fraction)
         index = Index(
             dtype=dtype, vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
-            tokenizer=tokenizer.fingerprint, source=source, splits=splits,
+            tokenizer=tokenizer.fingerprint, source=settings.fingerprint(files), splits=splits,
         )  # fmt: skip
         with open(temporary / INDEX_FILE, "wb") as file:
             file.write(index.to_json().encode())

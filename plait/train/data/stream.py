@@ -10,7 +10,7 @@ from pathlib import Path
 from plait.core.job.spec import Job
 from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.tokenizer import FileTokenizer, load_tokenizer
 
 
@@ -43,4 +43,6 @@ def prepare_corpus(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     if isinstance(tokenizer, FileTokenizer):
         ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
     say(f"preparing {', '.join(data.sources)}{ends}")
-    prepare(data.sources, tokenizer, folder, pattern=data.pattern, eval_fraction=data.eval_fraction, say=say)
+    prepare(
+        data.sources, tokenizer, folder, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction), say=say
+    )

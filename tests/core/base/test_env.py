@@ -47,7 +47,9 @@ def test_a_rank_is_started_with_the_callers_environment(monkeypatch: pytest.Monk
     monkeypatch.setenv("SOMETHING", "else")
     monkeypatch.setenv("RANK", "9")
     started = rank_variables(
-        rank=1, world_size=2, local_rank=1, local_world_size=2, master_addr="127.0.0.1", master_port=5
+        RankEnv(
+            rank=1, world_size=2, local_rank=1, local_world_size=2, node_rank=0, master_addr="127.0.0.1", master_port=5
+        )
     )
     assert (started["SOMETHING"], started["RANK"], started["MASTER_PORT"]) == ("else", "1", "5")
     assert "OMP_NUM_THREADS" in started

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.train.data.corpus import Corpus
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from tests.train.data.preparing import BYTES, write
 
 
@@ -20,7 +20,10 @@ def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:
     text = np.random.default_rng(7).integers(32, 127, tokens - 1, dtype=np.uint8).tobytes()
     (folder / "text.txt").write_bytes(text)
     return prepare(
-        [folder / "text.txt"], BYTES, folder / f"corpus-{shard_tokens}", eval_fraction=0, shard_tokens=shard_tokens
+        [folder / "text.txt"],
+        BYTES,
+        folder / f"corpus-{shard_tokens}",
+        CorpusSettings(eval_fraction=0, shard_tokens=shard_tokens),
     )
 
 

@@ -21,7 +21,7 @@ from plait.train.data.batches import Batches
 from plait.train.data.check import check_data
 from plait.train.data.corpus import Corpus
 from plait.train.data.documents import Document
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -40,7 +40,7 @@ def sections(texts: Path, *, eval_every: int = 100, **data: Any) -> tuple[DataSe
 
 def really(data: DataSection, train: TrainSection, out: Path) -> None:
     """What ranks do."""
-    corpus = prepare(data.sources, BYTES, out, pattern=data.pattern, eval_fraction=data.eval_fraction)
+    corpus = prepare(data.sources, BYTES, out, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction))
     _use(corpus, data, train)
 
 
@@ -102,7 +102,7 @@ def test_no_document_for_evaluation_comes_with_a_fraction_that_selects_one(tmp_p
 def test_a_split_shorter_than_a_sequence_comes_with_a_length_that_fits(tmp_path: Path, made: bool) -> None:
     texts = write(tmp_path / "texts", [b"a text of some words, number %d" % number for number in range(20)])
     if made:
-        prepare([texts], BYTES, tmp_path / "corpus", pattern="*", eval_fraction=0.2)
+        prepare([texts], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*", eval_fraction=0.2))
     for sequence, part in ((400, "evaluation"), (5000, "training")):
         with pytest.raises(JobError) as caught:
             check_data(*sections(texts, eval_fraction=0.2, sequence_length=sequence), tmp_path / "corpus")

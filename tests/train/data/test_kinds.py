@@ -28,7 +28,7 @@ from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import kinds
 from plait.train.data.check import check_data
 from plait.train.data.kinds import UNDECODABLE, kind_of_text, look_at
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.sources import find_files
 from tests.train.data.preparing import BYTES, documents
 
@@ -143,7 +143,7 @@ def test_what_is_no_text_is_refused_by_name(tmp_path: Path, kind: str, name: str
     assert f"{tmp_path / name}: " in str(caught.value)
     assert says in str(caught.value)
     with pytest.raises(DataError, match=re.escape(says)):
-        prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", pattern="*")
+        prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", CorpusSettings(pattern="*"))
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -152,7 +152,7 @@ def test_odd_text_is_text(tmp_path: Path, kind: str) -> None:
     (tmp_path / "01.txt").write_bytes(PROSE)
     over = check(tmp_path)
     assert (over == []) == (kind != "one stray byte")
-    corpus = prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", eval_fraction=0)
+    corpus = prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", CorpusSettings(eval_fraction=0))
     assert b"".join(documents(corpus, "train")) == TEXTS[kind] + PROSE
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import DataError, JobError
 from plait.train.data import documents as cutting
 from plait.train.data.documents import PIECE, WHOLE, Document
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.sources import SourceFile
 from plait.train.data.tokenizer import ByteTokenizer
 from tests.train.data.preparing import BYTES, Untouchable, documents, snapshot, write
@@ -35,7 +35,7 @@ def test_a_stream_is_the_documents_in_order_of_path(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, bytes]
 ) -> None:
     root = tmp_path_factory.mktemp("order")
-    corpus = prepare([str(write(root / "texts", texts))], BYTES, root / "corpus", eval_fraction=0)
+    corpus = prepare([str(write(root / "texts", texts))], BYTES, root / "corpus", CorpusSettings(eval_fraction=0))
     assert documents(corpus, "train") == [texts[name] for name in sorted(texts, key=lambda name: f"{name}.txt")]
     assert corpus.index.splits["train"].documents == len(texts)
 
@@ -48,7 +48,12 @@ def test_adding_files_never_moves_a_document(
     root = tmp_path_factory.mktemp("grow")
     fixed = {"0train": b"always for training", "0eval": b"always for evaluation 1"}  # so that no split is empty
     before, after = (
-        prepare([write(root / name, {**fixed, **content})], BYTES, root / f"{name}-corpus", eval_fraction=0.5)
+        prepare(
+            [write(root / name, {**fixed, **content})],
+            BYTES,
+            root / f"{name}-corpus",
+            CorpusSettings(eval_fraction=0.5),
+        )
         for name, content in (("before", texts), ("after", {**more, **texts}))
     )
     for split in ("train", "eval"):
@@ -99,7 +104,10 @@ def test_sources_are_read_in_the_order_given_and_a_file_once(tmp_path: Path) -> 
     write(tmp_path / "b", {"2": b"second", "1": b"first"})
     write(tmp_path / "a", {"3": b"third"})
     corpus = prepare(
-        [tmp_path / "b", tmp_path / "a", tmp_path / "b" / "2.txt"], BYTES, tmp_path / "corpus", eval_fraction=0
+        [tmp_path / "b", tmp_path / "a", tmp_path / "b" / "2.txt"],
+        BYTES,
+        tmp_path / "corpus",
+        CorpusSettings(eval_fraction=0),
     )
     assert documents(corpus, "train") == [b"first", b"second", b"third"]
 
@@ -109,7 +117,7 @@ def test_hidden_files_and_the_corpus_itself_are_not_sources(tmp_path: Path) -> N
     (tmp_path / "deep" / "round").symlink_to(tmp_path)
     (tmp_path / "empty.txt").touch()
     for _ in range(2):
-        corpus = prepare([tmp_path], BYTES, tmp_path / "corpus", pattern="*", eval_fraction=0)
+        corpus = prepare([tmp_path], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*", eval_fraction=0))
         assert documents(corpus, "train") == [b"text", b"more"]
 
 
@@ -127,7 +135,7 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, texts: Path)
 
 def test_shards_are_full_but_the_last(tmp_path: Path, texts: Path) -> None:
     one = prepare([texts], BYTES, tmp_path / "one")
-    many = prepare([texts], BYTES, tmp_path / "many", shard_tokens=1000)
+    many = prepare([texts], BYTES, tmp_path / "many", CorpusSettings(shard_tokens=1000))
     many.verify()
     for name, split in many.index.splits.items():
         assert [shard.tokens for shard in split.shards[:-1]] == [1000] * (len(split.shards) - 1)
@@ -174,8 +182,8 @@ def test_a_change_prepares_anew(tmp_path: Path, texts: Path, what: str) -> None:
     untouchable = Untouchable()
     untouchable.fingerprint = tokenizer.fingerprint
     with pytest.raises(AssertionError, match="encoded again"):
-        prepare([texts], untouchable, tmp_path / "corpus", **options)  # type: ignore[arg-type]
-    again = prepare([texts], tokenizer, tmp_path / "corpus", **options)  # type: ignore[arg-type]
+        prepare([texts], untouchable, tmp_path / "corpus", CorpusSettings(**options))  # type: ignore[arg-type]
+    again = prepare([texts], tokenizer, tmp_path / "corpus", CorpusSettings(**options))  # type: ignore[arg-type]
     again.verify()
     assert again.index != first.index
 
@@ -196,7 +204,7 @@ def test_nothing_to_prepare_is_explained(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"no file in it matches the pattern '\*\.md', its files end in \.txt; change the pattern"
     ):
-        prepare([tmp_path], BYTES, tmp_path / "corpus", pattern="*.md")
+        prepare([tmp_path], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*.md"))
     (tmp_path / "broken.txt").symlink_to("nowhere")
     with pytest.raises(DataError, match=r"broken\.txt: cannot read this source file"):
         prepare([tmp_path], BYTES, tmp_path / "corpus")
@@ -206,16 +214,16 @@ def test_nothing_to_prepare_is_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key, value", [("eval_fraction", 1.0), ("eval_fraction", -0.1), ("shard_tokens", 0)])
 def test_wrong_settings_are_job_errors(tmp_path: Path, texts: Path, key: str, value: float) -> None:
     with pytest.raises(JobError) as caught:
-        prepare([texts], BYTES, tmp_path / "corpus", **{key: value})  # type: ignore[arg-type]
+        CorpusSettings(**{key: value})  # type: ignore[arg-type]
     assert caught.value.key == key
 
 
 def test_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, {"only": b"a short text"}) / "only.txt"
     with pytest.raises(DataError, match=r"all 1 documents fell into the eval split; add text or lower eval_fraction"):
-        prepare([path], BYTES, tmp_path / "corpus", eval_fraction=0.999999)
+        prepare([path], BYTES, tmp_path / "corpus", CorpusSettings(eval_fraction=0.999999))
     for fraction in (0, 1e-6):
-        corpus = prepare([path], BYTES, tmp_path / "corpus", eval_fraction=fraction)
+        corpus = prepare([path], BYTES, tmp_path / "corpus", CorpusSettings(eval_fraction=fraction))
         assert [corpus.num_tokens("train"), corpus.num_tokens("eval")] == [13, 0]
 
 

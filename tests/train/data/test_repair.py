@@ -21,12 +21,12 @@ from plait.core.base.errors import DataError
 from plait.train.data import documents as cutting
 from plait.train.data import prepare as module
 from plait.train.data.corpus import Corpus, Index
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.tokenizer import ByteTokenizer
 from tests.train.data.preparing import BYTES, Untouchable, snapshot, write
 
 PREPARE = (
-    "import sys, os; from pathlib import Path; from plait.train.data.prepare import prepare; "
+    "import sys, os; from pathlib import Path; from plait.train.data.prepare import CorpusSettings, prepare; "
     "from plait.train.data.tokenizer import *;"
 )
 
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_nothing_and_the_older_corpus(
     name: str,
     replacement: Callable[..., object],
 ) -> None:
-    older = prepare([texts / "00.txt"], BYTES, tmp_path / "corpus", eval_fraction=0).index
+    older = prepare([texts / "00.txt"], BYTES, tmp_path / "corpus", CorpusSettings(eval_fraction=0)).index
     before = snapshot(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(where, name, replacement)
@@ -166,7 +166,7 @@ def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gro
             },
         )
         with pytest.raises(DataError, match=r"the disk is full: this corpus needs about 1\.2 MB and 0\.3 MB were free"):
-            prepare([tmp_path / "texts"], BYTES, disk / "corpus", shard_tokens=5000)
+            prepare([tmp_path / "texts"], BYTES, disk / "corpus", CorpusSettings(shard_tokens=5000))
         assert [path.name for path in disk.iterdir()] == [".corpus.lock"]
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -195,7 +195,7 @@ def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
         tmp_path / "texts",
         {str(number): rng.integers(32, 127, 20_000, dtype=np.uint8).tobytes() for number in range(100)},
     )
-    call = "prepare([sys.argv[1]], ByteTokenizer(), Path(sys.argv[2]), shard_tokens=50_000"
+    call = "prepare([sys.argv[1]], ByteTokenizer(), Path(sys.argv[2]), CorpusSettings(shard_tokens=50_000)"
     go = "print(flush=True); sys.stdin.readline();"
     paths = (tmp_path / "texts", tmp_path / "corpus")
     killed = _start(f"{go} {call}, progress=lambda *_: os.kill(os.getpid(), 9))", *paths)
@@ -211,7 +211,7 @@ def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
         process.stdin.write("\n")
         process.stdin.flush()
     found = [process.communicate()[0].strip() for process in workers]
-    corpus = prepare([tmp_path / "texts"], Untouchable(), tmp_path / "corpus", shard_tokens=50_000)
+    corpus = prepare([tmp_path / "texts"], Untouchable(), tmp_path / "corpus", CorpusSettings(shard_tokens=50_000))
     corpus.verify()
     assert found == [corpus.index.source] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"texts", "corpus", ".corpus.lock"}, (
@@ -245,7 +245,7 @@ def test_without_locks_the_first_rename_wins(
 
     def work() -> None:
         barrier.wait()
-        found.append(prepare([texts], BYTES, tmp_path / "corpus", shard_tokens=500).index.source)
+        found.append(prepare([texts], BYTES, tmp_path / "corpus", CorpusSettings(shard_tokens=500)).index.source)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -12,7 +12,7 @@ from plait.core.job.spec import Job
 from plait.core.parallel.strategy import slice_sizes
 from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
-from plait.train.data.prepare import prepare
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.stream import Stream
 from plait.train.engine.feed import Feed, micro_batches
 from plait.train.engine.inflight import MicroBatch
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     text = np.random.default_rng(7).integers(32, 127, 2000, dtype=np.uint8).tobytes()
     (folder / "text.txt").write_bytes(text)
-    return prepare([folder / "text.txt"], BYTES, folder / "prepared", eval_fraction=0)
+    return prepare([folder / "text.txt"], BYTES, folder / "prepared", CorpusSettings(eval_fraction=0))
 
 
 def feed_of(corpus: Corpus, batch: int, micro: int, seed: int) -> Feed:
