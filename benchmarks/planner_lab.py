@@ -194,7 +194,7 @@ def described(job: Job, words: str) -> Job:
     micro = int(said.pop("micro_batch_size", "1"))
     strategy["sequence_parallel"] = said.pop("sequence_parallel", "false") == "true"
     for key, word in said.items():
-        outer, _, inner = ("slices." + key if key in ("p1", "p2") else key).partition(".")
+        outer, _, inner = {"p1": "slices.batch", "p2": "slices.columns"}.get(key, key).partition(".")
         value = int(word) if word.isdigit() else word
         (tables[outer] if inner else strategy)[inner or outer] = value
     values = job.to_dict()

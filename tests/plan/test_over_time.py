@@ -83,7 +83,7 @@ def test_what_takes_most_of_a_moment_is_shown_of_it() -> None:
         return SimpleNamespace(spans=spans)
 
     layout = Layout.of(pp=1, tp=1, dp=1)
-    simulation = SimpleNamespace(plan=SimpleNamespace(layout=layout))
+    simulation = SimpleNamespace(step=SimpleNamespace(layout=layout))
     bars = step_bars(cast("Simulated", SimpleNamespace(simulation=simulation, seconds=1000.0, timeline=timeline)))
     assert asked == [((1,), (0,))]
     assert [(bar.row, bar.start, bar.end, bar.kind) for bar in bars] == [

@@ -51,5 +51,5 @@ def test_a_strategy_in_words_is_the_strategy() -> None:
     ).to_dict()
     said = values["strategy"]
     assert (said["pp"], said["tp"], said["schedule"], said["sequence_parallel"]) == (2, 2, "zb-h1", True)
-    assert (said["slices"], said["shard"]["optim"]) == ({"p1": 2, "p2": 1}, 2)
+    assert (said["slices"], said["shard"]["optim"]) == ({"batch": 2, "columns": 1}, 2)
     assert values["train"]["micro_batch_size"] == 4
