@@ -7,15 +7,21 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from plait.api.calibrating import Calibration
+from plait.api.hosts import HostCheck
 from plait.api.planning import known_clusters
 from plait.api.resharding import explain_reshard, fabric_of
 from plait.api.schedules import Shape, show_schedule
 from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
 from plait.core.base.text import Shown, Table
 from plait.core.reshard.layouts import TensorLayout
+from plait.launch.self_check_verdict import Finding, in_rate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text()
@@ -66,3 +72,39 @@ def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for found in (one for one in names.values() if isinstance(one, Shown)):
             assert found._repr_html_() and json.dumps(found.to_dict())
     assert (tmp_path / "plan.json").is_file() and (tmp_path / "1f1b.svg").is_file()
+
+
+HOSTS = {
+    "hosts": {
+        "a": {"loopback": 4e9, "disk": {"rate": 2e8, "free": 3 << 30}, "clock": (0.0012, 0.0005)},
+        "b": {"loopback": None},
+    },
+    "links": [{"from": "a", "to": "b", "kind": "pair", "rate": 1e9}, {"from": "b", "to": "a", "kind": "pair"}],
+    "all_at_once": {"a": 5e8},
+}
+
+
+def test_hosts_that_measured_nothing_have_dashes_and_what_is_bad_stands_last() -> None:
+    bad = Finding(what="link", hosts=("b", "a"), why="the link from b to a passes nothing")
+    found = HostCheck(HOSTS, [bad])
+    lines = [line.split() for line in found.text().splitlines()]
+    assert ["a", in_rate(4e9), in_rate(5e8)] == [lines[3][0], " ".join(lines[3][1:3]), " ".join(lines[3][3:5])]
+    assert "+1.2 ms (within 0.5)" in found.text() and "3 GiB" in found.text()
+    assert lines[4] == ["b", "-", "-", "-", "-", "-"]
+    links = [line for line in lines if line[:1] in (["a"], ["b"]) and "pair" in line]
+    assert [link[:3] for link in links] == [["b", "a", "pair"], ["a", "b", "pair"]]  # the slowest first
+    assert found.text().endswith("BAD link: the link from b to a passes nothing")
+    assert HostCheck(HOSTS, []).text().endswith("Nothing is wrong with what was tried.")
+    assert found.to_dict()["bad"] == [{"what": "link", "hosts": ("b", "a"), "why": bad.why}]
+
+
+def test_a_calibration_tells_how_far_off_each_prediction_was_and_is() -> None:
+    run = SimpleNamespace(folder="runs/a", seconds=2.0)
+    refitted = SimpleNamespace(before=np.array([3.0]), after=np.array([2.1]), moved={"nic.rate": (1e9, 2e9)})
+    found = Calibration(cast("Any", [run]), cast("Any", refitted), Path("c.toml"))
+    assert ["runs/a", "2", "3", "+50.0%", "2.1", "+5.0%"] in [line.split() for line in found.text().splitlines()]
+    assert ["nic.rate", "1e+09", "2e+09"] in [line.split() for line in found.text().splitlines()]
+    assert found.to_dict() == {
+        "cluster": "c.toml", "moved": {"nic.rate": (1e9, 2e9)},
+        "runs": [{"run": "runs/a", "measured": 2.0, "before": 3.0, "after": 2.1}],
+    }  # fmt: skip

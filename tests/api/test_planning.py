@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.api.places import place_of
-from plait.api.planning import plan_job, predict_plan
+from plait.api.planning import compare_plans, plan_job, predict_plan
 from plait.core.base.errors import JobError
 
 JOB = """
@@ -80,3 +81,31 @@ def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:
     asked = plan_job(job, SETTINGS)
     assert asked.planner.model.vocab > 50_000
     assert "byte tokenizer" in asked.note
+
+
+def test_measured_candidates_are_beside_their_predictions_and_the_fastest_is_chosen(job: Path) -> None:
+    found = plan_job(job, [*SETTINGS, "plan.top=2"]).answer()
+    measured = replace(found, measured={0: 2.0, 1: 1.0})
+    assert measured.best is found.candidates[1]
+    assert [line.split()[-1] for line in measured.text().splitlines()[-2:]] == [
+        f"{found.candidates[0].seconds / 2:.2f}", "chosen",
+    ]  # fmt: skip
+    values = measured.to_dict()
+    assert (values["chosen"], [one["measured"] for one in values["candidates"]]) == (1, [2.0, 1.0])
+    assert "chosen" not in found.to_dict()
+
+
+def test_two_plans_differ_in_their_settings_and_their_seconds(job: Path, tmp_path: Path) -> None:
+    for name, tp in (("a", 1), ("b", 2)):
+        degrees = [f"strategy.tp={tp}", f"strategy.dp={8 // tp}", "train.global_batch_size=8"]
+        asked = plan_job(job, [*SETTINGS, *degrees])
+        asked.plan(asked.answer(evaluate=True).best).write(tmp_path / f"{name}.json")
+    found = compare_plans(tmp_path / "a.json", tmp_path / "b.json")
+    text = found.text()
+    assert ["tp", "1", "2"] in [line.split() for line in text.splitlines()]
+    ratio = found.second.candidate.seconds / found.first.candidate.seconds
+    (line,) = (line for line in text.splitlines() if line.startswith("a step"))
+    assert line.split()[-1] == f"{ratio:.2f}"
+    assert found.to_dict()["differences"]["tp"] == ["1", "2"]
+    same = compare_plans(tmp_path / "a.json", tmp_path / "a.json").text()
+    assert "Nothing: both have the same strategy, ranks and cluster." in same
