@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Count, NotNegative, Positive, Section, decode
-from plait.core.base.codec.stamped import Stamp, digest
+from plait.core.base.codec.data import Count, NotNegative, Positive, Section
+from plait.core.base.codec.stamped import Stamp, StampedSection
 from plait.core.base.errors import JobError
-from plait.core.base.files import replacing
 from plait.core.cluster.profile import MOST_VALUES, CollectiveKind, Curve, Group, Machine
 
 AGAIN = "Measure again with plait measure placement"
-STAMP = Stamp(
-    noun="placement profile",
-    version=1,
-    broken="is no placement profile, or only a part of one",
-    fix=AGAIN,
-    edited=AGAIN,
-    most=MOST_VALUES,
-)
 Order = Literal["dp", "pp", "random"]
 
 
@@ -88,8 +78,13 @@ class PlacedJob(Section):
         return median(other / own for other, own in pairs) - 1
 
 
-class PlacementProfile(Section):
+class PlacementProfile(StampedSection):
     """A whole file."""
+
+    STAMP: ClassVar[Stamp] = Stamp(
+        noun="placement profile", version=1, broken="is no placement profile, or only a part of one", fix=AGAIN,
+        edited=AGAIN, most=MOST_VALUES,
+    )  # fmt: skip
 
     machine: Machine
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
@@ -98,30 +93,6 @@ class PlacementProfile(Section):
     collectives: Annotated[tuple[Curve, ...], Field(strict=False)] = ()
     interference: Annotated[tuple[Interference, ...], Field(strict=False)] = ()
     job: PlacedJob | None = None
-
-    @property
-    def hash(self) -> str:
-        """sha256 over the content, 64 hex digits."""
-        return digest(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content as plain values, for JSON."""
-        return self.model_dump(mode="json")
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps({**STAMP.on(self.hash), **self.to_dict()}, indent=1) + "\n"
-
-    def write(self, path: Path) -> None:
-        """Whole or not at all."""
-        with replacing(path) as partial:
-            partial.write_text(self.to_json())
-
-    @staticmethod
-    def read(path: Path) -> PlacementProfile:
-        """Raises JobError for a file that is none, of another version, or edited by hand."""
-        text, file = STAMP.text(path), str(path)
-        return STAMP.opened(text, file, lambda values: decode(PlacementProfile, values), lambda profile: profile.hash)
 
     def crossing(self, kind: CollectiveKind) -> float | None:
         """How many times as long a further byte takes in groups that spread as far as was measured as in

@@ -12,26 +12,20 @@ of several samples, of which the slowest rank's counts.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section, decode
-from plait.core.base.codec.stamped import Stamp, digest
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.codec.stamped import Stamp, StampedSection
 from plait.core.base.errors import JobError
-from plait.core.base.files import replacing
 from plait.core.model.precision import Precision
 
 AGAIN = "Measure again with plait measure machine"
 MOST_VALUES = 200_000
 """Of a profile: a large one has some thousands, and every value that is wrong costs kilobytes to tell."""
-STAMP = Stamp(
-    noun="profile", version=1, broken="is no profile, or only a part of one", fix=AGAIN, edited=AGAIN, most=MOST_VALUES
-)
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 ModuleSite = Literal["embed", "norm", "attn", "mlp", "block", "head"]
 ModulePhase = Literal["forward", "input gradient", "weight gradient"]
@@ -260,8 +254,13 @@ class Machine(Section):
     rank has a device of its own. Computation was measured as it is with all of them at work."""
 
 
-class Profile(Section):
+class Profile(StampedSection):
     """A whole profile."""
+
+    STAMP: ClassVar[Stamp] = Stamp(
+        noun="profile", version=1, broken="is no profile, or only a part of one", fix=AGAIN, edited=AGAIN,
+        most=MOST_VALUES,
+    )  # fmt: skip
 
     machine: Machine
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
@@ -276,53 +275,18 @@ class Profile(Section):
     overlaps: Annotated[tuple[Overlap, ...], Field(strict=False)] = ()
 
     @property
-    def hash(self) -> str:
-        """sha256 over the content, 64 hex digits."""
-        return digest(self.to_dict())
-
-    @property
     def source(self) -> str:
         """As constants that follow from it name it."""
         return f"profile of {self.date}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content as plain values, for JSON; ``from_dict`` reads them back."""
-        return self.model_dump(mode="json")
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Profile:
-        """A checked profile from plain values. Raises JobError naming the key."""
-        try:
-            profile = decode(Profile, values)
-        except JobError as error:
-            fix = AGAIN if error.problem == "is missing" else error.fix
-            raise JobError(error.problem, key=error.key, fix=fix) from None
-        for number, curve in enumerate(profile.collectives):
+    def check(self) -> None:
+        """Raise JobError for curves that contradict themselves."""
+        for number, curve in enumerate(self.collectives):
             sizes = [point.bytes for point in curve.points]
             if sizes != sorted(set(sizes)):
                 raise JobError(f"{sizes} do not grow", key=f"collectives[{number}].points.bytes")
             if not curve.group.nodes <= curve.group.ranks <= curve.group.nodes * curve.group.per_node:
                 raise JobError("these ranks are not on these nodes", key=f"collectives[{number}].group")
-        return profile
-
-    def write(self, path: Path) -> None:
-        """Write atomically: a reader sees the old profile or the new one."""
-        with replacing(path) as partial:
-            partial.write_text(self.to_json())
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps({**STAMP.on(self.hash), **self.to_dict()}, indent=1) + "\n"
-
-    @staticmethod
-    def read(path: Path) -> Profile:
-        """Raises JobError for a file that is no profile, of another version, or edited by hand."""
-        return Profile.from_json(STAMP.text(path), str(path))
-
-    @staticmethod
-    def from_json(text: str, file: str) -> Profile:
-        """A profile from the text of ``file``, with the errors of ``read``."""
-        return STAMP.opened(text, file, Profile.from_dict, lambda profile: profile.hash)
 
 
 def joined(profiles: Sequence[Profile]) -> Profile:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.base import programs
+from plait.core.base.codec.data import decode
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.process import command_of, how_it_ended
 
@@ -64,8 +65,7 @@ class Collected:
     @staticmethod
     def from_json(text: str) -> Collected:
         """What ``to_json`` has made."""
-        values = json.loads(text)
-        return Collected(**values | {"loggers": tuple(values["loggers"])})
+        return decode(Collected, json.loads(text))
 
 
 @contextmanager

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
+from plait.core.base.codec.data import Section, decode
 from plait.core.base.codec.json_text import DOCUMENT, MOST_VALUES, parse_table
 from plait.core.base.errors import JobError
-from plait.core.base.files import contents_within, reason_of
+from plait.core.base.files import contents_within, reason_of, replacing
 from plait.core.base.numbers import shown
 
 Content = TypeVar("Content")
@@ -67,3 +68,51 @@ class Stamp:
             problem = f"does not match the content: the {self.noun} was edited or damaged"
             raise JobError(problem, file=file, key="hash", fix=self.edited)
         return content
+
+
+class StampedSection(Section):
+    """The whole of a file that carries a stamp: one that was measured."""
+
+    STAMP: ClassVar[Stamp]
+
+    @property
+    def hash(self) -> str:
+        """sha256 over the content, 64 hex digits."""
+        return digest(self.to_dict())
+
+    def check(self) -> None:
+        """Raise JobError for values that are fine alone and wrong together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content as plain values, for JSON; ``from_dict`` reads them back."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Checked content from plain values. Raises JobError naming the key."""
+        try:
+            found = decode(cls, values)
+        except JobError as error:
+            fix = cls.STAMP.fix if error.problem == "is missing" else error.fix
+            raise JobError(error.problem, key=error.key, fix=fix) from None
+        found.check()
+        return found
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({**self.STAMP.on(self.hash), **self.to_dict()}, indent=1) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write atomically: a reader sees the old file or the new one."""
+        with replacing(path) as partial:
+            partial.write_text(self.to_json())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises JobError for a file that is none, of another version, or edited by hand."""
+        return cls.from_json(cls.STAMP.text(path), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, file: str) -> Self:
+        """The content of the text of ``file``, with the errors of ``read``."""
+        return cls.STAMP.opened(text, file, cls.from_dict, lambda found: found.hash)
