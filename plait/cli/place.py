@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A placement some of whose nodes failed."""
+
+    repair: Annotated[
+        Path | None, typer.Option(metavar="OLD", help="A rank table or placement, some of whose nodes failed.")
+    ] = None
+    down: Annotated[str, typer.Option(metavar="NODE,...", help="Nodes that failed: n3,n7.")] = ""
+
+
+@dataclass(frozen=True)
+class PlacementOutput:
+    """What becomes of a placement."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Write the rank table here, not beside the plan."),
+    ] = None
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the cluster with the job's groups: FILE.svg.")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@grouped
 def place(
+    failed: Failed,
+    output: PlacementOutput,
     job: Annotated[Path, typer.Argument(help="The plan (plan.json), or a job file (TOML) to plan first.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: place.alpha=0.3.")
     ] = None,
     topology: Annotated[str, typer.Option(help="The cluster's switches and nodes, in any form that is read.")] = "",
-    repair: Annotated[
-        Path | None, typer.Option(metavar="OLD", help="A rank table or placement, some of whose nodes failed.")
-    ] = None,
-    down: Annotated[str, typer.Option(help="Nodes that failed: n3,n7.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Where the rank table goes: rank_table.json beside the plan.")
-    ] = None,
-    draw: Annotated[Path | None, typer.Option(help="Draw the cluster with the job's groups: FILE.svg.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Choose which host runs which ranks, so that groups that talk spread over few minipods.
 
@@ -37,6 +57,7 @@ def place(
     from plait.api.placing import Placing, names_of, write_placement
     from plait.core.base.errors import JobError
 
+    repair, down, out, draw, as_json = failed.repair, failed.down, output.out, output.draw, output.as_json
     asked = Placing(job=job, overrides=overrides or [], topology=topology)
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")

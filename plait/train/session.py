@@ -15,7 +15,6 @@ from plait.core.base.env import RankEnv, this_host
 from plait.core.base.errors import CheckpointError, JobError, NotFinite
 from plait.core.job.plan import Plan
 from plait.core.job.refine import refine
-from plait.core.job.spec import Job
 from plait.core.record.ring import Kind
 from plait.core.record.ring_writer import NATIVE
 from plait.core.runs.host_memory import memory_of
@@ -47,8 +46,10 @@ class Session:
     """Everything one rank needs; ``train`` is the whole run. Made by all ranks at the same point."""
 
     def __init__(
-        self, plan: Plan, job: Job, folder: Path, rank: RankEnv, device: RankDevice, report: Reporter, control: Control
+        self, plan: Plan, folder: Path, rank: RankEnv, device: RankDevice, report: Reporter, control: Control
     ) -> None:
+        assert plan.job is not None, "a run has a job"
+        job = plan.job
         self.job, self.folder, self.rank, self.report, self.control = job, folder, rank.rank, report, control
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(job, self._prepared())

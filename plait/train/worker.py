@@ -214,7 +214,7 @@ def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: St
         if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
             forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
-            session = Session(plan, plan.job, folder, rank, device, report, control)
+            session = Session(plan, folder, rank, device, report, control)
             watchdog.note = session.recorder.look
             return session.train()
 

@@ -85,7 +85,7 @@ class Run:
                 plan = make_plan(job, HERE, vocab=257)
                 device = RankDevice(torch.device("cpu"))
                 asked = Control() if control is None else control
-                session = Session(plan, job, self.folder, RankEnv(), device, report, asked)
+                session = Session(plan, self.folder, RankEnv(), device, report, asked)
                 try:
                     yield session
                 finally:

@@ -8,6 +8,7 @@ its own gradients before sums over ranks spread a NaN to everybody.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,18 +44,20 @@ def check_state(optimizer: Optimizer, groups: Groups, step: int) -> None:
             )
 
 
+class StepNumbers(NamedTuple):
+    """A step, counted from 1, its loss and the norm of its gradients."""
+
+    step: int
+    loss: float
+    norm: float
+
+
 def explain(
-    run: Callable[[], Tensor],
-    optimizer: Optimizer,
-    groups: Groups,
-    shards: Shards | None,
-    *,
-    step: int,
-    loss: float,
-    norm: float,
+    run: Callable[[], Tensor], optimizer: Optimizer, groups: Groups, shards: Shards | None, numbers: StepNumbers
 ) -> NotFinite:
     """Why a step's loss or gradient norm is not finite: the first tensor, and the rank it comes from. Called
     by all ranks at the same point, with the step's gradients; ``run`` computes them again."""
+    step, loss, norm = numbers
     search = _FiniteSearch(optimizer)
     weight, spread = search.first(optimizer.masters), search.first(optimizer.gradients.final)
     own = FINE if weight else search.own(run, shards)

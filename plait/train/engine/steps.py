@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.core.job.settings import OnNan
 from plait.core.record.ring import Kind
 from plait.train.engine.completion import complete, sum_loss, totals
-from plait.train.engine.finite import check_state, explain
+from plait.train.engine.finite import StepNumbers, check_state, explain
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -91,7 +91,8 @@ def train_step(
         optimizer.skip()
         number = batches[0].step + 1
         if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
-            raise explain(lambda: step.run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
+            numbers = StepNumbers(number, total, norm)
+            raise explain(lambda: step.run(batches), optimizer, groups, shards, numbers)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
     return StepResult(total, norm, stops, optimizer.skipped)
 

@@ -20,7 +20,7 @@ from plait.train.model.resampling import Down, Up
 from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, SequenceGroup
 from plait.train.model.sublayers import Attention, Mlp, ParallelBlock, Sublayer
-from plait.train.model.units import UnitStore, make_units
+from plait.train.model.units import ShardSpec, UnitStore, make_units
 
 WHOLE = Sharding()
 
@@ -87,7 +87,8 @@ class Transformer(nn.Module):
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else WeightModule()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
         at, to = self.stage.index, device or torch.device("cpu")
-        self.units = make_units(self.pieces, self.embedding.rows, at, sharding, shard_rank, dtype, to)
+        spec_of_shards = ShardSpec(sharding, shard_rank, dtype, to)
+        self.units = make_units(self.pieces, self.embedding.rows, at, spec_of_shards)
         self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         self._fill(seed)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -57,20 +58,30 @@ def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
     return found
 
 
+@dataclass(frozen=True)
+class ShardSpec:
+    """How a rank keeps its shards, and where. rank: its number among those over which a unit is sharded."""
+
+    sharding: Sharding
+    rank: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class UnitStore:
     """One unit on one rank: its parameters, and this rank's shard of them.
 
-    rank: this one's number among those over which the unit is sharded. kept: this rank's shard of the
+    rank: as ``ShardSpec`` has it. kept: this rank's shard of the
     parameters. whole: parameters and gradients are replicated, and only optimizer states are sharded. params,
     grads: by which factors parameters and gradients are sharded. second: the shard of the second copy, if
     there is one (``Sharding.secondary``).
     """
 
     def __init__(
-        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], sharding: Sharding, rank: int,
-        dtype: torch.dtype, device: torch.device,
-    ) -> None:  # fmt: skip
-        self.unit, self.sharding, self.rank, self.pieces = unit, sharding, rank, list(pieces)
+        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], spec: ShardSpec
+    ) -> None:
+        sharding = spec.sharding
+        self.unit, self.sharding, self.rank, self.pieces = unit, sharding, spec.rank, list(pieces)
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = 0
         for name, shape in shapes.items():
@@ -79,7 +90,7 @@ class UnitStore:
         self.numel = sharding.padded(end)
         self.whole = unit[0] in WHOLE
         self.params, self.grads = (1, 1) if self.whole else (sharding.params, sharding.grads)
-        self.kept = torch.zeros(self.numel // self.params, dtype=dtype, device=device)
+        self.kept = torch.zeros(self.numel // self.params, dtype=spec.dtype, device=spec.device)
         self.second = (
             self.kept.new_zeros(self.numel // sharding.secondary) if sharding.secondary and not self.whole else None
         )
@@ -144,15 +155,7 @@ class UnitStore:
             yield piece, self.places[piece.parameter][0] + _first(piece)
 
 
-def make_units(
-    pieces: Sequence[Piece],
-    rows: int,
-    stage: int,
-    sharding: Sharding,
-    rank: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[Unit, UnitStore]:
+def make_units(pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec) -> dict[Unit, UnitStore]:
     """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do
     (padding)."""
     by_parameter: dict[str, list[Piece]] = {}
@@ -166,8 +169,6 @@ def make_units(
         kind, at = unit_of(name, len(shape))
         shapes.setdefault((kind, stage) if kind == "vectors" else (kind, at), {})[name] = shape
     return {
-        unit: UnitStore(
-            unit, named, [piece for name in named for piece in by_parameter[name]], sharding, rank, dtype, device
-        )
+        unit: UnitStore(unit, named, [piece for name in named for piece in by_parameter[name]], spec)
         for unit, named in shapes.items()
     }

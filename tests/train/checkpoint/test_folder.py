@@ -23,7 +23,7 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.pieces import pieces
-from plait.train.model.units import make_units
+from plait.train.model.units import ShardSpec, make_units
 from tests.train.checkpoint.writing import GPT
 
 SPEC = ModelSpec.from_dict({**GPT, "vocab": 19})
@@ -133,7 +133,9 @@ def test_what_ranks_hold_of_a_sharded_unit_is_every_number_once(shard: dict[str,
     """At every level: the boxes of all ranks of a sharding group cover each piece, and none of it twice."""
     sharding, world = Sharding(**shard), 12
     ranks = [
-        make_units(pieces(SPEC, Strategy(), 0), SPEC.vocab, 0, sharding, rank, torch.float32, torch.device("cpu"))
+        make_units(
+            pieces(SPEC, Strategy(), 0), SPEC.vocab, 0, ShardSpec(sharding, rank, torch.float32, torch.device("cpu"))
+        )
         for rank in range(world)
     ]
     for unit, first in ranks[0].items():
