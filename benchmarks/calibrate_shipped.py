@@ -19,7 +19,7 @@ from planner_rows import default_files, read_rows
 
 from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant
-from plait.plan.calibrate import Known
+from plait.plan.calibrate import FittedConstant
 
 TITLES = {"ampere": "A100, A800", "hopper": "H100, H200", "blackwell": "GB200", "volta": "V100"}
 
@@ -42,7 +42,7 @@ def main() -> None:
     read = read_rows(told.rows or default_files())
     rows = [row for row in read.rows if row.seconds and row.stated]
     found = fit(rows)
-    spread = {f"all.{name}": Known(value=value, error=0.1) for name, value in spreads(rows).items()}
+    spread = {f"all.{name}": FittedConstant(value=value, error=0.1) for name, value in spreads(rows).items()}
     constants = {**found.constants, **spread}
     sources = len({row.source for row in rows})
     source = f"fit to {len(rows)} published steps of {sources} sources"

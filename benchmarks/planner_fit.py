@@ -23,7 +23,7 @@ from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
 from plait.core.step.seconds.layer_time import Options
 from plait.plan.band import P90, REGIMES, regimes
-from plait.plan.calibrate import Calibrated, Known, calibrate
+from plait.plan.calibrate import Calibrated, FittedConstant, calibrate
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
 FAMILIES = ("ampere", "hopper", "blackwell", "volta")
@@ -37,10 +37,12 @@ def priors() -> dict[str, dict[str, Any]]:
     return tomllib.loads(PRIORS.read_text())
 
 
-def known() -> dict[str, Known]:
+def known() -> dict[str, FittedConstant]:
     """The priors by ``family.constant``."""
     return {
-        f"{family}.{name}": Known(value=said["value"], error=said["error"], most=said.get("most", float("inf")))
+        f"{family}.{name}": FittedConstant(
+            value=said["value"], error=said["error"], most=said.get("most", float("inf"))
+        )
         for family, table in priors().items()
         for name, said in table.items()
     }
@@ -177,7 +179,7 @@ def spreads(rows: Sequence[Row]) -> dict[str, float]:
     return {f"spread.{name}": spread_of(residuals[regime == n], worth[regime == n]) for n, name in enumerate(REGIMES)}
 
 
-def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) -> dict[str, Constant]:
+def shipped(family: str, fitted: Mapping[str, FittedConstant], source: str, date: str) -> dict[str, Constant]:
     """A family's constants by name: fitted ones with ``source``, those that no row moved with their
     prior's."""
     said = priors()

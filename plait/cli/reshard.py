@@ -40,7 +40,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Fabric(Settings):
+class HostLinks(Settings):
     """Elements of the tensor, hosts and what their network does, and how the plan is searched."""
 
     dtype: Annotated[str, "Type of the tensor's elements."] = "bf16"
@@ -55,7 +55,7 @@ class Fabric(Settings):
 @grouped
 def reshard(
     tensor: Tensor,
-    fabric: Fabric,
+    fabric: HostLinks,
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:

@@ -20,7 +20,7 @@ GAIN = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class FittedConstant:
     """A constant: its value, its relative error (one standard deviation of its logarithm), and the most that
     it can be. An error of 0 keeps it."""
 
@@ -33,7 +33,7 @@ class Known:
 class Calibrated:
     """constants: fitted values, with the errors that are left. residuals: log(predicted / measured)."""
 
-    constants: Mapping[str, Known]
+    constants: Mapping[str, FittedConstant]
     residuals: Floats
 
     @property
@@ -45,7 +45,7 @@ class Calibrated:
 def calibrate(
     predict: Predict,
     measured: ArrayLike,
-    priors: Mapping[str, Known],
+    priors: Mapping[str, FittedConstant],
     *,
     start: Mapping[str, float] | None = None,
     weights: ArrayLike | None = None,
@@ -70,7 +70,7 @@ def calibrate(
     def distance(name: str, value: float) -> float:
         return float(np.log(value / free[name].value)) / free[name].error
 
-    def constants(at: Floats) -> dict[str, Known]:
+    def constants(at: Floats) -> dict[str, FittedConstant]:
         values = zip(free.items(), at, strict=True)
         return {**priors, **{n: replace(p, value=p.value * float(np.exp(p.error * x))) for (n, p), x in values}}
 

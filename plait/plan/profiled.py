@@ -19,7 +19,7 @@ from plait.core.cluster.profile import AttentionCore, Curve, MemoryPass, Point, 
 from plait.plan.constants import constant_of, with_constants
 
 if TYPE_CHECKING:
-    from plait.plan.calibrate import Calibrated, Known
+    from plait.plan.calibrate import Calibrated, FittedConstant
 
 NOISE = 0.1
 """Relative error of a point that is no outlier yet, beside the spread of its samples."""
@@ -184,13 +184,13 @@ def _modules(cluster: Cluster, profile: Profile) -> Cluster:
     return _with(cluster, profile, found)
 
 
-def _near(cluster: Cluster, name: str) -> Known:
+def _near(cluster: Cluster, name: str) -> FittedConstant:
     """A constant as it is known so far."""
-    from plait.plan.calibrate import Known
+    from plait.plan.calibrate import FittedConstant
 
     known = constant_of(cluster, name)
     loose = LOOSE if name in ("elementwise", "logit_bytes") else max(NOISE, known.error)
-    return Known(value=max(known.value, SMALLEST), error=loose)
+    return FittedConstant(value=max(known.value, SMALLEST), error=loose)
 
 
 def _links(cluster: Cluster, profile: Profile) -> Cluster:
@@ -257,10 +257,12 @@ def _fitted(
         return cluster
     import numpy as np
 
-    from plait.plan.calibrate import Known
+    from plait.plan.calibrate import FittedConstant
 
     names = names if len(points) >= len(names) + 2 else names[:1]
-    priors = {name: Known(value=max(constant_of(cluster, name).value, SMALLEST), error=LOOSE) for name in names}
+    priors = {
+        name: FittedConstant(value=max(constant_of(cluster, name).value, SMALLEST), error=LOOSE) for name in names
+    }
     measured = np.array([point.seconds for point in points])
     off = float(np.median(predict(cluster) / measured))  # times fall as a share grows
     found = _found(
@@ -272,7 +274,12 @@ def _fitted(
 
 
 def _found(
-    cluster: Cluster, profile: Profile, priors: Mapping[str, Known], predict: Predict, measured: Columns, **more: Any
+    cluster: Cluster,
+    profile: Profile,
+    priors: Mapping[str, FittedConstant],
+    predict: Predict,
+    measured: Columns,
+    **more: Any,
 ) -> Calibrated:
     """The constants with which ``predict`` comes nearest."""
     from plait.plan.calibrate import calibrate

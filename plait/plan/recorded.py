@@ -23,7 +23,7 @@ from plait.core.job.plan import Plan
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.asking import point_of
-from plait.plan.calibrate import Calibrated, Known, calibrate
+from plait.plan.calibrate import Calibrated, FittedConstant, calibrate
 from plait.plan.constants import constant_of, timed_constants, with_constants
 
 METRICS = "metrics.jsonl"
@@ -120,7 +120,7 @@ def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
     names = [name for name in timed_constants(cluster) if name not in KEPT]
     old = {name: max(constant_of(cluster, name).value, SMALLEST) for name in names}
     errors = {name: max(constant_of(cluster, name).error, LEAST_ERROR) for name in names}
-    priors = {name: Known(value=old[name], error=errors[name], most=_most(name, old[name])) for name in names}
+    priors = {name: FittedConstant(value=old[name], error=errors[name], most=_most(name, old[name])) for name in names}
 
     def predicted(values: Mapping[str, float]) -> NDArray[np.float64]:
         changed = with_constants(cluster, {name: (value, 0.0) for name, value in values.items()}, source="", date=date)

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from plait.core.base.errors import ReshardError, nearest
 from plait.core.reshard.layouts import TensorLayout, UnitTask, unit_tasks
-from plait.core.reshard.plan import WAYS, ReshardPlan, Step, Way
+from plait.core.reshard.plan import WAYS, ReshardPlan, ReshardStep, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
 from plait.plan.reshard_order import Choice, Job, Slot, ends, list_order
 
@@ -90,8 +90,8 @@ def mesh_hosts(source: TensorLayout, destination: TensorLayout) -> tuple[int, ..
     return tuple(named[rank] if rank in named else next(others) for rank in range(max(named) + 1))
 
 
-def _step(task: UnitTask, option: Option, start: int) -> Step:
-    return Step(task, option.way, option.chains, option.chunks, start, option.duration)
+def _step(task: UnitTask, option: Option, start: int) -> ReshardStep:
+    return ReshardStep(task, option.way, option.chains, option.chunks, start, option.duration)
 
 
 def problem(

@@ -96,12 +96,12 @@ def dfs(jobs: Sequence[Job], nodes: int = DFS_NODES) -> tuple[tuple[Slot, ...], 
     admissible bound. Equal jobs are tried once, and so are equal states.
     """
     best = min((load_balance(jobs), naive(jobs)), key=lambda slots: ends(jobs, slots))
-    search = _Search(jobs, best, nodes if len(jobs) <= DFS_JOBS else 0)
+    search = _OrderSearch(jobs, best, nodes if len(jobs) <= DFS_JOBS else 0)
     search.visit(frozenset(range(len(jobs))), {}, [])
     return search.best, search.left > 0 or search.least <= search.target
 
 
-class _Search:
+class _OrderSearch:
     def __init__(self, jobs: Sequence[Job], best: tuple[Slot, ...], nodes: int) -> None:
         self.jobs, self.best, self.left = jobs, best, nodes
         self.least, self.target = ends(jobs, best), bound(jobs)

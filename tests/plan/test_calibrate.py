@@ -11,12 +11,12 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.closed_form import step_seconds
-from plait.plan.calibrate import Known, calibrate
+from plait.plan.calibrate import FittedConstant, calibrate
 
 WORK = np.geomspace(1, 100, 30)
 SENT = np.tile([0.0, 5.0, 40.0], 10)
 TRUE = {"rate": 3.0, "delay": 0.7}
-PRIORS = {"rate": Known(value=2.0, error=0.5), "delay": Known(value=1.0, error=0.5)}
+PRIORS = {"rate": FittedConstant(value=2.0, error=0.5), "delay": FittedConstant(value=1.0, error=0.5)}
 
 
 def model(values: Mapping[str, float]) -> np.ndarray:
@@ -34,7 +34,10 @@ def test_few_measurements_move_little_and_many_move_more() -> None:
     def moved(count: int) -> float:
         truth = model(TRUE)[:count]
         found = calibrate(
-            lambda values: model(values)[:count], truth, {**PRIORS, "rate": Known(value=2.0, error=0.1)}, noise=0.3
+            lambda values: model(values)[:count],
+            truth,
+            {**PRIORS, "rate": FittedConstant(value=2.0, error=0.1)},
+            noise=0.3,
         )
         return found.values["rate"]
 
@@ -42,7 +45,7 @@ def test_few_measurements_move_little_and_many_move_more() -> None:
 
 
 def test_what_nothing_measures_stays_and_keeps_its_error() -> None:
-    priors = {**PRIORS, "unused": Known(value=5.0, error=0.3), "fixed": Known(value=7.0, error=0.0)}
+    priors = {**PRIORS, "unused": FittedConstant(value=5.0, error=0.3), "fixed": FittedConstant(value=7.0, error=0.0)}
     found = calibrate(model, model(TRUE), priors)
     assert found.values["unused"] == pytest.approx(5.0)
     assert found.constants["unused"].error == pytest.approx(0.3)
@@ -57,7 +60,7 @@ def test_a_few_wrong_measurements_change_little() -> None:
 
 
 def test_a_limit_holds() -> None:
-    priors = {**PRIORS, "rate": Known(value=2.0, error=0.5, most=2.5)}
+    priors = {**PRIORS, "rate": FittedConstant(value=2.0, error=0.5, most=2.5)}
     assert calibrate(model, model(TRUE), priors, noise=0.01).values["rate"] == pytest.approx(2.5)
 
 
@@ -74,13 +77,13 @@ def test_where_a_fit_begins_may_be_given_and_is_bounded() -> None:
     calibrate(recorded, model(TRUE), PRIORS, start={"rate": 2.8})
     assert asked[0] == pytest.approx({"rate": 2.8, "delay": 1.0})
     asked.clear()
-    bounded = {**PRIORS, "rate": Known(value=2.0, error=0.5, most=2.5)}
+    bounded = {**PRIORS, "rate": FittedConstant(value=2.0, error=0.5, most=2.5)}
     calibrate(recorded, model(TRUE), bounded, start=TRUE)
     assert asked[0] == pytest.approx({"rate": 2.5, "delay": 0.7})
 
 
 def test_residuals_are_logarithms_of_predicted_to_measured() -> None:
-    fixed = {**PRIORS, "rate": Known(value=2.0, error=1e-9), "delay": Known(value=1.0, error=0.0)}
+    fixed = {**PRIORS, "rate": FittedConstant(value=2.0, error=1e-9), "delay": FittedConstant(value=1.0, error=0.0)}
     found = calibrate(model, 2 * model(PRIOR_VALUES), fixed, noise=0.3)
     assert found.residuals == pytest.approx(-np.log(2) * np.ones(30))
 
@@ -100,7 +103,7 @@ def test_a_measurement_may_be_worth_several(outlier: float) -> None:
 
 def test_errors_shrink_as_least_squares_say() -> None:
     """Of one constant that every measurement is proportional to: the prior and each of them count."""
-    prior = {"scale": Known(value=2.0, error=0.5, most=9.0)}
+    prior = {"scale": FittedConstant(value=2.0, error=0.5, most=9.0)}
     found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=1e9)
     told = 1 / 0.5**2 + 4 / 0.1**2
     assert found.constants["scale"].error == pytest.approx(told**-0.5, rel=1e-3)
@@ -110,7 +113,7 @@ def test_errors_shrink_as_least_squares_say() -> None:
 
 def test_what_is_no_measurement_of_this_pulls_with_bounded_force() -> None:
     """Four residuals beyond the limit: each pulls by limit / noise, the prior against them."""
-    prior = {"scale": Known(value=2.0, error=0.5)}
+    prior = {"scale": FittedConstant(value=2.0, error=0.5)}
     found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=0.02)
     assert np.log(found.values["scale"] / 2) == pytest.approx(4 * 0.02 / 0.1 * 0.5**2, rel=0.01)
 
@@ -142,5 +145,5 @@ def test_a_cluster_is_found_again_from_its_steps() -> None:
         return step_seconds(shapes, points, changed, sequence=2048).total
 
     true = {"matmul": 0.6, "share": 0.45}
-    priors = {"matmul": Known(value=0.75, error=0.2), "share": Known(value=0.65, error=0.3)}
+    priors = {"matmul": FittedConstant(value=0.75, error=0.2), "share": FittedConstant(value=0.65, error=0.3)}
     assert calibrate(predict, predict(true), priors, noise=0.01).values == pytest.approx(true, rel=0.02)

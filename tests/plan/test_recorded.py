@@ -16,7 +16,7 @@ from plait.core.job.spec import Job
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import recorded
-from plait.plan.calibrate import Calibrated, Known, Predict
+from plait.plan.calibrate import Calibrated, FittedConstant, Predict
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.make import make_plan
 from plait.plan.recorded import Recorded, read_seconds, refit
@@ -139,11 +139,13 @@ def test_where_a_run_stands_is_what_was_timed() -> None:
     assert (found["p1"], found["p2"], found["sequence_parallel"], found["tp"]) == (2, 4, 1, 2)
 
 
-def _moving(monkeypatch: pytest.MonkeyPatch, by: dict[str, float]) -> dict[str, Known]:
+def _moving(monkeypatch: pytest.MonkeyPatch, by: dict[str, float]) -> dict[str, FittedConstant]:
     """Constants as they are asked to be refitted. by: factors that are found of some; of all others 1.01."""
-    asked = dict[str, Known]()
+    asked = dict[str, FittedConstant]()
 
-    def calibrated(predict: Predict, measured: np.ndarray, priors: dict[str, Known], **given: float) -> Calibrated:
+    def calibrated(
+        predict: Predict, measured: np.ndarray, priors: dict[str, FittedConstant], **given: float
+    ) -> Calibrated:
         asked.update(priors)
         assert given == {"noise": 0.05, "outlier": 10.0}
         assert np.all(predict({name: one.value for name, one in priors.items()}) > 0)

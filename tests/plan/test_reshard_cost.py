@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask, unit_tasks
-from plait.core.reshard.plan import Chain, Step, Way, messages
+from plait.core.reshard.plan import Chain, ReshardStep, Way, messages
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.plan.reshard_cost import densest, lower_bound, nics_used
 
@@ -122,7 +122,7 @@ SLOW = {"rate": 100.0, "local_rate": 400.0, "latency": 0.5, "min_chunk": 1, "max
 """Twelve seconds from host to host, three inside one; three messages."""
 
 
-def one_task(hosts: tuple[int, ...], way: Way, **fabric: float) -> Step:
+def one_task(hosts: tuple[int, ...], way: Way, **fabric: float) -> ReshardStep:
     """From rank 0 to all others."""
     source, destination = TensorLayout.parse("(1) R"), TensorLayout.parse(f"({len(hosts) - 1})@1 R")
     given: Any = {**SLOW, **fabric}

@@ -198,7 +198,7 @@ class Plan(Step):
 
 
 @dataclass(frozen=True)
-class _Boundaries:
+class _WrittenBoundaries:
     """Resharding plans, each once, and the number of every edge's, by what crosses it."""
 
     plans: tuple[Written, ...]
@@ -226,7 +226,7 @@ class _File:
     shardings: tuple[Sharding, ...]
     stage_layers: tuple[int, ...]
     schedule: str
-    reshards: dict[Literal["false", "true"], _Boundaries]
+    reshards: dict[Literal["false", "true"], _WrittenBoundaries]
     costs: SegmentCosts | None
     seed: Seed
     choices: Choices

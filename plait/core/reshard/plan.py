@@ -52,7 +52,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class ReshardStep:
     """One unit task as planned.
 
     chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its
@@ -81,7 +81,7 @@ class ReshardPlan:
     shape: tuple[int, ...]
     itemsize: int
     hosts: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ReshardStep, ...]
     order: str
     lower_bound: int
 
@@ -156,7 +156,7 @@ class Written:
         """The plan. Raises ReshardError for a layout that is none."""
         tasks = [UnitTask(one.box, one.holders, one.receivers) for one in self.steps]
         steps = tuple(
-            Step(task, one.way, one.chains, one.chunks, one.start, one.duration)
+            ReshardStep(task, one.way, one.chains, one.chunks, one.start, one.duration)
             for task, one in zip(tasks, self.steps, strict=True)
         )
         return ReshardPlan(
@@ -166,14 +166,14 @@ class Written:
         )  # fmt: skip
 
 
-def _moved(step: Step, ranks: int) -> Step:
+def _moved(step: ReshardStep, ranks: int) -> ReshardStep:
     task = step.task
     chains = tuple(Chain(one.sender + ranks, tuple(at + ranks for at in one.receivers)) for one in step.chains)
     holders, receivers = (tuple(at + ranks for at in each) for each in (task.holders, task.receivers))
     return replace(step, task=UnitTask(task.box, holders, receivers), chains=chains)
 
 
-def _step_to_dict(step: Step) -> dict[str, Any]:
+def _step_to_dict(step: ReshardStep) -> dict[str, Any]:
     task = step.task
     return {
         "box": [list(task.box.start), list(task.box.stop)],

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from plait.core.cluster.profile import CollectiveKind, Curve, Group, Point
 from plait.core.reshard.layouts import TensorLayout, unit_tasks
-from plait.core.reshard.plan import Chain, ReshardPlan, Step
+from plait.core.reshard.plan import Chain, ReshardPlan, ReshardStep
 from plait.core.step.segments import Collective
 from plait.train.comm.lanes import Lane
 from plait.train.comm.wire import NullWire, Wire, open_wire
@@ -141,7 +141,7 @@ def transfer(
     shape = (len(groups), nbytes)
     way, chunk = ("send_recv", CHUNK) if kind == "send" else ("broadcast", BROADCAST_CHUNK)
     steps = tuple(
-        Step(task, way, (Chain(task.holders[0], task.receivers),), -(-nbytes // chunk), 0, 0)
+        ReshardStep(task, way, (Chain(task.holders[0], task.receivers),), -(-nbytes // chunk), 0, 0)
         for task in unit_tasks(source, destination, shape)
     )
     hosts = tuple(rank // per_node for rank in range(world))

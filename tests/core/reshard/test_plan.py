@@ -8,10 +8,10 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
-from plait.core.reshard.plan import Chain, Message, ReshardPlan, Step, Way, messages
+from plait.core.reshard.plan import Chain, Message, ReshardPlan, ReshardStep, Way, messages
 
 
-def plan(*steps: Step, hosts: tuple[int, ...] = (0, 1, 1, 2, 2)) -> ReshardPlan:
+def plan(*steps: ReshardStep, hosts: tuple[int, ...] = (0, 1, 1, 2, 2)) -> ReshardPlan:
     """These steps, whatever the layouts say."""
     layout = TensorLayout.parse("(1) R")
     return ReshardPlan(
@@ -22,10 +22,10 @@ def plan(*steps: Step, hosts: tuple[int, ...] = (0, 1, 1, 2, 2)) -> ReshardPlan:
 
 def step(
     way: Way, receivers: tuple[int, ...], *, size: int = 8, chunks: int = 1, start: int = 0, stripes: int = 1
-) -> Step:
+) -> ReshardStep:
     """One box from rank 0, in 1000 ns."""
     task = UnitTask(Box((0,), (size,)), (0,), receivers)
-    return Step(task, way, (Chain(0, receivers),) * stripes, chunks, start, 1000)
+    return ReshardStep(task, way, (Chain(0, receivers),) * stripes, chunks, start, 1000)
 
 
 def hops(listed: list[Message]) -> list[tuple[int, int, int, int]]:
@@ -78,7 +78,7 @@ def test_shares_go_round_a_ring_of_all_receivers() -> None:
 )  # fmt: skip
 def test_when_messages_start(way: Way, chunks: int, receivers: tuple[int, ...], times: list[int]) -> None:
     """Told by how messages of a second task, of which one starts at every nanosecond, stand among them."""
-    clock = Step(UnitTask(Box((0,), (1001,)), (3,), (4,)), "send_recv", (Chain(3, (4,)),), 1001, 0, 1001)
+    clock = ReshardStep(UnitTask(Box((0,), (1001,)), (3,), (4,)), "send_recv", (Chain(3, (4,)),), 1001, 0, 1001)
     found = list[int]()
     now = 0
     for one in messages(plan(step(way, receivers, size=12, chunks=chunks), clock)):

@@ -6,7 +6,7 @@ import pytest
 
 from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
-from plait.core.reshard.plan import Chain, Message, ReshardPlan, Step, Way
+from plait.core.reshard.plan import Chain, Message, ReshardPlan, ReshardStep, Way
 from plait.core.reshard.script import WINDOW, Act, script
 from tests.support import reshard_check
 from tests.support.reshard_check import check, unfinished
@@ -21,7 +21,7 @@ def plan(size: int = 8, *, receivers: tuple[int, ...] = (1, 2), way: Way = "send
         shape=(size,),
         itemsize=1,
         hosts=(0, 1, 1),
-        steps=(Step(task, way, (Chain(0, receivers),), 1, 0, 100),),
+        steps=(ReshardStep(task, way, (Chain(0, receivers),), 1, 0, 100),),
         order="by hand",
         lower_bound=0,
     )
