@@ -197,8 +197,9 @@ class _Costs:
         return self._attention(op, causal=True) + turned
 
     def _turned(self, tokens: float) -> float:
-        """Queries, keys and values brought to the layout of kernels, and rotated."""
-        return self._pass(tokens * self.widths["attn"][0] * 2)
+        """Queries, keys and values brought to the layout of kernels, normalised and rotated."""
+        normed, _ = self.strategy.normed(self.model)
+        return self._pass(tokens * (self.widths["attn"][0] + normed) * 2)
 
     def _shared(self, op: SegmentOp, tokens: float) -> float:
         """An op of attention that is shared: kernels, and what ``_core`` has beside them."""
