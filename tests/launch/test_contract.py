@@ -72,7 +72,7 @@ from pathlib import Path
 from plait.core.base.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch import kubernetes, slurm_job, warm
-from plait.launch.kubernetes_api import Cluster
+from plait.launch.kubernetes_api import KubernetesNamespace
 from plait.launch.local import local_start, run_ranks
 from tests.support.ports import own_port
 from tests.support.kubernetes.runs import pod_run
@@ -90,7 +90,7 @@ try:
             folder, tuple(argv), world, name=f"plait-{folder.name}".replace("_", "-").lower()[:40],
             more={"nodes": 2, "max_restarts": 0, "env": (f"MARK={folder}",)},
         )
-        cluster = Cluster()
+        cluster = KubernetesNamespace()
         kubernetes.submit(cluster, run)
         status = kubernetes.follow(cluster, run)
     elif how == "warm":

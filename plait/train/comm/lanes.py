@@ -6,7 +6,7 @@ the other, in the order in which they start, which must be the same on every ran
 independent, so that the activations of a pipeline go down one lane while gradients come up the other. A lane
 serves any number of plans.
 
-The thread does what `plait.core.reshard.plan.script` says, which cannot deadlock. Whatever is not contiguous
+The thread does what `plait.core.reshard.script` says, which cannot deadlock. Whatever is not contiguous
 in memory is packed chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk
 that is passed on is sent from where it arrived.
 
