@@ -13,7 +13,7 @@ from plait.cli.groups import grouped
 
 
 @dataclass(frozen=True)
-class FailedNodes:
+class Failed:
     """A placement some of whose nodes failed."""
 
     repair: Annotated[
@@ -38,7 +38,7 @@ class PlacementOutput:
 
 @grouped
 def place(
-    failed: FailedNodes,
+    failed: Failed,
     output: PlacementOutput,
     job: Annotated[Path, typer.Argument(help="The plan (plan.json), or a job file (TOML) to plan first.")],
     overrides: Annotated[

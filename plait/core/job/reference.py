@@ -18,9 +18,8 @@ from plait.core.base.codec.data import allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.job.renamed import KEYS, PEERS
+from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
-from plait.core.model.families import MODEL_TYPES
 from plait.core.model.spec import ModelSpec
 
 COMMAND = "plait job --markdown > docs/job.md"
@@ -73,9 +72,6 @@ def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
     parts = asked.split(".")
     if asked in KEYS:
         raise JobError(f"is called {KEYS[asked]} now", key=asked, fix=f"Ask for {KEYS[asked]}")
-    for other, own in PEERS.items():
-        if asked in (other, other.partition(".")[2]):
-            raise JobError(f"is called {own} here", key=asked, fix=f"Ask for {own}")
     exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
     # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))
@@ -167,7 +163,6 @@ def _ticks(text: str) -> str:
 
 _MODEL = """The model: a preset, a Hugging Face config, or all shapes. Keys beside a preset or a config replace
 what it says."""
-_KINDS = ", ".join(f"``{kind}``" for kind in MODEL_TYPES)
 _MODEL_KEYS = (
     Setting(
         "model.preset",
@@ -175,7 +170,7 @@ _MODEL_KEYS = (
         "-",
         "A file of ``specs/models``, such as ``gpt3-125m``. The vocabulary is the tokenizer's.",
     ),
-    Setting("model.huggingface", "a text", "-", f"A Hugging Face folder or its ``config.json`` ({_KINDS})."),
+    Setting("model.huggingface", "a text", "-", "A Hugging Face folder or its ``config.json`` (``gpt2``, ``llama``)."),
 )
 _HEAD = """<!-- Made from the types in plait/core/job/settings.py and plait/core/model/spec.py: do not edit, run
      {command} -->

@@ -23,10 +23,13 @@ gradients on their way home hide behind it; first in the forward, beside the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-K = TypeVar("K", bound=str)
-KEEPS_GOING: frozenset[str] = frozenset("TS")
+from plait.core.step.ops import Kind
+
+CORES = frozenset((Kind.CORE, Kind.CORE_GRAD))
+ROTATES = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD))
+KEEPS_GOING = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN))
 """Kinds whose collectives even plain ring attention hides behind its own blocks."""
 
 
@@ -38,80 +41,94 @@ class SharedAttention:
     ring: int
 
     @property
-    def forward(self) -> str:
-        """Kinds between N and R."""
-        return "F" + "T" * (self.ring > 1) + "K"
+    def forward(self) -> tuple[Kind, ...]:
+        """Kinds between the norm and the second weight."""
+        return Kind.FIRST, *((Kind.ROTATE,) if self.ring > 1 else ()), Kind.CORE
 
     @property
-    def backward(self) -> str:
-        """Kinds before C."""
-        several, both = self.ring > 1, self.ring > 1 and self.ulysses > 1
-        return "D" + "S" * several + "G" + "H" * several + "E" * both + "Z"
+    def backward(self) -> tuple[Kind, ...]:
+        """Kinds before the input gradient of the first weight."""
+        found = [Kind.SECOND_GRAD, Kind.CORE_GRAD]
+        if self.ring > 1:
+            found = [Kind.SECOND_GRAD, Kind.ROTATE_AGAIN, Kind.CORE_GRAD, Kind.ROTATE_GRAD]
+            found += [Kind.HEADS_GRAD] * (self.ulysses > 1)
+        return *found, Kind.PROJECTED_GRAD
 
-    def parts(self, kind: str) -> int:
+    def parts(self, kind: Kind) -> int:
         """How many parts an op has."""
-        return {"K": self.ring, "G": self.ring, "T": self.ring - 1, "S": self.ring - 1, "H": self.ring - 1}.get(kind, 1)
+        return self.ring if kind in CORES else self.ring - 1 if kind in ROTATES else 1
 
-    def sends(self, kind: str) -> int:
+    def sends(self, kind: Kind) -> int:
         """How many of these have a collective, if any has."""
-        return 1 if kind in "KG" else max(1, self.parts(kind))
+        return 1 if kind in CORES else max(1, self.parts(kind))
 
-    def collective(self, kind: str, part: int, *, again: bool) -> Literal["all_to_all", "rotate"] | None:
+    def collective(self, kind: Kind, part: int, *, again: bool) -> Literal["all_to_all", "rotate"] | None:
         """What travels after an op. again: whether attention runs again."""
-        if kind in "TSH":
+        if kind in ROTATES:
             return "rotate"
-        travels = {"F": True, "A": again, "K": part == self.ring - 1, "G": self.ring == 1}.get(kind, kind in "XDE")
+        travels = {
+            Kind.FIRST: True, Kind.FIRST_AGAIN: again, Kind.CORE: part == self.ring - 1, Kind.CORE_AGAIN: True,
+            Kind.SECOND_GRAD: True, Kind.CORE_GRAD: self.ring == 1, Kind.HEADS_GRAD: True,
+        }.get(kind, False)  # fmt: skip
         return "all_to_all" if self.ulysses > 1 and travels else None
 
-    def needs(self, kind: str, part: int, *, again: bool) -> list[tuple[str, int, bool]]:
+    def needs(self, kind: Kind, part: int, *, again: bool) -> list[tuple[Kind, int, bool]]:
         """What an op needs of its own segment and slice: (kind, part, whether its collective too). again:
         whether attention runs again."""
         last = self.ring - 1
         match kind:
-            case "T" | "K" if part:
-                return [("T", part - 1, True), ("K", part - 1, False)]
-            case "T":
-                return [("F", 0, True)]
-            case "K":
-                return [("T", 0, False)] if last else [("F", 0, True)]
-            case "R":
-                return [("K", last, True)]
-            case "X":
-                return [("A", 0, True)]
-            case "D" if again:
-                return [("X", 0, True)]
-            case "S" if part:
-                return [("S", part - 1, True), *([("G", part - 2, False)] if part > 1 else [])]
-            case "S" if again:
-                return [("X", 0, False)]
-            case "G":
-                before = [("G", part - 1, False), ("H", part - 1, False)] if part else []
-                return [("D", 0, True), *([("S", part, True)] if part < last else []), *before]
-            case "H":
-                return [("G", part, False), *([("H", part - 1, True)] if part else [])]
-            case "Z" if self.ulysses > 1:
-                return [("E", 0, True)] if last else [("G", 0, True)]
-            case "E" | "Z":
-                return [("G", last, False), ("H", last - 1, True)]
-            case "C":
-                return [("Z", 0, False)]
-            case "W":
-                return [("Z" if part == 1 else "D", 0, False)]
+            case Kind.ROTATE | Kind.CORE if part:
+                return [(Kind.ROTATE, part - 1, True), (Kind.CORE, part - 1, False)]
+            case Kind.ROTATE:
+                return [(Kind.FIRST, 0, True)]
+            case Kind.CORE:
+                return [(Kind.ROTATE, 0, False)] if last else [(Kind.FIRST, 0, True)]
+            case Kind.SECOND:
+                return [(Kind.CORE, last, True)]
+            case Kind.CORE_AGAIN:
+                return [(Kind.FIRST_AGAIN, 0, True)]
+            case Kind.SECOND_GRAD if again:
+                return [(Kind.CORE_AGAIN, 0, True)]
+            case Kind.ROTATE_AGAIN if part:
+                return [(Kind.ROTATE_AGAIN, part - 1, True), *([(Kind.CORE_GRAD, part - 2, False)] if part > 1 else [])]
+            case Kind.ROTATE_AGAIN if again:
+                return [(Kind.CORE_AGAIN, 0, False)]
+            case Kind.CORE_GRAD:
+                before = [(Kind.CORE_GRAD, part - 1, False), (Kind.ROTATE_GRAD, part - 1, False)] if part else []
+                return [
+                    (Kind.SECOND_GRAD, 0, True),
+                    *([(Kind.ROTATE_AGAIN, part, True)] if part < last else []),
+                    *before,
+                ]
+            case Kind.ROTATE_GRAD:
+                return [(Kind.CORE_GRAD, part, False), *([(Kind.ROTATE_GRAD, part - 1, True)] if part else [])]
+            case Kind.PROJECTED_GRAD if self.ulysses > 1:
+                return [(Kind.HEADS_GRAD, 0, True)] if last else [(Kind.CORE_GRAD, 0, True)]
+            case Kind.HEADS_GRAD | Kind.PROJECTED_GRAD:
+                return [(Kind.CORE_GRAD, last, False), (Kind.ROTATE_GRAD, last - 1, True)]
+            case Kind.FIRST_GRAD:
+                return [(Kind.PROJECTED_GRAD, 0, False)]
+            case Kind.WEIGHT_GRAD:
+                return [(Kind.PROJECTED_GRAD if part == 1 else Kind.SECOND_GRAD, 0, False)]
             case _:
                 return []
 
-    def sorted(self, chain: list[tuple[K, int]]) -> list[tuple[K, int]]:
+    def sorted(self, chain: list[tuple[Kind, int]]) -> list[tuple[Kind, int]]:
         """Ops in an order in which they may run: rotations before what may run beside them."""
         if self.ring == 1:
             return chain
         return sorted(chain, key=self._place)
 
-    def _place(self, op: tuple[str, int]) -> tuple[int, int, int]:
+    def _place(self, op: tuple[Kind, int]) -> tuple[int, int, int]:
         kind, part = op
-        group = _ORDER.index("first S" if op == ("S", 0) else _GROUPS[kind])
-        inside = {"T": (part, 0), "K": (part, 1), "S": (part - 1, 0), "G": (part, 1), "H": (part, 2)}
+        group = next(number for number, kinds in enumerate(_ORDER) if kind in kinds)
+        if op == (Kind.ROTATE_AGAIN, 0):  # before the second weight's input gradient
+            group = 4
+        inside = {
+            Kind.ROTATE: (part, 0), Kind.CORE: (part, 1),
+            Kind.ROTATE_AGAIN: (part - 1, 0), Kind.CORE_GRAD: (part, 1), Kind.ROTATE_GRAD: (part, 2),
+        }  # fmt: skip
         return (group, *inside.get(kind, (0, 0)))
 
 
-_ORDER = ("NF", "TK", "R", "MAX", "first S", "D", "SGH", "EZCWJ")
-_GROUPS = {kind: group for group in _ORDER if group != "first S" for kind in group}
+_ORDER = ("NF", "TK", "R", "MAX", "", "D", "SGH", "EZCWJ")

@@ -55,10 +55,11 @@ from typing import Literal, NamedTuple, cast
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
+from plait.core.step.ops import ATTENDS, FORWARD_KINDS
+from plait.core.step.ops import Kind as Kind
 from plait.core.step.stages import Stage
 
 Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
-Kind = Literal["N", "F", "T", "K", "R", "L", "M", "A", "X", "D", "S", "G", "H", "E", "Z", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Phase = Literal["step", "F", "B", "I", "W"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
@@ -67,7 +68,6 @@ LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
 """What layers consist of."""
 SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
 """What a verb puts before an op's name."""
-FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "T", "K", "R", "L"))
 
 
 class SegmentOp(NamedTuple):
@@ -161,7 +161,7 @@ class SegmentGraph:
 
     def shared(self, site: str) -> SharedAttention | None:
         """How a segment's attention is shared, if it is."""
-        return self.attention if site in ("attn", "block") else None
+        return self.attention if site in ATTENDS else None
 
     @property
     def last_layer(self) -> int:
@@ -195,11 +195,11 @@ class SegmentGraph:
 
     def parts(self, site: Site, kind: Kind) -> int:
         """How many parts an op has."""
-        if kind == "R":
+        if kind == Kind.SECOND:
             return self.p2 if site in LAYERS else 1
-        if kind == "C":  # row blocks of one buffer; a reduce-scatter over the sequence cannot be cut that way
+        if kind == Kind.FIRST_GRAD:  # row blocks of one buffer; a reduce-scatter of the sequence cannot be cut so
             return 1 if self.sequence_parallel else self.p2
-        if kind == "W":
+        if kind == Kind.WEIGHT_GRAD:
             return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
         shared = self.shared(site)
         return shared.parts(kind) if shared else 1
@@ -209,11 +209,11 @@ class SegmentGraph:
         them."""
         forward, backward = _KINDS[site]
         if shared := self.shared(site):
-            forward, backward = f"N{shared.forward}R", f"{shared.backward}CWJ"
+            forward, backward = (*forward[:1], *shared.forward, *forward[2:]), (*shared.backward, *backward[1:])
         every = forward + (self.again(site, layer) + backward) * self.backward
-        return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
+        return tuple(kind for kind in every if kind in _PHASES[self.phase])
 
-    def again(self, site: Site, layer: int) -> str:
+    def again(self, site: Site, layer: int) -> tuple[Kind, ...]:
         """The kinds that run again before a segment's backward, because only their inputs are kept.
 
         Selective recomputation: those that cost neither a matrix product nor a collective. Attention never
@@ -221,31 +221,32 @@ class SegmentGraph:
         """
         exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
         if not self.backward or site not in LAYERS or exempt:
-            return ""
+            return ()
         if self.recompute == "selective":
-            return "M" * (not self.sequence_parallel) + "A" * (site != "attn")
+            return (Kind.NORM_AGAIN,) * (not self.sequence_parallel) + (Kind.FIRST_AGAIN,) * (site != "attn")
         if self.recompute == "full":
-            return "MAX" if self.shared(site) else "MA"
-        return ""
+            return Kind.NORM_AGAIN, Kind.FIRST_AGAIN, *((Kind.CORE_AGAIN,) if self.shared(site) else ())
+        return ()
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """What crosses the network with the result of ``op``, if anything does."""
         if (shared := self.shared(op.site)) and (
-            found := shared.collective(op.kind, op.part, again="X" in self.again(op.site, op.layer))
+            found := shared.collective(op.kind, op.part, again=Kind.CORE_AGAIN in self.again(op.site, op.layer))
         ):
             return found
         if not self.communicates:
             return None
-        if op.kind == "R" and op.site == "embed":
+        if op.kind == Kind.SECOND and op.site == "embed":
             return (
                 "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
             )
-        if op.kind in ("R", "C"):
+        if op.kind in (Kind.SECOND, Kind.FIRST_GRAD):
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        if op.kind == "F" and op.site == "head":
+        if op.kind == Kind.FIRST and op.site == "head":
             return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
         # A stage's end passes on what each rank has: its shard of the sequence.
-        reads, gives = op.kind in ("N", "M") and op.site != "leave", op.kind == "J" and self.before(op)[0] != "enter"
+        reads = op.kind in (Kind.NORM, Kind.NORM_AGAIN) and op.site != "leave"
+        gives = op.kind == Kind.NORM_GRAD and self.before(op)[0] != "enter"
         return "all_gather" if self.sequence_parallel and (reads or gives) else None
 
     def ops(self) -> list[SegmentOp]:
@@ -296,75 +297,74 @@ class SegmentGraph:
 
         here = (op.site, op.layer)
         if shared := self.shared(op.site):
-            again = "X" in self.again(*here)
+            again = Kind.CORE_AGAIN in self.again(*here)
             for kind, part, awaited in shared.needs(op.kind, op.part, again=again):
-                source = op._replace(kind=cast(Kind, kind), part=part)
+                source = op._replace(kind=kind, part=part)
                 if kind in self.kinds(*here):
                     needs.append(Need(source, awaited and self.collective(source) is not None))
         match op.kind:
-            case "N":
+            case Kind.NORM:
                 before = self.before(op)
-                need(before, "R" if "R" in _KINDS[before[0]][0] else "N")
+                need(before, Kind.SECOND if Kind.SECOND in _KINDS[before[0]][0] else Kind.NORM)
                 if op.site == "up":
-                    need(("down", op.layer), "N")
-            case "F":
-                need(here, "N")
+                    need(("down", op.layer), Kind.NORM)
+            case Kind.FIRST:
+                need(here, Kind.NORM)
                 if (
                     op.site == "head" and self.embeds
                 ):  # tied weights, gathered: all slices look up before the first asks for the head
-                    needs.append(Need(SegmentOp("embed", 0, "R", self.p1 - 1)))
-            case "R" if op.site != "embed" and not shared:
-                need(here, "F")
-            case "L":
-                need(here, "F")
-            case "M" | "A" | "S":
-                need(here, "M") if op.kind == "A" else None
+                    needs.append(Need(SegmentOp("embed", 0, Kind.SECOND, self.p1 - 1)))
+            case Kind.SECOND if op.site != "embed" and not shared:
+                need(here, Kind.FIRST)
+            case Kind.LOSS:
+                need(here, Kind.FIRST)
+            case Kind.NORM_AGAIN | Kind.FIRST_AGAIN | Kind.ROTATE_AGAIN:
+                need(here, Kind.NORM_AGAIN) if op.kind == Kind.FIRST_AGAIN else None
                 behind = self.after(op)
-                ends = "G" if self.shared(behind[0]) else "D"
-                need(behind, ends if "D" in _KINDS[behind[0]][1] else "L" if behind[0] == "head" else "J")
-            case "D":
-                need(here, "M")
-                need(here, "A")
-                need(self.after(op), "J")
-            case "C" if not shared:
-                need(here, "L" if op.site == "head" else "D")
-            case "J" if op.site in ("down", "up"):
-                need(self.after(op), "J")
+                ends = Kind.CORE_GRAD if self.shared(behind[0]) else Kind.SECOND_GRAD
+                other = Kind.LOSS if behind[0] == "head" else Kind.NORM_GRAD
+                need(behind, ends if Kind.SECOND_GRAD in _KINDS[behind[0]][1] else other)
+            case Kind.SECOND_GRAD:
+                need(here, Kind.NORM_AGAIN)
+                need(here, Kind.FIRST_AGAIN)
+                need(self.after(op), Kind.NORM_GRAD)
+            case Kind.FIRST_GRAD if not shared:
+                need(here, Kind.LOSS if op.site == "head" else Kind.SECOND_GRAD)
+            case Kind.NORM_GRAD if op.site in ("down", "up"):
+                need(self.after(op), Kind.NORM_GRAD)
                 if op.site == "down":
-                    need(("up", op.layer), "J")
-            case "J":
-                need(here, "C")
-            case "W" if op.site == "head":
-                need(here, "L")
-            case "W" if op.site == "embed":
-                need(self.after(op), "J")
-                if self.heads:
-                    needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
-            case "W" if not shared:
-                need(here, "D")
+                    need(("up", op.layer), Kind.NORM_GRAD)
+            case Kind.NORM_GRAD:
+                need(here, Kind.FIRST_GRAD)
+            case Kind.WEIGHT_GRAD if op.site == "head":
+                need(here, Kind.LOSS)
+            case Kind.WEIGHT_GRAD if op.site == "embed":
+                need(self.after(op), Kind.NORM_GRAD)
+                if self.heads:  # tied weights: the head adds first
+                    needs.append(Need(SegmentOp("head", 0, Kind.WEIGHT_GRAD, self.p1 - 1)))
+            case Kind.WEIGHT_GRAD if not shared:
+                need(here, Kind.SECOND_GRAD)
             case _:
                 pass
-        if op.part and op.kind in ("R", "C"):
+        if op.part and op.kind in (Kind.SECOND, Kind.FIRST_GRAD):
             needs.append(Need(op._replace(part=op.part - 1)))
-        if at and op.kind in ("W", "J"):
+        if at and op.kind in (Kind.WEIGHT_GRAD, Kind.NORM_GRAD):
             needs.append(Need(op._replace(slice=at - 1)))
         return needs
 
 
-_KINDS: dict[str, tuple[str, str]] = {
-    "embed": ("R", "W"),
-    "enter": ("", ""),
-    "attn": ("NFR", "DCWJ"),
-    "mlp": ("NFR", "DCWJ"),
-    "block": ("NFR", "DCWJ"),
-    "down": ("N", "J"),
-    "up": ("N", "J"),
-    "head": ("NFL", "CWJ"),
-    "leave": ("N", "J"),
+_GRADS = (Kind.FIRST_GRAD, Kind.WEIGHT_GRAD, Kind.NORM_GRAD)
+_KINDS: dict[Site, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
+    "embed": ((Kind.SECOND,), (Kind.WEIGHT_GRAD,)),
+    "enter": ((), ()),
+    **dict.fromkeys(LAYERS, ((Kind.NORM, Kind.FIRST, Kind.SECOND), (Kind.SECOND_GRAD, *_GRADS))),
+    "head": ((Kind.NORM, Kind.FIRST, Kind.LOSS), _GRADS),
+    **dict.fromkeys(("down", "up", "leave"), ((Kind.NORM,), (Kind.NORM_GRAD,))),
 }
 _ENDS = ("embed", "enter", "head", "leave")
-_PHASES: dict[Phase, str] = {
-    "step": "NFTKRLMAXDSGHEZCWJ", "F": "NFTKRL", "B": "MAXDSGHEZCWJ", "I": "MAXDSGHEZCJ", "W": "W"
+_PHASES: dict[Phase, frozenset[Kind]] = {
+    "step": frozenset(Kind), "F": FORWARD_KINDS, "B": frozenset(Kind) - FORWARD_KINDS,
+    "I": frozenset(Kind) - FORWARD_KINDS - {Kind.WEIGHT_GRAD}, "W": frozenset((Kind.WEIGHT_GRAD,)),
 }  # fmt: skip
 
 

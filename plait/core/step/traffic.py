@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import sent_bytes
+from plait.core.step.ops import Kind, Sizes, exchanged, send_of
 from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
-from plait.core.step.sends import Sizes, exchanged, send_of
 from plait.core.step.stages import Stage, stage_weights
 
 
@@ -37,11 +37,11 @@ class SegmentTraffic:
 
     def whole(self, op: SegmentOp) -> int:
         """Bytes that an op's collective gathers or reduces, or that a rank holds of what it exchanges."""
-        tokens, parts = self.tokens(op), self.graph.parts(op.site, "C")
+        tokens, parts = self.tokens(op), self.graph.parts(op.site, Kind.FIRST_GRAD)
         there, back, block = exchanged(self.model, self.strategy, tokens * self.itemsize)
         return send_of(op.site, op.kind).nbytes(
             Sizes(
-                tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == "C" else tokens,
+                tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == Kind.FIRST_GRAD else tokens,
                 row=self.model.hidden * self.itemsize, columns=self.graph.p2 if op.site in LAYERS else 1,
                 tp=self.strategy.tp, words=self.strategy.padded_vocab(self.model) // self.strategy.tp,
                 number=self.loss_itemsize, there=there, back=back, block=block,
@@ -89,11 +89,11 @@ def micro_batch_bytes(
 
 def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> int:
     """Numbers whose gradients the ranks of a tensor-parallel group add up at the end of a step, a place for
-    every set of ranks that hold the same ones: key/value heads that several hold, norms of heads; where the
-    sequence is cut, norms and biases after it."""
-    copies = {"kv": strategy.kv_replicas(model), "": strategy.tp}
+    every set of ranks that hold the same ones: key/value heads that several hold; where the sequence is cut,
+    norms and biases after it."""
+    copied = strategy.kv_replicas(model) > 1
     return sum(
         weight.numbers(model.letters)
         for _, weight in stage_weights(model, stage)
-        if (weight.sums == "always" and copies[weight.cut] > 1) or (weight.sums == "cut" and strategy.sequence_parallel)
+        if (weight.cut == "kv" and copied) or (weight.summed and strategy.sequence_parallel)
     )

@@ -8,26 +8,28 @@ from typing import Literal, NamedTuple
 
 from plait.core.parallel.sharding import VECTORS, Unit
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp
+from plait.core.step.segments import LAYERS, Action, Kind, SegmentGraph, SegmentOp
 
+MATRIX_KINDS = (Kind.FIRST, Kind.SECOND, Kind.FIRST_AGAIN, Kind.SECOND_GRAD, Kind.FIRST_GRAD)
+"""Ops that read a matrix."""
 UnitVerb = Literal["gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish"]
 
 
 def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
     """The units whose matrices an op reads. head: which one holds the head's weight."""
-    if op.kind == "N" and graph.before(op)[0] == "embed":
+    if op.kind == Kind.NORM and graph.before(op)[0] == "embed":
         return (("positions", 0),)
-    kinds = "FRADC" if op.site in LAYERS else {"embed": "R", "head": "FC"}.get(op.site, "")
+    kinds = MATRIX_KINDS if op.site in (*LAYERS, "embed", "head") else ()
     return _own(op, head) if op.kind in kinds else ()
 
 
 def added_to_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
     """The units into whose gradients an op adds."""
-    if op.kind == "J" and graph.before(op)[0] == "embed":
+    if op.kind == Kind.NORM_GRAD and graph.before(op)[0] == "embed":
         return (("positions", 0),)
-    if op.kind == "W" and op.site == "block":
+    if op.kind == Kind.WEIGHT_GRAD and op.site == "block":
         return (_own(op, head)[op.part // 2],)
-    return _own(op, head) if op.kind == "W" else ()
+    return _own(op, head) if op.kind == Kind.WEIGHT_GRAD else ()
 
 
 def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plait.core.step.segments import Kind
 from plait.train.engine.inflight import BoundaryTensors
 from plait.train.engine.segment import Before, Runs, Segment
 from plait.train.model.resampling import Down as DownModule
@@ -49,7 +50,7 @@ class Leave(End):
         """J."""
         self.before.back(self.crossing.returning["h"][:, self.samples])
 
-    runs: ClassVar[Runs] = {"N": hand_over, "J": leave_gradient}
+    runs: ClassVar[Runs] = {Kind.NORM: hand_over, Kind.NORM_GRAD: leave_gradient}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -103,7 +104,7 @@ class DownSegment(Resampled):
         if not self.crosses:
             del self.g_skip
 
-    runs: ClassVar[Runs] = {"N": halve, "J": leave_gradient}
+    runs: ClassVar[Runs] = {Kind.NORM: halve, Kind.NORM_GRAD: leave_gradient}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -133,4 +134,4 @@ class UpSegment(Resampled):
         self.before.back(gradient)
         del self.h, self.out, self.g_out, self.skipped
 
-    runs: ClassVar[Runs] = {"N": double, "J": leave_gradient}
+    runs: ClassVar[Runs] = {Kind.NORM: double, Kind.NORM_GRAD: leave_gradient}

@@ -205,7 +205,7 @@ class SegmentExecutor:
         if isinstance(wire, LoggedWire):
             wire = wire.named(op, watched=not awaited)
         owner = op
-        if op.kind == "J":  # it has given the segment before a gradient
+        if op.kind == Kind.NORM_GRAD:  # it has given the segment before a gradient
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
         kind = KINDS[owner.site]

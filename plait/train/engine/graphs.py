@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.step.segments import Phase, SegmentOp
+from plait.core.step.segments import Kind, Phase, SegmentOp
 from plait.core.step.units import UnitAction
 from plait.train.engine.chain import begin, exchanges, pack
 from plait.train.engine.executor import Acts, CollectiveStart, RunningPhase, SegmentExecutor, nothing
@@ -193,11 +193,11 @@ class GraphedExecutor(SegmentExecutor):
 
     def _moves(self, op: SegmentOp) -> bool:
         """Whether its tensors differ in shape from batch to batch: the rows of the embedding that travel."""
-        return op.site == "embed" and op.kind == "R"
+        return op.site == "embed" and op.kind == Kind.SECOND
 
     def _follows_embed(self, op: SegmentOp) -> bool:
         """Whether it is the first to read the residual stream."""
-        return op.kind == "N" and op.site != "embed" and self.graph.before(op)[0] == "embed"
+        return op.kind == Kind.NORM and op.site != "embed" and self.graph.before(op)[0] == "embed"
 
 
 def _bind(start: CollectiveStart, turn: _CapturedPhase) -> None:

@@ -63,7 +63,7 @@ class StageContext:
     @property
     def parts(self) -> int:
         """How many C comes in."""
-        return self.graph.parts("head", "C")
+        return self.graph.parts("head", Kind.FIRST_GRAD)
 
     def add(self, found: Sequence[tuple[nn.Parameter, Tensor, Tensor | None]]) -> None:
         """Add gradients of parameters, or of some rows of them."""
@@ -153,7 +153,7 @@ class Normed(Segment):
     before: Before
     norm: Norm
     shape: tuple[int, int]
-    again: str = ""
+    again: tuple[Kind, ...] = ()
     h: Tensor = field(init=False)  # the residual stream that comes in, a leaf of autograd's
     n: Tensor = field(init=False)  # h normalised, with what autograd knows of it; this rank's shard
     statistics: Statistics = field(init=False)
@@ -169,7 +169,7 @@ class Normed(Segment):
             self.full = self.n
             return
         self.h = self.before.stream().detach().requires_grad_(self.shared.graph.backward)
-        self._normalise(keep="M" not in self.again)
+        self._normalise(keep=Kind.NORM_AGAIN not in self.again)
 
     def normalise_again(self) -> None:
         """M."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plait.core.step.segments import Kind
 from plait.train.engine.attention import SharedCore
 from plait.train.engine.cores import SublayerCore
 from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends, shard_of
@@ -40,7 +41,7 @@ class SublayerSegment(Normed, Adding):
     def forward(self) -> None:
         """F: first weight and core."""
         graph = self.shared.graph
-        again, full = "A" in self.again, graph.recompute == "full"
+        again, full = Kind.FIRST_AGAIN in self.again, graph.recompute == "full"
         self.cores = [self._core(branch, repeats=again and (branch.cheap or full)) for branch in self.module.branches]
         for core in self.cores:
             core.project(self.full)
@@ -48,7 +49,7 @@ class SublayerSegment(Normed, Adding):
             core.activate(self.context, train=graph.backward and not core.repeats)
             if not graph.backward or (core.repeats and full):
                 core.forget_first()
-        if not graph.backward or "M" in self.again:
+        if not graph.backward or Kind.NORM_AGAIN in self.again:
             del self.n, self.full, self.statistics
 
     def row(self, part: int) -> None:
@@ -101,16 +102,9 @@ class SublayerSegment(Normed, Adding):
         for number, core in enumerate(self.cores):
             self.operands[2 * number] = gradient, core.back(gradient)
             if not isinstance(core, SharedCore):
-                self._add_inner(core)
                 self.operands[2 * number + 1] = core.g_z, inputs
         if not isinstance(self.cores[0], SharedCore):
             del self.full
-
-    def _add_inner(self, core: SublayerCore) -> None:
-        """The gradients of the core's own parameters."""
-        for parameter, found in zip(core.module.inner, core.g_inner, strict=True):
-            self.shared.gradients.add(parameter, found)
-        del core.g_inner
 
     def input_gradient(self, part: int) -> None:
         """C: back through first weights."""
@@ -171,7 +165,6 @@ class SublayerSegment(Normed, Adding):
         """Z."""
         core = self._shared_core
         core.finish()
-        self._add_inner(core)
         self.operands[1] = core.g_z, self.full.flatten(0, 1)
         del self.full
 
@@ -188,25 +181,27 @@ class SublayerSegment(Normed, Adding):
         return self._shared_core.rotate_gradient()
 
     runs: ClassVar[Runs] = {
-        "N": Normed.take_in,
-        "F": forward,
-        "M": Normed.normalise_again,
-        "A": core_again,
-        "X": core_once_more,
-        "D": core_gradient,
-        "E": send_gradients,
-        "Z": first_gradient,
-        "J": leave_gradient,
+        Kind.NORM: Normed.take_in,
+        Kind.FIRST: forward,
+        Kind.NORM_AGAIN: Normed.normalise_again,
+        Kind.FIRST_AGAIN: core_again,
+        Kind.CORE_AGAIN: core_once_more,
+        Kind.SECOND_GRAD: core_gradient,
+        Kind.HEADS_GRAD: send_gradients,
+        Kind.PROJECTED_GRAD: first_gradient,
+        Kind.NORM_GRAD: leave_gradient,
     }
     run_parts: ClassVar[RunParts] = {
-        "T": turn, "K": attend, "R": row, "S": turn_back, "G": block_gradient, "H": hand_on,
-        "C": input_gradient, "W": weight_gradient,
+        Kind.ROTATE: turn, Kind.CORE: attend, Kind.SECOND: row,
+        Kind.ROTATE_AGAIN: turn_back, Kind.CORE_GRAD: block_gradient, Kind.ROTATE_GRAD: hand_on,
+        Kind.FIRST_GRAD: input_gradient, Kind.WEIGHT_GRAD: weight_gradient,
     }  # fmt: skip
     sends: ClassVar[Sends] = {
-        "N": Normed.gather_norm, "M": Normed.gather_norm, "J": Adding.gather_gradient,
-        **dict.fromkeys(("F", "A", "X", "D", "E"), exchange),
+        Kind.NORM: Normed.gather_norm, Kind.NORM_AGAIN: Normed.gather_norm, Kind.NORM_GRAD: Adding.gather_gradient,
+        **dict.fromkeys((Kind.FIRST, Kind.FIRST_AGAIN, Kind.CORE_AGAIN, Kind.SECOND_GRAD, Kind.HEADS_GRAD), exchange),
     }  # fmt: skip
     send_parts: ClassVar[SendParts] = {
-        "R": reduce_row, "C": Normed.reduce_input_gradient, "K": exchange, "G": exchange,
-        "T": rotate_block, "S": rotate_block, "H": rotate_gradient,
+        Kind.SECOND: reduce_row, Kind.FIRST_GRAD: Normed.reduce_input_gradient,
+        **dict.fromkeys((Kind.CORE, Kind.CORE_GRAD), exchange),
+        Kind.ROTATE: rotate_block, Kind.ROTATE_AGAIN: rotate_block, Kind.ROTATE_GRAD: rotate_gradient,
     }  # fmt: skip

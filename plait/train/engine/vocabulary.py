@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plait.core.step.segments import Kind
 from plait.train.comm.wire import empty_like_gathered
 from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends
 from plait.train.model.embedding import RowExchange
@@ -54,8 +55,8 @@ class Embed(Adding):
         found = self._output_gradient() * here.flatten()[:, None]
         self.shared.gradients.add_rows(embedding.words.weight, rows.flatten(), found)
 
-    runs: ClassVar[Runs] = {"R": look_up, "W": weight_gradient}
-    sends: ClassVar[Sends] = {"R": gather_rows, "J": Adding.gather_gradient}
+    runs: ClassVar[Runs] = {Kind.SECOND: look_up, Kind.WEIGHT_GRAD: weight_gradient}
+    sends: ClassVar[Sends] = {Kind.SECOND: gather_rows, Kind.NORM_GRAD: Adding.gather_gradient}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,12 +110,12 @@ class Head(Normed):
         self._forget()
 
     runs: ClassVar[Runs] = {
-        "N": Normed.take_in,
-        "F": forward,
-        "L": finish_loss,
-        "W": weight_gradient,
-        "J": leave_gradient,
+        Kind.NORM: Normed.take_in,
+        Kind.FIRST: forward,
+        Kind.LOSS: finish_loss,
+        Kind.WEIGHT_GRAD: weight_gradient,
+        Kind.NORM_GRAD: leave_gradient,
     }
-    run_parts: ClassVar[RunParts] = {"C": input_gradient}
-    sends: ClassVar[Sends] = {"N": Normed.gather_norm, "F": gather_statistics}
-    send_parts: ClassVar[SendParts] = {"C": Normed.reduce_input_gradient}
+    run_parts: ClassVar[RunParts] = {Kind.FIRST_GRAD: input_gradient}
+    sends: ClassVar[Sends] = {Kind.NORM: Normed.gather_norm, Kind.FIRST: gather_statistics}
+    send_parts: ClassVar[SendParts] = {Kind.FIRST_GRAD: Normed.reduce_input_gradient}

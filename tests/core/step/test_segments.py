@@ -15,11 +15,11 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.record.records import EXCHANGED
 from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.ops import SENDS, exchanged, send_of
 from plait.core.step.orders.overlap import domino_order, segment_order
 from plait.core.step.orders.segment_lists import async_order, check, insert_waits, parse, sync_order
 from plait.core.step.seconds.segment_costs import SegmentCosts, makespan, simulate
-from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, needs_table
-from plait.core.step.sends import SENDS, exchanged, send_of
+from plait.core.step.segments import Action, Kind, Phase, SegmentGraph, SegmentOp, needs_table
 from plait.core.step.stages import Stage
 
 graphs = st.builds(
@@ -176,9 +176,9 @@ def test_no_more_than_two_blocks_of_a_ring_are_there_beside_the_own() -> None:
 def test_so_many_first_layers_of_a_stage_are_computed_again(recomputed: int | None, again: list[str]) -> None:
     graph = SegmentGraph(num_layers=3, first_layer=4, recompute="full", recomputed=recomputed)
     assert graph.last_layer == 6
-    assert [graph.again("mlp", layer) for layer in (4, 5, 6)] == again
-    assert graph.again("head", 0) == ""
-    assert replace(graph, backward=False).again("mlp", 4) == ""
+    assert ["".join(graph.again("mlp", layer)) for layer in (4, 5, 6)] == again
+    assert graph.again("head", 0) == ()
+    assert replace(graph, backward=False).again("mlp", 4) == ()
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_attention_that_is_shared_in_ops(
     ulysses: int, ring: int, forward: str, backward: str, parts: dict[str, int], sends: dict[str, int]
 ) -> None:
     shared = SharedAttention(ulysses, ring)
-    assert (shared.forward, shared.backward) == (forward, backward)
-    assert {kind: shared.parts(kind) for kind in parts} == parts
-    assert {kind: shared.sends(kind) for kind in sends} == sends
+    assert ("".join(shared.forward), "".join(shared.backward)) == (forward, backward)
+    assert {kind: shared.parts(Kind(kind)) for kind in parts} == parts
+    assert {kind: shared.sends(Kind(kind)) for kind in sends} == sends
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_what_travels_after_an_op_of_attention(
     kind: str, part: int, again: bool, several: str | None, alone: str | None
 ) -> None:
     """several: in rings of three, each of two ranks that exchange heads; alone: without a ring."""
-    assert SharedAttention(2, 3).collective(kind, part, again=again) == several
-    assert SharedAttention(2, 1).collective(kind, part, again=again) == alone
-    assert SharedAttention(1, 3).collective(kind, part, again=again) == ("rotate" if kind in "TSH" else None)
+    assert SharedAttention(2, 3).collective(Kind(kind), part, again=again) == several
+    assert SharedAttention(2, 1).collective(Kind(kind), part, again=again) == alone
+    assert SharedAttention(1, 3).collective(Kind(kind), part, again=again) == ("rotate" if kind in "TSH" else None)
 
 
 def test_bytes_that_attention_exchanges() -> None:
@@ -233,13 +233,16 @@ def test_bytes_that_attention_exchanges() -> None:
 
 
 def test_what_goes_over_the_ranks_that_share_a_sequence_is_recorded_as_theirs() -> None:
-    kinds = "".join(send.kinds for send in SENDS if send.axis in ("ulysses", "ring"))
+    kinds = [kind for send in SENDS if send.axis in ("ulysses", "ring") for kind in send.kinds]
     assert sorted(kinds) == sorted(EXCHANGED)
-    assert send_of("embed", "R").axis == "rows" and send_of("attn", "R").axis == send_of("head", "F").axis == "tp"
+    assert (
+        send_of("embed", Kind("R")).axis == "rows"
+        and send_of("attn", Kind("R")).axis == send_of("head", Kind("F")).axis == "tp"
+    )
     with pytest.raises(KeyError, match=r"attn\.W sends nothing"):
-        send_of("attn", "W")
+        send_of("attn", Kind("W"))
     with pytest.raises(KeyError, match=r"mlp\.F sends nothing"):
-        send_of("mlp", "F")
+        send_of("mlp", Kind("F"))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -291,25 +294,25 @@ def test_a_collective_that_is_not_awaited_is_named(left: tuple[str, ...], says: 
 )  # fmt: skip
 def test_what_an_op_of_shared_attention_needs(op: tuple[str, int], needs: list[tuple[str, int, bool]]) -> None:
     """In rings of three, each of two that exchange heads, computed again."""
-    assert SharedAttention(2, 3).needs(*op, again=True) == needs
+    assert SharedAttention(2, 3).needs(Kind(op[0]), op[1], again=True) == needs
 
 
 def test_what_it_needs_without_a_ring_without_exchange_and_computed_once() -> None:
-    assert SharedAttention(2, 1).needs("K", 0, again=True) == [("F", 0, True)]
-    assert SharedAttention(2, 1).needs("G", 0, again=True) == [("D", 0, True)]
-    assert SharedAttention(2, 1).needs("Z", 0, again=True) == [("G", 0, True)]
-    assert SharedAttention(1, 3).needs("Z", 0, again=True) == [("G", 2, False), ("H", 1, True)]
-    assert SharedAttention(2, 3).needs("D", 0, again=False) == []
-    assert SharedAttention(2, 3).needs("S", 0, again=False) == []
+    assert SharedAttention(2, 1).needs(Kind("K"), 0, again=True) == [("F", 0, True)]
+    assert SharedAttention(2, 1).needs(Kind("G"), 0, again=True) == [("D", 0, True)]
+    assert SharedAttention(2, 1).needs(Kind("Z"), 0, again=True) == [("G", 0, True)]
+    assert SharedAttention(1, 3).needs(Kind("Z"), 0, again=True) == [("G", 2, False), ("H", 1, True)]
+    assert SharedAttention(2, 3).needs(Kind("D"), 0, again=False) == []
+    assert SharedAttention(2, 3).needs(Kind("S"), 0, again=False) == []
 
 
 def test_ops_of_a_ring_stand_where_they_may_run() -> None:
     shared = SharedAttention(2, 2)
     assert "".join(f"{kind}{part}" for kind, part in shared.sorted(
-        [(kind, part) for kind in "NFTKRMAXDSGHEZCWJ" for part in range(shared.parts(kind))]
+        [(kind, part) for kind in map(Kind, "NFTKRMAXDSGHEZCWJ") for part in range(shared.parts(kind))]
     )) == "N0F0T0K0K1R0M0A0X0S0D0G0H0G1E0Z0C0W0J0"  # fmt: skip
     alone = SharedAttention(2, 1)
-    chain = [(kind, 0) for kind in "WFK"]
+    chain = [(Kind(kind), 0) for kind in "WFK"]
     assert alone.sorted(chain) == chain
 
 
@@ -395,10 +398,10 @@ def test_what_an_overlap_is_asked_for_is_made() -> None:
 
 
 def test_a_last_stage_has_no_embedding_to_wait_for() -> None:
-    first = {need.op for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, "F", 0, 0)]}
+    first = {need.op for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, Kind.FIRST, 0, 0)]}
     last = needs_table(SegmentGraph(num_layers=1, p1=2, embeds=False))
-    assert SegmentOp("embed", 0, "R", 1, 0) in first
-    assert {need.op for need in last[SegmentOp("head", 0, "F", 0, 0)]} == {SegmentOp("head", 0, "N", 0, 0)}
+    assert SegmentOp("embed", 0, Kind.SECOND, 1, 0) in first
+    assert {need.op for need in last[SegmentOp("head", 0, Kind.FIRST, 0, 0)]} == {SegmentOp("head", 0, Kind.NORM, 0, 0)}
     assert all(need.op in last for needs in last.values() for need in needs)
 
 

@@ -11,6 +11,7 @@ import torch
 from plait.core.record.ring import Kind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import Span, Timeline, spans_of
+from plait.core.step.segments import Kind as OpKind
 from plait.core.step.segments import SegmentOp
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
@@ -21,7 +22,7 @@ from tests.support.exposure import exposure_of
 
 TIER = "unit"
 
-FORWARD, BACKWARD = SegmentOp("mlp", 0, "F", 0), SegmentOp("mlp", 0, "D", 0)
+FORWARD, BACKWARD = SegmentOp("mlp", 0, OpKind.FIRST, 0), SegmentOp("mlp", 0, OpKind.SECOND_GRAD, 0)
 
 
 def step(recorder: Recorder, number: int) -> None:

@@ -20,7 +20,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import SegmentLists
 from plait.core.step.orders.segment_lists import sync_order
-from plait.core.step.segments import Action, SegmentGraph, SegmentOp
+from plait.core.step.segments import Action, Kind, SegmentGraph, SegmentOp
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.checkpoint.weight_names import place
 from plait.train.comm.wire import NullWire, Wire, open_wire
@@ -62,7 +62,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6, "rms_norm_eps": 1e-5},
     ),
-    "qwen3": ("qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
     "llama scaled": ("llama", {**LLAMA, "rope_parameters": LLAMA3, "num_key_value_heads": 4}),
 }
 TOKENS = torch.randint(0, 53, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -108,7 +107,7 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
     assert isinstance(head, Head)
     with torch.no_grad():
         for action, step in executor.programmes["step"]:
-            if action == Action("run", SegmentOp("head", 0, "F", 0)):  # the loss consumes the logits that F makes
+            if action == Action("run", SegmentOp("head", 0, Kind.FIRST, 0)):  # the loss consumes the logits
                 logits = (head.full @ model.head.weight.t()).transpose(0, 1)  # [B, S, V / tp]
             step(turn)
     return logits, executor.loss(state).item(), gradients

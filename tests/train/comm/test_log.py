@@ -16,11 +16,12 @@ from torch.futures import Future
 from plait.core.record.records import Records
 from plait.core.record.ring import Kind, Record, Ring, signature_of
 from plait.core.step.segments import Collective, SegmentOp
+from plait.core.step.segments import Kind as OpKind
 from plait.train.comm.flight import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Mark, RankDevice
 from plait.train.record.recorder import Recorder
 
-FORWARD = SegmentOp("mlp", 0, "F", 0)
+FORWARD = SegmentOp("mlp", 0, OpKind.FIRST, 0)
 CPU = torch.device("cpu")
 
 

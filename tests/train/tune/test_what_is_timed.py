@@ -17,7 +17,7 @@ from plait.core.job.worth_timing import Timing
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.timeline import OpSpan
 from plait.core.step.schedule import Transfer
-from plait.core.step.segments import SegmentOp
+from plait.core.step.segments import Kind, SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.engine.compiling import Compilation
 from plait.train.engine.pipeline import PipelineExecutor
@@ -32,7 +32,7 @@ from tests.support.threads import threads
 from tests.train.tune.test_measure import measured
 
 GPT = gpt()
-OP, UNIT = SegmentOp("mlp", 0, "F", 0), UnitOp("gather", ("mlp", 0), True)
+OP, UNIT = SegmentOp("mlp", 0, Kind.FIRST, 0), UnitOp("gather", ("mlp", 0), True)
 SPANS = [
     OpSpan(OP, "compute", 100.0, 103.0), OpSpan(OP, "comm", 103.0, 107.0), OpSpan(OP, "wait", 104.0, 107.0),
     OpSpan(UNIT, "comm", 100.0, 120.0), OpSpan(UNIT, "wait", 107.0, 127.0),

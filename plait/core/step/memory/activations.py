@@ -21,7 +21,7 @@ from plait.core.step.memory.segment_sizes import Core, Sizes
 from plait.core.step.memory.shared_walk import NOTHING, SharedWalk
 from plait.core.step.orders.known import known_order
 from plait.core.step.seconds.segment_costs import segment_costs
-from plait.core.step.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
+from plait.core.step.segments import LAYERS, Action, Kind, Phase, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
 
 
@@ -85,7 +85,7 @@ class Walk(SharedWalk):
         self._crossing: list[tuple[SegmentOp, str]] = []
         # Of 8 bytes each: numbers, targets; which rows are sent, and where they arrive.
         tokens = sizes.tokens * sum(sizes.shares) * (32 if self.graph.embeds else 16)
-        self._hold(SegmentOp("embed", 0, "R", 0), "tokens", tokens)
+        self._hold(SegmentOp("embed", 0, Kind.SECOND, 0), "tokens", tokens)
 
     def run(self, actions: Sequence[Action]) -> int:
         """One phase. Returns the most at any moment of it."""
@@ -121,7 +121,7 @@ class Walk(SharedWalk):
 
     def _fly(self, op: SegmentOp, change: int) -> None:
         if self.graph.collective(op) == "reduce_scatter":
-            size = self.sizes.full(op) // (self.graph.p2 if op.kind == "R" and op.site in LAYERS else 1)
+            size = self.sizes.full(op) // (self.graph.p2 if op.kind == Kind.SECOND and op.site in LAYERS else 1)
             self._flying[size] += change
             self._spare[size] = max(self._spare[size], self._flying[size])
 
@@ -136,14 +136,14 @@ class Walk(SharedWalk):
         match self.graph.collective(op), op.kind:
             case "all_to_all" | "rotate", _:
                 self._sent(op)
-            case "all_gather", "N" | "M":
+            case "all_gather", Kind.NORM | Kind.NORM_AGAIN:
                 self._hold(op, "full", self.sizes.full(op), *self._reads(op, "input"))
-            case "all_gather", "J":
+            case "all_gather", Kind.NORM_GRAD:
                 before = self._before(op)
                 self._hold(before, "g_full", self.sizes.full(op), *self._reads(before, "gradient"))
-            case "all_gather", "R":
+            case "all_gather", Kind.SECOND:
                 self._hold(op, "y", self.sizes.full(op))
-            case "reduce_scatter", "R":
+            case "reduce_scatter", Kind.SECOND:
                 if op.part == 0:  # all parts go into one buffer
                     self._hold(op, "y", self.sizes.stream(op))
             case "reduce_scatter", _:
@@ -152,8 +152,8 @@ class Walk(SharedWalk):
                 pass
 
     def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, Core]]:
-        """(number, core) of the branches that A runs again, or of the others."""
-        repeats = "A" in self.graph.again(op.site, op.layer)
+        """(number, core) of the branches that run again, or of the others."""
+        repeats = Kind.FIRST_AGAIN in self.graph.again(op.site, op.layer)
         return [
             (number, core) for number, core in self._own(op) if (repeats and (core.cheap or self.full_again)) == again
         ]
@@ -179,7 +179,7 @@ class Walk(SharedWalk):
         if op.site in ("down", "up"):
             self._resample(op)
         elif op.site != "leave":
-            self._normalise(op, keep="M" not in self.graph.again(op.site, op.layer))
+            self._normalise(op, keep=Kind.NORM_AGAIN not in self.graph.again(op.site, op.layer))
 
     def _hashed(self, op: SegmentOp) -> int:
         """What the mask of the stream that comes into a segment takes while it is drawn; nothing where
@@ -213,7 +213,7 @@ class Walk(SharedWalk):
     def _reads(self, op: SegmentOp, what: Literal["input", "gradient"]) -> list[str]:
         """Who reads a sublayer's input, or the gradient of its output, last: the weight gradients of its
         first weights, or of its second."""
-        parts = self.graph.parts(op.site, "W")
+        parts = self.graph.parts(op.site, Kind.WEIGHT_GRAD)
         return [f"W{part}" for part in range(parts) if parts == 1 or part % 2 == (what == "input")]
 
     def _F(self, op: SegmentOp) -> None:  # noqa: N802
@@ -232,7 +232,7 @@ class Walk(SharedWalk):
         for number, core in self._cores(op, again=True):
             self._activate(op, number, core)
             self._free(op, *([f"z{number}"] if self.full_again else []))
-        if "M" in self.graph.again(op.site, op.layer):
+        if Kind.NORM_AGAIN in self.graph.again(op.site, op.layer):
             self._free(op, "n_saved")
             for holder in ("norm", *self._reads(op, "input")):
                 self._free(op, "n", "full", holder=holder)
@@ -258,7 +258,7 @@ class Walk(SharedWalk):
             self._arrive(op)
         if op.site != "embed" and op.part == self.graph.p2 - 1:
             self._free(op, *(f"o{number}" for number, _ in self._cores(op, again=True)))
-            self._free(op, *(["o0"] if "X" in self.graph.again(op.site, op.layer) else []))
+            self._free(op, *(["o0"] if Kind.CORE_AGAIN in self.graph.again(op.site, op.layer) else []))
 
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
         """The gradient takes the logits' place, unless it is narrower."""
@@ -294,7 +294,7 @@ class Walk(SharedWalk):
     def _C(self, op: SegmentOp) -> None:  # noqa: N802
         if op.part == 0:
             self._hold(op, "g_n", self.sizes.full(op))
-        if op.part == self.graph.parts(op.site, "C") - 1:
+        if op.part == self.graph.parts(op.site, Kind.FIRST_GRAD) - 1:
             self._free(op, "g_z0", "g_z1", holder="C")
             self._free(op, "g_logits", holder="C")
 

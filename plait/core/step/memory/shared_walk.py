@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from plait.core.model.precision import MASTER
 from plait.core.step.memory.segment_sizes import Shared, Sizes
-from plait.core.step.segments import SegmentGraph, SegmentOp, SharedAttention
+from plait.core.step.ops import send_of
+from plait.core.step.segments import Kind, SegmentGraph, SegmentOp, SharedAttention
 
 NOTHING = 0
 """A size that is known to be none, of any column."""
@@ -66,34 +67,27 @@ class SharedWalk(Bookkeeping):
         return shared, self.sizes.shared(op)
 
     def _again(self, op: SegmentOp) -> bool:
-        return "X" in self.graph.again(op.site, op.layer)
+        return Kind.CORE_AGAIN in self.graph.again(op.site, op.layer)
 
     def _sent(self, op: SegmentOp) -> None:
         """A collective of attention makes its result."""
         each = self.sizes.shared(op)
-        if op.kind in "TS":
+        if op.kind in (Kind.ROTATE, Kind.ROTATE_AGAIN):
             self._hold(op, f"block{op.part + 1}", each.block)
-        elif op.kind == "H":
+        elif op.kind == Kind.ROTATE_GRAD:
             self._hold(op, f"g_come{op.part}", each.block)
         else:
-            self._hold(op, "come", each.there if op.kind in "FAGE" else each.query)
+            self._hold(op, "come", each.there if send_of(op.site, op.kind).whole == "there" else each.query)
 
     def _leave(self, op: SegmentOp) -> None:
         """F and A after the first weight, whose result is ``z0``."""
         shared, each = self._shared(op)
-        turning = each.turning + each.within
-        self._spike(self.sizes.larger(turning, each.turned + each.there * (1 + (shared.ulysses > 1))))
+        self._spike(self.sizes.larger(each.turning, each.turned + each.there * (1 + (shared.ulysses > 1))))
         if shared.ulysses > 1:
             self._hold(op, "going", each.there)
         else:
             self._take_in(op, each)
-        if not self._within or (self._again(op) and op.kind == "F"):
-            self._free(op, "z0")
-
-    @property
-    def _within(self) -> bool:
-        """Whether norms within attention keep what they normalise."""
-        return any(self.sizes.strategy.normed(self.sizes.spec))
+        self._free(op, "z0")
 
     def _take_in(self, op: SegmentOp, each: Shared) -> None:
         self._hold(op, "q", each.query)
@@ -219,16 +213,12 @@ class SharedWalk(Bookkeeping):
 
     def _Z(self, op: SegmentOp) -> None:  # noqa: N802
         shared, each = self._shared(op)
-        turning = self.sizes.larger(each.turning, each.turned + each.first + each.tables)
-        if self._within:  # computed again for their gradients
-            turning = self.sizes.larger(turning, each.turned + each.within_kept + 4 * self.sizes.wide(each.query))
         if shared.ulysses > 1:
             self._spike(each.there)
             self._free(op, "going", "come")
-            self._spike(each.there + turning)
+            self._spike(each.there + self.sizes.larger(each.turning, each.turned + each.first + each.tables))
         else:
             self._come_home(op, each, shared.ring)
-            self._spike(turning)
+            self._spike(self.sizes.larger(each.turning, each.turned + each.first + each.tables))
             self._free(op, "g_own", "g_q")
         self._hold(op, "g_z0", each.first, "C", "operand")
-        self._free(op, "z0")

@@ -18,7 +18,7 @@ from plait.core.step.segments import SIGNS, Action, Kind, SegmentGraph, SegmentO
 
 _VERBS = {sign: verb for verb, sign in SIGNS.items()}
 _WORD = re.compile(
-    r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFTKRLMAXDSGHEZCWJ])(\d+)(?:\.(\d+))?"
+    rf"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.({'|'.join(Kind)})(\d+)(?:\.(\d+))?"
 )
 
 
@@ -30,7 +30,7 @@ def parse(text: str) -> list[Action]:
         if not match:
             raise ScheduleError(f"'{word}' is not a segment action; one looks like attn3.F0, >mlp0.R1.1 or <head.C0")
         sign, site, layer, end, kind, at, part = match.groups()
-        op = SegmentOp(cast(Site, site or end), int(layer or 0), cast(Kind, kind), int(at), int(part or 0))
+        op = SegmentOp(cast(Site, site or end), int(layer or 0), Kind(kind), int(at), int(part or 0))
         actions.append(Action(cast(Verb, _VERBS[sign]), op))
     return actions
 
@@ -86,7 +86,7 @@ def sync_order(graph: SegmentGraph) -> list[Action]:
 def async_order(graph: SegmentGraph) -> list[Action]:
     """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients
     only; a ring's next keys and values behind attention to those that are here."""
-    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C" or op.kind in KEEPS_GOING)
+    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == Kind.FIRST_GRAD or op.kind in KEEPS_GOING)
 
 
 def insert_waits(

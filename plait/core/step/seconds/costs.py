@@ -11,15 +11,16 @@ Narrow slices fill a device badly; each slice is asked for by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.step.ops import FORWARD_KINDS, Branch, Dims, Kind, Step, branches_of, steps_of
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.segment_costs import SegmentCosts
@@ -27,9 +28,9 @@ from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import SegmentTraffic
 
-FORWARD = ("N", "F", "T", "K", "R")
-ROW_BYTES, ROW_GRADIENT_BYTES = 4, 8
-"""Moved for each number of a row of the embedding, looked up and added to its gradient."""
+ROW_BYTES = 4
+"""Moved for each number of a row of the embedding."""
+SITES: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
 
 
 def cluster_costs(
@@ -127,94 +128,55 @@ class _Costs:
             return float(rates.collective(self.cluster, kind, whole * ulysses, ulysses, tp))
         return float(rates.collective(self.cluster, kind, whole, tp, 1))
 
-    # ---- widths ----
-
-    @property
-    def rows(self) -> float:
-        """Of the vocabulary."""
-        return self.strategy.padded_vocab(self.model) / self.strategy.tp
-
     @cached_property
-    def widths(self) -> dict[Site, tuple[float, float]]:
-        """Numbers of a token after a first weight, and before a second."""
-        sites: tuple[Site, ...] = ("attn", "mlp")
-        return {site: self.strategy.widths(self.model, site) for site in sites}
-
-    def _branches(self, site: str) -> list[tuple[Site, float, float]]:
-        return [(one, *pair) for one, pair in self.widths.items() if site in (one, "block")]
+    def dims(self) -> dict[Branch, Dims]:
+        """Of each branch, for one token."""
+        tp, hidden = self.strategy.tp, float(self.model.hidden)
+        ends = Dims(
+            T=1, H=hidden, S=hidden / (tp if self.strategy.sequence_parallel else 1),
+            V=self.strategy.padded_vocab(self.model) / tp,
+        )  # fmt: skip
+        found: dict[Branch, Dims] = {"": ends, "embed": ends, "head": ends}
+        for site in SITES:
+            first, last = self.strategy.widths(self.model, site)
+            found[site] = replace(ends, Z=first, O=last)
+        return found
 
     # ---- ops ----
 
     def _op(self, graph: SegmentGraph, op: SegmentOp, traffic: SegmentTraffic) -> float:
         """Seconds of one op of one slice."""
-        tokens, hidden = float(traffic.tokens(op)), float(self.model.hidden)
-        stream = tokens * hidden / (self.strategy.tp if graph.sequence_parallel else 1)
-        if op.kind in "NMJ":  # a norm and two additions, the norm alone, and twice as much backward
-            return self._pass(stream * {"N": 5, "M": 2, "J": 10}[op.kind])
-        if op.site == "embed":
-            return self._moved(tokens * hidden * (ROW_BYTES if op.kind == "R" else ROW_GRADIENT_BYTES))
-        if op.site == "head":
-            return self._head(graph, op, tokens, hidden)
-        if op.kind in "TKXSGHEZ":
-            return self._shared(op, tokens)
-        kinds: Mapping[str, Callable[[str, float, float], float]] = {
-            "F": lambda which, first, _: self._matmul(tokens, hidden, first) + self._core(op, which, tokens),
-            "R": lambda _, __, second: self._matmul(tokens, second, hidden / graph.p2),
-            "A": lambda which, first, _: self._again(graph, op, which, tokens, first),
-            "D": lambda which, _, second: self._matmul(tokens, hidden, second) + self._core(op, which, tokens),
-            "C": lambda _, first, __: self._matmul(tokens / graph.parts(op.site, "C"), first, hidden),
-        }
-        branches = self._branches(op.site)
-        if op.kind == "W":
-            _, first, second = branches[op.part // 2]
-            return self._matmul(*((first, tokens, hidden) if op.part % 2 else (hidden, tokens, second)))
-        return sum(kinds[op.kind](*branch) for branch in branches)
+        tokens, parts = float(traffic.tokens(op)), graph.parts(op.site, op.kind)
+        branches = branches_of(op.site)
+        if op.kind == Kind.WEIGHT_GRAD:  # two parts a branch
+            branches = branches[op.part // 2 : op.part // 2 + 1]
+        own = self.strategy.ring - 1 if op.kind == Kind.CORE_GRAD else 0  # the part that is about the own block
+        found = 0.0
+        for branch in ("", *branches):
+            dims, products, core = replace(self.dims[branch], T=tokens), 0.0, 0.0
+            for step in self._steps(graph, op, branch):
+                if step.product:
+                    products += self._matmul(*dims.product(step, parts))
+                if step.attends:
+                    core += self._attention(op, causal=op.part == own)
+                core += self._moved(dims.moved(step) * self._bytes(step))
+            found += products + core
+        return found
 
-    def _head(self, graph: SegmentGraph, op: SegmentOp, tokens: float, hidden: float) -> float:
-        match op.kind:
-            case "F":
-                return self._matmul(tokens, hidden, self.rows)
-            case "L":
-                return self._moved(tokens * self.rows * self.cluster.efficiency.logit_bytes.value)
-            case "C":
-                return self._matmul(tokens / graph.parts("head", "C"), self.rows, hidden)
-            case _:
-                return self._matmul(self.rows, tokens, hidden)
+    def _steps(self, graph: SegmentGraph, op: SegmentOp, branch: Branch) -> list[Step]:
+        """What the op computes."""
+        shared, selective = self.strategy.cp > 1, graph.recompute == "selective"
+        if op.kind == Kind.CORE_AGAIN and self.strategy.ring > 1:  # what came round a ring is kept
+            return []
+        found = steps_of(branch, op.kind, shared=shared, selective=selective)
+        weight = op.part % 2 if op.kind == Kind.WEIGHT_GRAD else 0
+        return [step for step in found if step.weight == weight]
 
-    def _again(self, graph: SegmentGraph, op: SegmentOp, which: str, tokens: float, first: float) -> float:
-        if graph.recompute == "selective":
-            return self._core(op, which, tokens) if which == "mlp" else 0.0
-        return self._matmul(tokens, self.model.hidden, first) + self._core(op, which, tokens)
-
-    def _core(self, op: SegmentOp, which: str, tokens: float) -> float:
-        """Between a first and a second weight: forward, or backward in D."""
-        times = 2 if op.kind == "D" else 1
-        if which == "mlp":
-            return self._pass(tokens * sum(self.widths["mlp"]) * times)
-        turned = self._turned(tokens) * times
-        if self.strategy.cp > 1:
-            return 0.0 if op.kind == "D" else turned
-        return self._attention(op, causal=True) + turned
-
-    def _turned(self, tokens: float) -> float:
-        """Queries, keys and values brought to the layout of kernels, normalised and rotated."""
-        normed, _ = self.strategy.normed(self.model)
-        return self._pass(tokens * (self.widths["attn"][0] + normed) * 2)
-
-    def _shared(self, op: SegmentOp, tokens: float) -> float:
-        """An op of attention that is shared: kernels, and what ``_core`` has beside them."""
-        last = self.strategy.ring - 1
-        match op.kind:
-            case "K":
-                return self._attention(op, causal=op.part == 0)
-            case "G":
-                return self._attention(op, causal=op.part == last)
-            case "X" if last == 0:  # what came round a ring is kept
-                return self._attention(op, causal=True)
-            case "Z":
-                return 2 * self._turned(tokens)
-            case _:
-                return 0.0
+    def _bytes(self, step: Step) -> float:
+        """Moved for each number: by a fused kernel, each is read or written once."""
+        told = self.cluster.efficiency
+        ends = {"embed": ROW_BYTES, "head": told.logit_bytes.value}
+        return ends.get(step.branch, self.itemsize * told.elementwise.value)
 
     def _attention(self, op: SegmentOp, *, causal: bool) -> float:
         """One kernel: the own block, or half of another's, which is what the mask leaves of any other."""
@@ -223,7 +185,8 @@ class _Costs:
         return float(rates.attention(
             self.cluster, self.precision, batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses,
             queries=block, keys=block if causal else block / 2, head_size=self.model.head_size,
-            backward=op.kind in "DG", fused=not self.model.attention_dropout, causal=causal,
+            backward=op.kind in (Kind.SECOND_GRAD, Kind.CORE_GRAD), causal=causal,
+            fused=not self.model.attention_dropout,
         ))  # fmt: skip
 
     # ---- beside ----
@@ -235,7 +198,10 @@ class _Costs:
             return {}
         tokens = self.load.batch * self.load.sequence / self.strategy.cp
         mean = sum(0.5**level for level in range(levels)) / levels * tokens  # before a down, after an up
-        down, up = self._matmul(mean / 2, 2 * hidden, hidden), self._matmul(mean / 2, hidden, hidden)
+        dims = Dims(T=mean / 2, H=hidden)
+        down, up = (
+            sum(self._matmul(*dims.product(step)) for step in steps_of(branch, Kind.NORM)) for branch in ("down", "up")
+        )
         moved = self._pass(mean * hidden * 2)
         return {"down.N": down + moved, "down.J": 2 * down + moved, "up.N": up + moved, "up.J": 2 * up + moved}
 
@@ -246,7 +212,7 @@ class _Costs:
         launched = told.host_layer.value + (2 * told.host_collective.value if self.strategy.tp > 1 else 0.0)
         hidden = {"sync": 0.0, "async": 0.0, "domino": 1 - 1 / (p1 * self.strategy.p2), "no-communication": 1.0}[mode]
         for forward in (True, False):
-            keys = [key for key in compute if key.split(".")[0] in LAYERS and (key[-1] in FORWARD) == forward]
+            keys = [key for key in compute if key.split(".")[0] in LAYERS and (key[-1] in FORWARD_KINDS) == forward]
             sent = sum(wire.get(key, 0.0) for key in keys)
             exposed = sent * (1 - (1.0 if mode == "async" and not forward else hidden))
             total, floor = sum(compute[key] for key in keys), launched * p1 - exposed

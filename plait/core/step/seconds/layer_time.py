@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.weights import widths
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
+from plait.core.step.ops import Dims, Kind, steps_of
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import Routed
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import AnyPrecision, Seconds
 
+SITES: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "no-communication"))
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 HIDE_FORWARD, HIDE_BACKWARD = (
@@ -88,15 +91,19 @@ class Layer:
 
     def _products(self, rate: Callable[..., Seconds], *, only_second: bool = False) -> Any:
         """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
-        model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
-        rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
-        dense = np.asarray(model.whole_ffn) > 0  # else all of the MLP's width is routed experts'
-        inner, kv = np.maximum(1, model.whole_ffn / tp), model.kv / np.minimum(tp, model.num_kv_heads)
-        first = ((1, hidden, query + 2 * kv), (dense, hidden, inner * (1 + model.gated)))
-        second = ((p2, query, hidden / p2), (p2 * dense, inner, hidden / p2))
-        shapes = second if only_second else (*first, *second)
+        model, points, seconds = self.model, self.points, partial(rate, self.cluster, self.precision)
+        kv = np.minimum(points.tp, model.num_kv_heads)
+        found: list[Any] = []
+        for kind, parts in ((Kind.FIRST, 1), (Kind.SECOND, points.p2))[only_second:]:
+            for site in SITES:
+                first, last = (np.maximum(1, width) for width in widths(site, model.letters, points.tp, kv))
+                dims = Dims(T=self.tokens / points.p1, H=model.hidden, Z=first, O=last)
+                # Else all of the MLP's width is routed experts'.
+                times = points.p1 * parts * (site == "attn" or np.asarray(model.whole_ffn) > 0)
+                rows = (step for step in steps_of(site, kind) if step.product)
+                found += [times * seconds(*dims.product(step, parts)) for step in rows]
         routed = 0.0 if only_second else self.routed.products(backward=rate is rates.three_products)
-        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes), routed)
+        return sum(found, routed)
 
     @cached_property
     def routed(self) -> Routed:
@@ -144,7 +151,7 @@ class Layer:
     @cached_property
     def elementwise(self) -> Seconds:
         """Norms, activation, residual additions, and the rearrangement of queries, keys and values."""
-        heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv + self.model.normed_within) / self.points.tp
+        heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv) / self.points.tp
         passed = self._pass(12 * self._residual + heads)
         return self.norms + self.activation + passed + self.routed.moves(self._residual)
 

@@ -17,6 +17,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.efficiency import Links
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
+from plait.core.step.ops import ATTENTION_GRAD
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 Seconds = NDArray[np.float64]
@@ -24,9 +25,6 @@ AnyPrecision = Precision | Literal["fp8"]
 
 RINGS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "broadcast")
 """Pass every rank of a group; all-reduces of few bytes are trees."""
-BACKWARD_FLOPS = 2.5
-"""Of a fused attention kernel, to its forward's: it computes the scores again (Dao 2022, arXiv
-2205.14135)."""
 
 
 def peak(cluster: Cluster, precision: AnyPrecision) -> float:
@@ -80,7 +78,7 @@ def attention(
     reached, top = cluster.efficiency, peak(cluster, name)
     scores = b * h * q * k
     share = reached.attention_backward if backward else reached.attention_forward
-    flops = 4 * scores * d * (BACKWARD_FLOPS if backward else 1) * (0.5 if causal else 1)
+    flops = 4 * scores * d * (ATTENTION_GRAD if backward else 1) * (0.5 if causal else 1)
     short = 1 + reached.attention_short.value / k
     one_kernel = flops / (top * share.value) * short + reached.attention_launch.value
     odd = np.where(d % 8 > 0, reached.matmul_odd.value, 1.0)

@@ -6,22 +6,42 @@ time in the order in which they start. Costs come from shapes (``segment_costs``
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import product
+from typing import NamedTuple, cast
 
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
+from plait.core.step.ops import (
+    ATTENDS,
+    ATTENTION_GRAD,
+    SENDS,
+    STATISTICS,
+    Dims,
+    Kind,
+    Whole,
+    branches_of,
+    exchanged,
+    steps_of,
+)
 from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
-from plait.core.step.sends import SENDS, exchanged
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
 FLOPS, BANDWIDTH = 5e10, 1.25e8
-SITES: tuple[Site, ...] = ("attn", "mlp")
+FLOPS_PER_BYTE = 4.0
+"""Memory traffic counts as so many."""
+LAYER_PASSES: dict[Kind, int] = {Kind.NORM: 4, Kind.NORM_AGAIN: 2, Kind.NORM_GRAD: 8}
+PASSES: dict[str, dict[Kind, int]] = {
+    "embed": {Kind.SECOND: 1, Kind.WEIGHT_GRAD: 1}, "head": {Kind.NORM: 4, Kind.NORM_GRAD: 4}
+}  # fmt: skip
+"""How often the residual stream is read or written; at the ends otherwise than in layers."""
+SCORES = {"forward": 1.0, "backward": ATTENTION_GRAD}
 
 
 @dataclass(frozen=True)
@@ -65,65 +85,65 @@ def segment_costs(
     """Costs from shapes: ``flops`` per second of one rank, ``bandwidth`` of its link in bytes per second and
     direction.
 
-    Norms and joins count as memory traffic at an assumed 4 FLOPs a byte; a ring all-reduce sends 2 (tp-1)/tp
-    of its bytes.
+    Norms and their gradients count as memory traffic at an assumed ``FLOPS_PER_BYTE``.
     """
-    tp, tokens = strategy.tp, batch * sequence // strategy.cp
-    numbers = tokens * model.hidden
-    widths = {site: strategy.widths(model, site) for site in SITES}
-    first, second = ({site: 2 * tokens * model.hidden * pair[at] for site, pair in widths.items()} for at in (0, 1))
-    core = {"attn": 4 * tokens * sequence * widths["attn"][1] / 2, "mlp": 0.0}  # causal: half the square
-    for each in (first, second, core):
-        each["block"] = each["attn"] + each["mlp"]
-    norm = 4.0 * bytes_per_number * 4 * numbers / (tp if strategy.sequence_parallel else 1)
-    work: dict[str, float] = {"embed.R": norm / 4, "embed.W": norm / 4}
-    head = 2 * tokens * model.hidden * strategy.padded_vocab(model) / tp
-    work |= {"head.N": norm, "head.F": head, "head.C": head, "head.W": head, "head.J": norm}
-    for site in LAYERS:
-        work |= {
-            f"{site}.N": norm,
-            f"{site}.F": first[site] + core[site],
-            f"{site}.R": second[site],
-            f"{site}.J": 2 * norm,
-        }
-        work |= {
-            f"{site}.M": norm / 2,
-            f"{site}.A": core[site] + (first[site] if strategy.recompute == "full" else norm),
-        }
-        work |= {
-            f"{site}.D": second[site] + 2.5 * core[site],
-            f"{site}.C": first[site],
-            f"{site}.W": first[site] + second[site],
-        }
+    tokens = batch * sequence // strategy.cp
+    passed = FLOPS_PER_BYTE * bytes_per_number
+    work = _products(model, strategy, tokens, sequence)
+    stream = tokens * model.hidden / (strategy.tp if strategy.sequence_parallel else 1)
+    for site in ("embed", *LAYERS, "head"):
+        for kind, times in PASSES.get(site, LAYER_PASSES).items():
+            work[f"{site}.{kind}"] = work.get(f"{site}.{kind}", 0.0) + passed * times * stream
+    if strategy.recompute != "full":
+        for site in LAYERS:
+            work[f"{site}.{Kind.FIRST_AGAIN}"] += passed * 4 * stream
     if strategy.cp > 1:
-        _share_attention(work, core["attn"], tokens * widths["attn"][0], strategy)
-    share = (tp - 1) / tp * bytes_per_number / bandwidth
-    whole = numbers * share * (1 if strategy.sequence_parallel else 2)
-    wire = {f"{site}.{kind}": whole for site in ("embed", *LAYERS, "head") for kind in "RCNMJ"}
-    wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
-    wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
-    if strategy.cp > 1:
-        held: dict[str, int] = dict(
-            zip(("there", "back", "block"), exchanged(model, strategy, tokens * bytes_per_number), strict=True)
-        )
-        ulysses, ring = strategy.cp // strategy.ring, strategy.ring
-        for send in SENDS:
-            if send.axis in ("ulysses", "ring"):
-                nbytes = held[send.whole]
-                nbytes = nbytes * (ring - 1) if send.axis == "ring" else nbytes * (ulysses - 1) / ulysses
-                wire |= {f"{site}.{kind}": nbytes / bandwidth for site in send.sites for kind in send.kinds}
+        moved = passed * tokens * strategy.widths(model, "attn")[0]
+        again = (Kind.CORE_AGAIN,) if strategy.ring > 1 else ()  # what came round is kept
+        for kind in (Kind.ROTATE_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD, *again):
+            work |= {f"{site}.{kind}": moved for site in ATTENDS}
+    wire = _sent(model, strategy, tokens, bytes_per_number, bandwidth)
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
 
 
-def _share_attention(work: dict[str, float], core: float, numbers: float, strategy: Strategy) -> None:
-    """Cut attention's work into the ops that it has where ranks share a sequence. numbers: queries, keys and
-    values."""
-    moved = 4.0 * 4 * numbers
-    for site in ("attn", "block"):
-        for kind, times in (("F", 1.0), ("A", 1.0), ("D", 2.5)):
-            work[f"{site}.{kind}"] -= times * core
-        work |= {f"{site}.K": core, f"{site}.X": core if strategy.ring == 1 else moved, f"{site}.G": 2.5 * core}
-        work |= {f"{site}.{kind}": moved for kind in "HEZ"}
+def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) -> dict[str, float]:
+    """FLOPs of matrix products and of attention's core. What runs again has no products unless recomputation
+    is full; the core is counted all the same."""
+    work: dict[str, float] = defaultdict(float)
+    rows, full = strategy.padded_vocab(model) / strategy.tp, strategy.recompute == "full"
+    for site, kind in product((*LAYERS, "head"), Kind):
+        for branch in branches_of(site):
+            first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, cast(Site, branch))
+            dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
+            for step in steps_of(branch, kind, shared=strategy.cp > 1):
+                if step.product and (full or kind != Kind.FIRST_AGAIN):
+                    work[f"{site}.{kind}"] += dims.flops(step)
+                if step.attends:  # causal: half the square
+                    work[f"{site}.{kind}"] += 4 * tokens * sequence * last / 2 * SCORES[step.attends]
+    return work
+
+
+def _sent(model: ModelSpec, strategy: Strategy, tokens: int, itemsize: int, bandwidth: float) -> dict[str, float]:
+    """Seconds of the link: a ring all-reduce sends 2 (tp - 1) / tp of its bytes."""
+    tp, ulysses, ring = strategy.tp, strategy.cp // strategy.ring, strategy.ring
+    there, back, block = exchanged(model, strategy, tokens * itemsize)
+    stream = tokens * model.hidden * ((tp - 1) / tp * itemsize / bandwidth)
+    summed = stream * (1 if strategy.sequence_parallel else 2)
+    seconds: dict[Whole, float] = {
+        "looked_up": stream,  # at most: as if no token occurred twice
+        "statistics": STATISTICS * 4 * tokens * (tp - 1) / bandwidth,
+        "stream": summed,
+        "column_block": summed,
+        "row_block": summed,
+        "there": there * (ulysses - 1) / ulysses / bandwidth,
+        "back": back * (ulysses - 1) / ulysses / bandwidth,
+        "block": block * (ring - 1) / bandwidth,
+    }
+    return {  # the first row for an op holds
+        f"{site}.{kind}": seconds[send.whole]
+        for send in reversed(SENDS)
+        for site, kind in product(send.sites or ("embed", *LAYERS, "head"), send.kinds)
+    }
 
 
 class Durations:
@@ -161,7 +181,7 @@ class NumberedOps:
         self.graph, self.ops = graph, graph.ops()
         self.needs = numbered_needs(graph, self.ops)
         self.travels = [graph.collective(op) is not None for op in self.ops]
-        self.slices, self.weight = [op.slice for op in self.ops], [op.kind == "W" for op in self.ops]
+        self.slices, self.weight = [op.slice for op in self.ops], [op.kind == Kind.WEIGHT_GRAD for op in self.ops]
         firsts: dict[tuple[str, str, int, int, bool], int] = {}
         self.sorts = [
             firsts.setdefault((site, kind, at, part, travels), len(firsts))

@@ -16,7 +16,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.activations import Activations, Walk, activations
 from plait.core.step.memory.segment_sizes import Sizes
-from plait.core.step.segments import SegmentGraph, SegmentOp
+from plait.core.step.segments import Kind, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage
 
 GPT = ModelSpec(family="gpt", num_layers=9, hidden=32, num_heads=8, vocab=48, max_sequence=64, ffn_hidden=96)
@@ -181,7 +181,7 @@ class OneNorm(Walk):
 def test_a_norm_without_a_kernel_of_its_own_widens_what_it_reads(
     model: ModelSpec, itemsize: int, gpu: bool, keep: bool
 ) -> None:
-    strategy, op = Strategy(), SegmentOp("attn", 0, "F", 0)
+    strategy, op = Strategy(), SegmentOp("attn", 0, Kind.FIRST, 0)
     graph = SegmentGraph.of(model, strategy, WHOLE)
     one = Sizes(model, strategy, graph, 3, 32, itemsize, gpu)
     stream, wide, extra = 96 * 32 * itemsize, 96 * 32 * 4, one.normed(op)

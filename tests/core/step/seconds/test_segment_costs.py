@@ -18,7 +18,7 @@ from plait.core.step.seconds.segment_costs import (
     segment_costs,
     simulate,
 )
-from plait.core.step.segments import Action, SegmentGraph, SegmentOp
+from plait.core.step.segments import Action, Kind, SegmentGraph, SegmentOp
 
 GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, ffn_hidden=40, vocab=31, max_sequence=64)
 LLAMA = ModelSpec(
@@ -130,21 +130,21 @@ def test_before_anything_is_measured_a_processor_and_a_link_are_assumed() -> Non
 def test_costs_are_spread_over_slices_and_parts() -> None:
     graph = SegmentGraph(num_layers=1, p1=2, p2=2)
     durations = Durations(graph, SegmentCosts({"attn.R": 6.0}, {"attn.R": 12.0, "attn.C": 3.0}, 0.25), 3)
-    first, second = (SegmentOp("attn", 0, "R", at, 0) for at in (0, 1))
+    first, second = (SegmentOp("attn", 0, Kind.SECOND, at, 0) for at in (0, 1))
     assert (durations.compute(first), durations.compute(second)) == (2.0, 1.0)
     assert (durations.collective(first), durations.collective(second)) == (4.25, 2.25)
-    assert durations.collective(SegmentOp("attn", 0, "C", 1, 0)) == 0.75
-    assert durations.collective(SegmentOp("attn", 0, "F", 0, 0)) == 0.0  # nothing is sent, so no latency either
-    assert durations.compute(SegmentOp("attn", 0, "F", 0, 0)) == 0.0
+    assert durations.collective(SegmentOp("attn", 0, Kind.FIRST_GRAD, 1, 0)) == 0.75
+    assert durations.collective(SegmentOp("attn", 0, Kind.FIRST, 0, 0)) == 0.0  # nothing is sent, so no latency either
+    assert durations.compute(SegmentOp("attn", 0, Kind.FIRST, 0, 0)) == 0.0
 
 
 def test_what_a_ring_sends_is_spread_over_its_rotations() -> None:
     graph = SegmentGraph(num_layers=1, communicates=False, attention=SharedAttention(2, 3))
     durations = Durations(graph, SegmentCosts({"attn.K": 6.0}, {"attn.T": 8.0, "attn.K": 5.0}, 0.0), 1)
-    assert durations.compute(SegmentOp("attn", 0, "K", 0, 1)) == 2.0
-    assert durations.collective(SegmentOp("attn", 0, "T", 0, 1)) == 4.0
-    assert durations.collective(SegmentOp("attn", 0, "K", 0, 2)) == 5.0
-    assert durations.collective(SegmentOp("attn", 0, "K", 0, 1)) == 0.0
+    assert durations.compute(SegmentOp("attn", 0, Kind.CORE, 0, 1)) == 2.0
+    assert durations.collective(SegmentOp("attn", 0, Kind.ROTATE, 0, 1)) == 4.0
+    assert durations.collective(SegmentOp("attn", 0, Kind.CORE, 0, 2)) == 5.0
+    assert durations.collective(SegmentOp("attn", 0, Kind.CORE, 0, 1)) == 0.0
 
 
 def test_ops_of_one_sort_cost_the_same() -> None:
@@ -175,7 +175,7 @@ def test_who_needs_an_op_and_who_follows_it() -> None:
     behind, ahead = numbered.ranks
     assert behind[0] == 0
     assert [numbered.ops[i] for i in sorted(range(len(behind)), key=behind.__getitem__)][:2] == [
-        SegmentOp("embed", 0, "R", 0, 0), SegmentOp("embed", 0, "R", 1, 0)
+        SegmentOp("embed", 0, Kind.SECOND, 0, 0), SegmentOp("embed", 0, Kind.SECOND, 1, 0)
     ]  # fmt: skip
     last = min(range(len(ahead)), key=ahead.__getitem__)
     assert numbered.slices[last] == 0
@@ -185,7 +185,7 @@ def test_who_needs_an_op_and_who_follows_it() -> None:
 def test_a_link_carries_one_collective_after_the_other() -> None:
     graph = SegmentGraph(num_layers=1, p1=2, phase="F", heads=False)
     costs = SegmentCosts({"embed.R": 2.0, "attn.F": 2.0}, {"embed.R": 8.0})
-    ops = [SegmentOp("embed", 0, "R", at, 0) for at in (0, 1)]
+    ops = [SegmentOp("embed", 0, Kind.SECOND, at, 0) for at in (0, 1)]
     placed = simulate(
         graph,
         [Action("run", ops[0]), Action("start", ops[0]), Action("run", ops[1]), Action("start", ops[1]),

@@ -1,0 +1,270 @@
+"""What a training step consists of, as tables of rows whose expressions are letters: read this file first.
+
+``WEIGHTS``, the logical tensors of a model, stands in ``plait.core.model.weights``, which lies below.
+``STEPS`` says what every kind of op computes: matrix products, attention, numbers moved. ``SENDS`` says what
+crosses the network after it. Which ops a stage has, and what each needs, is the graph's to say
+(``plait.core.step.segments``); where attention is shared, ``plait.core.step.attention_ops``.
+
+A new part of a model is a row of ``WEIGHTS`` for each tensor, rows of ``STEPS`` for what is computed with it,
+a row of ``SENDS`` if something is sent, and a method in ``plait/train/engine``. Parameters, sharded units,
+FLOPs, bytes on the wire, seconds of ops and of the closed form follow from the rows. What a step keeps in
+memory does not yet: ``plait.core.step.memory.segment_sizes`` has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import WEIGHTS as WEIGHTS
+from plait.core.parallel.strategy import Strategy
+
+Number: TypeAlias = Any
+"""A number, or a column of one for each strategy."""
+
+
+class Kind(StrEnum):
+    """What an op computes; the letter is its name in lists, and ``plait.core.step.segments`` explains it."""
+
+    NORM = "N"
+    FIRST = "F"
+    ROTATE = "T"
+    CORE = "K"
+    SECOND = "R"
+    LOSS = "L"
+    NORM_AGAIN = "M"
+    FIRST_AGAIN = "A"
+    CORE_AGAIN = "X"
+    SECOND_GRAD = "D"
+    ROTATE_AGAIN = "S"
+    CORE_GRAD = "G"
+    ROTATE_GRAD = "H"
+    HEADS_GRAD = "E"
+    PROJECTED_GRAD = "Z"
+    FIRST_GRAD = "C"
+    WEIGHT_GRAD = "W"
+    NORM_GRAD = "J"
+
+
+FORWARD_KINDS = frozenset((Kind.NORM, Kind.FIRST, Kind.ROTATE, Kind.CORE, Kind.SECOND, Kind.LOSS))
+Branch = Literal["", "embed", "attn", "mlp", "head", "down", "up"]
+Letter = Literal["T", "H", "2H", "S", "Z", "O", "V"]
+Product = tuple[Letter, Letter, Letter]
+Pass = tuple[int, Letter]
+ATTENTION_GRAD = 2.5
+"""FLOPs of a fused attention kernel's backward, to its forward's: it computes the scores again (Dao 2022,
+arXiv 2205.14135)."""
+
+
+class Step(NamedTuple):
+    """What ops of a kind compute.
+
+    branch: between a first and a second weight, or an end of the model; empty: the residual stream, of any
+    segment. product: [m, k] x [k, n]. cut: which of m, k, n the op's parts divide. moved: for each token,
+    numbers that elementwise operations read or write. attends: whether it is attention's core, or that
+    core's gradient. when: only where no other rank has a part in the sequence, or some have. weight: of
+    weight gradients, 0 for the second weight's and 1 for the first's. cheap: whether selective recomputation
+    runs it again.
+    """
+
+    branch: Branch
+    kind: Kind
+    product: Product | None = None
+    cut: Literal["", "m", "n"] = ""
+    moved: tuple[Pass, ...] = ()
+    attends: Literal["", "forward", "backward"] = ""
+    when: Literal["", "alone", "shared"] = ""
+    weight: int = 0
+    cheap: bool = False
+
+
+STEPS: tuple[Step, ...] = (
+    Step("", Kind.NORM, moved=((5, "S"),)),  # two additions, three numbers, and the norm
+    Step("", Kind.NORM_AGAIN, moved=((2, "S"),)),
+    Step("", Kind.NORM_GRAD, moved=((10, "S"),)),
+    Step("embed", Kind.SECOND, moved=((1, "H"),)),
+    Step("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
+    Step("attn", Kind.FIRST, ("T", "H", "Z")),
+    Step("attn", Kind.FIRST, moved=((2, "Z"),)),  # to the layout of kernels, rotated
+    Step("attn", Kind.FIRST, attends="forward", when="alone"),
+    Step("attn", Kind.CORE, attends="forward", when="shared"),
+    Step("attn", Kind.SECOND, ("T", "O", "H"), "n"),
+    Step("attn", Kind.SECOND_GRAD, ("T", "H", "O")),
+    Step("attn", Kind.SECOND_GRAD, attends="backward", when="alone"),
+    Step("attn", Kind.SECOND_GRAD, moved=((4, "Z"),), when="alone"),
+    Step("attn", Kind.CORE_GRAD, attends="backward", when="shared"),
+    Step("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"),), when="shared"),
+    Step("attn", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
+    Step("attn", Kind.WEIGHT_GRAD, ("H", "T", "O")),
+    Step("attn", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
+    Step("mlp", Kind.FIRST, ("T", "H", "Z")),
+    Step("mlp", Kind.FIRST, moved=((1, "Z"), (1, "O")), cheap=True),
+    Step("mlp", Kind.SECOND, ("T", "O", "H"), "n"),
+    Step("mlp", Kind.SECOND_GRAD, ("T", "H", "O")),
+    Step("mlp", Kind.SECOND_GRAD, moved=((2, "Z"), (2, "O"))),
+    Step("mlp", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
+    Step("mlp", Kind.WEIGHT_GRAD, ("H", "T", "O")),
+    Step("mlp", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
+    Step("head", Kind.FIRST, ("T", "H", "V")),
+    Step("head", Kind.LOSS, moved=((1, "V"),)),
+    Step("head", Kind.FIRST_GRAD, ("T", "V", "H"), "m"),
+    Step("head", Kind.WEIGHT_GRAD, ("V", "T", "H")),
+    Step("down", Kind.NORM, ("T", "2H", "H")),
+    Step("up", Kind.NORM, ("T", "H", "H")),
+)
+AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE}
+"""Kinds that run another's steps a second time."""
+
+
+def branches_of(site: str) -> tuple[Branch, ...]:
+    """What a segment has side by side; a parallel block has attention and MLP."""
+    found: dict[str, tuple[Branch, ...]] = {
+        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "block": ("attn", "mlp"), "head": ("head",),
+        "down": ("down",), "up": ("up",),
+    }  # fmt: skip
+    return found.get(site, ())
+
+
+@cache
+def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: bool = False) -> tuple[Step, ...]:
+    """Rows of a branch's ops of a kind. shared: attention is; selective: so is recomputation."""
+    runs = AGAIN.get(kind, kind) if branch in ("attn", "mlp") else kind
+    when = ("", "shared" if shared else "alone")
+    rows = (step for step in STEPS if (step.branch, step.kind) == (branch, runs) and step.when in when)
+    return tuple(step for step in rows if step.cheap or not selective or kind not in AGAIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dims:
+    """Values of the letters on one rank. T: tokens. H: hidden. S: numbers of a token of the residual stream,
+    as norms see it. Z: after a branch's first weight; O: before its second. V: rows of the vocabulary."""
+
+    T: Number
+    H: Number
+    S: Number = 0
+    Z: Number = 0
+    O: Number = 0  # noqa: E741
+    V: Number = 0
+
+    def size(self, letter: Letter) -> Number:
+        """Numbers along a dimension."""
+        return 2 * self.H if letter == "2H" else getattr(self, letter)
+
+    def product(self, step: Step, parts: Number = 1) -> tuple[Number, Number, Number]:
+        """(m, k, n) of the step's product, in one of ``parts`` parts."""
+        assert step.product is not None
+        m, k, n = (self.size(letter) for letter in step.product)
+        return m / (parts if step.cut == "m" else 1), k, n / (parts if step.cut == "n" else 1)
+
+    def flops(self, step: Step) -> Number:
+        """Of the step's product; 0 if it has none."""
+        m, k, n = self.product(step) if step.product else (0, 0, 0)
+        return 2 * m * k * n
+
+    def moved(self, step: Step) -> Number:
+        """Numbers that elementwise operations read or write."""
+        return self.T * sum(times * self.size(letter) for times, letter in step.moved)
+
+
+Axis = Literal["tp", "rows", "ulysses", "ring"]
+STATISTICS = 3
+"""Numbers of a token that vocabulary-parallel loss gathers: maximum, sum of exponentials, the target's
+logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of one op of one slice. tokens: of a rank; rows: of them, those of the op's row block. row: bytes of a
+    token's residual stream; columns: parts into which it is cut (p2). tp: ranks. words: rows of the
+    vocabulary on a rank. number: bytes of one of the loss's statistics. there: bytes of queries, keys and
+    values; back: of attention's output; block: of keys and values that go round the ring."""
+
+    tokens: int
+    rows: int
+    row: int
+    columns: int
+    tp: int
+    words: int
+    number: int
+    there: int
+    back: int
+    block: int
+
+    @property
+    def stream(self) -> int:
+        """The residual stream."""
+        return self.tokens * self.row
+
+    @property
+    def column_block(self) -> int:
+        """Columns of it."""
+        return self.stream // self.columns
+
+    @property
+    def row_block(self) -> int:
+        """Rows of it."""
+        return self.rows * self.row
+
+    @property
+    def looked_up(self) -> int:
+        """Distinct rows of an embedding that one rank has, which depend on the tokens: at most."""
+        return min(self.tokens, self.words) * self.row * self.tp
+
+    @property
+    def statistics(self) -> int:
+        """Of the loss."""
+        return self.tp * STATISTICS * self.tokens * self.number
+
+
+Whole = Literal["stream", "column_block", "row_block", "looked_up", "statistics", "there", "back", "block"]
+
+
+class Send(NamedTuple):
+    """Of ops of these kinds, at ``sites`` or (empty) at any. axis: ``rows`` is the exchange of embedding
+    rows over tensor-parallel ranks. whole: which of ``Sizes`` is gathered or reduced; of attention's
+    exchanges, what a rank holds."""
+
+    sites: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    axis: Axis
+    whole: Whole
+
+    def nbytes(self, sizes: Sizes) -> int:
+        """Of ``whole``."""
+        return getattr(sizes, self.whole)
+
+
+ATTENDS = ("attn", "block")
+SENDS = (
+    Send(("embed",), (Kind.SECOND,), "rows", "looked_up"),
+    Send(("head",), (Kind.FIRST,), "tp", "statistics"),
+    Send((), (Kind.SECOND,), "tp", "column_block"),
+    Send((), (Kind.FIRST_GRAD,), "tp", "row_block"),
+    Send((), (Kind.NORM, Kind.NORM_AGAIN, Kind.NORM_GRAD), "tp", "stream"),
+    Send(ATTENDS, (Kind.FIRST, Kind.FIRST_AGAIN, Kind.CORE_GRAD, Kind.HEADS_GRAD), "ulysses", "there"),
+    Send(ATTENDS, (Kind.CORE, Kind.CORE_AGAIN, Kind.SECOND_GRAD), "ulysses", "back"),
+    Send(ATTENDS, (Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD), "ring", "block"),
+)
+
+
+def send_of(site: str, kind: Kind) -> Send:
+    """The row of an op. Raises KeyError for a kind that sends nothing."""
+    for send in SENDS:
+        if kind in send.kinds and (not send.sites or site in send.sites):
+            return send
+    raise KeyError(f"{site}.{kind} sends nothing")
+
+
+def exchanged(model: ModelSpec, strategy: Strategy, row: int) -> tuple[int, int, int]:
+    """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences: (queries,
+    keys and values; what attention gives; keys and values that go round the ring). row: bytes of one number
+    for each token of a rank."""
+    ulysses = strategy.cp // strategy.ring
+    heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
+    each = max(1, kv_heads // ulysses) * ulysses
+    # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
+    size = row * model.head_size
+    return size * (heads + 2 * each), size * heads, 2 * size * each
