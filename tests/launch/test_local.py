@@ -35,7 +35,7 @@ while os.path.exists("/proc/" + dying.read_text()):
     time.sleep(0.01)
 os.abort()
 """
-BARE = [sys.executable, "-I", "-S", "-c"]
+BARE = [sys.executable, "-I", "-c"]
 
 
 def run(code: str, world: int, folder: Path, *, timeout: float = 600.0, lock: RunLock | None = None) -> int:

@@ -21,7 +21,7 @@ from plait.launch.local import local_start
 from plait.launch.supervisor import Crew, OneHost, Supervisor
 from tests.support.ports import own_port
 
-BARE = [sys.executable, "-I", "-S", "-c"]
+BARE = [sys.executable, "-I", "-c"]
 
 # A rank: counts its starts, saves checkpoints as it is told, and ends as it is told. argv: folder, what it
 # does at each start, divided by "|".
