@@ -11,7 +11,7 @@ import typer
 
 from plait.cli import terminal
 from plait.cli.groups import Settings, grouped
-from plait.core.base.numbers import Count
+from plait.core.base.codec.counts import Count
 
 Draw = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")

@@ -10,7 +10,7 @@ import typer
 
 from plait.cli import terminal
 from plait.cli.groups import Settings, grouped
-from plait.core.base.numbers import Count
+from plait.core.base.codec.counts import Count
 
 
 @dataclass(frozen=True)

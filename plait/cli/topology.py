@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from plait.cli import terminal
 from plait.cli.groups import Settings, grouped
-from plait.core.base.numbers import Count, Natural
+from plait.core.base.codec.counts import Count, Natural
 
 if TYPE_CHECKING:
     from plait.api.topologies import TopologyAnswer

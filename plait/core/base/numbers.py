@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, TypeGuard
-
-from annotated_types import Ge, Gt, Le
+from typing import Any, TypeGuard
 
 from plait.core.base.errors import JobError
 
 LARGEST = 2**31 - 1
 """Of every size: more than any model has, and little enough for all that is computed from it."""
-Count = Annotated[int, Ge(1), Le(LARGEST)]
-Natural = Annotated[int, Ge(0), Le(LARGEST)]
-Whole = Annotated[int, Ge(-LARGEST), Le(LARGEST)]
-Nanoseconds = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
 MOST_RANKS = 2**17
 """A job has fewer: where ranks are counted up to the highest, a larger number would fill a memory."""
 

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import parse_json
 from plait.core.base.errors import JobError
 
@@ -111,6 +110,8 @@ class MessageLine(Generic[M]):
         return self._message(text)
 
     def _message(self, text: bytes) -> M:
+        from plait.core.base.codec.data import decode  # pydantic: a rank starts without it
+
         try:
             name, values = cast("tuple[str, Mapping[str, Any]]", parse_json(text))
             return decode(self._kinds[name], values)

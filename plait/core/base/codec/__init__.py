@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["data", "json_stream", "json_text", "stamped", "toml_text", "words", "yaml_text"]
+__all__ = ["counts", "data", "json_stream", "json_text", "stamped", "toml_text", "words", "yaml_text"]

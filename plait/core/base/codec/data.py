@@ -17,15 +17,15 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, SchemaValidator, core_schema
 
+from plait.core.base.codec.counts import Count as Count
+from plait.core.base.codec.counts import Nanoseconds as Nanoseconds
+from plait.core.base.codec.counts import Natural as Natural
+from plait.core.base.codec.counts import NotNegative as NotNegative
+from plait.core.base.codec.counts import Positive as Positive
+from plait.core.base.codec.counts import Whole as Whole
 from plait.core.base.codec.toml_text import show
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import LARGEST
-from plait.core.base.numbers import Count as Count
-from plait.core.base.numbers import Nanoseconds as Nanoseconds
-from plait.core.base.numbers import Natural as Natural
-from plait.core.base.numbers import NotNegative as NotNegative
-from plait.core.base.numbers import Positive as Positive
-from plait.core.base.numbers import Whole as Whole
 
 T = TypeVar("T")
 
