@@ -119,6 +119,7 @@ AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE}
 """Kinds that run another's steps a second time."""
 
 
+@cache
 def branches_of(site: str) -> tuple[Branch, ...]:
     """What a segment has side by side; a parallel block has attention and MLP."""
     found: dict[str, tuple[Branch, ...]] = {

@@ -236,18 +236,17 @@ class SegmentGraph:
             return found
         if not self.communicates:
             return None
-        if op.kind == Kind.SECOND and op.site == "embed":
-            return (
-                "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
-            )
-        if op.kind in (Kind.SECOND, Kind.FIRST_GRAD):
+        if op.kind in _REDUCED:
+            if op.site == "embed":  # the distinct rows that the slice's tokens name: at most half of a reduction
+                return "all_gather"
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        if op.kind == Kind.FIRST and op.site == "head":
+        if op.site == "head" and op.kind == Kind.FIRST:
             return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
         # A stage's end passes on what each rank has: its shard of the sequence.
-        reads = op.kind in (Kind.NORM, Kind.NORM_AGAIN) and op.site != "leave"
-        gives = op.kind == Kind.NORM_GRAD and self.before(op)[0] != "enter"
-        return "all_gather" if self.sequence_parallel and (reads or gives) else None
+        reads = op.kind in _READS and op.site != "leave"
+        if not self.sequence_parallel or not (reads or op.kind == Kind.NORM_GRAD):
+            return None
+        return "all_gather" if reads or self.before(op)[0] != "enter" else None
 
     def ops(self) -> list[SegmentOp]:
         """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
@@ -361,6 +360,7 @@ _KINDS: dict[Site, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
     "head": ((Kind.NORM, Kind.FIRST, Kind.LOSS), _GRADS),
     **dict.fromkeys(("down", "up", "leave"), ((Kind.NORM,), (Kind.NORM_GRAD,))),
 }
+_REDUCED, _READS = frozenset((Kind.SECOND, Kind.FIRST_GRAD)), frozenset((Kind.NORM, Kind.NORM_AGAIN))
 _ENDS = ("embed", "enter", "head", "leave")
 _PHASES: dict[Phase, frozenset[Kind]] = {
     "step": frozenset(Kind), "F": FORWARD_KINDS, "B": frozenset(Kind) - FORWARD_KINDS,

@@ -153,13 +153,16 @@ class _Costs:
         own = self.strategy.ring - 1 if op.kind == Kind.CORE_GRAD else 0  # the part that is about the own block
         found = 0.0
         for branch in ("", *branches):
+            if not (steps := self._steps(graph, op, branch)):
+                continue
             dims, products, core = replace(self.dims[branch], T=tokens), 0.0, 0.0
-            for step in self._steps(graph, op, branch):
+            for step in steps:
                 if step.product:
                     products += self._matmul(*dims.product(step, parts))
                 if step.attends:
                     core += self._attention(op, causal=op.part == own)
-                core += self._moved(dims.moved(step) * self._bytes(step))
+                if step.moved:
+                    core += self._moved(dims.moved(step) * self._bytes(step))
             found += products + core
         return found
 

@@ -6,15 +6,13 @@ time in the order in which they start. Costs come from shapes (``segment_costs``
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
 from plait.core.step.ops import (
@@ -22,10 +20,11 @@ from plait.core.step.ops import (
     ATTENTION_GRAD,
     SENDS,
     STATISTICS,
+    Branch,
     Dims,
     Kind,
+    Step,
     Whole,
-    branches_of,
     exchanged,
     steps_of,
 )
@@ -41,6 +40,10 @@ PASSES: dict[str, dict[Kind, int]] = {
     "embed": {Kind.SECOND: 1, Kind.WEIGHT_GRAD: 1}, "head": {Kind.NORM: 4, Kind.NORM_GRAD: 4}
 }  # fmt: skip
 """How often the residual stream is read or written; at the ends otherwise than in layers."""
+BRANCHES: tuple[tuple[Literal["attn", "mlp", "head"], tuple[str, ...]], ...] = (
+    ("attn", ATTENDS), ("mlp", ("mlp", "block")), ("head", ("head",))
+)  # fmt: skip
+"""Of whose matrices, at which sites."""
 SCORES = {"forward": 1.0, "backward": ATTENTION_GRAD}
 
 
@@ -96,7 +99,8 @@ def segment_costs(
             work[f"{site}.{kind}"] = work.get(f"{site}.{kind}", 0.0) + passed * times * stream
     if strategy.recompute != "full":
         for site in LAYERS:
-            work[f"{site}.{Kind.FIRST_AGAIN}"] += passed * 4 * stream
+            key = f"{site}.{Kind.FIRST_AGAIN}"
+            work[key] = work.get(key, 0.0) + passed * 4 * stream
     if strategy.cp > 1:
         moved = passed * tokens * strategy.widths(model, "attn")[0]
         again = (Kind.CORE_AGAIN,) if strategy.ring > 1 else ()  # what came round is kept
@@ -109,18 +113,25 @@ def segment_costs(
 def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) -> dict[str, float]:
     """FLOPs of matrix products and of attention's core. What runs again has no products unless recomputation
     is full; the core is counted all the same."""
-    work: dict[str, float] = defaultdict(float)
-    rows, full = strategy.padded_vocab(model) / strategy.tp, strategy.recompute == "full"
-    for site, kind in product((*LAYERS, "head"), Kind):
-        for branch in branches_of(site):
-            first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, cast(Site, branch))
-            dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
-            for step in steps_of(branch, kind, shared=strategy.cp > 1):
-                if step.product and (full or kind != Kind.FIRST_AGAIN):
-                    work[f"{site}.{kind}"] += dims.flops(step)
-                if step.attends:  # causal: half the square
-                    work[f"{site}.{kind}"] += 4 * tokens * sequence * last / 2 * SCORES[step.attends]
+    work, full = dict[str, float](), strategy.recompute == "full"
+    pairs, rows = 4 * tokens * sequence / 2, strategy.padded_vocab(model) / strategy.tp  # causal: half the square
+    for branch, sites in BRANCHES:
+        first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, branch)
+        dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
+        for kind, step in _counted(branch, shared=strategy.cp > 1, full=full):
+            flops = dims.flops(step) if step.product else pairs * last * SCORES[step.attends]
+            for site in sites:
+                key = site + kind
+                work[key] = work.get(key, 0.0) + flops
     return work
+
+
+@cache
+def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, Step]]:
+    """Steps of a branch that count in FLOPs, with the kinds of op that run them."""
+    found = [(kind, step) for kind in Kind for step in steps_of(branch, kind, shared=shared)]
+    again = Kind.FIRST_AGAIN
+    return [(f".{kind}", step) for kind, step in found if step.attends or (step.product and (full or kind != again))]
 
 
 def _sent(model: ModelSpec, strategy: Strategy, tokens: int, itemsize: int, bandwidth: float) -> dict[str, float]:
