@@ -17,8 +17,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from plait.core.model.families import huggingface_config
 from plait.core.model.spec import ModelSpec
-from plait.train.checkpoint import huggingface
 from plait.train.checkpoint.weight_names import place
 from plait.train.engine.assembly import assemble
 from plait.train.engine.feed import micro_batches
@@ -65,7 +65,7 @@ def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[flo
     """The largest relative difference between our gradients (and loss) and the peer's, of what this rank
     holds."""
     torch.manual_seed(SEED)
-    config = transformers.AutoConfig.for_model(**_without_names(huggingface.huggingface_config(spec, torch.float64)))
+    config = transformers.AutoConfig.for_model(**_without_names(huggingface_config(spec, "float64")))
     whole = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().train()
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():

@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["dropout", "experts", "huggingface", "precision", "spec", "weights"]
+__all__ = ["dropout", "experts", "families", "huggingface", "precision", "spec", "weights"]

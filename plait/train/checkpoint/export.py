@@ -10,12 +10,12 @@ from typing import NamedTuple
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import check_target
 from plait.core.job.plan import Plan
+from plait.core.model.families import huggingface_config
 from plait.train.checkpoint.folder import MANIFEST
 from plait.train.checkpoint.huggingface import save
-from plait.train.checkpoint.huggingface_config import huggingface_config
 from plait.train.checkpoint.safetensors_folder import check_no_model
 from plait.train.checkpoint.tokenizer_files import tokenizer_files
-from plait.train.checkpoint.whole import check_step, load_whole, master_dtype
+from plait.train.checkpoint.whole import check_step, load_whole
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -39,7 +39,7 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     """
     check_step(step)
     plan = Plan.read(run / PLAN)
-    huggingface_config(plan.model, master_dtype(plan))  # what it refuses need not be loaded first
+    huggingface_config(plan.model, "float32")  # what it refuses need not be loaded first
     _check_apart(out, run)
     check_no_model(out)
     check_target(out / "config.json", fix="Choose another folder")

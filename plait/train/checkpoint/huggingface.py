@@ -1,5 +1,4 @@
-"""Weights from and to Hugging Face folders (``config.json`` and safetensors), GPT-2 and Llama, piece by
-piece.
+"""Weights from and to Hugging Face folders (``config.json`` and safetensors), piece by piece.
 
 Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other
 into the file while the other ranks hand it their ranges, so that nobody ever holds more than one whole
@@ -18,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait.core.base.errors import CheckpointError
+from plait.core.model.families import HEAD, PREFIX, check_family, huggingface_config
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.checkpoint.huggingface_config import check_family, huggingface_config
 from plait.train.checkpoint.safetensors_folder import FolderWriter, code_of
 from plait.train.checkpoint.weight_files import check_config, stored_tensors
 from plait.train.checkpoint.weight_headers import TensorHeader
-from plait.train.checkpoint.weight_names import HEAD, PREFIX, StoredPiece, place
+from plait.train.checkpoint.weight_names import StoredPiece, place
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
@@ -107,7 +106,9 @@ def save(
         writer = FolderWriter(
             folder, {name: members[0][1].shape for name, members in contents.items()}, dtype, shard_bytes
         )
-        writer.begin(lambda: {**huggingface_config(spec, dtype), **(extra or {})}, files or {})
+        writer.begin(
+            lambda: {**huggingface_config(spec, str(dtype).removeprefix("torch.")), **(extra or {})}, files or {}
+        )
     _agree(model, wire, writer)
     holders = [{piece.name: piece for piece in pieces(spec, model.strategy, rank)} for rank in range(wire.size)]
     for name, members in contents.items():

@@ -14,6 +14,7 @@ the weights, and whether these are of the job's model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -23,28 +24,18 @@ from plait.core.base.errors import CheckpointError, JobError, written
 from plait.core.base.files import check_path, kind_of, reason_of
 from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
+from plait.core.model.families import EMBEDDING, HEAD, PREFIX
 from plait.core.model.huggingface import read_config
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_headers import TensorHeader, read_header
-from plait.train.checkpoint.weight_names import EMBEDDING, HEAD, PREFIX, is_constant, shapes
+from plait.train.checkpoint.weight_names import is_constant, shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
 """dtypes that weights may have."""
-SAME = (
-    "family",
-    "num_layers",
-    "hidden",
-    "num_heads",
-    "num_kv_heads",
-    "head_size",
-    "ffn_hidden",
-    "vocab",
-    "norm_eps",
-    "rope_theta",
-    "rope_scaling",
-)
-"""Shapes that a folder and a job must have alike. Whether the head is tied, the tensors tell."""
+FREE = ("max_sequence", "tied_embeddings", "dropout", "attention_dropout", "levels", "parallel_block")
+"""Fields in which a folder and a job may differ. Whether the head is tied, the tensors tell; what no folder
+has is refused by itself. Learned positions must be as many."""
 _AT_ONCE = 4 << 20
 """Numbers that are compared at once."""
 
@@ -74,7 +65,8 @@ def check_config(spec: ModelSpec, folder: Path, over: PassedOver | None = None) 
     if not (folder / "config.json").is_file():
         return
     theirs = read_config(folder, over)
-    same = (*SAME, "max_sequence") if spec.learned_positions else SAME
+    same = [field.name for field in fields(ModelSpec) if field.name not in FREE]
+    same += ["max_sequence"] if spec.learned_positions else []
     others = {name: (getattr(theirs, name), getattr(spec, name)) for name in same}
     others = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
     if not others:

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import CheckpointError, JobError, PlaitError
+from plait.core.model.families import PREFIX
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_files import check_weights
 from plait.train.checkpoint.weight_headers import TensorHeader, read_header
-from plait.train.checkpoint.weight_names import PREFIX, shapes
+from plait.train.checkpoint.weight_names import shapes
 
 SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
 LLAMA = ModelSpec(family="llama", ffn_hidden=12, num_kv_heads=1, **SHAPE)
@@ -404,8 +405,8 @@ CONFIG = {
     [
         ({"num_hidden_layers": 3}, "num_layers is 3 there and 2 in the job. Set model.num_layers=3, or name another"),
         ({"vocab_size": 12, "intermediate_size": 16},
-         "ffn_hidden is 16 there and 12 in the job, vocab is 12 there and 11 in the job. "
-         "Set model.ffn_hidden=16 and model.vocab=12, or"),
+         "vocab is 12 there and 11 in the job, ffn_hidden is 16 there and 12 in the job. "
+         "Set model.vocab=12 and model.ffn_hidden=16, or"),
         ({"rope_theta": 5e5}, "rope_theta is 500000.0 there and 10000.0 in the job"),
         ({"max_position_embeddings": 4096}, ""),  # nothing is learned of positions
         ({"tie_word_embeddings": True}, ""),  # the tensors tell

@@ -1,0 +1,263 @@
+"""What Hugging Face calls a model: for each ``model_type`` the keys of ``config.json``, read and written, and
+the names of tensors.
+
+A key of a shape stands in one table (``_GPT2``, ``_LLAMA``), which both directions take. Names of tensors are
+those of our families: models whose layers are alike share them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from plait.core.base.codec.data import decode
+from plait.core.base.errors import CheckpointError, JobError, nearest
+from plait.core.base.numbers import shown
+from plait.core.model.spec import Family, ModelSpec, RopeScaling
+
+# ---- names of tensors ----
+
+HEAD, EMBEDDING = "lm_head.weight", {"gpt": "wte.weight", "llama": "embed_tokens.weight"}
+PREFIX: dict[Family, str] = {"gpt": "transformer.", "llama": "model."}
+LAYER: dict[Family, str] = {"gpt": "h", "llama": "layers"}
+NAMES: dict[Family, dict[str, str]] = {
+    "gpt": {
+        "embedding": "wte",
+        "positions": "wpe",
+        "norm": "ln_f",
+        "head": "lm_head",
+        "attn.norm": "ln_1",
+        "attn.q": "attn.c_attn",
+        "attn.k": "attn.c_attn",
+        "attn.v": "attn.c_attn",
+        "attn.o": "attn.c_proj",
+        "mlp.norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    "llama": {
+        "embedding": "embed_tokens",
+        "norm": "norm",
+        "head": "lm_head",
+        "attn.norm": "input_layernorm",
+        "attn.q": "self_attn.q_proj",
+        "attn.k": "self_attn.k_proj",
+        "attn.v": "self_attn.v_proj",
+        "attn.o": "self_attn.o_proj",
+        "mlp.norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+}
+CONSTANTS: dict[Family, re.Pattern[str]] = {
+    "gpt": re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
+    "llama": re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+}
+"""Constants that older files keep among the weights; transformers computes them anew, too."""
+
+# ---- keys of config.json ----
+
+_GPT2 = {
+    "num_layers": "n_layer", "hidden": "n_embd", "num_heads": "n_head", "vocab": "vocab_size",
+    "max_sequence": "n_positions", "ffn_hidden": "n_inner", "tied_embeddings": "tie_word_embeddings",
+    "norm_eps": "layer_norm_epsilon", "dropout": "resid_pdrop", "attention_dropout": "attn_pdrop",
+}  # fmt: skip
+_LLAMA = {
+    "num_layers": "num_hidden_layers", "hidden": "hidden_size", "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads", "head_size": "head_dim", "ffn_hidden": "intermediate_size",
+    "vocab": "vocab_size", "max_sequence": "max_position_embeddings", "tied_embeddings": "tie_word_embeddings",
+    "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "attention_dropout": "attention_dropout",
+}  # fmt: skip
+"""What Hugging Face calls our fields."""
+_LLAMA3 = {
+    "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
+    "original_max_positions": "original_max_position_embeddings",
+}  # fmt: skip
+_ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""Keys of the rotary table, beside those of Llama 3's scaling."""
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """How one ``model_type`` is written. names: of our fields. only: switches, and the value that Plait
+    computes. same: other names of keys. more: other keys that are read. architectures: the classes whose
+    weights are this model's; the first is written."""
+
+    read: Callable[[dict[str, Any]], ModelSpec]
+    names: Mapping[str, str]
+    only: Mapping[str, Any]
+    same: Mapping[str, str]
+    more: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+
+def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in ("gelu_new", "gelu_pytorch_tanh"):
+        raise JobError(f"activation {shown(activation)} is not supported", key="activation_function",
+                       fix="Supported: gelu_new, gelu_pytorch_tanh")  # fmt: skip
+    habits = {"tied_embeddings": True, "norm_eps": 1e-5, "dropout": 0.1, "attention_dropout": 0.1, "ffn_hidden": None}
+    taken = _taken(config, _GPT2, habits)
+    embedding = config.get("embd_pdrop", 0.1)
+    if taken["dropout"] != embedding:
+        raise JobError(f"{shown(taken['dropout'])} differs from embd_pdrop = {shown(embedding)}, and Plait has one "
+                       "probability for both", key="resid_pdrop", fix="Make the two equal")  # fmt: skip
+    return ModelSpec.from_dict({"family": "gpt"} | taken)
+
+
+def _from_llama(config: dict[str, Any]) -> ModelSpec:
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise JobError(f"{shown(activation)} is not supported", key="hidden_act", fix="Supported: silu, swish")
+    theta, scaling = _rope(config)
+    habits = {"tied_embeddings": False, "norm_eps": 1e-6, "rope_theta": 10000.0, "attention_dropout": 0.0}
+    shapes = {"num_kv_heads": None, "head_size": None}
+    taken = _taken(config | theta, _LLAMA, habits | shapes)
+    return ModelSpec.from_dict({"family": "llama", "rope_scaling": scaling} | taken)
+
+
+def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
+    """The base of the rotary frequencies, if the rotary table has it, and Llama 3's scaling.
+
+    Newer files hold everything under ``rope_parameters``; older ones split it over ``rope_theta`` and
+    ``rope_scaling``. Where both tables stand they must agree.
+    """
+    tables = dict[str, dict[str, Any]]()
+    for name in ("rope_parameters", "rope_scaling"):
+        if table := config.get(name):
+            if not isinstance(table, dict):
+                raise JobError(f"{shown(table)} is not a table", key=name, fix="Leave it out for plain positions")
+            tables[name] = cast("dict[str, Any]", table)
+    if len(tables) == 2 and tables["rope_parameters"] != tables["rope_scaling"]:
+        raise JobError("differs from rope_parameters, its newer name", key="rope_scaling", fix="Keep one of the two")
+    where, rope = next(iter(tables.items()), ("rope_scaling", dict[str, Any]()))
+    _check_rope(config, where, rope)
+    theta, own = rope.get("rope_theta"), config.get("rope_theta")
+    if None not in (theta, own) and theta != own:
+        raise JobError(f"{shown(theta)} differs from rope_theta = {shown(own)} outside of it",
+                       key=f"{where}.rope_theta", fix="Keep one of the two")  # fmt: skip
+    found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
+    if rope.get("rope_type", rope.get("type", "default")) == "default":
+        return found, None
+    for theirs in _LLAMA3.values():
+        if rope.get(theirs) is None:
+            raise JobError("is missing", key=f"{where}.{theirs}", fix="rope type llama3 needs it")
+    try:
+        scaling = {ours: rope[theirs] for ours, theirs in _LLAMA3.items()}
+        return found, decode(RopeScaling, scaling, "model.rope_scaling")
+    except JobError as error:
+        name = _LLAMA3[(error.key or "").removeprefix("model.rope_scaling.")]
+        raise JobError(error.problem, key=f"{where}.{name}", fix=error.fix) from None
+
+
+def _check_rope(config: dict[str, Any], where: str, rope: dict[str, Any]) -> None:
+    """Raise JobError for a kind of rotary positions, or a part of one, that Plait does not compute."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise JobError(f"rope type {shown(kind)} is not supported", key=where, fix="Supported: default, llama3")
+    if rope.get("type", kind) != kind:
+        raise JobError(f"type {shown(rope['type'])} differs from rope_type", key=where, fix="Keep one of the two")
+    known = (*_ROPE, *(_LLAMA3.values() if kind == "llama3" else ()))
+    if unknown := next((key for key in rope if key not in known and rope[key] is not None), None):
+        raise JobError(f"unknown key{nearest(unknown, known)} for rope type {kind}", key=f"{where}.{unknown}",
+                       fix=f"Known here: {', '.join(known)}")  # fmt: skip
+    for name, partial in (("partial_rotary_factor", config), (f"{where}.partial_rotary_factor", rope)):
+        if (part := partial.get("partial_rotary_factor")) not in (None, 1):
+            raise JobError(f"{shown(part)} is not supported", key=name, fix="Supported: 1.0")
+
+
+def _taken(config: dict[str, Any], names: dict[str, str], habits: dict[str, Any]) -> dict[str, Any]:
+    """Our fields from theirs; what is left out is as habits have it. Raises JobError for what has no habit,
+    and for a null or a zero where transformers would not take the habit."""
+    found: dict[str, Any] = {}
+    for ours, theirs in names.items():
+        if theirs not in config and ours not in habits:
+            raise JobError("is missing", key=theirs, fix="Write it, as transformers does")
+        value = config.get(theirs, habits.get(ours))
+        if value is None and ours in habits and habits[ours] is None:
+            continue
+        if value is None or (ours in habits and habits[ours] is None and _is_zero(value)):
+            fix = "Leave it out for the default" if ours in habits else "Give the model's own"
+            raise JobError(f"{'null' if value is None else value} is not allowed", key=theirs, fix=fix)
+        found[ours] = value
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+
+def check_family(spec: ModelSpec) -> None:
+    """Raise CheckpointError for a model that Hugging Face has no name for."""
+    if spec.levels or spec.parallel_block:
+        kind = "U-Transformer" if spec.levels else f"{spec.family} model with parallel blocks"
+        raise CheckpointError(
+            f"Hugging Face has no {kind}, so its weights come from and go to checkpoints of runs only"
+        )
+
+
+def huggingface_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. dtype: of weights, as
+    torch calls it. Raises CheckpointError where there is none."""
+    check_family(spec)
+    kind = "gpt2" if spec.family == "gpt" else "llama"
+    written = MODEL_TYPES[kind]
+    config: dict[str, Any] = {"architectures": [written.architectures[0]], "model_type": kind, "torch_dtype": dtype}
+    config |= {"bos_token_id": None, "eos_token_id": None} | _fields(spec, written.names)
+    return config | (_gpt2_beside(spec) if kind == "gpt2" else _llama_beside(spec))
+
+
+def _fields(of: ModelSpec | RopeScaling, names: Mapping[str, str]) -> dict[str, Any]:
+    """Our fields under their names; a job may have written a whole number in place of a float."""
+    floats = {field.name: field.type == "float" for field in fields(of)}
+    return {theirs: float(getattr(of, ours)) if floats[ours] else getattr(of, ours) for ours, theirs in names.items()}
+
+
+def _gpt2_beside(spec: ModelSpec) -> dict[str, Any]:
+    """Keys that are no field of ours."""
+    if spec.head_size * spec.num_heads != spec.hidden:
+        problem = f"{spec.num_heads} heads of size {spec.head_size} with hidden = {spec.hidden}"
+        raise CheckpointError(f"Hugging Face has no GPT-2 of {problem}: there the heads share out the hidden size")
+    return {"activation_function": "gelu_new", "embd_pdrop": spec.dropout}
+
+
+def _llama_beside(spec: ModelSpec) -> dict[str, Any]:
+    """Likewise."""
+    if spec.hidden % spec.num_heads:
+        problem = f"a hidden size ({spec.hidden}) that its {spec.num_heads} heads do not divide, whatever their size"
+        raise CheckpointError(f"Hugging Face transformers loads no Llama with {problem}, so this model has no export")
+    scaling = spec.rope_scaling
+    table = {"rope_type": "llama3", **_fields(scaling, _LLAMA3)} if scaling else None
+    return {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": table}
+
+
+MODEL_TYPES = {
+    "gpt2": ModelType(
+        read=_from_gpt2,
+        names=_GPT2,
+        only={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "reorder_and_upcast_attn": False,
+        },
+        same={
+            "num_hidden_layers": "n_layer",
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+        },
+        more=("activation_function", "embd_pdrop"),
+        architectures=("GPT2LMHeadModel", "GPT2Model"),
+    ),
+    "llama": ModelType(
+        read=_from_llama,
+        names=_LLAMA,
+        only={"attention_bias": False, "mlp_bias": False, "rope_interleaved": False},
+        same={},
+        more=("hidden_act", "rope_parameters", "rope_scaling", "partial_rotary_factor"),
+        architectures=("LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"),
+    ),
+}
