@@ -62,7 +62,7 @@ _NO_NUMBERS = frozenset(" ".join((_ORIGIN, _SAME_NUMBERS, _OTHER_HEADS, _GENERAT
 
 def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
     """The spec in a ``config.json`` (of a kind in ``MODEL_TYPES``), or in a folder with one; ``over`` counts
-    what was passed over. Raises JobError, with the file and its own key, for what is wrong or cannot be run."""
+    what was passed over. Raises JobError, with the file and its own key, for what is wrong or not run."""
     file = path / "config.json" if path.is_dir() else path
     try:
         values = read_table(file, LARGEST, unique=True)

@@ -21,7 +21,7 @@ from plait.core.base.codec.data import Whole, decode
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.experts import Experts
-from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, weights_of
+from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, normed, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
 ROPE_THETA = 10000.0
@@ -212,6 +212,11 @@ class ModelSpec:
         return min(part, 2 * self.levels - part)
 
     # ---- counts ----
+
+    @property
+    def normed_within(self) -> int:
+        """Numbers of a token that norms within attention's core normalise."""
+        return int(normed(self.letters)[0])
 
     @cached_property
     def letters(self) -> Letters:

@@ -17,6 +17,7 @@ Number: TypeAlias = Any
 Site = Literal["embed", "attn", "mlp", "down", "up", "head"]
 Cut = Literal["", "even", "kv", "words"]
 Letter = Literal["H", "2H", "Q", "K", "F", "V", "P"]
+Sums = Literal["never", "cut", "always"]
 Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias"]
 
 
@@ -64,9 +65,10 @@ class Weight(NamedTuple):
     site: the segment it is of. name: within ``layers.0.attn`` and the like. cut: what tensor parallelism
     divides the dimension ``dim`` by: ``even``, the ranks; ``kv``, key/value heads, of which several ranks may
     hold the same; ``words``, the ranks after padding; empty: whole on every rank. held: the module's
-    parameter that holds it, with others in the order of the rows; its own name if empty. summed: whether
-    ranks of a tensor-parallel group add their gradients where the sequence is cut. when: whether the model
-    has it.
+    parameter that holds it, with others in the order of the rows; its own name if empty. sums: whether
+    ranks of a tensor-parallel group that hold the same add their gradients: where the sequence is cut, or
+    always, as each sees other heads. over: of a norm within a core, the tensor whose result it normalises,
+    in groups as long as itself. when: whether the model has it.
     """
 
     site: Site
@@ -75,7 +77,8 @@ class Weight(NamedTuple):
     cut: Cut = ""
     dim: int = 0
     held: str = ""
-    summed: bool = False
+    sums: Sums = "never"
+    over: str = ""
     when: Condition = ""
 
     def numbers(self, letters: Letters) -> Number:
@@ -85,30 +88,30 @@ class Weight(NamedTuple):
 
 WEIGHTS: tuple[Weight, ...] = (
     Weight("embed", "embedding.weight", ("V", "H"), "words"),
-    Weight("embed", "positions.weight", ("P", "H"), summed=True, when="learned"),
+    Weight("embed", "positions.weight", ("P", "H"), sums="cut", when="learned"),
     Weight("down", "weight", ("H", "2H")),
     Weight("down", "bias", ("H",)),
     Weight("up", "weight", ("H", "H")),
     Weight("up", "bias", ("H",)),
-    Weight("attn", "norm.weight", ("H",), summed=True),
-    Weight("attn", "norm.bias", ("H",), summed=True, when="biased"),
+    Weight("attn", "norm.weight", ("H",), sums="cut"),
+    Weight("attn", "norm.bias", ("H",), sums="cut", when="biased"),
     Weight("attn", "q.weight", ("Q", "H"), "even", held="column.weight"),
-    Weight("attn", "k.weight", ("K", "H"), "kv", held="column.weight"),
-    Weight("attn", "v.weight", ("K", "H"), "kv", held="column.weight"),
+    Weight("attn", "k.weight", ("K", "H"), "kv", sums="always", held="column.weight"),
+    Weight("attn", "v.weight", ("K", "H"), "kv", sums="always", held="column.weight"),
     Weight("attn", "q.bias", ("Q",), "even", held="column.bias", when="biased"),
-    Weight("attn", "k.bias", ("K",), "kv", held="column.bias", when="biased"),
-    Weight("attn", "v.bias", ("K",), "kv", held="column.bias", when="biased"),
+    Weight("attn", "k.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),
+    Weight("attn", "v.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),
     Weight("attn", "o.weight", ("H", "Q"), "even", dim=1, held="row.weight"),
-    Weight("attn", "o.bias", ("H",), held="row.bias", summed=True, when="own bias"),
-    Weight("mlp", "norm.weight", ("H",), summed=True, when="own norm"),
-    Weight("mlp", "norm.bias", ("H",), summed=True, when="own bias"),
+    Weight("attn", "o.bias", ("H",), held="row.bias", sums="cut", when="own bias"),
+    Weight("mlp", "norm.weight", ("H",), sums="cut", when="own norm"),
+    Weight("mlp", "norm.bias", ("H",), sums="cut", when="own bias"),
     Weight("mlp", "gate.weight", ("F", "H"), "even", held="column.weight", when="gated"),
     Weight("mlp", "up.weight", ("F", "H"), "even", held="column.weight"),
     Weight("mlp", "up.bias", ("F",), "even", held="column.bias", when="biased"),
     Weight("mlp", "down.weight", ("H", "F"), "even", dim=1, held="row.weight"),
-    Weight("mlp", "down.bias", ("H",), held="row.bias", summed=True, when="biased"),
-    Weight("head", "norm.weight", ("H",), summed=True),
-    Weight("head", "norm.bias", ("H",), summed=True, when="biased"),
+    Weight("mlp", "down.bias", ("H",), held="row.bias", sums="cut", when="biased"),
+    Weight("head", "norm.weight", ("H",), sums="cut"),
+    Weight("head", "norm.bias", ("H",), sums="cut", when="biased"),
     Weight("head", "head.weight", ("V", "H"), "words", when="untied"),
 )
 MLP = tuple(weight for weight in WEIGHTS if weight.site == "mlp" and not weight.name.startswith("norm"))
@@ -139,6 +142,19 @@ def widths(site: Site, letters: Letters, tp: Number = 1, kv: Number = 1) -> tupl
         if weight.held in found:
             found[weight.held] += letters.has(weight.when) * letters.size(weight.shape[weight.dim]) / cuts[weight.cut]
     return found["column.weight"], found["row.weight"]
+
+
+def normed(letters: Letters, tp: Number = 1, kv: Number = 1) -> tuple[Number, Number]:
+    """Of norms within attention's core: the numbers of a token that they normalise on one rank, and the
+    groups. tp, kv: as for ``widths``."""
+    rows, cuts = {weight.name: weight for weight in weights_of("attn")}, {"even": tp, "kv": kv}
+    numbers = groups = 0
+    for weight in rows.values():
+        if weight.over:
+            source = rows[weight.over]
+            each = letters.has(weight.when) * letters.size(source.shape[0]) / cuts[source.cut]
+            numbers, groups = numbers + each, groups + each / letters.size(weight.shape[0])
+    return numbers, groups
 
 
 def count(weights: Iterable[Weight], letters: Letters) -> Number:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site, Weight, widths
+from plait.core.model.weights import Site, Weight, normed, widths
 
 Overlap = Literal["sync", "async", "domino", "no-communication"]
 Recompute = Literal["none", "selective", "full"]
@@ -198,6 +198,10 @@ class Strategy:
     def widths(self, model: ModelSpec, site: Site) -> tuple[float, float]:
         """Numbers of a token on one rank: after a segment's first weight, and before its second."""
         return widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
+
+    def normed(self, model: ModelSpec) -> tuple[float, float]:
+        """Of norms within attention's core on one rank: numbers of a token, and the groups."""
+        return normed(model.letters, self.tp, self.tp / self.kv_replicas(model))
 
     def cut_size(self, model: ModelSpec, weight: Weight) -> int:
         """Of a tensor's dimension that is cut, what one rank holds, padding included."""

@@ -51,7 +51,7 @@ class Kind(StrEnum):
 
 FORWARD_KINDS = frozenset((Kind.NORM, Kind.FIRST, Kind.ROTATE, Kind.CORE, Kind.SECOND, Kind.LOSS))
 Branch = Literal["", "embed", "attn", "mlp", "head", "down", "up"]
-Letter = Literal["T", "H", "2H", "S", "Z", "O", "V"]
+Letter = Literal["T", "H", "2H", "S", "Z", "O", "V", "N"]
 Product = tuple[Letter, Letter, Letter]
 Pass = tuple[int, Letter]
 ATTENTION_GRAD = 2.5
@@ -88,15 +88,15 @@ STEPS: tuple[Step, ...] = (
     Step("embed", Kind.SECOND, moved=((1, "H"),)),
     Step("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
     Step("attn", Kind.FIRST, ("T", "H", "Z")),
-    Step("attn", Kind.FIRST, moved=((2, "Z"),)),  # to the layout of kernels, rotated
+    Step("attn", Kind.FIRST, moved=((2, "Z"), (2, "N"))),  # to the layout of kernels, normalised, rotated
     Step("attn", Kind.FIRST, attends="forward", when="alone"),
     Step("attn", Kind.CORE, attends="forward", when="shared"),
     Step("attn", Kind.SECOND, ("T", "O", "H"), "n"),
     Step("attn", Kind.SECOND_GRAD, ("T", "H", "O")),
     Step("attn", Kind.SECOND_GRAD, attends="backward", when="alone"),
-    Step("attn", Kind.SECOND_GRAD, moved=((4, "Z"),), when="alone"),
+    Step("attn", Kind.SECOND_GRAD, moved=((4, "Z"), (4, "N")), when="alone"),
     Step("attn", Kind.CORE_GRAD, attends="backward", when="shared"),
-    Step("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"),), when="shared"),
+    Step("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"), (4, "N")), when="shared"),
     Step("attn", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
     Step("attn", Kind.WEIGHT_GRAD, ("H", "T", "O")),
     Step("attn", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
@@ -141,7 +141,8 @@ def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: boo
 @dataclass(frozen=True, kw_only=True)
 class Dims:
     """Values of the letters on one rank. T: tokens. H: hidden. S: numbers of a token of the residual stream,
-    as norms see it. Z: after a branch's first weight; O: before its second. V: rows of the vocabulary."""
+    as norms see it. Z: after a branch's first weight; O: before its second. V: rows of the vocabulary.
+    N: numbers of a token that norms within attention's core normalise."""
 
     T: Number
     H: Number
@@ -149,6 +150,7 @@ class Dims:
     Z: Number = 0
     O: Number = 0  # noqa: E741
     V: Number = 0
+    N: Number = 0
 
     def size(self, letter: Letter) -> Number:
         """Numbers along a dimension."""

@@ -89,11 +89,11 @@ def micro_batch_bytes(
 
 def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> int:
     """Numbers whose gradients the ranks of a tensor-parallel group add up at the end of a step, a place for
-    every set of ranks that hold the same ones: key/value heads that several hold; where the sequence is cut,
-    norms and biases after it."""
-    copied = strategy.kv_replicas(model) > 1
+    every set of ranks that hold the same ones: key/value heads that several hold, norms of heads; where the
+    sequence is cut, norms and biases after it."""
+    copies = {"kv": strategy.kv_replicas(model), "": strategy.tp}
     return sum(
         weight.numbers(model.letters)
         for _, weight in stage_weights(model, stage)
-        if (weight.cut == "kv" and copied) or (weight.summed and strategy.sequence_parallel)
+        if (weight.sums == "always" and copies[weight.cut] > 1) or (weight.sums == "cut" and strategy.sequence_parallel)
     )

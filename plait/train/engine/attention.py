@@ -75,14 +75,17 @@ class SharedCore(SublayerCore):
         """F and A after the first weight: rotary positions, and heads are packed for those who attend to
         them."""
         q, k, v = self.attention.turned(self.z, context)
-        del self.z
+        if not (self.trains and self.attention.inner):
+            del self.z
         if self.ulysses > 1:
             self.going = for_heads(q, k, v, self.ulysses)
         else:
             self._take_in(*(t.permute(1, 2, 0, 3) for t in (q, k, v)))
 
     def forget_first(self) -> None:
-        """``activate`` has."""
+        """``activate`` has, unless a norm within needs it."""
+        if self.trains and self.attention.inner:
+            del self.z
 
     def exchange(self) -> Buffers:
         """After F, A, K, X, D, G and E: heads go."""
@@ -249,4 +252,6 @@ class SharedCore(SublayerCore):
             del self.going, self.come
         else:
             gradients = self._home()
-        self.g_z = self.attention.turned_back(*gradients, self.context).flatten(0, 1)
+        z = self.__dict__.pop("z", None)
+        g_z, self.g_inner = self.attention.turned_back(*gradients, z, self.context)
+        self.g_z = g_z.flatten(0, 1)

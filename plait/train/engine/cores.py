@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +27,7 @@ class SublayerCore:
     o: Tensor = field(init=False)
     o_graph: Tensor = field(init=False)  # o with what autograd knows of it, where it will be asked
     g_z: Tensor = field(init=False)
+    g_inner: Sequence[Tensor] = field(init=False)  # gradients of the core's own parameters
 
     def project(self, full: Tensor) -> None:
         """The first weight."""
@@ -49,7 +51,7 @@ class SublayerCore:
     def back(self, gradient: Tensor) -> Tensor:
         """From the gradient of what the second weight gives; returns o, and forgets what it needed."""
         g_o = (gradient @ self.module.row.weight).view(self.o_graph.shape)
-        (g_z,) = gradients_of(self.o_graph, [self.z], g_o)
+        g_z, *self.g_inner = gradients_of(self.o_graph, [self.z, *self.module.inner], g_o)
         self.g_z, o = g_z.flatten(0, 1), self.o
         del self.z, self.o, self.o_graph
         return o

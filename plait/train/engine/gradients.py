@@ -79,13 +79,14 @@ class Gradients:
         """Complete what several tensor-parallel ranks hold: sum over the group what each rank has seen only a
         part of.
 
-        Key/value heads held by several ranks: each copy has seen its own rank's query heads only.
+        Key/value heads held by several ranks, and norms of heads: each copy has seen its own rank's query
+        heads, or heads, only.
         Sequence-parallel: replicated parameters have seen their own shard of the sequence only. All ranks of
         the group have the same shards, so one all-reduce serves all, in which every set of replicas has a row
         of its own; none if nothing is partial.
         """
         shared = [(held.piece, view) for held, view in self.held if held.piece.replicas > 1]
-        partial = [(piece, view) for piece, view in shared if sequence_parallel or piece.dim is not None]
+        partial = [(piece, view) for piece, view in shared if sequence_parallel or piece.sums == "always"]
         if not partial or wire.size == 1:
             return
         rows = [view.new_zeros((wire.size // piece.replicas, view.numel())) for piece, view in partial]

@@ -102,9 +102,16 @@ class SublayerSegment(Normed, Adding):
         for number, core in enumerate(self.cores):
             self.operands[2 * number] = gradient, core.back(gradient)
             if not isinstance(core, SharedCore):
+                self._add_inner(core)
                 self.operands[2 * number + 1] = core.g_z, inputs
         if not isinstance(self.cores[0], SharedCore):
             del self.full
+
+    def _add_inner(self, core: SublayerCore) -> None:
+        """The gradients of the core's own parameters."""
+        for parameter, found in zip(core.module.inner, core.g_inner, strict=True):
+            self.shared.gradients.add(parameter, found)
+        del core.g_inner
 
     def input_gradient(self, part: int) -> None:
         """C: back through first weights."""
@@ -165,6 +172,7 @@ class SublayerSegment(Normed, Adding):
         """Z."""
         core = self._shared_core
         core.finish()
+        self._add_inner(core)
         self.operands[1] = core.g_z, self.full.flatten(0, 1)
         del self.full
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Weight
+from plait.core.model.weights import Sums, Weight
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import Stage, stage_weights
 
@@ -27,7 +27,8 @@ class Piece:
 
     shape: of the whole tensor. dim: the sharded dim, None where replicated. start, stop: this rank's range
     along it. parameter: name of the module parameter that holds it, offset: first row (dim 0) there.
-    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them). copy:
+    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them). sums: when
+    these add up its gradient. copy:
     another pipeline stage holds the tensor too, and counts it (tied embeddings: the last stage's head).
     """
 
@@ -39,6 +40,7 @@ class Piece:
     parameter: str
     offset: int
     replicas: int
+    sums: Sums = "never"
     copy: bool = False
 
     @property
@@ -68,7 +70,7 @@ def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | Non
         start, stop, replicas = _range(spec, strategy, tp_rank, weight, shape[weight.dim])
         offset = offsets.get(held, 0)
         cut = weight.dim if weight.cut else None
-        piece = Piece(name, shape, cut, start, stop, held, offset, replicas)
+        piece = Piece(name, shape, cut, start, stop, held, offset, replicas, weight.sums)
         if name == "head.weight" and spec.tied_embeddings:
             piece = replace(piece, name="embedding.weight", copy=True)
         offsets[held] = offset + piece.local_shape[0]
@@ -95,9 +97,8 @@ def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:
     """
     import torch  # here, so that a start looks at names and shapes without the seconds this import takes
 
-    if ".norm." in f".{piece.name}" or piece.name.endswith(".bias"):
-        value = 1.0 if piece.name.endswith("norm.weight") else 0.0
-        return torch.full(piece.local_shape, value)
+    if len(piece.shape) == 1:  # of norms, and biases
+        return torch.full(piece.local_shape, 0.0 if piece.name.endswith(".bias") else 1.0)
     digest = hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()
     key = int.from_bytes(digest[:4], "little")  # of a longer one torch's generator reads no more
     generator = torch.Generator().manual_seed(key)

@@ -16,6 +16,8 @@ activations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,6 +66,11 @@ class Sublayer(nn.Module):
         gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
 
+    @property
+    def inner(self) -> list[nn.Parameter]:
+        """Parameters within the core."""
+        return []
+
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
         """[S, B, first weight's rows] -> [S, B, second weight's columns]."""
         raise NotImplementedError
@@ -108,12 +115,15 @@ class Attention(Sublayer):
             q, k = context.kernels.rotate(q, k, cos, sin)
         return q, k, v
 
-    def turned_back(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
-        """The gradient of z, [S, B, first weight's rows], from those of what ``turned`` gives."""
+    def turned_back(
+        self, q: Tensor, k: Tensor, v: Tensor, _z: Tensor | None, context: SliceContext
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The gradients of z, [S, B, first weight's rows], and of ``inner``, from those of what ``turned``
+        gives. z: only where anything is within."""
         if self.rope is not None:
             cos, sin = self.rope.tables(q.shape[0], q, context.spread)
             q, k = context.kernels.rotate(q, k, cos, -sin)
-        return torch.cat((q, k, v), dim=2).flatten(2)
+        return torch.cat((q, k, v), dim=2).flatten(2), []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         """Causal attention of [B, N, S, D], differentiated by autograd."""

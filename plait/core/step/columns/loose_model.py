@@ -38,7 +38,9 @@ def model_of(model: ModelSpec | Shapes) -> ModelSpec:
     if isinstance(model, ModelSpec):
         return model
     sizes: dict[str, Any] = {
-        field.name: int(getattr(model, field.name)) for field in fields(Shapes) if field.name not in EXPERTS
+        field.name: int(getattr(model, field.name))
+        for field in fields(Shapes)
+        if field.name not in (*EXPERTS, "normed_within")
     } | {"attention_dropout": float(model.attention_dropout)}
     gated, trained, tied = (bool(sizes.pop(name)) for name in ("gated", "learned_positions", "tied_embeddings"))
     family = "gpt" if trained or not gated else "llama"

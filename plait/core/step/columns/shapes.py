@@ -22,7 +22,7 @@ Number = Any
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
     """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1. attention_dropout:
-    with any, attention is no fused kernel.
+    with any, attention is no fused kernel. normed_within: numbers of a token that norms of heads normalise.
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
@@ -41,6 +41,7 @@ class Shapes:
     learned_positions: Number = 0
     max_sequence: Number = 0
     attention_dropout: Number = 0
+    normed_within: Number = 0
     experts: Number = 0
     routed: Number = 0
     expert_ffn: Number = 0

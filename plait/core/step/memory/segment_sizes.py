@@ -65,6 +65,13 @@ class Sizes:
         # Without a kernel of its own, torch keeps the normalised numbers, and what it converts.
         return statistics + self.widened(op) * (rms and not self.gpu) * (1 if self.itemsize == self.master else 2)
 
+    def normed_within(self, row: int) -> Within:
+        """What norms within attention's core take. row: bytes of one number of every token."""
+        numbers, groups = self.strategy.normed(self.spec)
+        given, statistics = int(numbers * row), int(groups * row) // self.itemsize * self.master
+        wide = given // self.itemsize * self.master * (not self.gpu)
+        return Within(given, statistics + wide * (1 if self.itemsize == self.master else 2))
+
     def wide(self, size: int) -> int:
         """A tensor of that size, in which sums are made."""
         return size // self.itemsize * self.master
@@ -104,6 +111,13 @@ class Sizes:
         return max(a, b)
 
 
+class Within(NamedTuple):
+    """Bytes of norms within a core. given: of their results. kept: beside what comes in, and these."""
+
+    given: int
+    kept: int
+
+
 @dataclass(frozen=True)
 class Core:
     """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides.
@@ -133,12 +147,14 @@ def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
     lse = sizes.rows(op) * heads * sizes.master
     # Repeated keys and values are kept in the place of rotated keys, which the caller still holds.
     turned, repeated = (q + kv) * rotary, (2 * q - kv * rotary) * repeats
-    saved = lse + turned + repeated
-    forward = max(q + saved + kv * (rotary and repeats) + blocks.forward, max(3 * q, q + 3 * kv) * rotary)
+    within = sizes.normed_within(row)
+    saved = lse + turned + repeated + within.kept
+    rotating = max(3 * q, q + 3 * kv) * rotary + within.given + within.kept
+    forward = max(q + saved + kv * (rotary and repeats) + blocks.forward, rotating)
     # The output's gradient, for fused kernels a copy of it, and those of queries, keys and values; then those
     # side by side.
     kernel = q * (2 if blocks.backward else 3) + 2 * (q if repeats else kv) + blocks.backward
-    backward = max(kernel, q + 2 * (q + 2 * kv) - saved)
+    backward = max(kernel, q + 2 * (q + 2 * kv) + within.given - saved)
     return Core(q + 2 * kv, q, saved, forward, backward, False)
 
 
@@ -176,7 +192,7 @@ class Shared:
     what attention gives. there, block: as ``exchanged``. lse: log-sum-exp. turned: rotated queries and
     keys. turning: working set of rotating queries, with the tables of scattered positions. expanded: keys and
     values for every query head, where kernels want that. forward, backward: working sets of attention in
-    blocks."""
+    blocks. within, within_kept: of norms within."""
 
     first: int
     query: int
@@ -189,6 +205,8 @@ class Shared:
     expanded: int
     forward: int
     backward: int
+    within: int
+    within_kept: int
 
     @staticmethod
     def of(sizes: Sizes, op: SegmentOp) -> Shared:
@@ -201,6 +219,7 @@ class Shared:
         here, kv_here = heads // ulysses, max(1, kv_heads // ulysses)
         blocks = _blocks(sizes, op, here, kv_here, ulysses)
         rotary = spec.family == "llama"
+        within = sizes.normed_within(row)
         tables = 2 * sizes.tokens * spec.head_size * sizes.itemsize
         return Shared(
             first=query + 2 * kv,
@@ -214,4 +233,6 @@ class Shared:
             expanded=2 * query * _repeats(sizes, here, kv_here),
             forward=blocks.forward,
             backward=blocks.backward,
+            within=within.given,
+            within_kept=within.kept,
         )

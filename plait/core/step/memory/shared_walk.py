@@ -82,12 +82,19 @@ class SharedWalk(Bookkeeping):
     def _leave(self, op: SegmentOp) -> None:
         """F and A after the first weight, whose result is ``z0``."""
         shared, each = self._shared(op)
-        self._spike(self.sizes.larger(each.turning, each.turned + each.there * (1 + (shared.ulysses > 1))))
+        turning = each.turning + each.within
+        self._spike(self.sizes.larger(turning, each.turned + each.there * (1 + (shared.ulysses > 1))))
         if shared.ulysses > 1:
             self._hold(op, "going", each.there)
         else:
             self._take_in(op, each)
-        self._free(op, "z0")
+        if not self._within or (self._again(op) and op.kind == "F"):
+            self._free(op, "z0")
+
+    @property
+    def _within(self) -> bool:
+        """Whether norms within attention keep what they normalise."""
+        return any(self.sizes.strategy.normed(self.sizes.spec))
 
     def _take_in(self, op: SegmentOp, each: Shared) -> None:
         self._hold(op, "q", each.query)
@@ -222,3 +229,6 @@ class SharedWalk(Bookkeeping):
             self._spike(self.sizes.larger(each.turning, each.turned + each.first + each.tables))
             self._free(op, "g_own", "g_q")
         self._hold(op, "g_z0", each.first, "C", "operand")
+        if self._within:
+            self._spike(2 * each.within + each.within_kept)
+            self._free(op, "z0")

@@ -139,7 +139,8 @@ class _Costs:
         found: dict[Branch, Dims] = {"": ends, "embed": ends, "head": ends}
         for site in SITES:
             first, last = self.strategy.widths(self.model, site)
-            found[site] = replace(ends, Z=first, O=last)
+            normed = self.strategy.normed(self.model)[0] if site == "attn" else 0
+            found[site] = replace(ends, Z=first, O=last, N=normed)
         return found
 
     # ---- ops ----

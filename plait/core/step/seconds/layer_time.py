@@ -151,7 +151,7 @@ class Layer:
     @cached_property
     def elementwise(self) -> Seconds:
         """Norms, activation, residual additions, and the rearrangement of queries, keys and values."""
-        heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv) / self.points.tp
+        heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv + self.model.normed_within) / self.points.tp
         passed = self._pass(12 * self._residual + heads)
         return self.norms + self.activation + passed + self.routed.moves(self._residual)
 
