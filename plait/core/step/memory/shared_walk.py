@@ -220,15 +220,16 @@ class SharedWalk(Bookkeeping):
 
     def _Z(self, op: SegmentOp) -> None:  # noqa: N802
         shared, each = self._shared(op)
+        turning = self.sizes.larger(each.turning, each.turned + each.first + each.tables)
+        if self._within:  # computed again for their gradients
+            turning = self.sizes.larger(turning, each.turned + each.within_kept + 4 * self.sizes.wide(each.query))
         if shared.ulysses > 1:
             self._spike(each.there)
             self._free(op, "going", "come")
-            self._spike(each.there + self.sizes.larger(each.turning, each.turned + each.first + each.tables))
+            self._spike(each.there + turning)
         else:
             self._come_home(op, each, shared.ring)
-            self._spike(self.sizes.larger(each.turning, each.turned + each.first + each.tables))
+            self._spike(turning)
             self._free(op, "g_own", "g_q")
         self._hold(op, "g_z0", each.first, "C", "operand")
-        if self._within:
-            self._spike(2 * each.within + each.within_kept)
-            self._free(op, "z0")
+        self._free(op, "z0")
