@@ -20,6 +20,7 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
 from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
+from plait.core.model.families import MODEL_TYPES
 from plait.core.model.spec import ModelSpec
 
 COMMAND = "plait job --markdown > docs/job.md"
@@ -163,6 +164,7 @@ def _ticks(text: str) -> str:
 
 _MODEL = """The model: a preset, a Hugging Face config, or all shapes. Keys beside a preset or a config replace
 what it says."""
+_KINDS = ", ".join(f"``{kind}``" for kind in MODEL_TYPES)
 _MODEL_KEYS = (
     Setting(
         "model.preset",
@@ -170,7 +172,7 @@ _MODEL_KEYS = (
         "-",
         "A file of ``specs/models``, such as ``gpt3-125m``. The vocabulary is the tokenizer's.",
     ),
-    Setting("model.huggingface", "a text", "-", "A Hugging Face folder or its ``config.json`` (``gpt2``, ``llama``)."),
+    Setting("model.huggingface", "a text", "-", f"A Hugging Face folder or its ``config.json`` ({_KINDS})."),
 )
 _HEAD = """<!-- Made from the types in plait/core/job/settings.py and plait/core/model/spec.py: do not edit, run
      {command} -->
