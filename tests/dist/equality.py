@@ -30,6 +30,7 @@ from plait.train.engine.steps import RankStep, train_step
 from plait.train.machine.device import RankDevice
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer
+from tests.support.peers import Peer
 from tests.support.reference import Reference
 
 BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
@@ -98,7 +99,7 @@ def batch_of(spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQ
 def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, evaluated: int = 0) -> dict[str, Any]:
     """The reference's answer: first step's loss, gradients and norm; weights after all steps, and with these
     the mean loss of an evaluation of two batches of ``evaluated`` sequences."""
-    reference = Reference(spec)
+    reference = Peer(spec) if spec.qk_norm else Reference(spec)
     reference.perturb()
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
     weights = reference.weights

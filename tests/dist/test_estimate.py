@@ -133,6 +133,17 @@ MORE |= {
 }
 
 
+QWEN3 = LLAMA | {"qk_norm": True, "head_size": 24}
+JOBS |= {"norms of heads": bf16(QWEN3, {"tp": 2, "slices": {"batch": 2}}, batch=4)}
+MORE |= {
+    "norms of heads in fp32": job(QWEN3, {"pp": 2}, batch=4),
+    "norms of heads, recomputed": job(QWEN3, {"recompute": "full"}, batch=4),
+    "norms of heads, ring": job(QWEN3, {"cp": 2, "cp_comm_type": "ring"}, micro=1),
+    "norms of heads, ulysses": bf16(QWEN3, {"cp": 2}),
+    "norms of heads, ring, recomputed": job(QWEN3, {"cp": 2, "cp_comm_type": "ring", "recompute": "full"}, micro=1),
+}
+
+
 @pytest.mark.parametrize(
     "name", [*JOBS, *(pytest.param(name, marks=pytest.mark.contract) for name in MORE)]
 )  # fmt: skip

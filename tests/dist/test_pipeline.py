@@ -16,7 +16,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import GENERATORS
 from tests.dist import pipelining
 from tests.support.cases import each_other
-from tests.support.models import gpt, llama, utransformer
+from tests.support.models import gpt, llama, qwen3, utransformer
 from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
@@ -25,6 +25,7 @@ GPT = gpt(num_layers=6, dropout=0.1, attention_dropout=0.2)
 LLAMA = llama(num_layers=6, dropout=0.1)
 U = utransformer(dropout=0.1)
 MODELS = {"gpt": GPT, "llama": LLAMA, "utransformer": U}
+PEERS = {"qwen3": qwen3(num_layers=4)}
 TOLERANCE = 1e-10
 
 
@@ -84,6 +85,12 @@ def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> Non
 def test_unequal_layers_and_untied_embeddings(pool: Pool) -> None:
     untied = gpt(num_layers=5, vocab=40, tied_embeddings=False)
     assert_equal(pool, untied, [(1, 1)] * 3, "1f1b", 2, False, None, (1, 3, 1))
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_pipelines_equal_models_of_transformers(pool: Pool, name: str) -> None:
+    assert_equal(pool, PEERS[name], [(1, 1), (1, 1)], "zb-v", 2)
+    assert_equal(pool, PEERS[name], [(1, 2), (1, 2)], "1f1b", 1, True)
 
 
 def test_tied_llama(pool: Pool) -> None:

@@ -19,6 +19,11 @@ def llama(**changed: Any) -> ModelSpec:
     return ModelSpec(**{"family": "llama", "num_layers": 2, **SMALL, "num_kv_heads": 2, "ffn_hidden": 24, **changed})
 
 
+def qwen3(**changed: Any) -> ModelSpec:
+    """Two layers with norms of queries and keys, heads of another size than they share out."""
+    return llama(**{"qk_norm": True, "head_size": 6, "norm_eps": 1e-6, "rope_theta": 1e6, **changed})
+
+
 def utransformer(**changed: Any) -> ModelSpec:
     """Five layers, the sequence halved twice."""
     return ModelSpec(**{"family": "utransformer", "num_layers": 5, "levels": 2, **SMALL, **changed})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from plait.core.base.codec.data import decode
@@ -45,6 +45,8 @@ NAMES: dict[Family, dict[str, str]] = {
         "attn.q": "self_attn.q_proj",
         "attn.k": "self_attn.k_proj",
         "attn.v": "self_attn.v_proj",
+        "attn.q_norm": "self_attn.q_norm",
+        "attn.k_norm": "self_attn.k_norm",
         "attn.o": "self_attn.o_proj",
         "mlp.norm": "post_attention_layernorm",
         "mlp.gate": "mlp.gate_proj",
@@ -109,12 +111,23 @@ def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
 
 
 def _from_llama(config: dict[str, Any]) -> ModelSpec:
+    return _like_llama(config, {"num_kv_heads": None, "head_size": None})
+
+
+def _from_qwen3(config: dict[str, Any]) -> ModelSpec:
+    kinds = config.get("layer_types")
+    if kinds and kinds != ["full_attention"] * len(kinds):
+        raise JobError(f"{shown(kinds)} is not supported", key="layer_types", fix="Supported: full_attention for all")
+    return replace(_like_llama(config, {"num_kv_heads": 32, "head_size": 128}), qk_norm=True)
+
+
+def _like_llama(config: dict[str, Any], shapes: dict[str, Any]) -> ModelSpec:
+    """shapes: those that may be left out, and what they are then."""
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise JobError(f"{shown(activation)} is not supported", key="hidden_act", fix="Supported: silu, swish")
     theta, scaling = _rope(config)
     habits = {"tied_embeddings": False, "norm_eps": 1e-6, "rope_theta": 10000.0, "attention_dropout": 0.0}
-    shapes = {"num_kv_heads": None, "head_size": None}
     taken = _taken(config | theta, _LLAMA, habits | shapes)
     return ModelSpec.from_dict({"family": "llama", "rope_scaling": scaling} | taken)
 
@@ -203,7 +216,7 @@ def huggingface_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. dtype: of weights, as
     torch calls it. Raises CheckpointError where there is none."""
     check_family(spec)
-    kind = "gpt2" if spec.family == "gpt" else "llama"
+    kind = "gpt2" if spec.family == "gpt" else "qwen3" if spec.qk_norm else "llama"
     written = MODEL_TYPES[kind]
     config: dict[str, Any] = {"architectures": [written.architectures[0]], "model_type": kind, "torch_dtype": dtype}
     config |= {"bos_token_id": None, "eos_token_id": None} | _fields(spec, written.names)
@@ -231,9 +244,11 @@ def _llama_beside(spec: ModelSpec) -> dict[str, Any]:
         raise CheckpointError(f"Hugging Face transformers loads no Llama with {problem}, so this model has no export")
     scaling = spec.rope_scaling
     table = {"rope_type": "llama3", **_fields(scaling, _LLAMA3)} if scaling else None
-    return {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": table}
+    beside = {"use_sliding_window": False} if spec.qk_norm else {"mlp_bias": False}
+    return {"hidden_act": "silu", "attention_bias": False, "rope_scaling": table, **beside}
 
 
+_ROTARY = ("hidden_act", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 MODEL_TYPES = {
     "gpt2": ModelType(
         read=_from_gpt2,
@@ -257,7 +272,15 @@ MODEL_TYPES = {
         names=_LLAMA,
         only={"attention_bias": False, "mlp_bias": False, "rope_interleaved": False},
         same={},
-        more=("hidden_act", "rope_parameters", "rope_scaling", "partial_rotary_factor"),
+        more=_ROTARY,
         architectures=("LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"),
+    ),
+    "qwen3": ModelType(
+        read=_from_qwen3,
+        names=_LLAMA,
+        only={"attention_bias": False, "use_sliding_window": False},
+        same={},
+        more=(*_ROTARY, "sliding_window", "max_window_layers", "layer_types"),
+        architectures=("Qwen3ForCausalLM", "Qwen3Model"),
     ),
 }

@@ -91,6 +91,8 @@ class ModelSpec:
     """Of a utransformer: how often the down path halves the sequence."""
     parallel_block: bool = False
     """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
+    qk_norm: bool = False
+    """Queries and keys are normalised head by head before their rotation (llama; Qwen3, arXiv 2505.09388)."""
     experts: Experts | None = None
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
 
@@ -160,6 +162,9 @@ class ModelSpec:
             key = "rope_scaling" if self.rope_scaling else "rope_theta"
             raise JobError(f"the {self.family} family has no rotary positions", key=f"model.{key}",
                            changes=[{f"model.{key}": None}])  # fmt: skip
+        if self.qk_norm and self.has_bias:
+            raise JobError(f"the {self.family} family has no norms of queries and keys", key="model.qk_norm",
+                           changes=[{"model.qk_norm": None}, {"model.family": "llama"}])  # fmt: skip
         if self.experts:
             self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
@@ -225,6 +230,7 @@ class ModelSpec:
             H=self.hidden, Q=self.num_heads * self.head_size, K=self.num_kv_heads * self.head_size, F=self.ffn_hidden,
             V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
             learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
+            D=self.head_size, qk_norm=int(self.qk_norm),
         )  # fmt: skip
 
     def numbers_of(self, *sites: Site) -> int:

@@ -16,17 +16,17 @@ Number: TypeAlias = Any
 """A number, or a column of one for each model."""
 Site = Literal["embed", "attn", "mlp", "down", "up", "head"]
 Cut = Literal["", "even", "kv", "words"]
-Letter = Literal["H", "2H", "Q", "K", "F", "V", "P"]
+Letter = Literal["H", "2H", "Q", "K", "F", "V", "P", "D"]
 Sums = Literal["never", "cut", "always"]
-Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias"]
+Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
     """Sizes of a model. H: hidden. Q: all queries; K: all keys, and all values. F: of the MLP. V:
-    vocabulary. P: learned positions. The others are 0 or 1: linear layers and norms have biases; a gate
-    stands beside the MLP's first weight; positions are learned; the head has the embedding's weight;
-    attention and MLP share one norm."""
+    vocabulary. P: learned positions. D: of a head. The others are 0 or 1: linear layers and norms have
+    biases; a gate stands beside the MLP's first weight; positions are learned; the head has the embedding's
+    weight; attention and MLP share one norm; queries and keys are normalised head by head."""
 
     H: Number
     Q: Number
@@ -39,6 +39,8 @@ class Letters:
     learned: Number
     tied: Number
     block: Number
+    D: Number = 0
+    qk_norm: Number = 0
 
     def size(self, letter: Letter) -> Number:
         """Numbers along a dimension."""
@@ -101,6 +103,8 @@ WEIGHTS: tuple[Weight, ...] = (
     Weight("attn", "q.bias", ("Q",), "even", held="column.bias", when="biased"),
     Weight("attn", "k.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),
     Weight("attn", "v.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),
+    Weight("attn", "q_norm.weight", ("D",), sums="always", over="q.weight", when="qk_norm"),
+    Weight("attn", "k_norm.weight", ("D",), sums="always", over="k.weight", when="qk_norm"),
     Weight("attn", "o.weight", ("H", "Q"), "even", dim=1, held="row.weight"),
     Weight("attn", "o.bias", ("H",), held="row.bias", sums="cut", when="own bias"),
     Weight("mlp", "norm.weight", ("H",), sums="cut", when="own norm"),

@@ -27,7 +27,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, WeightModule
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
-from plait.train.model.kernels import Summands
+from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
 from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, FLASH, SequenceGroup
 
@@ -96,6 +96,12 @@ class Attention(Sublayer):
         self.num_kv_heads = max(1, spec.num_kv_heads // strategy.tp)
         self.first_head = tp_rank * self.num_heads
         self.rope = rope
+        self.q_norm, self.k_norm = (WeightModule() if spec.qk_norm else None for _ in range(2))
+
+    @property
+    def inner(self) -> list[nn.Parameter]:
+        """Norms of queries and of keys."""
+        return [norm.weight for norm in (self.q_norm, self.k_norm) if norm is not None]
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
         """Rotary positions, attention, heads side by side again; where nobody else has tokens of the same
@@ -105,25 +111,45 @@ class Attention(Sublayer):
         return o.reshape(*z.shape[:2], -1)
 
     def turned(self, z: Tensor, context: SliceContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [S, B, N, D], with their positions."""
-        s, b, _ = z.shape
-        q, k, v = z.view(s, b, -1, self.spec.head_size).split(
-            [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
-        )
+        """Queries, keys and values, [S, B, N, D], normalised, with their positions."""
+        s, (q, k, v) = len(z), self._heads(z)
+        if self.inner:
+            q, k = (self._normed(x, weight) for x, weight in zip((q, k), self.inner, strict=True))
         if self.rope is not None:
             cos, sin = self.rope.tables(s, z, context.spread)
             q, k = context.kernels.rotate(q, k, cos, sin)
         return q, k, v
 
+    def _heads(self, z: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values as the first weight gives them."""
+        heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        return z.view(*z.shape[:2], -1, self.spec.head_size).split(heads, dim=2)
+
+    def _normed(self, x: Tensor, weight: nn.Parameter) -> Tensor:
+        """Every head divided by its root mean square; op by op, so that autograd knows it."""
+        return EAGER.norm(x, Scale(weight, None, self.spec.norm_eps))[0]
+
+    def _normed_back(self, gradient: Tensor, x: Tensor, weight: nn.Parameter) -> Sequence[Tensor]:
+        """The gradients of x and weight."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            result = self._normed(x, weight)
+        return gradients_of(result, [x, weight], gradient)
+
     def turned_back(
-        self, q: Tensor, k: Tensor, v: Tensor, _z: Tensor | None, context: SliceContext
+        self, q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, context: SliceContext
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """The gradients of z, [S, B, first weight's rows], and of ``inner``, from those of what ``turned``
         gives. z: only where anything is within."""
         if self.rope is not None:
             cos, sin = self.rope.tables(q.shape[0], q, context.spread)
             q, k = context.kernels.rotate(q, k, cos, -sin)
-        return torch.cat((q, k, v), dim=2).flatten(2), []
+        found = list[Tensor]()
+        if z is not None:
+            before = zip((q, k), self._heads(z), self.inner, strict=False)
+            (q, of_q), (k, of_k) = (self._normed_back(*each) for each in before)
+            found = [of_q, of_k]
+        return torch.cat((q, k, v), dim=2).flatten(2), found
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         """Causal attention of [B, N, S, D], differentiated by autograd."""

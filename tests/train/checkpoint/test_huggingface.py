@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6, "rms_norm_eps": 1e-5},
     ),
+    "qwen3": ("qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
     "llama scaled": ("llama", {**LLAMA, "rope_parameters": LLAMA3, "num_key_value_heads": 4}),
 }
 TOKENS = torch.randint(0, 53, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -34,6 +34,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", LLAMA, {"num_key_value_heads": 2, "head_dim": 6, "rms_norm_eps": 1e-3}),
     ("llama", LLAMA, {"tie_word_embeddings": True, "hidden_act": "swish", "pretraining_tp": 2}),
     ("llama", LLAMA, {"rope_theta": 100.0, "rope_scaling": LLAMA3, "num_key_value_heads": 1}),
+    ("qwen3", LLAMA, {"num_key_value_heads": 2, "head_dim": 6}),
+    (
+        "qwen3",
+        LLAMA,
+        {"num_key_value_heads": 4, "sliding_window": 4, "use_sliding_window": False, "tie_word_embeddings": True},
+    ),
     ("llama", LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}, "pad_token_id": 3}),
 ]
 
