@@ -375,4 +375,4 @@ def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
     """FLOPs of a step: all scores counted, and only those of the causal half."""
     full = model.step_flops(sequence, batch)
     lengths = [sequence >> model.level(layer) for layer in range(model.num_layers)]
-    return full, full - batch * sum(6 * length * length * model.letters.Q for length in lengths)
+    return full, full - batch * sum(6 * model.scores(length, at) * model.letters.Q for at, length in enumerate(lengths))

@@ -219,6 +219,20 @@ class ModelSpec:
     # ---- counts ----
 
     @property
+    def window(self) -> int:
+        """Keys that a query sees where a layer has a window; 0: no layer has one."""
+        return 0
+
+    @property
+    def windowed(self) -> float:
+        """Of the layers, the part that has a window."""
+        return 0.0
+
+    def keys_seen(self, sequence: int) -> float:
+        """Keys of a query, on the mean of queries and layers; causal half not deducted."""
+        return keys_seen(sequence, self.window, self.windowed)
+
+    @property
     def normed_within(self) -> int:
         """Numbers of a token that norms within attention's core normalise."""
         return int(normed(self.letters)[0])
@@ -264,14 +278,18 @@ class ModelSpec:
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
         return layers + self.levels * self.numbers_of("down", "up") + self.numbers_of("embed", "head")
 
-    def attention_flops(self, sequence: int) -> int:
+    def scores(self, sequence: int, _layer: int) -> int:
+        """Pairs of a query and a key in a layer's attention over one sequence; causal half not deducted."""
+        return sequence * sequence
+
+    def attention_flops(self, sequence: int, layer: int = 0) -> int:
         """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not
         deducted.
 
         The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
         counted.
         """
-        return self.product_flops(sequence, "attn") + 4 * sequence * sequence * self.letters.Q
+        return self.product_flops(sequence, "attn") + 4 * self.scores(sequence, layer) * self.letters.Q
 
     def product_flops(self, tokens: int, *sites: Site) -> int:
         """Forward FLOPs of ``tokens`` times the matrices of one segment of each of these sites."""
@@ -288,7 +306,8 @@ class ModelSpec:
     def step_flops(self, sequence: int, batch: int) -> int:
         """Forward and backward FLOPs of one step: the backward costs twice the forward."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
-        forward = sum(map(self.attention_flops, lengths)) + 2 * sequence * self.hidden * self.vocab
+        attention = sum(self.attention_flops(length, layer) for layer, length in enumerate(lengths))
+        forward = attention + 2 * sequence * self.hidden * self.vocab
         routed = self.num_expert_layers  # of a model whose layers are all as long
         forward += self.product_flops(sum(lengths[routed:]), "mlp") + routed * self.expert_mlp_flops(sequence)
         forward += sum(self.product_flops(sequence >> level + 1, "down", "up") for level in range(self.levels))
@@ -333,6 +352,17 @@ class ModelSpec:
                 fix=f"Known presets: {', '.join(known)}",
             )
         return tomllib.loads((folder / f"{name}.toml").read_text())
+
+
+def keys_seen(sequence: Any, window: Any, windowed: Any) -> Any:
+    """Keys of a query, on the mean of queries and layers; causal half not deducted. windowed: of the layers,
+    the part that has a window. All may be columns.
+
+    >>> float(keys_seen(8, 4, 1.0)), float(keys_seen(8, 4, 0.5)), float(keys_seen(8, 0, 0.0))
+    (6.0, 7.0, 8.0)
+    """
+    beyond = (sequence - window) * (sequence > window)
+    return sequence - windowed * beyond * beyond / sequence
 
 
 def _usual_ffn(hidden: int, heads: int) -> int:

@@ -123,8 +123,7 @@ class SharedCore(SublayerCore):
             self._attend_whole(train=self.trains and not self.repeats)
             return
         self._drop(part - 1)
-        ring = self.attention.sequence.ring
-        attend_block(self.found, self.q, self.blocks[part], (ring.rank - part) % ring.size, ring.rank)
+        attend_block(self.found, self.q, self.blocks[part], self.attention.turn(part))
         if part < self.ring - 1:
             return
         self._drop(part)
@@ -202,14 +201,14 @@ class SharedCore(SublayerCore):
             self.going = found.contiguous()
             del self.leaf, self.o_graph, self.g_o
             return
-        ring, last, number = self.attention.sequence.ring, part == self.ring - 1, part + 1
+        last, number = part == self.ring - 1, part + 1
         if part == 0:
             self.g_q = torch.zeros_like(self.q, dtype=sums(self.q.dtype))
         self._drop(part)
-        block, owner = (self.blocks[0], ring.rank) if last else (self.blocks[number], (ring.rank - number) % ring.size)
+        block, turn = self.blocks[0 if last else number], self.attention.turn(0 if last else number)
         # Rounded once a rank where it travels: in fp32 it would be twice as long.
         into = torch.zeros_like(block, dtype=sums(self.q.dtype) if last else None)
-        block_gradient(self.g_o, self.q, block, self.found, (self.g_q, into), owner, ring.rank)
+        block_gradient(self.g_o, self.q, block, self.found, (self.g_q, into), turn)
         if last:
             self.g_own, self.found = into, []
             self.blocks.clear()

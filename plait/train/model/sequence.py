@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,54 +97,72 @@ def from_tokens(parts: Tensor) -> Tensor:
 # ---- ring ----
 
 
-def attend_block(found: list[Tensor], q: Tensor, block: Tensor, owner: int, rank: int) -> None:
-    """Attention of [B, N, S / c, D] queries of ``rank`` to the block of ``owner``, [2, B, N_kv, S / c, D],
+class Sight(NamedTuple):
+    """Queries and what they see of a block's keys: of their own place what is not later (``causal``), or
+    all."""
+
+    rows: slice
+    columns: slice
+    causal: bool
+
+
+class RingTurn(NamedTuple):
+    """A block of keys that a rank of a ring attends to. owner: whose tokens they are."""
+
+    owner: int
+    rank: int
+    size: int
+
+    def sights(self, tokens: int) -> list[Sight]:
+        """Queries of ``rank`` that see something of the block; both have so many tokens."""
+        half, whole = tokens // 2, slice(0, tokens)
+        if self.owner == self.rank:
+            return [Sight(whole, whole, True)]
+        earlier = self.owner < self.rank
+        return [Sight(whole, slice(0, half), False) if earlier else Sight(slice(half, tokens), whole, False)]
+
+
+def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) -> None:
+    """Attention of a rank's queries, [B, N, S / c, D], to the block of a turn, [2, B, N_kv, S / c, D],
     merged into ``found``, [attention, log-sum-exp]; its own block, which every query sees, comes first.
 
     Keys and values may have fewer heads, which the queries' groups share.
     """
-    rows, columns = _visible(owner, rank, q.shape[2])
-    part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == rank)
-    if not found:
-        found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
-    else:
-        out, lse = found
-        _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+    for sight in turn.sights(q.shape[2]):
+        rows, columns = sight.rows, sight.columns
+        part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=sight.causal)
+        if not found:
+            found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
+        else:
+            out, lse = found
+            _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
 
 
 def block_gradient(
-    gradient: Tensor, q: Tensor, block: Tensor, found: list[Tensor], into: tuple[Tensor, Tensor], owner: int, rank: int
+    gradient: Tensor, q: Tensor, block: Tensor, found: list[Tensor], into: tuple[Tensor, Tensor], turn: RingTurn
 ) -> None:
-    """Add the gradients of queries and of the block of ``owner`` to ``into``. found: attention and
-    log-sum-exp over all blocks, which is all that is needed of the others."""
-    rows, columns = _visible(owner, rank, q.shape[2])
-    dq, dk, dv = _attend_backward(
-        gradient[:, :, rows],
-        q[:, :, rows],
-        block[0][:, :, columns],
-        block[1][:, :, columns],
-        found[0][:, :, rows],
-        found[1][:, :, rows],
-        causal=owner == rank,
-    )
+    """Add the gradients of queries and of the block of a turn to ``into``. found: attention and log-sum-exp
+    over all blocks, which is all that is needed of the others."""
     of_queries, of_block = into
-    of_queries[:, :, rows] += dq
-    of_block[0][:, :, columns] += dk
-    of_block[1][:, :, columns] += dv
+    for sight in turn.sights(q.shape[2]):
+        rows, columns = sight.rows, sight.columns
+        dq, dk, dv = _attend_backward(
+            gradient[:, :, rows],
+            q[:, :, rows],
+            block[0][:, :, columns],
+            block[1][:, :, columns],
+            found[0][:, :, rows],
+            found[1][:, :, rows],
+            causal=sight.causal,
+        )
+        of_queries[:, :, rows] += dq
+        of_block[0][:, :, columns] += dk
+        of_block[1][:, :, columns] += dv
 
 
 def sums(dtype: torch.dtype) -> torch.dtype:
     """In which parts from all ranks are added up."""
     return torch.float32 if dtype in FLASH else dtype
-
-
-def _visible(owner: int, rank: int, tokens: int) -> tuple[slice, slice]:
-    """(queries of ``rank`` that see something of ``owner``'s block, what they all see of it); of its own
-    block the causal part."""
-    half = tokens // 2
-    if owner == rank:
-        return slice(0, tokens), slice(0, tokens)
-    return (slice(0, tokens), slice(0, half)) if owner < rank else (slice(half, tokens), slice(0, tokens))
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

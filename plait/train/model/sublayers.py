@@ -29,7 +29,7 @@ from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
 from plait.train.model.rope import Rope
-from plait.train.model.sequence import ALONE, FLASH, SequenceGroup
+from plait.train.model.sequence import ALONE, FLASH, RingTurn, SequenceGroup
 
 
 class Sublayer(nn.Module):
@@ -150,6 +150,11 @@ class Attention(Sublayer):
             (q, of_q), (k, of_k) = (self._normed_back(*each) for each in before)
             found = [of_q, of_k]
         return torch.cat((q, k, v), dim=2).flatten(2), found
+
+    def turn(self, number: int) -> RingTurn:
+        """Whose block of keys it is that has come ``number`` ranks far round the ring."""
+        ring = self.sequence.ring
+        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         """Causal attention of [B, N, S, D], differentiated by autograd."""

@@ -48,10 +48,10 @@ def test_a_ring_adds_up_in_fp32_what_comes_in_bf16(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 2, 8, 4).to(dtype) for _ in range(3))
     block, found = torch.stack((k, v)), list[torch.Tensor]()
     for owner in (1, 0):
-        sequence.attend_block(found, q, block, owner, 1)
+        sequence.attend_block(found, q, block, sequence.RingTurn(owner, 1, 2))
         assert found[0].dtype == torch.float32
     found[0], into = found[0].to(dtype), (torch.zeros(1, 2, 8, 4), torch.zeros(2, 1, 2, 8, 4))
-    sequence.block_gradient(q, q, block, found, into, 0, 1)
+    sequence.block_gradient(q, q, block, found, into, sequence.RingTurn(0, 1, 2))
     assert all(each.dtype == torch.float32 and each.any() for each in into)
 
 

@@ -40,7 +40,7 @@ def model_of(model: ModelSpec | Shapes) -> ModelSpec:
     sizes: dict[str, Any] = {
         field.name: int(getattr(model, field.name))
         for field in fields(Shapes)
-        if field.name not in (*EXPERTS, "normed_within")
+        if field.name not in (*EXPERTS, "normed_within", "window", "windowed")
     } | {"attention_dropout": float(model.attention_dropout)}
     gated, trained, tied = (bool(sizes.pop(name)) for name in ("gated", "learned_positions", "tied_embeddings"))
     family = "gpt" if trained or not gated else "llama"

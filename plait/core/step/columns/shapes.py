@@ -23,6 +23,7 @@ Number = Any
 class Shapes:
     """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1. attention_dropout:
     with any, attention is no fused kernel. normed_within: numbers of a token that norms of heads normalise.
+    window: keys that a query sees in the part of the layers that is windowed.
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
@@ -42,6 +43,8 @@ class Shapes:
     max_sequence: Number = 0
     attention_dropout: Number = 0
     normed_within: Number = 0
+    window: Number = 0
+    windowed: Number = 0
     experts: Number = 0
     routed: Number = 0
     expert_ffn: Number = 0

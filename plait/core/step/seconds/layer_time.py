@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import keys_seen
 from plait.core.model.weights import widths
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
@@ -129,7 +130,7 @@ class Layer:
                 batch=points.micro,
                 heads=model.num_heads / points.tp / (points.cp / points.ring),
                 queries=self.sequence / points.ring,
-                keys=self.sequence,
+                keys=keys_seen(self.sequence, model.window, model.windowed),
                 head_size=model.head_size,
                 backward=backward,
                 fused=np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0),

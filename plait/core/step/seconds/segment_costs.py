@@ -114,7 +114,8 @@ def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) 
     """FLOPs of matrix products and of attention's core. What runs again has no products unless recomputation
     is full; the core is counted all the same."""
     work, full = dict[str, float](), strategy.recompute == "full"
-    pairs, rows = 4 * tokens * sequence / 2, strategy.padded_vocab(model) / strategy.tp  # causal: half the square
+    rows = strategy.padded_vocab(model) / strategy.tp
+    pairs = 4 * tokens * model.keys_seen(sequence) / 2  # causal: half the square
     for branch, sites in BRANCHES:
         first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, branch)
         dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
