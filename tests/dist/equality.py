@@ -99,7 +99,7 @@ def batch_of(spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQ
 def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, evaluated: int = 0) -> dict[str, Any]:
     """The reference's answer: first step's loss, gradients and norm; weights after all steps, and with these
     the mean loss of an evaluation of two batches of ``evaluated`` sequences."""
-    reference = Peer(spec) if spec.qk_norm else Reference(spec)
+    reference = Peer(spec) if spec.qk_norm or spec.window else Reference(spec)
     reference.perturb()
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
     weights = reference.weights

@@ -14,7 +14,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from tests.dist import equality
 from tests.support.cases import each_other
-from tests.support.models import gpt, llama, qwen3, utransformer
+from tests.support.models import gpt, llama, mistral, qwen3, utransformer
 from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
@@ -26,8 +26,8 @@ UNTIED = gpt(num_layers=1, vocab=40, tied_embeddings=False)
 U = utransformer(dropout=0.1, attention_dropout=0.2)
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 MODELS |= {f"{name}_block": replace(MODELS[name], parallel_block=True) for name in ("gpt", "llama")}
-MODELS |= {"qwen3": qwen3()}
-"""Of the last, transformers is the reference."""
+MODELS |= {"qwen3": qwen3(window=5, full_first=1), "mistral": mistral()}
+"""Of the last two, transformers is the reference."""
 TOLERANCE = 1e-10
 
 
@@ -110,7 +110,7 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
 
 
 @pytest.mark.parametrize(
-    ("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block", "qwen3"]))
+    ("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block", "qwen3", "mistral"]))
 )
 def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
     """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything

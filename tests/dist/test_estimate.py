@@ -140,6 +140,8 @@ MORE |= {
     "norms of heads, recomputed": job(QWEN3, {"recompute": "full"}, batch=4),
     "norms of heads, ring": job(QWEN3, {"cp": 2, "cp_comm_type": "ring"}, micro=1),
     "norms of heads, ulysses": bf16(QWEN3, {"cp": 2}),
+    "window": job(LLAMA | {"window": 64}, {"tp": 2}, batch=4),
+    "window, ring": job(LLAMA | {"window": 64}, {"cp": 2, "cp_comm_type": "ring"}, micro=1),
     "norms of heads, ring, recomputed": job(QWEN3, {"cp": 2, "cp_comm_type": "ring", "recompute": "full"}, micro=1),
 }
 

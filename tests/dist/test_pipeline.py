@@ -16,7 +16,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import GENERATORS
 from tests.dist import pipelining
 from tests.support.cases import each_other
-from tests.support.models import gpt, llama, qwen3, utransformer
+from tests.support.models import gpt, llama, mistral, qwen3, utransformer
 from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
@@ -25,7 +25,7 @@ GPT = gpt(num_layers=6, dropout=0.1, attention_dropout=0.2)
 LLAMA = llama(num_layers=6, dropout=0.1)
 U = utransformer(dropout=0.1)
 MODELS = {"gpt": GPT, "llama": LLAMA, "utransformer": U}
-PEERS = {"qwen3": qwen3(num_layers=4)}
+PEERS = {"qwen3": qwen3(num_layers=4, window=3, full_every=2), "mistral": mistral(num_layers=4)}
 TOLERANCE = 1e-10
 
 

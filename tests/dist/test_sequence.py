@@ -23,7 +23,7 @@ from plait.train.model.sequence import SequenceGroup
 from plait.train.model.sublayers import Attention
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
-from tests.support.models import qwen3
+from tests.support.models import mistral, qwen3
 from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
@@ -130,7 +130,9 @@ def assert_equal(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("spec", [SMALL_GPT, SMALL_LLAMA, qwen3()], ids=["gpt", "llama", "qwen3"])
+@pytest.mark.parametrize(
+    "spec", [SMALL_GPT, SMALL_LLAMA, qwen3(window=2, full_first=1), mistral()], ids=["gpt", "llama", "qwen3", "mistral"]
+)
 def test_every_kind_equals_the_reference(pool: Pool, spec: ModelSpec, cut: SequenceCut) -> None:
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
     for p1, again in ((1, "none"), (2, "full"), (1, "selective")):

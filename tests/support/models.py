@@ -24,6 +24,11 @@ def qwen3(**changed: Any) -> ModelSpec:
     return llama(**{"qk_norm": True, "head_size": 6, "norm_eps": 1e-6, "rope_theta": 1e6, **changed})
 
 
+def mistral(**changed: Any) -> ModelSpec:
+    """Two layers with a window of three tokens."""
+    return llama(**{"window": 3, **changed})
+
+
 def utransformer(**changed: Any) -> ModelSpec:
     """Five layers, the sequence halved twice."""
     return ModelSpec(**{"family": "utransformer", "num_layers": 5, "levels": 2, **SMALL, **changed})

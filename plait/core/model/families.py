@@ -114,11 +114,49 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
     return _like_llama(config, {"num_kv_heads": None, "head_size": None})
 
 
+def _from_mistral(config: dict[str, Any]) -> ModelSpec:
+    spec = _like_llama(config, {"num_kv_heads": 8, "head_size": None})
+    window = _whole(config, "sliding_window", 4096) if config.get("sliding_window", 4096) is not None else 0
+    return replace(spec, window=window)
+
+
 def _from_qwen3(config: dict[str, Any]) -> ModelSpec:
-    kinds = config.get("layer_types")
-    if kinds and kinds != ["full_attention"] * len(kinds):
-        raise JobError(f"{shown(kinds)} is not supported", key="layer_types", fix="Supported: full_attention for all")
-    return replace(_like_llama(config, {"num_kv_heads": 32, "head_size": 128}), qk_norm=True)
+    spec = replace(_like_llama(config, {"num_kv_heads": 32, "head_size": 128}), qk_norm=True)
+    layers, first = spec.num_layers, _whole(config, "max_window_layers", 28)
+    window = _whole(config, "sliding_window", 4096)
+    slides = config.get("use_sliding_window") or False
+    if not isinstance(slides, bool):
+        raise JobError(f"{shown(slides)} is not true or false", key="use_sliding_window", fix="Supported: true, false")
+    default = [_KINDS[bool(slides and layer >= first)] for layer in range(layers)]
+    kinds: Any = config.get("layer_types") or default
+    if not slides and kinds == [_KINDS[False]] * layers:
+        return spec
+    for number in range(layers + 1):  # of first layers, then of every so many: the first that says the same
+        for every in (0, *range(2, layers + 1)):
+            found = replace(spec, window=window, full_first=number, full_every=every)
+            if kinds == _layer_types(found) and slides:
+                return found
+    problem = f"{shown(kinds)} is not supported beside use_sliding_window = {_json(slides)}"
+    raise JobError(problem, key="layer_types", fix=f"Supported: {', '.join(_KINDS)}, each so-manieth layer another")
+
+
+_KINDS = "full_attention", "sliding_attention"
+
+
+def _layer_types(spec: ModelSpec) -> list[str]:
+    return [_KINDS[bool(spec.window_at(layer))] for layer in range(spec.num_layers)]
+
+
+def _json(value: bool) -> str:
+    return str(value).lower()
+
+
+def _whole(config: dict[str, Any], key: str, habit: int) -> int:
+    """A number of tokens or layers; null is as if it were left out."""
+    value = config.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise JobError(f"{shown(value)} is not a whole number", key=key, fix=f"Leave it out for {habit}")
+    return habit if value is None else value
 
 
 def _like_llama(config: dict[str, Any], shapes: dict[str, Any]) -> ModelSpec:
@@ -216,7 +254,9 @@ def huggingface_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. dtype: of weights, as
     torch calls it. Raises CheckpointError where there is none."""
     check_family(spec)
-    kind = "gpt2" if spec.family == "gpt" else "qwen3" if spec.qk_norm else "llama"
+    kind = "gpt2" if spec.family == "gpt" else "qwen3" if spec.qk_norm else "mistral" if spec.windowed else "llama"
+    if kind == "mistral" and spec.windowed < 1:
+        raise CheckpointError("Hugging Face has no Llama or Mistral with a sliding window in some layers only")
     written = MODEL_TYPES[kind]
     config: dict[str, Any] = {"architectures": [written.architectures[0]], "model_type": kind, "torch_dtype": dtype}
     config |= {"bos_token_id": None, "eos_token_id": None} | _fields(spec, written.names)
@@ -244,8 +284,11 @@ def _llama_beside(spec: ModelSpec) -> dict[str, Any]:
         raise CheckpointError(f"Hugging Face transformers loads no Llama with {problem}, so this model has no export")
     scaling = spec.rope_scaling
     table = {"rope_type": "llama3", **_fields(scaling, _LLAMA3)} if scaling else None
-    beside = {"use_sliding_window": False} if spec.qk_norm else {"mlp_bias": False}
-    return {"hidden_act": "silu", "attention_bias": False, "rope_scaling": table, **beside}
+    beside: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "rope_scaling": table}
+    if spec.qk_norm:
+        window = {"sliding_window": spec.window or None, "max_window_layers": spec.full_first}
+        return beside | window | {"use_sliding_window": spec.windowed > 0, "layer_types": _layer_types(spec)}
+    return beside | ({"sliding_window": spec.window} if spec.windowed else {"mlp_bias": False})
 
 
 _ROTARY = ("hidden_act", "rope_parameters", "rope_scaling", "partial_rotary_factor")
@@ -275,12 +318,20 @@ MODEL_TYPES = {
         more=_ROTARY,
         architectures=("LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"),
     ),
+    "mistral": ModelType(
+        read=_from_mistral,
+        names=_LLAMA,
+        only={"attention_bias": False, "mlp_bias": False},
+        same={},
+        more=(*_ROTARY, "sliding_window"),
+        architectures=("MistralForCausalLM", "MistralModel"),
+    ),
     "qwen3": ModelType(
         read=_from_qwen3,
         names=_LLAMA,
-        only={"attention_bias": False, "use_sliding_window": False},
+        only={"attention_bias": False},
         same={},
-        more=(*_ROTARY, "sliding_window", "max_window_layers", "layer_types"),
+        more=(*_ROTARY, "use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
         architectures=("Qwen3ForCausalLM", "Qwen3Model"),
     ),
 }

@@ -93,6 +93,13 @@ class ModelSpec:
     """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before their rotation (llama; Qwen3, arXiv 2505.09388)."""
+    window: Whole = 0
+    """Tokens that a query sees, its own included: a sliding window (llama; Mistral, arXiv 2310.06825). 0: all
+    before it."""
+    full_first: Whole = 0
+    """So many first layers have no window."""
+    full_every: Whole = 0
+    """Of the others, every so-manieth has none (Gemma 3: 6, the sixth and the twelfth). 0: all have one."""
     experts: Experts | None = None
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
 
@@ -102,7 +109,7 @@ class ModelSpec:
                 raise JobError(
                     f"{getattr(self, name)} is not a positive number", key=f"model.{name}", fix="Use at least 1"
                 )
-        for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels"):
+        for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels", "window", "full_first", "full_every"):
             if getattr(self, name) < 0:
                 raise JobError(
                     f"{getattr(self, name)} is negative", key=f"model.{name}", changes=[{f"model.{name}": None}]
@@ -162,9 +169,13 @@ class ModelSpec:
             key = "rope_scaling" if self.rope_scaling else "rope_theta"
             raise JobError(f"the {self.family} family has no rotary positions", key=f"model.{key}",
                            changes=[{f"model.{key}": None}])  # fmt: skip
-        if self.qk_norm and self.has_bias:
-            raise JobError(f"the {self.family} family has no norms of queries and keys", key="model.qk_norm",
-                           changes=[{"model.qk_norm": None}, {"model.family": "llama"}])  # fmt: skip
+        for name, what in (("qk_norm", "norms of queries and keys"), ("window", "sliding window")):
+            if getattr(self, name) and self.has_bias:
+                raise JobError(f"the {self.family} family has no {what}", key=f"model.{name}",
+                               changes=[{f"model.{name}": None}, {"model.family": "llama"}])  # fmt: skip
+        if self.window and self.attention_dropout:
+            raise JobError("attention with a sliding window cannot drop weights", key="model.attention_dropout",
+                           changes=[{"model.attention_dropout": 0.0}, {"model.window": 0}])  # fmt: skip
         if self.experts:
             self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
@@ -218,15 +229,21 @@ class ModelSpec:
 
     # ---- counts ----
 
-    @property
-    def window(self) -> int:
-        """Keys that a query sees where a layer has a window; 0: no layer has one."""
-        return 0
+    def window_at(self, layer: int) -> int:
+        """Keys that a query sees in a layer, its own token included; 0: all before it.
+
+        >>> shape = dict(num_layers=6, hidden=8, num_heads=1, ffn_hidden=8, vocab=9, max_sequence=8)
+        >>> model = ModelSpec(family="llama", window=4, full_every=3, **shape)
+        >>> [model.window_at(layer) for layer in range(6)]
+        [4, 4, 0, 4, 4, 0]
+        """
+        number = layer - self.full_first + 1
+        return 0 if number < 1 or (self.full_every and number % self.full_every == 0) else self.window
 
     @property
     def windowed(self) -> float:
         """Of the layers, the part that has a window."""
-        return 0.0
+        return sum(map(bool, map(self.window_at, range(self.num_layers)))) / self.num_layers
 
     def keys_seen(self, sequence: int) -> float:
         """Keys of a query, on the mean of queries and layers; causal half not deducted."""
@@ -278,9 +295,11 @@ class ModelSpec:
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
         return layers + self.levels * self.numbers_of("down", "up") + self.numbers_of("embed", "head")
 
-    def scores(self, sequence: int, _layer: int) -> int:
-        """Pairs of a query and a key in a layer's attention over one sequence; causal half not deducted."""
-        return sequence * sequence
+    def scores(self, sequence: int, layer: int) -> int:
+        """Pairs of a query and a key in a layer's attention over one sequence; causal half not deducted: of a
+        window both sides."""
+        window = self.window_at(layer)
+        return sequence * sequence - (max(0, sequence - window) ** 2 if window else 0)
 
     def attention_flops(self, sequence: int, layer: int = 0) -> int:
         """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not

@@ -19,8 +19,10 @@ with a later rank's all of it for the second half of the queries.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -97,29 +99,77 @@ def from_tokens(parts: Tensor) -> Tensor:
 # ---- ring ----
 
 
+class Near(NamedTuple):
+    """A window. ahead: tokens by which the first query stands behind the first key. size: keys that a query
+    sees at most, its own included."""
+
+    ahead: int
+    size: int
+
+    def mask(self, q: Tensor, k: Tensor) -> Tensor:
+        """What is added to the scores of [..., queries, D] and [..., keys, D]; made once."""
+        return near_mask(self, q.shape[2], k.shape[2], q.dtype, q.device)
+
+
 class Sight(NamedTuple):
     """Queries and what they see of a block's keys: of their own place what is not later (``causal``), or
-    all."""
+    all; within a window, if there is one."""
 
     rows: slice
     columns: slice
     causal: bool
+    near: Near | None = None
 
 
 class RingTurn(NamedTuple):
-    """A block of keys that a rank of a ring attends to. owner: whose tokens they are."""
+    """A block of keys that a rank of a ring attends to. owner: whose tokens they are. window: keys that a
+    query sees; 0: all before it."""
 
     owner: int
     rank: int
     size: int
+    window: int = 0
 
     def sights(self, tokens: int) -> list[Sight]:
         """Queries of ``rank`` that see something of the block; both have so many tokens."""
+        if self.window:
+            return list(self._near(tokens // 2))
         half, whole = tokens // 2, slice(0, tokens)
         if self.owner == self.rank:
             return [Sight(whole, whole, True)]
         earlier = self.owner < self.rank
         return [Sight(whole, slice(0, half), False) if earlier else Sight(slice(half, tokens), whole, False)]
+
+    def _near(self, half: int) -> Iterator[Sight]:
+        """Of every chunk of queries and of keys. Queries that see none of the keys are left out, and keys
+        that none of the queries sees."""
+        queries, keys = ((rank, 2 * self.size - 1 - rank) for rank in (self.rank, self.owner))
+        for (row, query), (column, key) in product(enumerate(queries), enumerate(keys)):
+            ahead = (query - key) * half
+            rows, first = min(half, self.window + half - 1 - ahead), max(0, ahead - self.window + 1)
+            if ahead >= 0 and rows > 0:
+                at, seen = slice(row * half, row * half + rows), slice(column * half + first, (column + 1) * half)
+                yield Sight(at, seen, False, Near(ahead - first, self.window))
+
+
+@lru_cache(maxsize=32)
+def near_mask(near: Near, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0 where a query sees a key, else minus infinity."""
+    back = near.ahead + torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
+    hidden = (back < 0) | (back >= near.size)
+    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+
+
+def attend_near(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention of [B, N, S, D] within a window, differentiated by autograd. A GPU's flash attention
+    leaves out what lies outside; other kernels compute and hide it."""
+    if q.is_cuda and q.dtype in FLASH:
+        q, k, v, length = *(t.transpose(1, 2) for t in (q, k, v)), q.shape[2]
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, None, None, length, length, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+        )[0]
+        return out.transpose(1, 2)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=Near(0, window).mask(q, k))
 
 
 def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) -> None:
@@ -128,9 +178,13 @@ def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) 
 
     Keys and values may have fewer heads, which the queries' groups share.
     """
+    if not found and turn.window:  # no sight is of all queries
+        found += [torch.zeros_like(q, dtype=sums(q.dtype)), q.new_full(q.shape[:3], -math.inf, dtype=sums(q.dtype))]
     for sight in turn.sights(q.shape[2]):
         rows, columns = sight.rows, sight.columns
-        part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=sight.causal)
+        part, part_lse = _attend(
+            q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=sight.causal, near=sight.near
+        )
         if not found:
             found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
         else:
@@ -154,6 +208,7 @@ def block_gradient(
             found[0][:, :, rows],
             found[1][:, :, rows],
             causal=sight.causal,
+            near=sight.near,
         )
         of_queries[:, :, rows] += dq
         of_block[0][:, :, columns] += dk
@@ -178,10 +233,15 @@ def _expanded(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, near: Near | None = None) -> tuple[Tensor, Tensor]:
     """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N,
-    S, D] and [B, N, S]."""
-    ops = torch.ops.aten
+    S, D] and [B, N, S]. A window within a ring has none on a GPU."""
+    ops, mask = torch.ops.aten, near and near.mask(q, k)
+    if mask is not None:
+        k, v = _expanded(k, v, q.shape[1])
+        if q.is_cuda:
+            return plain_attention(q, k, v, causal=False, mask=mask)
+        return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask)
     if q.is_cuda and q.dtype in FLASH:
         return ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
     k, v = _expanded(k, v, q.shape[1])
@@ -194,21 +254,24 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, T
 
 
 def _attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
+    near: Near | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax
     needs to know of the others."""
-    kv_heads, ops = k.shape[1], torch.ops.aten
-    if q.is_cuda and q.dtype in FLASH:
+    kv_heads, ops, mask = k.shape[1], torch.ops.aten, near and near.mask(q, k)
+    if mask is None and q.is_cuda and q.dtype in FLASH:
         none, lengths = torch.empty(0, dtype=torch.uint64, device=q.device), (q.shape[2], k.shape[2])
         return ops._scaled_dot_product_flash_attention_backward(
             gradient, q, k, v, out, lse.contiguous(), None, None, *lengths, 0.0, causal, none, none
         )
     k, v = _expanded(k, v, q.shape[1])
     if not q.is_cuda:
-        dq, dk, dv = ops._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, lse, 0.0, causal)
-    elif q.dtype == torch.float64:
-        dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, lse, causal=causal)
+        dq, dk, dv = ops._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, out, lse, 0.0, causal, attn_mask=mask
+        )
+    elif q.dtype == torch.float64 or mask is not None:
+        dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, lse, causal=causal, mask=mask)
     else:
         # The kernel reads ``out`` as it wrote it, [B, S, N, D], whatever its strides say.
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -223,25 +286,28 @@ def _attend_backward(
     return dq, dk, dv
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What fused kernels give, where there is none (fp64 on a GPU), with all scores in memory."""
-    scores = _scores(q, k, causal=causal)
+    scores = _scores(q, k, causal=causal, mask=mask)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 def plain_attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Its gradients (arXiv 2205.14135, appendix B.4)."""
-    weights = (_scores(q, k, causal=causal) - lse[..., None]).exp()
+    weights = (_scores(q, k, causal=causal, mask=mask) - lse[..., None]).exp()
     own = (gradient * out).sum(-1, keepdim=True)
     found = weights * (gradient @ v.transpose(2, 3) - own) / math.sqrt(q.shape[3])
     return found @ k, found.transpose(2, 3) @ q, weights.transpose(2, 3) @ gradient
 
 
-def _scores(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
+def _scores(q: Tensor, k: Tensor, *, causal: bool, mask: Tensor | None) -> Tensor:
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
     if causal:
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
-    return scores
+    return scores if mask is None else scores + mask

@@ -29,7 +29,7 @@ from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
 from plait.train.model.rope import Rope
-from plait.train.model.sequence import ALONE, FLASH, RingTurn, SequenceGroup
+from plait.train.model.sequence import ALONE, FLASH, RingTurn, SequenceGroup, attend_near
 
 
 class Sublayer(nn.Module):
@@ -154,16 +154,18 @@ class Attention(Sublayer):
     def turn(self, number: int) -> RingTurn:
         """Whose block of keys it is that has come ``number`` ranks far round the ring."""
         ring = self.sequence.ring
-        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size)
+        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size, self.spec.window_at(self.layer))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         """Causal attention of [B, N, S, D], differentiated by autograd."""
-        dropout, grouped = context.dropout, q.shape[1] != k.shape[1]
+        dropout, grouped, window = context.dropout, q.shape[1] != k.shape[1], self.spec.window_at(self.layer)
         if dropout is None or not self.spec.attention_dropout:
-            if not grouped or (q.is_cuda and q.dtype in FLASH):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            if grouped and not (q.is_cuda and q.dtype in FLASH):
+                k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+                grouped = False
+            if 0 < window < q.shape[2]:
+                return attend_near(q, k, v, window)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
         heads = torch.arange(first, first + q.shape[1], device=q.device)
         mask = Mask(dropout, self.spec.attention_dropout, self.layer, "core", context.samples, heads)

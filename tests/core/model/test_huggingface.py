@@ -142,7 +142,7 @@ def named(folder: Path, values: dict[str, Any], over: PassedOver) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "qwen3"])
 def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     made = transformers.AutoConfig.for_model(kind)

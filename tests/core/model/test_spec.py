@@ -41,6 +41,7 @@ PUBLISHED = {  # counted from the released weights
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_241_732_096,
 }
 NOMINAL = {
     "125m": 125e6,

@@ -63,6 +63,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6, "rms_norm_eps": 1e-5},
     ),
     "qwen3": ("qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {**LLAMA, "sliding_window": 5}),
+    "qwen3 with a window": (
+        "qwen3",
+        {**LLAMA, "head_dim": 6, "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+    ),
     "llama scaled": ("llama", {**LLAMA, "rope_parameters": LLAMA3, "num_key_value_heads": 4}),
 }
 TOKENS = torch.randint(0, 53, (2, 12), generator=torch.Generator().manual_seed(1))

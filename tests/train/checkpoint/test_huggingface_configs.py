@@ -40,6 +40,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         LLAMA,
         {"num_key_value_heads": 4, "sliding_window": 4, "use_sliding_window": False, "tie_word_embeddings": True},
     ),
+    (
+        "qwen3",
+        LLAMA,
+        {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1, "num_key_value_heads": 2},
+    ),
+    (
+        "qwen3",
+        LLAMA,
+        {
+            "sliding_window": 4,
+            "use_sliding_window": True,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    ("mistral", LLAMA, {"sliding_window": 4, "num_key_value_heads": 2}),
+    ("mistral", LLAMA, {"sliding_window": None, "rope_theta": 1e6, "num_key_value_heads": 4}),
     ("llama", LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}, "pad_token_id": 3}),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -98,3 +99,28 @@ def test_blocks_hold_every_query_once(rows: int, group: int, tokens: int, gpu: b
     assert max(heads * queries * keys for heads, queries, keys in found) == blocks.weights
     least = group * min(tokens, dropout.LEAST) * tokens
     assert blocks.weights <= max(least, dropout.ON_GPU if gpu else dropout.ON_CPU)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 40])
+@pytest.mark.parametrize("size", [2, 4])
+def test_turns_of_a_ring_show_every_query_its_window_once(size: int, window: int) -> None:
+    half = 3
+    places = [[*range(r * half, (r + 1) * half), *range((2 * size - 1 - r) * half, (2 * size - r) * half)]
+              for r in range(size)]  # fmt: skip
+    for rank, owner in itertools.product(range(size), range(size)):
+        seen = torch.zeros(2 * half, 2 * half)
+        for sight in sequence.RingTurn(owner, rank, size, window).sights(2 * half):
+            part = seen[sight.rows, sight.columns]
+            assert sight.near is not None
+            mask = sight.near.mask(part[None, None], part.t()[None, None])
+            assert (mask == 0).any(dim=1).all()  # a softmax of nothing would be NaN
+            part += mask == 0
+        back = torch.tensor(places[rank])[:, None] - torch.tensor(places[owner])
+        assert torch.equal(seen, ((back >= 0) & (back < window)).float())
+
+
+def test_a_window_on_a_gpu_is_flash_attention_s() -> None:
+    """By its shape function: nothing is computed. Key/value heads are shared."""
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, heads, 8, 16, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        assert sequence.attend_near(q, k, v, 3).shape == q.shape
