@@ -2,8 +2,9 @@
 
 ``WEIGHTS``, the logical tensors of a model, stands in ``plait.core.model.weights``, which lies below.
 ``STEPS`` says what every kind of op computes: matrix products, attention, numbers moved. ``SENDS`` says what
-crosses the network after it. Which ops a stage has, and what each needs, is the graph's to say
-(``plait.core.step.segments``); where attention is shared, ``plait.core.step.attention_ops``.
+crosses the network after it, ``AFTER`` which order is no data. Which ops a stage has, and which data each
+needs, is the graph's to say (``plait.core.step.segments``; ``plait.core.step.attention_ops`` where attention
+is shared).
 
 A new part of a model is a row of ``WEIGHTS`` for each tensor, rows of ``STEPS`` for what is computed with it,
 a row of ``SENDS`` if something is sent, and a method in ``plait/train/engine``. Parameters, sharded units,
@@ -259,6 +260,36 @@ def send_of(site: str, kind: Kind) -> Send:
         if kind in send.kinds and (not send.sites or site in send.sites):
             return send
     raise KeyError(f"{site}.{kind} sends nothing")
+
+
+class After(NamedTuple):
+    """Order that is no data: what ops of these kinds wait for, at ``sites`` or (empty) at any.
+
+    of: the ``part`` or the ``slice`` before; ``behind``, the backward of the segment after, up to where its
+    activations are read; ``look-up``, the embedding of the last slice; ``head``, its gradient there.
+    """
+
+    sites: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    of: Literal["part", "slice", "behind", "look-up", "head"]
+    why: Literal["parts", "slices", "memory", "tied"]
+
+
+AFTER = (
+    After((), (Kind.NORM_AGAIN, Kind.FIRST_AGAIN, Kind.ROTATE_AGAIN), "behind", "memory"),
+    After(("head",), (Kind.FIRST,), "look-up", "tied"),  # both ends have one weight, which is gathered twice
+    After(("embed",), (Kind.WEIGHT_GRAD,), "head", "tied"),  # both add into one gradient
+    After((), (Kind.SECOND, Kind.FIRST_GRAD), "part", "parts"),  # of one buffer
+    After((), (Kind.WEIGHT_GRAD, Kind.NORM_GRAD), "slice", "slices"),  # both add into one gradient
+)
+"""A weight gradient waits for its input's too, though the second weight's needs no more than the output's;
+rings have two buffers (``plait.core.step.attention_ops``). Both are written with the data."""
+
+
+@cache
+def orders_of(site: str, kind: Kind) -> tuple[str, ...]:
+    """What ops wait for besides data."""
+    return tuple(row.of for row in AFTER if kind in row.kinds and site in (row.sites or (site,)))
 
 
 def exchanged(model: ModelSpec, strategy: Strategy, row: int) -> tuple[int, int, int]:

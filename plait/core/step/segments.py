@@ -55,7 +55,7 @@ from typing import Literal, NamedTuple, cast
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
-from plait.core.step.ops import ATTENDS, FORWARD_KINDS
+from plait.core.step.ops import ATTENDS, FORWARD_KINDS, orders_of
 from plait.core.step.ops import Kind as Kind
 from plait.core.step.stages import Stage
 
@@ -283,8 +283,7 @@ class SegmentGraph:
         return {segment: place for place, segment in enumerate(self.segments)}
 
     def needs(self, op: SegmentOp) -> list[Need]:
-        """What must precede ``op``: the data it reads, and the slice before it where both add into one
-        gradient."""
+        """What must precede ``op``: the data that it reads, and what ``AFTER`` has."""
         at = op.slice
         needs: list[Need] = []
 
@@ -309,20 +308,12 @@ class SegmentGraph:
                     need(("down", op.layer), Kind.NORM)
             case Kind.FIRST:
                 need(here, Kind.NORM)
-                if (
-                    op.site == "head" and self.embeds
-                ):  # tied weights, gathered: all slices look up before the first asks for the head
-                    needs.append(Need(SegmentOp("embed", 0, Kind.SECOND, self.p1 - 1)))
             case Kind.SECOND if op.site != "embed" and not shared:
                 need(here, Kind.FIRST)
             case Kind.LOSS:
                 need(here, Kind.FIRST)
-            case Kind.NORM_AGAIN | Kind.FIRST_AGAIN | Kind.ROTATE_AGAIN:
-                need(here, Kind.NORM_AGAIN) if op.kind == Kind.FIRST_AGAIN else None
-                behind = self.after(op)
-                ends = Kind.CORE_GRAD if self.shared(behind[0]) else Kind.SECOND_GRAD
-                other = Kind.LOSS if behind[0] == "head" else Kind.NORM_GRAD
-                need(behind, ends if Kind.SECOND_GRAD in _KINDS[behind[0]][1] else other)
+            case Kind.FIRST_AGAIN:
+                need(here, Kind.NORM_AGAIN)
             case Kind.SECOND_GRAD:
                 need(here, Kind.NORM_AGAIN)
                 need(here, Kind.FIRST_AGAIN)
@@ -339,16 +330,24 @@ class SegmentGraph:
                 need(here, Kind.LOSS)
             case Kind.WEIGHT_GRAD if op.site == "embed":
                 need(self.after(op), Kind.NORM_GRAD)
-                if self.heads:  # tied weights: the head adds first
-                    needs.append(Need(SegmentOp("head", 0, Kind.WEIGHT_GRAD, self.p1 - 1)))
             case Kind.WEIGHT_GRAD if not shared:
                 need(here, Kind.SECOND_GRAD)
             case _:
                 pass
-        if op.part and op.kind in (Kind.SECOND, Kind.FIRST_GRAD):
-            needs.append(Need(op._replace(part=op.part - 1)))
-        if at and op.kind in (Kind.WEIGHT_GRAD, Kind.NORM_GRAD):
-            needs.append(Need(op._replace(slice=at - 1)))
+        for of in orders_of(op.site, op.kind):
+            if of == "behind":
+                behind = self.after(op)
+                ends = Kind.CORE_GRAD if self.shared(behind[0]) else Kind.SECOND_GRAD
+                other = Kind.LOSS if behind[0] == "head" else Kind.NORM_GRAD
+                need(behind, ends if Kind.SECOND_GRAD in _KINDS[behind[0]][1] else other)
+            elif of == "part" and op.part:
+                needs.append(Need(op._replace(part=op.part - 1)))
+            elif of == "slice" and at:
+                needs.append(Need(op._replace(slice=at - 1)))
+            elif of == "look-up" and self.embeds:
+                needs.append(Need(SegmentOp("embed", 0, Kind.SECOND, self.p1 - 1)))
+            elif of == "head" and self.heads:
+                needs.append(Need(SegmentOp("head", 0, Kind.WEIGHT_GRAD, self.p1 - 1)))
         return needs
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.core.model.weights import Letters, count, matrices_of, widths
-from plait.core.step.ops import STEPS, Branch, Dims, Kind, branches_of, steps_of
+from plait.core.step.ops import STEPS, Branch, Dims, Kind, branches_of, orders_of, steps_of
 
 LETTERS = Letters(H=8, Q=8, K=4, F=32, V=9, P=4, biased=0, gated=1, learned=0, tied=0, block=0)
 FIRST, LAST = widths("attn", LETTERS)
@@ -56,3 +56,10 @@ def test_attention_attends_in_ops_of_its_own_where_it_is_shared() -> None:
 def test_a_parallel_block_has_both_branches_and_what_only_passes_on_has_none() -> None:
     assert branches_of("block") == branches_of("attn") + branches_of("mlp") == ("attn", "mlp")
     assert branches_of("enter") == branches_of("leave") == ()
+
+
+def test_gradients_are_added_slice_by_slice_and_parts_fill_one_buffer_in_order() -> None:
+    assert orders_of("attn", Kind.WEIGHT_GRAD) == orders_of("down", Kind.NORM_GRAD) == ("slice",)
+    assert orders_of("mlp", Kind.SECOND) == orders_of("head", Kind.FIRST_GRAD) == ("part",)
+    assert (orders_of("head", Kind.FIRST), orders_of("embed", Kind.WEIGHT_GRAD)) == (("look-up",), ("head", "slice"))
+    assert orders_of("attn", Kind.FIRST) == orders_of("attn", Kind.SECOND_GRAD) == ()
