@@ -88,7 +88,7 @@ class SharedWalk(Bookkeeping):
             self._hold(op, "going", each.there)
         else:
             self._take_in(op, each)
-        if not self._within or (self._again(op) and op.kind == "F"):
+        if not self._within or (self._again(op) and op.kind == Kind.FIRST):
             self._free(op, "z0")
 
     @property
