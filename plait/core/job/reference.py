@@ -18,7 +18,7 @@ from plait.core.base.codec.data import allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.job.renamed import KEYS
+from plait.core.job.renamed import KEYS, PEERS
 from plait.core.job.spec import Job
 from plait.core.model.families import MODEL_TYPES
 from plait.core.model.spec import ModelSpec
@@ -73,6 +73,9 @@ def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
     parts = asked.split(".")
     if asked in KEYS:
         raise JobError(f"is called {KEYS[asked]} now", key=asked, fix=f"Ask for {KEYS[asked]}")
+    for other, own in PEERS.items():
+        if asked in (other, other.partition(".")[2]):
+            raise JobError(f"is called {own} here", key=asked, fix=f"Ask for {own}")
     exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
     # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))

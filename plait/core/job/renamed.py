@@ -1,4 +1,4 @@
-"""Keys of a job file of earlier versions, and what they are called now."""
+"""Keys of a job file as earlier versions and other frameworks call them, and as they are called now."""
 
 from __future__ import annotations
 
@@ -31,6 +31,30 @@ KEYS = {
     "kubernetes.stage_topology": "kubernetes.kueue_stage_topology",
 }
 """Of a job file, by tables and name."""
+_PEERS = {
+    "model.hidden": "hidden_size dim n_embd",
+    "model.num_layers": "n_layers num_hidden_layers n_layer",
+    "model.num_heads": "n_heads num_attention_heads n_head",
+    "model.num_kv_heads": "n_kv_heads num_key_value_heads num_query_groups",
+    "model.head_size": "head_dim kv_channels",
+    "model.ffn_hidden": "ffn_hidden_size intermediate_size n_inner",
+    "model.vocab": "vocab_size",
+    "model.max_sequence": "max_position_embeddings max_seq_len n_positions",
+    "model.norm_eps": "rms_norm_eps layer_norm_epsilon layernorm_epsilon",
+    "train.learning_rate": "lr",
+    "train.min_learning_rate": "min_lr",
+    "train.steps": "train_iters max_steps",
+    "train.clip_grad": "max_norm gradient_clipping max_grad_norm",
+    "strategy.tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size",
+    "strategy.pp": "pipeline_model_parallel_size pipeline_parallel_degree pipeline_parallel_size",
+    "strategy.dp": "data_parallel_replicate_degree data_parallel_size",
+    "strategy.cp": "context_parallel_size context_parallel_degree",
+    "strategy.ep": "expert_model_parallel_size expert_parallel_degree",
+    "strategy.schedule": "pipeline_parallel_schedule",
+    "strategy.virtual_stages": "virtual_pipeline_model_parallel_size",
+}
+PEERS = {f"{key.partition('.')[0]}.{name}": key for key, names in _PEERS.items() for name in names.split()}
+"""Keys as Megatron-LM, torchtitan, DeepSpeed and Hugging Face call them, and as they are called here."""
 VALUES = {
     ("strategy.overlap", "none"): "no-communication",
     ("strategy.overlap.tp", "none"): "no-communication",
@@ -57,6 +81,9 @@ def refuse_old_keys(values: Mapping[str, Any]) -> None:
     for old, new in KEYS.items():
         if _at(values, old) is not None:
             raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))
+    for other, own in PEERS.items():
+        if _at(values, other) is not None:
+            raise JobError(f"is called {own} here", key=other, fix=f"Write {own.partition('.')[2]}")
     for (key, old), new in VALUES.items():
         if _at(values, key) == old:
             raise JobError(f'"{old}" is called "{new}" now', key=key, fix=HINTS["strategy.overlap"])
