@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -28,6 +29,8 @@ from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import LARGEST
 
 T = TypeVar("T")
+PART = 1000
+"""Keys of a table that are checked at once."""
 
 
 def _listed(value: Any) -> Any:
@@ -73,8 +76,8 @@ def _validator(kind: type[Any], others: bool) -> SchemaValidator:
 
 
 def _exact(schema: Any) -> Any:
-    """A schema that takes each value as it is, and tells of a list only the first that is wrong: each takes
-    kilobytes. Sections say this themselves."""
+    """A schema that takes each value as it is, and tells of a list only the first that is wrong, of a table
+    those of ``PART`` keys: each takes kilobytes. Sections say this themselves."""
     if isinstance(schema, list | tuple):
         return type(cast("list[Any]", schema))(map(_exact, cast("list[Any]", schema)))
     if not isinstance(schema, dict) or cast("Any", schema).get("type") == "model":
@@ -87,8 +90,28 @@ def _exact(schema: Any) -> Any:
             return core_schema.no_info_wrap_validator_function(_as_it_is, cast("Any", made | {"strict": True}))
         case "list" | "tuple":
             return made | {"fail_fast": True}
+        case "dict" | "dataclass" | "named-tuple":
+            whole, ref = _in_parts if made["type"] == "dict" else _few_keys, made.pop("ref", None)
+            return core_schema.no_info_wrap_validator_function(whole, cast("Any", made), ref=ref)
         case _:
             return made
+
+
+def _in_parts(value: Any, check: Callable[[Any], Any]) -> Any:
+    """A table, of which one part is checked after the other."""
+    if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
+        return check(value)
+    found, items = dict[Any, Any](), iter(cast("dict[Any, Any]", value).items())
+    while part := dict(islice(items, PART)):
+        found.update(check(part))
+    return found
+
+
+def _few_keys(value: Any, check: Callable[[Any], Any]) -> Any:
+    """A table with keys of its own, of which there are few: of very many, some are enough to be refused."""
+    if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
+        return check(value)
+    return check(dict(islice(cast("dict[Any, Any]", value).items(), PART)))
 
 
 def _as_it_is(value: Any, check: Callable[[Any], Any]) -> Any:
@@ -152,8 +175,10 @@ def _place(location: tuple[int | str, ...], kind: type[Any], values: Any) -> _Pl
             tables = _records(here.kind)
         elif _has(at, part):
             path += f".{part}"
+            inner = get_args(here.kind)[1:] if get_origin(here.kind) in (dict, Mapping) else ()
             unknown = part == location[-1] and bool(tables) and not _is_table(here.kind)
-            here = _Place(path, tuple(known), None) if unknown else here._replace(path=path, known=tuple(known))
+            narrow = (inner[0], ()) if inner else (None if unknown else here.kind, here.limits)
+            here = _Place(path, tuple(known), *narrow)
         else:
             continue  # a branch of a union
         at = inside
@@ -211,8 +236,9 @@ _NAMES: dict[Any, str] = {
 _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 
 
-def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
-    """What a type takes, in words. Bounds that nobody means to reach are left out.
+def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within: bool = False) -> str:
+    """What a type takes, in words. Bounds that nobody means to reach are left out. within: a table, whose own
+    tables are not spelled out.
 
     >>> allowed(int, [Ge(1)])
     'a whole number of at least 1'
@@ -223,19 +249,22 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(allowed(part) for part in inner if part is not NoneType)
+        return " or ".join(allowed(part, within=within) for part in inner if part is not NoneType)
     if origin is dict:
         return "a table"
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in inner)
     if hasattr(annotation, "__metadata__"):  # Annotated
         nested = [getattr(m, "metadata", [m]) for m in inner[1:]]
-        return allowed(inner[0], [limit for group in nested for limit in group])
+        return allowed(inner[0], [limit for group in nested for limit in group], within=within)
     if origin in (tuple, list):
         count = "" if origin is list or inner[-1] is Ellipsis else f" of {len(inner)}"
-        return f"a list{count}, each {allowed(inner[0])}"
+        return f"a list{count}, each {allowed(inner[0], within=within)}"
+    if _is_record(annotation) and within:
+        return "a table"
     if _is_record(annotation):
-        return "{ " + ", ".join(f"{name} = {allowed(*one)}" for name, one in _fields(annotation).items()) + " }"
+        keys = ", ".join(f"{name} = {allowed(*one, within=True)}" for name, one in _fields(annotation).items())
+        return f"{{ {keys} }}"
     if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
         return f"a text that matches {patterns[0]}"
     known = [limit for limit in limits if type(limit) in _SIGNS and abs(_bound(limit)) < LARGEST]

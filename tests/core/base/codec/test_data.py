@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -72,3 +73,31 @@ def test_lists_and_tables_are_looked_through() -> None:
     ):  # fmt: skip
         with pytest.raises(JobError):
             decode(Listed, {"numbers": numbers, "words": words})
+
+
+@dataclass(frozen=True)
+class Named:
+    numbers: dict[str, int]
+    inner: tuple[Named, ...] = ()
+
+
+def test_of_very_many_mistakes_few_are_kept() -> None:
+    """Of tables, lists and keys alike, in what is within itself too; what is right is whole."""
+    right = {f"n{at}": at for at in range(2_500)}
+    assert decode(Named, {"numbers": right, "inner": [{"numbers": right}]}) == Named(right, (Named(right),))
+    with pytest.raises(JobError, match=r"inner\[0\]\.numbers\.n2499: \"x\" is not allowed"):
+        decode(Named, {"numbers": right, "inner": [{"numbers": right | {"n2499": "x"}}]})
+    tracemalloc.start()
+    try:
+        for wrong in (
+            {"numbers": {f"n{at}": "x" for at in range(100_000)}},
+            {"numbers": {}} | {f"n{at}": 1 for at in range(100_000)},
+            {"numbers": {}, "inner": ["x"] * 100_000},
+        ):
+            before = tracemalloc.get_traced_memory()[0]
+            with pytest.raises(JobError):
+                decode(Named, wrong)
+            assert tracemalloc.get_traced_memory()[1] - before < 30 << 20
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
