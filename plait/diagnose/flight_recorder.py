@@ -34,7 +34,7 @@ import polars as pl
 
 from plait.core.base.numbers import is_number
 from plait.core.base.passed_over import PassedOver
-from plait.diagnose.foreign import FOREIGN, LATEST, NS, ForeignSpans, axis_of, bytes_of_dtype, members_of
+from plait.diagnose.trace_columns import FOREIGN, LATEST, NS, ForeignSpans, axis_of, bytes_of_dtype, members_of
 
 State = Literal["scheduled", "started", "completed"]
 STATES: tuple[State, ...] = ("scheduled", "started", "completed")

@@ -20,11 +20,11 @@ from plait.core.record.timeline import SCHEMA_VERSION
 from plait.core.runs.evidence import spoken_ranks, write_hang
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
-from plait.diagnose.foreign import LATEST, NS, ForeignSpans
 from plait.diagnose.imported import Said, write_notes
 from plait.diagnose.kineto import TraceEvents, Work
 from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
+from plait.diagnose.trace_columns import LATEST, NS, ForeignSpans
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
 
 if TYPE_CHECKING:

@@ -39,10 +39,10 @@ import polars as pl
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import LARGEST
 from plait.core.base.passed_over import PassedOver
-from plait.diagnose.foreign import FOREIGN, LATEST, NS, ForeignSpans, members_of
 from plait.diagnose.kineto_comm import TracedWork, on_device
 from plait.diagnose.kineto_host import on_host
 from plait.diagnose.kineto_ops import RANGE, Comm, Listed, Ops, comm_of
+from plait.diagnose.trace_columns import FOREIGN, LATEST, NS, ForeignSpans, members_of
 from plait.diagnose.whose import checked_rank
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.foreign import axis_of
 from plait.diagnose.kineto_ops import MESSAGE, RANGE, Comm, Ops
+from plait.diagnose.trace_columns import axis_of
 
 DISPATCHED = re.compile(r"^(c10d::|_c10d_functional::|c10d_functional::)")
 RECORDED = "record_param_comms"

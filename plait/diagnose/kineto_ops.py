@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.core.base.numbers import is_number
 from plait.core.base.passed_over import PassedOver
-from plait.diagnose.foreign import bytes_of_dtype, members_of
+from plait.diagnose.trace_columns import bytes_of_dtype, members_of
 
 RANGE = re.compile(r"^(nccl|ncclx|rccl|rcclx|gloo|mpi|ucc|xccl|hccl|mccl|oneccl|ccl|cncl|eccl|bkcl):", re.IGNORECASE)
 """Ranges that process groups write around a collective: ``BACKEND:what``."""

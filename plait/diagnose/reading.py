@@ -196,7 +196,7 @@ def recorded(
     metrics: Iterable[Mapping[str, Any]] = (),
 ) -> Recording:
     """A recording of tables as they stand in files. Without a plan nobody knows where ranks stand, and all
-    count as equals. clocks_agree: None where only the number of hosts tells."""
+    count as peers. clocks_agree: None where only the number of hosts tells."""
     ranks = pl.concat([spans["rank"], rollups["rank"]]).unique().sort().to_list()
     named = [(hosts or {}).get(rank) for rank in range(max(ranks) + 1)]
     told = "axis" in spans.columns
@@ -266,7 +266,7 @@ def _is_step(line: Mapping[str, Any]) -> bool:
 
 def _plan(path: Path, notes: Notes) -> Plan | None:
     if not path.exists():
-        notes.say(f"{path.name} is missing: where ranks stand is not known, and all count as equals")
+        notes.say(f"{path.name} is missing: where ranks stand is not known, and all count as peers")
         return None
     try:
         return Plan.read(path)

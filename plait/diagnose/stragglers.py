@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import (
+from plait.diagnose.noise import SIGMA
+from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, UnitSpread, outliers
+from plait.diagnose.peers import (
     PeerComparison,
     crowded,
     hosts_known,
@@ -24,8 +26,6 @@ from plait.diagnose.equals import (
     transfers,
     typical_work,
 )
-from plait.diagnose.noise import SIGMA
-from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, UnitSpread, outliers
 from plait.diagnose.recording import Recording
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ may be the slower for it (caches, threads of one core) in processor time, too: 2
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
     """ranks: whom it is about; of a link, those at its ends. hosts: as far as they are known. since, until:
-    steps. effect: share by which it takes longer than its equals. seconds: of a step, by which its own work
+    steps. effect: share by which it takes longer than its peers. seconds: of a step, by which its own work
     or its transfers are longer. z, recurs: how clear it is, and in which share of steps. computing: share of
     ``seconds`` that is computation. where: coordinates or groups, in words."""
 

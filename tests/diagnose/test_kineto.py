@@ -13,10 +13,10 @@ from plait.core.base.errors import DataError
 from plait.core.base.passed_over import PassedOver
 from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
-from plait.diagnose.foreign import LATEST
 from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.kineto import TraceEvents, TraceFacts
 from plait.diagnose.reading import read_run
+from plait.diagnose.trace_columns import LATEST
 from tests.support.recordings.theirs import (
     REDUCE_SCATTER,
     Event,

@@ -35,9 +35,9 @@ from plait.plan.make import assemble_plan
 from plait.train.comm.wire import Wire
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import RankPart, assemble
-from plait.train.engine.completion import complete, totals
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.feed import micro_batches
+from plait.train.engine.grad_sync import complete, totals
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import Courier, Delivery

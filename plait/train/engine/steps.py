@@ -10,8 +10,8 @@ from torch import Tensor
 
 from plait.core.job.settings import OnNan
 from plait.core.record.ring import Kind
-from plait.train.engine.completion import complete, sum_loss, totals
 from plait.train.engine.finite import StepNumbers, check_state, explain
+from plait.train.engine.grad_sync import complete, sum_loss, totals
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer

@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.parallel.layout import Layout
 from plait.core.record.rollup import PROCESSOR
-from plait.diagnose.equals import (
+from plait.diagnose.peers import (
     crowded,
     hosts_known,
     members_of,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plait.diagnose.foreign import axis_of, bytes_of_dtype, members_of
 from plait.diagnose.tables import MOST_RANKS
+from plait.diagnose.trace_columns import axis_of, bytes_of_dtype, members_of
 
 
 def test_axes_by_what_groups_are_called() -> None:
