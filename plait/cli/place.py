@@ -13,7 +13,7 @@ from plait.cli.groups import grouped
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedNodes:
     """A placement some of whose nodes failed."""
 
     repair: Annotated[
@@ -38,7 +38,7 @@ class PlacementOutput:
 
 @grouped
 def place(
-    failed: Failed,
+    failed: FailedNodes,
     output: PlacementOutput,
     job: Annotated[Path, typer.Argument(help="The plan (plan.json), or a job file (TOML) to plan first.")],
     overrides: Annotated[

@@ -167,15 +167,9 @@ class Watch:
     """``signals``: those that have arrived, oldest first. sources: what else is listened to."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankProcess],
-        logs: Path,
-        signals: deque[int],
-        *,
-        timeout: float,
-        guard: RunGuard = ALONE,
-        sources: Sequence[EventSource] = (),
-    ) -> None:
+        self, ranks: Sequence[RankProcess], logs: Path, signals: deque[int], *, timeout: float,
+        guard: RunGuard = ALONE, sources: Sequence[EventSource] = (),
+    ) -> None:  # fmt: skip
         self.progress = guard.progress or Progress(len(ranks))
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
         self.suspicion, self.sources = guard.suspicion, sources
@@ -396,13 +390,9 @@ def _culprit(quiet: Sequence[RankProcess]) -> RankProcess:
 
 
 def watched(
-    ranks: Sequence[RankProcess],
-    logs: Path,
-    *,
-    timeout: float,
-    guard: RunGuard = ALONE,
+    ranks: Sequence[RankProcess], logs: Path, *, timeout: float, guard: RunGuard = ALONE,
     sources: Sequence[EventSource] = (),
-) -> int:
+) -> int:  # fmt: skip
     """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
     with catching_signals() as signals:
         return Watch(ranks, logs, signals, timeout=timeout, guard=guard, sources=sources).until_ended()
