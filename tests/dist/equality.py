@@ -33,7 +33,7 @@ from plait.train.model.transformer import Transformer
 from tests.support.peers import Peer
 from tests.support.reference import Reference
 
-BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
+BATCH, SEQUENCE, STEPS, SEED = 4, 8, 4, 7
 RATE, CLIP = 1e-2, 0.5
 DEVICE = RankDevice(torch.device("cpu"))
 

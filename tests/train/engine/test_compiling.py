@@ -59,9 +59,9 @@ def part_of(name: str, batch: int, **strategy: Any) -> RankPart:
 
 
 SLICED: list[tuple[int, dict[str, Any]]] = [
-    (5, {"p1": 3, "p2": 2, "recompute": "full"}),
-    (3, {"p1": 2, "recompute": "selective"}),
-    (4, {"p1": 1}),
+    (5, {"slices": {"batch": 3, "columns": 2}, "recompute": "full"}),
+    (3, {"slices": {"batch": 2, "columns": 1}, "recompute": "selective"}),
+    (4, {}),
 ]
 
 
@@ -97,10 +97,10 @@ def test_steps_compile_nothing_more(traced: Compiler, name: str, batch: int, str
 
 
 def test_other_batches_take_no_more_variants(traced: Compiler) -> None:
-    compile_ahead(part_of("plain", 6, p1=4))  # slices of 2 and 1
+    compile_ahead(part_of("plain", 6, slices={"batch": 4, "columns": 1}))  # slices of 2 and 1
     known = traced.variants
     for batch in (2, 3, 7):
-        step(part_of("plain", batch, p1=2), batch)
+        step(part_of("plain", batch, slices={"batch": 2, "columns": 1}), batch)
         assert traced.variants == known
 
 
