@@ -38,7 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
     "one layer": {"recompute": "full", "recompute_layers": 1},
     "tp": {"tp": 2},
-    "slices": {"tp": 2, "batch": 2, "columns": 2},
+    "slices": {"tp": 2, "p1": 2, "p2": 2},
     "sequence parallel": {"tp": 2, "sequence_parallel": True},
     "sequence parallel, slices": {"tp": 2, "sequence_parallel": True, "p1": 2, "p2": 2},
     "sequence parallel, columns": {"tp": 2, "sequence_parallel": True, "p2": 4},

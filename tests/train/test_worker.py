@@ -146,7 +146,7 @@ def test_a_rank_joins_watches_and_trains(trained: Trained, tmp_path: Path) -> No
     assert trained.done[:3] == [("collects", 0, 2, True), ("joined", 0, "store"), ("reports", True, job.train.steps)]
     assert trained.names()[3:] == ["watches", "session", "trains", "watches no more"]
     assert trained.watchdog.made == (0, job.run.call_deadline, "towards 127.0.0.1:29500")
-    assert trained.given[0] == plan and trained.given[2:5] == (tmp_path, ENV, "device")
+    assert trained.given[0] == plan and trained.given[1:4] == (tmp_path, ENV, "device")
     assert not asked(tmp_path)  # what an earlier start has left
     assert [one.world for one in read_attempts(tmp_path)] == [2]
 
