@@ -98,9 +98,11 @@ class Rank:
         """End its threads, while nothing can end the process."""
         self.passes.set()
         self.launcher.close()
-        for thread in set(threading.enumerate()) - self.before:
-            if thread.name == "stop" or self.control.launched:
-                thread.join(60)
+        for name in ("control", "stop"):  # the first starts the second
+            for thread in set(threading.enumerate()) - self.before:
+                if thread.name == name and (name == "stop" or self.control.launched):
+                    until(lambda thread=thread: thread.ident)  # one that is being started cannot be joined
+                    thread.join(60)
         self.line.close()
 
 
@@ -151,7 +153,7 @@ def test_that_the_main_thread_works_is_told_now_and_then(rank: Rank) -> None:
         control.doing("measuring")
         assert rank.heard(Beat).doing == "measuring"
         until(lambda: rank.looks)  # the first of which is where work is counted from
-        rank.clock += module.WORK
+        rank.clock += module.WORK / 2
         for _ in range(30):  # which is too little
             assert rank.launcher.receive() is None
         rank.clock += module.WORK
