@@ -132,9 +132,9 @@ def conflict_factor(fabric: RailFabric, flows_per_nic: int = 1) -> float:
     """How many times longer equal transfers of all active NICs of a leaf switch take for hashing than if NICs
     were the limit. flows_per_nic: connections over which a NIC spreads its bytes; many even out.
 
-    >>> round(conflict_factor(Fabric(uplinks=8, active=8)), 2)
+    >>> round(conflict_factor(RailFabric(uplinks=8, active=8)), 2)
     2.6
-    >>> round(conflict_factor(Fabric(uplinks=8, active=8, speedup=2.0)), 2)
+    >>> round(conflict_factor(RailFabric(uplinks=8, active=8, speedup=2.0)), 2)
     1.3
     """
     load = largest_load(fabric.active * flows_per_nic, fabric.uplinks) / flows_per_nic

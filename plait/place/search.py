@@ -30,7 +30,7 @@ def search(
     """The minipod of every cell, column by column, such that no row and no column is spread further.
 
     >>> search([3, 3], 2, 3, 1, 2)
-    (<Verdict.FOUND: 1>, (0, 1, 0, 1, 0, 1))
+    (<SearchOutcome.FOUND: 1>, (0, 1, 0, 1, 0, 1))
     """
     if rows < columns:  # the fewer columns, the fewer patterns
         verdict, found = search(free, columns, rows, column_spread, row_spread, effort)

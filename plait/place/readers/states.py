@@ -18,7 +18,7 @@ def worse(first: NodeState, second: NodeState) -> NodeState:
     """What is down for one is down, what is busy for one is busy; of two jobs on a node both hold it, until
     the later one ends.
 
-    >>> worse(State(), State(status="busy", holder="job 7")).holder
+    >>> worse(NodeState(), NodeState(status="busy", holder="job 7")).holder
     'job 7'
     """
     if _RANK[first.status] != _RANK[second.status]:
@@ -37,7 +37,7 @@ def worse(first: NodeState, second: NodeState) -> NodeState:
 def without_gpus(states: Mapping[str, NodeState], hardware: Mapping[str, Hardware]) -> dict[str, NodeState]:
     """Nodes that are known to have no GPUs are down: nothing is to be placed there.
 
-    >>> without_gpus({"a": State(), "b": State()}, {"a": Hardware(), "b": Hardware(gpus=0)})["b"].holder
+    >>> without_gpus({"b": NodeState()}, {"a": Hardware(), "b": Hardware(gpus=0)})["b"].holder
     'no whole GPU'
     """
     none = NodeState(status="down", holder="no whole GPU")

@@ -35,8 +35,8 @@ class TreeNeighbours(NamedTuple):
 def node_of(rank: int, size: int, fan: int = FAN) -> TreeNeighbours:
     """Where a rank of ``size`` stands. The ranks below a child are those up to the next child.
 
-    >>> [node_of(rank, 6, fan=2) for rank in (0, 1, 4)]
-    [Node(parent=None, children=(1, 4)), Node(parent=0, children=(2, 3)), Node(parent=0, children=(5,))]
+    >>> [tuple(node_of(rank, 6, fan=2)) for rank in (0, 1, 4)]
+    [(None, (1, 4)), (0, (2, 3)), (0, (5,))]
     """
     parent, below = None, range(size)
     while True:
