@@ -189,7 +189,7 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], La
 
     def start(kind: str) -> Launched:
         (tmp_path / "rank.py").write_text(RANK)
-        argv = [sys.executable, str(tmp_path / "rank.py"), str(tmp_path), kind]
+        argv = [sys.executable, "-B", str(tmp_path / "rank.py"), str(tmp_path), kind]
         with open(tmp_path / "output", "w") as output, open(tmp_path / "errors", "w") as errors:
             process = subprocess.Popen(
                 row.command(argv, tmp_path), env={**env, MARK: str(tmp_path)}, cwd=tmp_path,
