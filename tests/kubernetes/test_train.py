@@ -135,7 +135,7 @@ def test_a_dry_run_shows_what_would_be_sent(tmp_path: Path) -> None:
     import yaml
 
     with small_cluster(tmp_path / "cluster", 2, jobset=True) as cluster:
-        process = begin(cluster, tmp_path, 20, "--dry-run", hosts=("n1", "n0"), restarts=2)
+        process = begin(cluster, tmp_path, 20, "--dry-run", hosts=("n1", "n0"), max_restarts=2)
         assert ended(process, tmp_path) == 0, said(tmp_path)
         text = (tmp_path / "output").read_text().partition("The manifests\n")[2]
         found = [one for one in yaml.safe_load_all(text) if one]

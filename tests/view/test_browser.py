@@ -276,7 +276,7 @@ def test_the_report_with_the_network_off(tmp_path: Path, chromium: Browser) -> N
     hostile = '{"number": 1, "outcome": "<img src=x onerror=document.title=1>", "cause": "</script><b>"}\n'
     (run / "attempts.jsonl").write_text(hostile)
     out = tmp_path / "report.html"
-    assert "report.html" in run_cli("report", run, "-o", out).stdout
+    assert "report.html" in run_cli("view", run, "--save", out).stdout
     with chromium.new_context(viewport={"width": 1280, "height": 900}) as context:
         page = context.new_page()
         page.set_default_timeout(WAIT)
