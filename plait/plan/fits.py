@@ -17,7 +17,7 @@ from pathlib import Path
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
-from plait.core.model.precision import ITEMSIZE, MASTER
+from plait.core.model.precision import ITEMSIZE, master_size
 from plait.core.step.memory.estimate import Estimate, Memory, estimate
 from plait.plan.make import job_step
 from plait.plan.nearest import changes, more_ranks, nearest_change, would_fit
@@ -137,7 +137,7 @@ def least_bytes(job: Job, vocab: int) -> int:
     """No strategy needs less of all ranks together: the states once, the residual stream of one micro-batch
     once. In closed form."""
     model, itemsize = job.model_spec(vocab), ITEMSIZE[job.train.precision]
-    master = max(MASTER, itemsize)
+    master = master_size(itemsize)
     states = model.num_parameters * (itemsize + master * (3 + (master != itemsize)))
     tokens = job.micro_batch * job.data.sequence_length
     return states + (tokens * model.hidden * itemsize * model.num_layers >> model.levels)

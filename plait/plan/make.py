@@ -79,7 +79,7 @@ def assemble_plan(
     has it. generated: the schedule is a generator's; a draft trusts that it can run."""
     schedule, choices = step.schedule, choices or Choices()
     _check_fits(schedule, step.layout, step.workload)
-    if all(op.computes for ops in schedule.ranks for op in ops):
+    if schedule.computes_only:
         schedule = with_transfers(with_edges(schedule, step.crossings), proven=generated)
     elif set(schedule.edges) != set(step.crossings):
         wanted = " ".join(f"{a}>{b}" for a, b in step.crossings)

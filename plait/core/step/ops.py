@@ -60,7 +60,7 @@ ATTENTION_GRAD = 2.5
 arXiv 2205.14135)."""
 
 
-class Step(NamedTuple):
+class OpStep(NamedTuple):
     """What ops of a kind compute.
 
     branch: between a first and a second weight, or an end of the model; empty: the residual stream, of any
@@ -82,39 +82,39 @@ class Step(NamedTuple):
     cheap: bool = False
 
 
-STEPS: tuple[Step, ...] = (
-    Step("", Kind.NORM, moved=((5, "S"),)),  # two additions, three numbers, and the norm
-    Step("", Kind.NORM_AGAIN, moved=((2, "S"),)),
-    Step("", Kind.NORM_GRAD, moved=((10, "S"),)),
-    Step("embed", Kind.SECOND, moved=((1, "H"),)),
-    Step("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
-    Step("attn", Kind.FIRST, ("T", "H", "Z")),
-    Step("attn", Kind.FIRST, moved=((2, "Z"), (2, "N"))),  # to the layout of kernels, normalised, rotated
-    Step("attn", Kind.FIRST, attends="forward", when="alone"),
-    Step("attn", Kind.CORE, attends="forward", when="shared"),
-    Step("attn", Kind.SECOND, ("T", "O", "H"), "n"),
-    Step("attn", Kind.SECOND_GRAD, ("T", "H", "O")),
-    Step("attn", Kind.SECOND_GRAD, attends="backward", when="alone"),
-    Step("attn", Kind.SECOND_GRAD, moved=((4, "Z"), (4, "N")), when="alone"),
-    Step("attn", Kind.CORE_GRAD, attends="backward", when="shared"),
-    Step("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"), (4, "N")), when="shared"),
-    Step("attn", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
-    Step("attn", Kind.WEIGHT_GRAD, ("H", "T", "O")),
-    Step("attn", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
-    Step("mlp", Kind.FIRST, ("T", "H", "Z")),
-    Step("mlp", Kind.FIRST, moved=((1, "Z"), (1, "O")), cheap=True),
-    Step("mlp", Kind.SECOND, ("T", "O", "H"), "n"),
-    Step("mlp", Kind.SECOND_GRAD, ("T", "H", "O")),
-    Step("mlp", Kind.SECOND_GRAD, moved=((2, "Z"), (2, "O"))),
-    Step("mlp", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
-    Step("mlp", Kind.WEIGHT_GRAD, ("H", "T", "O")),
-    Step("mlp", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
-    Step("head", Kind.FIRST, ("T", "H", "V")),
-    Step("head", Kind.LOSS, moved=((1, "V"),)),
-    Step("head", Kind.FIRST_GRAD, ("T", "V", "H"), "m"),
-    Step("head", Kind.WEIGHT_GRAD, ("V", "T", "H")),
-    Step("down", Kind.NORM, ("T", "2H", "H")),
-    Step("up", Kind.NORM, ("T", "H", "H")),
+STEPS: tuple[OpStep, ...] = (
+    OpStep("", Kind.NORM, moved=((5, "S"),)),  # two additions, three numbers, and the norm
+    OpStep("", Kind.NORM_AGAIN, moved=((2, "S"),)),
+    OpStep("", Kind.NORM_GRAD, moved=((10, "S"),)),
+    OpStep("embed", Kind.SECOND, moved=((1, "H"),)),
+    OpStep("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
+    OpStep("attn", Kind.FIRST, ("T", "H", "Z")),
+    OpStep("attn", Kind.FIRST, moved=((2, "Z"), (2, "N"))),  # to the layout of kernels, normalised, rotated
+    OpStep("attn", Kind.FIRST, attends="forward", when="alone"),
+    OpStep("attn", Kind.CORE, attends="forward", when="shared"),
+    OpStep("attn", Kind.SECOND, ("T", "O", "H"), "n"),
+    OpStep("attn", Kind.SECOND_GRAD, ("T", "H", "O")),
+    OpStep("attn", Kind.SECOND_GRAD, attends="backward", when="alone"),
+    OpStep("attn", Kind.SECOND_GRAD, moved=((4, "Z"), (4, "N")), when="alone"),
+    OpStep("attn", Kind.CORE_GRAD, attends="backward", when="shared"),
+    OpStep("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"), (4, "N")), when="shared"),
+    OpStep("attn", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
+    OpStep("attn", Kind.WEIGHT_GRAD, ("H", "T", "O")),
+    OpStep("attn", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
+    OpStep("mlp", Kind.FIRST, ("T", "H", "Z")),
+    OpStep("mlp", Kind.FIRST, moved=((1, "Z"), (1, "O")), cheap=True),
+    OpStep("mlp", Kind.SECOND, ("T", "O", "H"), "n"),
+    OpStep("mlp", Kind.SECOND_GRAD, ("T", "H", "O")),
+    OpStep("mlp", Kind.SECOND_GRAD, moved=((2, "Z"), (2, "O"))),
+    OpStep("mlp", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
+    OpStep("mlp", Kind.WEIGHT_GRAD, ("H", "T", "O")),
+    OpStep("mlp", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
+    OpStep("head", Kind.FIRST, ("T", "H", "V")),
+    OpStep("head", Kind.LOSS, moved=((1, "V"),)),
+    OpStep("head", Kind.FIRST_GRAD, ("T", "V", "H"), "m"),
+    OpStep("head", Kind.WEIGHT_GRAD, ("V", "T", "H")),
+    OpStep("down", Kind.NORM, ("T", "2H", "H")),
+    OpStep("up", Kind.NORM, ("T", "H", "H")),
 )
 AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE}
 """Kinds that run another's steps a second time."""
@@ -131,7 +131,7 @@ def branches_of(site: str) -> tuple[Branch, ...]:
 
 
 @cache
-def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: bool = False) -> tuple[Step, ...]:
+def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: bool = False) -> tuple[OpStep, ...]:
     """Rows of a branch's ops of a kind. shared: attention is; selective: so is recomputation."""
     runs = AGAIN.get(kind, kind) if branch in ("attn", "mlp") else kind
     when = ("", "shared" if shared else "alone")
@@ -157,18 +157,18 @@ class Dims:
         """Numbers along a dimension."""
         return 2 * self.H if letter == "2H" else getattr(self, letter)
 
-    def product(self, step: Step, parts: Number = 1) -> tuple[Number, Number, Number]:
+    def product(self, step: OpStep, parts: Number = 1) -> tuple[Number, Number, Number]:
         """(m, k, n) of the step's product, in one of ``parts`` parts."""
         assert step.product is not None
         m, k, n = (self.size(letter) for letter in step.product)
         return m / (parts if step.cut == "m" else 1), k, n / (parts if step.cut == "n" else 1)
 
-    def flops(self, step: Step) -> Number:
+    def flops(self, step: OpStep) -> Number:
         """Of the step's product; 0 if it has none."""
         m, k, n = self.product(step) if step.product else (0, 0, 0)
         return 2 * m * k * n
 
-    def moved(self, step: Step) -> Number:
+    def moved(self, step: OpStep) -> Number:
         """Numbers that elementwise operations read or write."""
         return self.T * sum(times * self.size(letter) for times, letter in step.moved)
 

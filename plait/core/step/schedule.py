@@ -142,6 +142,11 @@ class Schedule:
                     f"edge {producer}>{consumer} does not lead from an earlier to a later of {self.num_stages} stages"
                 )
 
+    @property
+    def computes_only(self) -> bool:
+        """Whether it has no transfers yet."""
+        return all(op.computes for ops in self.ranks for op in ops)
+
     @cached_property
     def rank_of(self) -> dict[int, int]:
         """The rank that holds each stage."""

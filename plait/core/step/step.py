@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.core.model.precision import ITEMSIZE, MASTER, Precision
+from plait.core.model.precision import ITEMSIZE, Precision, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
 from plait.core.parallel.sharding import Sharding, Unit
@@ -20,7 +20,7 @@ from plait.core.step.seconds.segment_costs import SegmentCosts, segment_costs
 from plait.core.step.segments import Phase, SegmentGraph
 from plait.core.step.stages import Crossing, Stage, Tie, crossing_bytes, crossings, split_layers, tie_of
 from plait.core.step.traffic import SegmentTraffic, replicated_numbers
-from plait.core.step.unit_traffic import UnitTraffic, unit_sizes
+from plait.core.step.unit_traffic import UnitTraffic, unit_sizes, unit_traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Workload:
     @property
     def master(self) -> int:
         """Bytes of a number of a gradient."""
-        return max(MASTER, self.itemsize)
+        return master_size(self.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,9 @@ class Step:
     @cached_property
     def listed(self) -> Schedule:
         """The schedule with its transfers."""
-        schedule = self.schedule
-        if all(op.computes for ops in schedule.ranks for op in ops):
-            return with_transfers(with_edges(schedule, self.crossings))
-        return schedule
+        if self.schedule.computes_only:
+            return with_transfers(with_edges(self.schedule, self.crossings))
+        return self.schedule
 
     def strategy_of(self, place: int) -> Strategy:
         """The strategy with a place's own tensor-parallel degree."""
@@ -209,10 +208,9 @@ class Place:
         mesh, work = self.mesh, self.step.workload
         if mesh.replicas == 1:
             return []
-        return [
-            UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, work.master)
-            for unit, numel in self.unit_sizes.items()
-        ]
+        return unit_traffic(
+            self.unit_sizes, self.sharding, mesh.replicas, itemsize=work.itemsize, gradient_itemsize=work.master
+        )
 
     @cached_property
     def held(self) -> list[dict[Unit, int]]:
@@ -255,5 +253,5 @@ class Place:
         return SegmentTraffic(
             model=step.model, strategy=self.strategy, graph=self.graph(at),
             shares=slice_sizes(share, self.strategy.p1), sequence=step.workload.sequence // self.strategy.cp,
-            itemsize=step.workload.itemsize, loss_itemsize=self.step.workload.master,
+            itemsize=step.workload.itemsize, loss_itemsize=step.workload.master,
         )  # fmt: skip

@@ -140,7 +140,7 @@ def dry_run(schedule: Schedule, costs: Costs | None = None, transfers: Transfers
     Raises ScheduleError if it is incomplete or out of order, if two ranks list a channel's transfers in
     different orders, or if ranks wait for each other in a circle; the message names the ops.
     """
-    if all(op.computes for ops in schedule.ranks for op in ops):
+    if schedule.computes_only:
         schedule = with_transfers(schedule)
     else:
         check(schedule)

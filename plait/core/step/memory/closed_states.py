@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.model.precision import MASTER
+from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
@@ -81,7 +81,7 @@ def place_states(
     options: MemoryOptions,
 ) -> Column:
     """[KINDS, points]."""
-    master = max(MASTER, itemsize)
+    master = master_size(itemsize)
     each = (
         itemsize if options.parameter_bytes is None else options.parameter_bytes,
         master if options.main_gradient_bytes is None else options.main_gradient_bytes,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any
 
-from plait.core.model.precision import MASTER
+from plait.core.model.precision import MASTER, master_size
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.seconds.layer_time import Options
 from plait.core.step.stages import Stage, split_layers
@@ -73,7 +73,7 @@ class MemoryOptions(Options):
         """Of all copies of a logit. itemsize: of what the model computes."""
         if self.logit_bytes is not None:
             return self.logit_bytes
-        return max(MASTER, itemsize) + (itemsize if itemsize < MASTER else 0)
+        return master_size(itemsize) + (itemsize if itemsize < MASTER else 0)
 
     def stages(self, num_layers: int, num_stages: int) -> tuple[Stage, ...]:
         """How layers are shared out."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.core.model.dropout import HASHED, Blocks
-from plait.core.model.precision import MASTER
+from plait.core.model.precision import MASTER, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.ops import exchanged
@@ -29,7 +29,7 @@ class Sizes:
         gpu: bool,
     ) -> None:
         self.spec, self.strategy, self.graph, self.itemsize, self.gpu = spec, strategy, graph, itemsize, gpu
-        self.master = max(MASTER, itemsize)
+        self.master = master_size(itemsize)
         self.shares = slice_sizes(batch, strategy.p1)
         self.tokens = sequence // strategy.cp
         self.sharded = strategy.tp if graph.sequence_parallel else 1

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.core.model.precision import MASTER
+from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding, Unit
 from plait.core.parallel.strategy import Strategy
@@ -33,7 +33,7 @@ class States:
 def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
     """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
     of the model's."""
-    master = max(MASTER, itemsize)
+    master = master_size(itemsize)
     parameters = gradients = optimizer = 0
     gathered, opened = Counter[int](), Counter[int]()
     for unit, numel in units.items():
@@ -63,7 +63,7 @@ def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize
         levels = [("params", numel, params), ("grads", numel // params, grads // params)]
         levels.append(("optim", numel // grads, optim // grads))
         found |= {(level, size) for level, size, ranks in levels if ranks > 1}
-    return sum(size for _, size in found) * max(MASTER, itemsize)
+    return sum(size for _, size in found) * master_size(itemsize)
 
 
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:

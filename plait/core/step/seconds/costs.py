@@ -20,7 +20,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.ops import FORWARD_KINDS, Branch, Dims, Kind, Step, branches_of, steps_of
+from plait.core.step.ops import FORWARD_KINDS, Branch, Dims, Kind, OpStep, branches_of, steps_of
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.segment_costs import SegmentCosts
@@ -167,7 +167,7 @@ class _Costs:
             found += products + core
         return found
 
-    def _steps(self, graph: SegmentGraph, op: SegmentOp, branch: Branch) -> list[Step]:
+    def _steps(self, graph: SegmentGraph, op: SegmentOp, branch: Branch) -> list[OpStep]:
         """What the op computes."""
         shared, selective = self.strategy.cp > 1, graph.recompute == "selective"
         if op.kind == Kind.CORE_AGAIN and self.strategy.ring > 1:  # what came round a ring is kept
@@ -176,7 +176,7 @@ class _Costs:
         weight = op.part % 2 if op.kind == Kind.WEIGHT_GRAD else 0
         return [step for step in found if step.weight == weight]
 
-    def _bytes(self, step: Step) -> float:
+    def _bytes(self, step: OpStep) -> float:
         """Moved for each number: by a fused kernel, each is read or written once."""
         told = self.cluster.efficiency
         ends = {"embed": ROW_BYTES, "head": told.logit_bytes.value}

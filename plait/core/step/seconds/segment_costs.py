@@ -23,7 +23,7 @@ from plait.core.step.ops import (
     Branch,
     Dims,
     Kind,
-    Step,
+    OpStep,
     Whole,
     exchanged,
     steps_of,
@@ -128,7 +128,7 @@ def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) 
 
 
 @cache
-def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, Step]]:
+def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, OpStep]]:
     """Steps of a branch that count in FLOPs, with the kinds of op that run them."""
     found = [(kind, step) for kind in Kind for step in steps_of(branch, kind, shared=shared)]
     again = Kind.FIRST_AGAIN
