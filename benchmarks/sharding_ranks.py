@@ -22,7 +22,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.step import Step, Workload
-from plait.core.step.unit_traffic import step_bytes
+from plait.core.step.unit_traffic import step_bytes, unit_traffic
 from plait.core.step.units import UnitAction
 from plait.plan.make import assemble_plan
 from plait.train.comm.wire import NullWire
@@ -117,7 +117,7 @@ class Bench:
         counts for the ring's one way out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
         setup, total = self.setup, 0
         units = {unit: store.numel for unit, store in part.models.units.items()}
-        by_rank = step_bytes(units, sharding, setup.ranks, micro_batches=setup.micro_batches, itemsize=4)
+        by_rank = step_bytes(unit_traffic(units, sharding, setup.ranks, itemsize=4), micro_batches=setup.micro_batches)
         for axis in ("params", "grads", "optim", "replicas"):
             groups = {sharding.group(rank, axis, setup.ranks) for rank in range(setup.per_host)}
             total += sum(by_rank[axis] for group in groups if any(rank >= setup.per_host for rank in group))

@@ -99,15 +99,14 @@ def planned_lab(job: Job, place: LaunchTarget) -> LabSpec | None:
 
 def check_room(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
-    from plait.core.step.memory.estimate import estimate
-    from plait.plan.fits import check_device, check_fits, check_size, room
+    from plait.plan.fits import check_device, check_fits, check_size, estimate_in, room
     from plait.plan.make import job_step
 
     check_device(job.run.device, job.world_size)
     there = room(job.run.device, job.world_size)
     check_size(job, vocab, there)
     if there:
-        check_fits(job, estimate(job_step(job, vocab), gpu=bool(there.each)), vocab, there)
+        check_fits(job, estimate_in(job_step(job, vocab), there), vocab, there)
 
 
 def _check_processors(job: Job, place: LaunchTarget) -> None:

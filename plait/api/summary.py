@@ -75,11 +75,11 @@ def _memory(plan: Plan, there: Room | None) -> str:
     """Predicted bytes of the rank that needs the most. While slices are not chosen there are two figures: of
     the slices that take the least and the most."""
     from plait.core.base.text import in_bytes
-    from plait.core.step.memory.estimate import estimate
+    from plait.plan.fits import estimate_in
 
     steps = [replace(plan, strategy=one) for one in plan.choices.strategies or (plan.strategy,)]
     try:
-        found = [estimate(one, gpu=bool(there and there.each), traffic=False).most.memory.total for one in steps]
+        found = [estimate_in(one, there, traffic=False).most.memory.total for one in steps]
     except PlaitError as error:
         return f"memory is not predicted ({error})"
     free = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +80,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     from plait.api.job_check import JobCheck
     from plait.core.job.spec import Job
     from plait.core.model.experts import refuse_experts
-    from plait.core.step.memory.estimate import estimate
-    from plait.plan.fits import check_device, check_size, room
+    from plait.plan.fits import check_device, check_size, estimate_in, room
     from plait.plan.make import job_step, make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -93,7 +91,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
         if place.ours:
             check_device(device, plan.layout.world_size)
         there = room(device, plan.layout.world_size) if place.ours else None
-        found = estimate(plan, gpu=bool(there and there.each))
+        found = estimate_in(plan, there)
         return JobCheck(file=file, folder=ready.folder, estimate=found, room=there, checked=ready.checked,
                       vocab=plan.model.vocab, job=plan.job)  # fmt: skip
     job = Job.read(file, overrides).named(file.stem)
@@ -108,7 +106,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     checked = check_files(job, folder, place, dry=True)
     if fresh:
         fresh.continued(job.run.path / "plan.json")
-    found = estimate(job_step(job, vocab), gpu=bool(there and there.each))
+    found = estimate_in(job_step(job, vocab), there)
     return JobCheck(
         file=file, folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen
     )
@@ -150,7 +148,6 @@ def run_plan(
     silent: whether the output of rank 0 goes to its log. open_job: the job as the user wrote it, if the
     planner has closed what it leaves open; the run is planned anew from it for fewer hosts.
     """
-    from plait.api.places.base import Managed
     from plait.api.ranks import Ranks
     from plait.core.base import programs
     from plait.core.runs.lock import RunLock
@@ -159,8 +156,6 @@ def run_plan(
 
     job = plan.job
     assert job is not None
-    if not isinstance(place, Managed):
-        import_module("plait.core.record.ring_writer")  # raises LaunchError where it was not built
     with RunLock(folder) as lock:
         plan = write_run(plan, folder)
         (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere

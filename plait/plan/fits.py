@@ -19,6 +19,7 @@ from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE, master_size
 from plait.core.step.memory.estimate import Estimate, Memory, estimate
+from plait.core.step.step import Step
 from plait.plan.make import job_step
 from plait.plan.nearest import changes, more_ranks, nearest_change, would_fit
 
@@ -133,6 +134,12 @@ def _text(file: Path) -> str:
         return ""
 
 
+def estimate_in(step: Step, there: Room | None, *, traffic: bool = True) -> Estimate:
+    """Memory and traffic of a step whose ranks have a room. there: None where it is not known; ranks then
+    compute as on processors. traffic: as of ``estimate``."""
+    return estimate(step, gpu=bool(there and there.each), traffic=traffic)
+
+
 def least_bytes(job: Job, vocab: int) -> int:
     """No strategy needs less of all ranks together: the states once, the residual stream of one micro-batch
     once. In closed form."""
@@ -207,7 +214,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
 
     def fits(other: Job) -> bool:
         check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
-        return there.holds(estimate(job_step(other, vocab), gpu=bool(there.each)))
+        return there.holds(estimate_in(job_step(other, vocab), there))
 
     tried = chain(changes(job), more_ranks(job) if there.each else ())
     if change := nearest_change(job, tried, fits):

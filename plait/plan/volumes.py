@@ -1,7 +1,7 @@
-"""What a rank of a model with experts holds and sends in a step, along dp, along pp and among experts.
+"""What a rank of a place holds and sends in a step, along dp, along pp and among experts.
 
-Everything but the experts is counted as of a dense model that is as wide as what every rank has. Of a model
-with experts in some layers every layer has its share of what every rank has (docs/adr/0017); its experts are
+Everything but experts is counted as of a dense model that is as wide as what every rank has. Of a model with
+experts in some layers every layer has its share of what every rank has (docs/adr/0017); its experts are
 counted where they are.
 """
 
@@ -16,7 +16,7 @@ from plait.core.step.memory.estimate import MemoryOfPlace
 from plait.core.step.memory.experts_memory import resident
 from plait.core.step.seconds.experts_time import cut_by
 from plait.core.step.step import Step
-from plait.core.step.unit_traffic import step_bytes
+from plait.core.step.unit_traffic import step_bytes, unit_traffic
 
 
 def place_volume(step: Step, index: int) -> Volume:
@@ -43,16 +43,13 @@ def expert_volume(step: Step, index: int, ep: int) -> Volume:
     if experts is None:
         return dense
     mesh, loads, strategy = step.layout.meshes[index], step.workload, step.strategy
-    layers = [layer for at in step.schedule.stages_of(index) for layer in step.stages[at].layers if experts.at(layer)]
+    layers = [layer for stage in step.stages_of(index) for layer in stage.layers if experts.at(layer)]
     own = _of_experts(step.shardings[index], ep)
     numel = own.padded(experts.count * step.model.expert_parameters(experts.ffn_hidden) // (ep * mesh.tp))
     units: dict[Unit, int] = {("mlp", layer): numel for layer in layers}
-    sent = step_bytes(
-        units, own, mesh.replicas // ep, micro_batches=loads.num_micro_batches, itemsize=loads.itemsize,
-        gradient_itemsize=loads.master,
-    )  # fmt: skip
-    share = -(-loads.micro_batch // mesh.dp)
-    tokens = share * loads.sequence // mesh.cp // (mesh.tp if strategy.sequence_parallel else 1)
+    shared = unit_traffic(units, own, mesh.replicas // ep, itemsize=loads.itemsize, gradient_itemsize=loads.master)
+    sent = step_bytes(shared, micro_batches=loads.num_micro_batches)
+    tokens = step.largest_share(index) * loads.sequence // mesh.cp // (mesh.tp if strategy.sequence_parallel else 1)
     rows = round(tokens * experts.load) * step.model.hidden * loads.itemsize
     again = 0
     if strategy.recompute == "full":

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from plait.core.step.segments import Collective
+from plait.core.step.step import Place
 from plait.core.step.traffic import micro_batch_bytes
-from plait.core.step.unit_traffic import step_bytes
+from plait.core.step.unit_traffic import step_bytes, unit_traffic
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.assembly import RankPart
 from plait.train.model.sequence import SequenceGroup
@@ -49,14 +50,9 @@ def traffic(part: RankPart, wires: dict[str, CountedWire], *, micro: int, count:
     sequences of a micro-batch, count: of micro-batches."""
     want: Counter[str] = Counter()
     own = part.plan.rows_of(part.rank, micro)
+    place = Place(part.plan, part.groups.place)
     for stage in part.models.stages:
-        shape = {
-            "batch": own.stop - own.start,
-            "sequence": part.plan.workload.sequence,
-            "itemsize": 8,
-            "loss_itemsize": 8,
-        }
-        want.update(micro_batch_bytes(part.models.spec, part.plan.strategy_of(part.groups.place), stage.stage, **shape))
+        want.update(micro_batch_bytes(place.traffic(place.order[stage.stage.index], own.stop - own.start)))
     errors: dict[str, float] = {}
     for axis, wire in wires.items():
         planned = count * want[axis]
@@ -72,13 +68,6 @@ def planned_bytes(part: RankPart, *, count: int) -> dict[str, int]:
     """What the formula says that ``STEPS`` steps of ``count`` micro-batches send."""
     units = {unit: store.numel for unit, store in part.models.units.items()}
     one_stage = any(stage.stage.embeds and stage.stage.heads for stage in part.models.stages)
-    step = step_bytes(
-        units,
-        part.groups.sharding,
-        part.groups.mesh.replicas,
-        micro_batches=count,
-        itemsize=8,
-        gradient_itemsize=8,
-        tied=bool(part.models.spec.tied_embeddings) and one_stage,
-    )
+    shared = unit_traffic(units, part.groups.sharding, part.groups.mesh.replicas, itemsize=8, gradient_itemsize=8)
+    step = step_bytes(shared, micro_batches=count, tied=bool(part.models.spec.tied_embeddings) and one_stage)
     return {axis: STEPS * sent for axis, sent in step.items()}

@@ -20,7 +20,7 @@ class SegmentTraffic:
     """The collectives of a segment list, one by one.
 
     shares: sequences of every slice. sequence: tokens of a rank of cp. loss_itemsize: of the loss's
-    statistics.
+    statistics (8 for fp64 models).
     """
 
     model: ModelSpec
@@ -58,31 +58,15 @@ class SegmentTraffic:
         return sent_bytes(kind, self.whole(op), ranks)
 
 
-def micro_batch_bytes(
-    model: ModelSpec,
-    strategy: Strategy,
-    stage: Stage,
-    *,
-    batch: int,
-    sequence: int,
-    itemsize: int,
-    loss_itemsize: int = 4,
-) -> dict[str, int]:
-    """Bytes that one rank of a stage sends for a micro-batch of ``batch`` x ``sequence``, by axis, as rings
-    would.
+def micro_batch_bytes(traffic: SegmentTraffic) -> dict[str, int]:
+    """Bytes that one rank of a stage sends for a micro-batch, by axis, as rings would.
 
     tp: the collectives of the segment list but for ``rows``, the exchange of embedding rows, which depends on
-    the tokens: at most that. ulysses, ring: of attention. loss_itemsize: of the loss's statistics (8 for fp64
-    models).
+    the tokens: at most that. ulysses, ring: of attention.
     """
     sent: Counter[str] = Counter(dict.fromkeys(("tp", "rows", "ulysses", "ring"), 0))
-    graph = SegmentGraph.of(model, strategy, stage)
-    traffic = SegmentTraffic(
-        model=model, strategy=strategy, graph=graph, shares=slice_sizes(batch, strategy.p1),
-        sequence=sequence // strategy.cp, itemsize=itemsize, loss_itemsize=loss_itemsize,
-    )  # fmt: skip
-    for op in graph.ops():
-        if graph.collective(op):
+    for op in traffic.graph.ops():
+        if traffic.graph.collective(op):
             sent[send_of(op.site, op.kind).axis] += traffic.sent(op)
     return dict(sent)
 

@@ -120,23 +120,14 @@ def unit_traffic(
     return [UnitTraffic(unit, numel, sharding, ranks, itemsize, gradient_itemsize) for unit, numel in units.items()]
 
 
-def step_bytes(
-    units: Mapping[Unit, int],
-    sharding: Sharding,
-    ranks: int,
-    *,
-    micro_batches: int,
-    itemsize: int,
-    gradient_itemsize: int = 4,
-    tied: bool = False,
-) -> dict[str, int]:
+def step_bytes(units: Sequence[UnitTraffic], *, micro_batches: int, tied: bool = False) -> dict[str, int]:
     """Bytes that one rank sends in a step, by axis, as rings would (over s ranks (s-1)/s of the whole, an
     all-reduce twice that).
 
-    units: numbers in each, padding included, on one rank's share of the model. tied: the embedding is also
-    the head of the same stage. For every micro-batch a unit is gathered forward and backward and its gradient
-    reduced to the accumulated part; after the last one the sum is reduced to what an optimizer owns and
-    summed over replicas, and the new parameters go the same way back.
+    units: of one rank's share of the model. tied: the embedding is also the head of the same stage. For every
+    micro-batch a unit is gathered forward and backward and its gradient reduced to the accumulated part;
+    after the last one the sum is reduced to what an optimizer owns and summed over replicas, and the new
+    parameters go the same way back.
     """
     sent: dict[str, int] = dict.fromkeys(("params", "grads", "optim", "replicas", "secondary"), 0)
 
@@ -144,7 +135,7 @@ def step_bytes(
         for one in found:
             sent[one.axis] += one.bytes * times
 
-    for each in unit_traffic(units, sharding, ranks, itemsize=itemsize, gradient_itemsize=gradient_itemsize):
+    for each in units:
         kind = each.unit[0]
         add(each.gather(forward=True), micro_batches * (2 if kind == "embedding" and tied else 1))
         # Nobody reads rows of an embedding backward, except as the head's weight.

@@ -88,7 +88,7 @@ def test_attention_exchanges_heads_and_passes_blocks_on(kind: str, held: int, se
 
 
 def sent(model: ModelSpec, stage: Stage, batch: int = 4, **strategy: Any) -> dict[str, int]:
-    return micro_batch_bytes(model, Strategy(**strategy), stage, batch=batch, sequence=16, itemsize=2)
+    return micro_batch_bytes(traffic(model, stage, batch, **strategy))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,8 @@ def test_bytes_of_a_micro_batch(stage: Stage, strategy: dict[str, Any], told: di
 
 
 def test_statistics_of_a_loss_in_eight_bytes() -> None:
-    asked: Any = {"batch": 4, "sequence": 16, "itemsize": 8}
-    four = micro_batch_bytes(GPT, Strategy(tp=2), WHOLE, **asked)
-    eight = micro_batch_bytes(GPT, Strategy(tp=2), WHOLE, **asked, loss_itemsize=8)
+    asked = replace(traffic(batch=4, tp=2), itemsize=8)
+    four, eight = (micro_batch_bytes(replace(asked, loss_itemsize=size)) for size in (4, 8))
     assert eight["tp"] - four["tp"] == 768
 
 

@@ -114,18 +114,20 @@ def test_how_often_a_unit_is_gathered_and_reduced_in_a_step(
 ) -> None:
     """Of three micro-batches, over four replicas that share out everything."""
     sharding = Sharding(params=4, grads=4, optim=4, secondary=2)
-    sent = step_bytes({kind: 160}, sharding, 4, micro_batches=3, itemsize=2, tied=tied)
+    sent = step_bytes(unit_traffic({kind: 160}, sharding, 4, itemsize=2), micro_batches=3, tied=tied)
     publish = 240 if kind == VECTORS else 0
     assert sent == {
         "params": forward * 240 + reduced * 480 + publish, "secondary": backward * 160, "grads": 0, "optim": 0,
         "replicas": 0,
     }  # fmt: skip
-    wide = step_bytes({kind: 160}, sharding, 4, micro_batches=3, itemsize=2, gradient_itemsize=8, tied=tied)
+    wide = step_bytes(
+        unit_traffic({kind: 160}, sharding, 4, itemsize=2, gradient_itemsize=8), micro_batches=3, tied=tied
+    )
     assert wide["params"] - sent["params"] == reduced * 480
 
 
 def test_bytes_of_a_step_add_up_over_units_and_axes() -> None:
-    sent = step_bytes({MLP: 160, VECTORS: 16}, CHAIN, 16, micro_batches=2, itemsize=2)
+    sent = step_bytes(unit_traffic({MLP: 160, VECTORS: 16}, CHAIN, 16, itemsize=2), micro_batches=2)
     # Of 160 numbers: gathered 4 times (2 bytes), reduced twice (4 bytes), then the optimizer's, then back.
     assert sent == {
         "params": 4 * 160 + 2 * 320 + 32 + 16, "grads": 2 * 160 + 80 + 16 + 8, "optim": 80 + 40 + 8 + 4,

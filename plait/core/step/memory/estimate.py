@@ -196,25 +196,11 @@ class MemoryOfPlace:
     def sent(self) -> dict[str, int]:
         """Bytes of a step, by axis; only what is sent at all."""
         step, place, work, found = self.step, self.place, self.step.workload, Counter[str]()
-        for stage in place.stages:
-            each = micro_batch_bytes(
-                step.model, place.strategy, stage, batch=place.share, sequence=work.sequence,
-                itemsize=work.itemsize, loss_itemsize=work.master,
-            )  # fmt: skip
+        for at in range(len(place.stages)):
+            each = micro_batch_bytes(place.traffic(at, place.share))
             found.update({axis: count * work.num_micro_batches for axis, count in each.items()})
-        if place.mesh.replicas > 1:
-            one_stage = any(stage.embeds and stage.heads for stage in place.stages)
-            found.update(
-                step_bytes(
-                    place.unit_sizes,
-                    place.sharding,
-                    place.mesh.replicas,
-                    micro_batches=work.num_micro_batches,
-                    itemsize=work.itemsize,
-                    gradient_itemsize=work.master,
-                    tied=bool(step.model.tied_embeddings) and one_stage,
-                )
-            )
+        tied = bool(step.model.tied_embeddings) and any(stage.embeds and stage.heads for stage in place.stages)
+        found.update(step_bytes(place.units, micro_batches=work.num_micro_batches, tied=tied))
         sends = Counter((op.stage, op.peer) for op in step.listed.ranks[self.index] if op.sends)
         found["pp"] = sum(count * place.crossing_bytes(edge) for edge, count in sends.items())
         tp, ties = place.strategy.tp, len(place.tie.ranks)

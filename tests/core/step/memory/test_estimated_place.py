@@ -14,9 +14,10 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.estimate import Estimate, estimate, hidden_behind
 from plait.core.step.memory.states import position_tables, reduction_buffers, states
+from plait.core.step.segments import SegmentGraph
 from plait.core.step.step import Step
-from plait.core.step.traffic import micro_batch_bytes, replicated_numbers
-from plait.core.step.unit_traffic import step_bytes, unit_sizes
+from plait.core.step.traffic import SegmentTraffic, micro_batch_bytes, replicated_numbers
+from plait.core.step.unit_traffic import step_bytes, unit_sizes, unit_traffic
 from plait.plan.make import job_step
 from plait.plan.volumes import place_volume
 
@@ -79,10 +80,14 @@ def test_what_is_sent_is_that_of_every_micro_batch_and_of_a_steps_end() -> None:
     (place,) = estimate(one).places
     strategy, sharding = one.strategy, one.shardings[0]
     assert (place.count, place.ranks, place.share) == (16, (0, 15), 2)
-    each = micro_batch_bytes(one.model, strategy, one.stages[0], batch=2, sequence=32, itemsize=4)
+    segments = SegmentTraffic(
+        model=one.model, strategy=strategy, graph=SegmentGraph.of(one.model, strategy, one.stages[0]), shares=(2,),
+        sequence=32 // 2, itemsize=4,
+    )  # fmt: skip
+    each = micro_batch_bytes(segments)
     units = unit_sizes(one.model, strategy, one.stages[0], sharding)
     told = {axis: 2 * count for axis, count in each.items()}
-    told |= step_bytes(units, sharding, 4, micro_batches=2, itemsize=4)
+    told |= step_bytes(unit_traffic(units, sharding, 4, itemsize=4), micro_batches=2)
     numbers = -(-replicated_numbers(one.model, strategy, one.stages[0]) // 4)
     told["copies"] = 2 * numbers * 4 * 3 // 4
     assert place.sent == {axis: count for axis, count in told.items() if count}
@@ -96,7 +101,7 @@ def test_an_embedding_that_is_the_head_of_the_same_stage_is_gathered_twice(tied:
     one = replace(one, model=replace(one.model, tied_embeddings=tied))
     place = estimate(one).places[0]
     units = unit_sizes(one.model, one.strategy, one.stages[0], one.shardings[0])
-    told = step_bytes(units, one.shardings[0], 2, micro_batches=2, itemsize=4, tied=times == 2)
+    told = step_bytes(unit_traffic(units, one.shardings[0], 2, itemsize=4), micro_batches=2, tied=times == 2)
     assert place.sent["params"] == told["params"]
 
 
