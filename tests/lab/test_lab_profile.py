@@ -36,7 +36,7 @@ def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_spreading_over_minipods_costs(needs_lab: None, tmp_path: Path) -> None:
-    words = ["measure", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "--seconds", "10", "--draw", "spread.svg"]
+    words = ["measure", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "seconds=10", "--draw", "spread.svg"]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words, "--network", "net.toml"],
         capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
