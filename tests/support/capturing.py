@@ -19,16 +19,19 @@ from plait.train.machine.device import RankDevice
 
 
 class CapturingDevice(RankDevice):
-    """captured: how many graphs, so far; replayed: how often any."""
+    """captured: how many graphs, so far; replayed: how often any; released: how often it gave memory back."""
 
     captures = True
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.captured = self.replayed = 0
+        self.captured = self.replayed = self.released = 0
 
     def pool(self) -> object:
         return object()
+
+    def release_cached(self) -> None:
+        self.released += 1
 
     def capture(self, work: Callable[[], object], pool: object) -> Recording:
         recording = Recording(self)

@@ -53,7 +53,8 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
     torch.set_num_threads(run.threads)
     among = rank.place_among_cores
     number = among[0] if run.device == "shared" else rank.local_rank  # a lab's hosts are one machine
-    gpu, cores = own_gpu(run.device, number), partial(take_cores, *among, threads=run.threads)
+    gpu = own_gpu(run.device, number, alone=rank.world_size == 1)
+    cores = partial(take_cores, *among, threads=run.threads)
     if gpu is None:  # beside an accelerator, threads of the driver and of NCCL want the other cores
         cores()
     if rank.world_size > 1:

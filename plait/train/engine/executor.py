@@ -132,7 +132,9 @@ class SegmentExecutor:
         on all ranks)."""
         state = self.begin(batch)
         self.phase("step", state)
-        return self.loss(state)
+        loss = self.loss(state)
+        self.step_ended()
+        return loss
 
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
@@ -164,6 +166,9 @@ class SegmentExecutor:
         turn = RunningPhase(state.segments, last, then)
         self._do(self._acts[phase], turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
+
+    def step_ended(self) -> None:
+        """Called after a step, when none of its micro-batches is in flight and everything is sent."""
 
     def _do(self, acts: Acts, turn: RunningPhase) -> None:
         if self.recorder is None:

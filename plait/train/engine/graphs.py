@@ -9,9 +9,10 @@ is copied into the slot: tokens, what other stages sent, the loss's scale, and t
 which thus are the run's own and not those of the step that was captured. How many rows of the embedding
 travel differs in shape, so these are looked up and exchanged by the host, and placed for the first norm.
 
-The first micro-batches run op by op, while kernels are chosen and tables are made; once none of them is in
-flight (autograd, which remembers the stream of what it has seen, has let go of the parameters), the next ones
-are captured as they run, stretch by stretch.
+The first step runs op by op, while kernels are chosen and tables are made. After it nothing is in flight:
+autograd, which remembers the stream of what it has seen, has let go of the parameters, and no message is
+waited for. There the device gives back the memory that its allocator keeps, which no graph could use, and
+micro-batches from then on are captured as they run, stretch by stretch.
 """
 
 from __future__ import annotations
@@ -93,13 +94,12 @@ class GraphedExecutor(SegmentExecutor):
         super().__init__(*args, **named)
         self._pieces = {phase: self._cut(phase) for phase in self.programmes}
         self._free: list[GraphSlot] = []
-        self._op_by_op, self._warm = 0, False
+        self._warm = False
 
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
         """Take a micro-batch in, into a slot."""
         if not self._warm:
-            self._op_by_op += 1
             return super().begin(batch, entering)
         fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])
         slot = self._free.pop() if self._free else self._open(batch, fresh)
@@ -134,8 +134,6 @@ class GraphedExecutor(SegmentExecutor):
         """Run one phase of a micro-batch, as ``SegmentExecutor`` does."""
         if not isinstance(state, GraphSlot):
             super().phase(phase, state, last=last, then=then)
-            self._op_by_op -= phase in ENDS
-            self._warm = not self._op_by_op
             return
         state.arrive()
         turn = _CapturedPhase(state.segments, last, then, bound=state.bound)
@@ -147,6 +145,12 @@ class GraphedExecutor(SegmentExecutor):
         state.leave(phase)
         if phase in ENDS:
             self._free.append(state)
+
+    def step_ended(self) -> None:
+        """Capture from now on."""
+        if not self._warm:
+            self.device.release_cached()
+            self._warm = True
 
     def _capture(self, phase: Phase, slot: GraphSlot, turn: _CapturedPhase) -> Acts:
         """Run a phase for the first time in a slot; what is to be done from now on."""

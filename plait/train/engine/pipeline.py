@@ -218,6 +218,8 @@ class _PipelineStep:
         """Wait until everything is sent; the loss of the heads that are here."""
         self._sent(all_of_them=True)
         assert not self.alive and not self.incoming and not self.results, "the schedule left something behind"
+        for executor in self.of.executors.values():
+            executor.step_ended()
         if self.losses:
             return torch.stack(self.losses).sum()
         return torch.zeros((), dtype=torch.float64, device=self.of.device.torch_device)

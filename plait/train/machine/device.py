@@ -157,6 +157,10 @@ class RankDevice:
         it allocates is taken from ``pool`` for good, and stays where it is."""
         raise NotImplementedError
 
+    def release_cached(self) -> None:
+        """Give back the memory of tensors that are gone, which the allocator keeps for others. Waits for
+        everything that was submitted, so nothing may be under way that waits for this rank."""
+
     def memory_meter(self) -> MemoryMeter:
         """Measures what tensors take in a step."""
         return MemoryMeter()

@@ -170,6 +170,10 @@ class CudaDevice(RankDevice):
                 graph.capture_end()
         return graph
 
+    def release_cached(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+
     def memory_meter(self) -> MemoryMeter:
         return CudaMeter(self.torch_device)
 
@@ -215,8 +219,9 @@ def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def own_gpu(kind: str, local_rank: int) -> int | None:
+def own_gpu(kind: str, local_rank: int, *, alone: bool = False) -> int | None:
     """The GPU that this rank may take, by its number among those that this process sees; None for the CPU.
+    alone: no other rank sends it anything.
 
     kind: as ``run.device``; ``auto`` is the CPU where there is no GPU for the rank, unless GPUs were asked
     for. Ranks of a host that share its GPUs take them in turn. One GPU that is all a process sees is its own
@@ -225,7 +230,7 @@ def own_gpu(kind: str, local_rank: int) -> int | None:
     """
     if kind == "cpu":
         return None
-    ready_for_accelerator()
+    ready_for_accelerator(alone=alone)
     if torch.version.hip is None:  # ROCm builds do not have it
         expand_segments()
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -137,8 +137,8 @@ class Joining:
         self.initialised, self.ended, self.control = True, 0, Control()
         one = SimpleNamespace(backend="gloo", torch_device=torch.device("cpu"))
 
-        def own_gpu(device: str, number: int) -> int | None:
-            self.asked.append(("own", device, number))
+        def own_gpu(device: str, number: int, *, alone: bool) -> int | None:
+            self.asked.append(("own", device, number, alone))
             return self.gpu
 
         def device_of(gpu: int | None, *, shared: bool) -> Any:
@@ -183,7 +183,7 @@ TWO = RankEnv(rank=1, world_size=2, local_rank=1, local_world_size=2)
 def test_a_rank_takes_its_cores_meets_the_others_and_leaves_in_order(joining: Joining) -> None:
     device = joining.join("cpu")
     assert joining.threads == [3] and joining.cores == [(1, 2, 3)]
-    assert joining.asked == [("own", "cpu", 1)]  # nobody is asked for GPUs
+    assert joining.asked == [("own", "cpu", 1, False)]  # nobody is asked for GPUs
     assert joining.joined == [(TWO, ("store", 7.0), "gloo", 7.0)]
     assert joining.devices == [(None, False)]
     assert joining.ended == 1 and device.backend == "gloo"
@@ -196,7 +196,7 @@ def test_one_rank_alone_meets_nobody(joining: Joining) -> None:
     joining.initialised = False
     joining.join(rank=RankEnv())
     assert not joining.joined and joining.ended == 0
-    assert joining.cores == [(0, 1, 3)] and joining.asked == [("own", "auto", 0)]
+    assert joining.cores == [(0, 1, 3)] and joining.asked == [("own", "auto", 0, True)]
     assert joining.control.at == "starting"
 
 
@@ -231,10 +231,10 @@ def test_where_not_every_rank_has_one_none_is_used_unless_they_were_asked_for(
 def test_a_shared_gpu_is_the_same_for_a_lab(joining: Joining) -> None:
     joining.gpu = 0
     joining.join("shared", rank=RankEnv(rank=3, world_size=4, local_rank=0, local_world_size=1, lab="lab"))
-    assert joining.asked == [("own", "shared", 3)]
+    assert joining.asked == [("own", "shared", 3, False)]
     assert joining.devices == [(0, True)]
     joining.join("auto", rank=RankEnv(rank=3, world_size=4, local_rank=0, local_world_size=1, lab="lab"))
-    assert joining.asked[1] == ("own", "auto", 0)
+    assert joining.asked[1] == ("own", "auto", 0, False)
 
 
 @pytest.mark.parametrize("words", world.IN_VAIN)

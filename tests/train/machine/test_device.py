@@ -80,7 +80,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(Event, "cuda", double, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(devices.time, "monotonic_ns", lambda: double.now)
-    monkeypatch.setattr(devices, "ready_for_accelerator", lambda: None)
+    monkeypatch.setattr(devices, "ready_for_accelerator", lambda alone: None)
     monkeypatch.setattr(devices, "expand_segments", lambda: None)
     return double
 
@@ -99,6 +99,8 @@ def test_a_gpu_has_queues_for_every_stream_and_its_kernels_at_the_start() -> Non
     found: dict[str, str] = {}
     ready_for_accelerator(found)
     assert found == {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
+    ready_for_accelerator(lone := dict[str, str](), alone=True)
+    assert lone == {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "LAZY"}
     chosen = {"CUDA_DEVICE_MAX_CONNECTIONS": "16", "CUDA_MODULE_LOADING": "LAZY"}
     ready_for_accelerator(kept := dict(chosen))
     assert kept == chosen
