@@ -263,10 +263,13 @@ def _shares(report: Report) -> Iterator[Part]:
     from plait.diagnose.shares import NAMES
 
     rows = [
-        (NAMES.get(one.what, one.what), one.seconds, f"{'+' if one.what in AFTER else ''}{one.share:.1%}", one.late)
-        for one in report.shares
+        (
+            f"{NAMES.get(one.what, one.what)}{', between steps' if one.what in AFTER else ''}",
+            one.seconds, f"{'+' if one.what in AFTER else ''}{one.share:.1%}", one.late,
+        )
+        for one in sorted(report.shares, key=lambda one: one.what in AFTER)
         if one.share >= WORTH
-    ]
+    ]  # fmt: skip
     if rows:
         yield ""
         some = 4 if any(row[3] is not None for row in rows) else 3

@@ -55,7 +55,7 @@ def find_files(
                 over.note("pipes, devices and sockets", str(path))
                 continue
             if (status.st_dev, status.st_ino) in seen:
-                over.note("files that were met before", str(path))
+                over.note("file(s) met before", str(path))
                 continue
             if budget is not None and (budget := budget - status.st_size) < 0:
                 break

@@ -253,7 +253,7 @@ def test_pipes_and_hidden_and_empty_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "again.txt").hardlink_to(tmp_path / "a.txt")
     assert sorted(check(tmp_path)) == [
         f"passed over 1 empty files (the first: {tmp_path / 'b.txt'})",
-        f"passed over 1 files that were met before (the first: {tmp_path / 'again.txt'})",
+        f"passed over 1 file met before (the first: {tmp_path / 'again.txt'})",
         f"passed over 1 hidden files and folders (the first: {tmp_path / '.hidden'})",
         f"passed over 1 pipes, devices and sockets (the first: {tmp_path / 'pipe'})",
     ]

@@ -94,7 +94,7 @@ def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
     over = PassedOver()
     assert found(tmp_path, over=over) == ["a.txt", "empty"]
     assert over.counts == {
-        "pipes, devices and sockets": 1, "files that were met before": 1, "empty files": 1,
+        "pipes, devices and sockets": 1, "file(s) met before": 1, "empty files": 1,
         "hidden files and folders": 2,
     }  # fmt: skip
 
