@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.core.runs.evidence import Verdict, read_hang
 from plait.diagnose.importing import Imported, import_traces
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
@@ -84,6 +86,14 @@ def waiting(seq: int, start: int, **more: Any) -> dict[str, Any]:
     return entry(seq, start, 0, state="scheduled", retired=False, **zero) | more
 
 
+def message(kind: str, seq: int, at: int, *, ended: bool, **more: Any) -> dict[str, Any]:
+    """An entry of ``send 0->1`` or ``recv 1<-0``, ranks of the group."""
+    done = {"time_discovered_completed_ns": at + 50} if ended else {}
+    made = entry if ended else waiting
+    args = (seq, at, at + 50) if ended else (seq, at)
+    return made(*args, profiling_name=f"nccl:{kind}", is_p2p=True, p2p_seq_id=seq, collective_seq_id=0, **done, **more)
+
+
 def dump(rank: int, *more: dict[str, Any], ended: int = 5, world: int = 2) -> dict[str, Any]:
     """Collectives that ended, then ``more``."""
     entries = [entry(n, 1000 * n + 100 * rank + 1000, 1000 * n + 1900) for n in range(ended)]
@@ -91,8 +101,21 @@ def dump(rank: int, *more: dict[str, Any], ended: int = 5, world: int = 2) -> di
     return {"version": "2.9", "pg_config": config, "pg_status": {}, "rank": rank, "entries": [*entries, *more]}
 
 
+def all_waiting(world: int, odd: Mapping[int, dict[str, Any]] | None = None, **usual: Any) -> list[dict[str, Any]]:
+    """Dumps of ranks of which each waits in call 5, those of ``odd`` in another."""
+    calls = [waiting(5, 9000, **(usual | (odd or {}).get(rank, {}))) for rank in range(world)]
+    return [dump(rank, call, world=world) for rank, call in enumerate(calls)]
+
+
+def grouped(content: dict[str, Any], **groups: list[int]) -> dict[str, Any]:
+    """A dump that tells of more groups: members by name."""
+    config = {name: {"name": name, "desc": name, "ranks": str(ranks)} for name, ranks in groups.items()}
+    return content | {"pg_config": content["pg_config"] | config}
+
+
 def written(folder: Path, *contents: dict[str, Any], named: str = "trace{}.json", protocol: int = 0) -> list[Path]:
     """Files as JSON; as pickles, if a protocol of theirs is told."""
+    folder.mkdir(exist_ok=True)
     files = [folder / named.format(number) for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_bytes(pickle.dumps(content, protocol) if protocol else json.dumps(content).encode())
@@ -106,3 +129,15 @@ def imported(
     said: list[str] = []
     found = import_traces(written(folder, *contents, named=named), folder / "run", said.append)
     return read_run(folder / "run").recording, found, said
+
+
+def dumps_imported(folder: Path, *dumps: dict[str, Any]) -> Imported:
+    return import_traces(written(folder, *dumps), folder / "run")
+
+
+def verdict_of(folder: Path, *dumps: dict[str, Any]) -> Verdict:
+    """What an import says of dumps, and writes into the run's folder."""
+    found = dumps_imported(folder, *dumps).verdict
+    assert found is not None
+    assert read_hang(folder / "run" / "hang.json")[0] == found
+    return found
