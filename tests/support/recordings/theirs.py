@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from plait.core.runs.evidence import Verdict, read_hang
 from plait.diagnose.importing import Imported, import_traces
 from plait.diagnose.reading import read_run
@@ -15,6 +17,8 @@ from plait.diagnose.recording import Recording
 
 Event = dict[str, Any]
 REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevComm*)"
+SEND_RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+RUNTIME = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 105, "dur": 2}
 
 
 def kernel(name: str, ts: float, dur: float, **args: Any) -> Event:
@@ -27,6 +31,11 @@ def operator(name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Eve
 
 def annotation(name: str, ts: float, dur: float, tid: int = 1, cat: str = "user_annotation") -> Event:
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur}
+
+
+def launched(by: list[Event], /, name: str = "some_kernel", **args: Any) -> list[Event]:
+    """A kernel that computes, what launched another, and that one."""
+    return [kernel("gemm", 0, 10), *by, kernel(name, 200, 50, **args)]
 
 
 def told(seq: int, name: str = "_reduce_scatter_base", label: str = "mesh_dp_shard", **more: Any) -> Event:
@@ -129,6 +138,19 @@ def imported(
     said: list[str] = []
     found = import_traces(written(folder, *contents, named=named), folder / "run", said.append)
     return read_run(folder / "run").recording, found, said
+
+
+def spans_of(folder: Path, *events: Event, rank: int = 0, **more: Any) -> pl.DataFrame:
+    """Spans of one rank's trace, with a kernel that computes."""
+    gemm = [] if any(one["cat"] == "kernel" for one in events) else [kernel("gemm", 0, 10)]
+    recording, _, said = imported(folder, trace([*gemm, *events], rank, 2, **more))
+    assert said == []
+    return recording.spans
+
+
+def kinds(spans: pl.DataFrame) -> dict[str, str]:
+    """Kinds by name, without waits."""
+    return dict(spans.filter(pl.col("kind") != "wait").select("name", "kind").iter_rows())
 
 
 def dumps_imported(folder: Path, *dumps: dict[str, Any]) -> Imported:
