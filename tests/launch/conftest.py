@@ -1,15 +1,19 @@
-"""A small Slurm and a small Kubernetes for the launchers that need one."""
+"""A small Slurm, a small Kubernetes, and ranks that do as a test tells, for the launchers that need them."""
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from plait.lab.slurm import SlurmCluster
+from plait.launch import watch
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import small_cluster
 from tests.support.slurm import slurm_cluster
+from tests.support.story import Clock, Story
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +28,22 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluste
     """Three nodes."""
     with small_cluster(tmp_path_factory.mktemp("kubernetes"), 3) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    """Ranks of which a test tells what they do, and their launcher's watch, on a clock of their own."""
+    clock = Clock()
+
+    class Held(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            clock.now, clock.held_up = clock.now + clock.held_up, 0.0
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Held)
+    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr("plait.core.runs.progress.time", clock)
+    monkeypatch.setattr(watch, "LOOK", 0.001)
+    found = Story(tmp_path, clock)
+    yield found
+    found.close()
