@@ -12,6 +12,7 @@ from plait.lab.slurm import SlurmCluster
 from plait.launch import watch
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import small_cluster
+from tests.support.kubernetes.scene import Scene
 from tests.support.slurm import slurm_cluster
 from tests.support.story import Clock, Story
 
@@ -47,3 +48,9 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     found = Story(tmp_path, clock)
     yield found
     found.close()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A run of two pods, and who follows it."""
+    return Scene(monkeypatch)

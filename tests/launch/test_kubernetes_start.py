@@ -1,0 +1,181 @@
+"""A run's start on Kubernetes: its objects, pods that do not start, pods that a rank table binds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from plait.core.base.errors import LaunchError, PlacementError
+from plait.core.topology.rank_table import RankTable
+from plait.launch import kubernetes
+from plait.launch.kubernetes import Hopeless, new_name, removal, submit
+from plait.launch.kubernetes_manifests import CONTAINER
+from tests.support.kubernetes.in_memory import InMemory, a_run
+from tests.support.kubernetes.scene import Scene
+
+TIER = "unit"
+
+
+TABLE = RankTable(("n0", "n1"), ranks_per_node=1)
+
+
+def made(cluster: InMemory) -> list[str]:
+    return [kind for verb, kind, *_ in cluster.done if verb == "create"]
+
+
+def test_names_are_what_dns_allows() -> None:
+    assert new_name("_My run_2!").startswith("plait-my-run-2-")
+    assert len(new_name("x" * 99)) == len("plait-") + 30 + 1 + 6
+    assert new_name("x" * 29 + "-yz").count("-") == 2  # cut at the dash
+    assert new_name("___").count("-") == 1
+    assert new_name("a") != new_name("a")
+
+
+def test_all_objects_of_a_run_are_made_the_workload_first() -> None:
+    cluster, run = InMemory(), a_run()
+    submit(cluster.api, run)
+    assert made(cluster)[0] == "Job" and len(made(cluster)) == 1 + len(run.belongings())
+    owner = cluster.store.get("Job", run.name)["metadata"]["uid"]
+    for kind in made(cluster)[1:]:
+        (one,) = cluster.store.of(kind)
+        assert one["metadata"]["ownerReferences"][0]["uid"] == owner
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_what_is_refused_is_taken_back_or_named(monkeypatch: pytest.MonkeyPatch, also: bool) -> None:
+    cluster, run, said = InMemory(), a_run(), list[str]()
+    monkeypatch.setattr(kubernetes, "say", said.append)
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if kind == "Secret" or (also and verb == "delete"):
+            raise LaunchError(f"you may not {verb}.")
+
+    cluster.before = refuse
+    with pytest.raises(LaunchError, match="you may not create"):
+        submit(cluster.api, run)
+    assert (("Job", run.name) in cluster.store.objects) == also
+    left = "you may not delete. To remove what may be left: kubectl -n ml delete job plait-test"
+    assert said == ([left] if also else [])
+    assert removal(cluster.api, run) == "kubectl -n ml delete job plait-test"
+
+
+def starting(scene: Scene, reason: str | None, message: str | None = None) -> None:
+    """Pod 1 has a node and waits."""
+    scene.phase("Running", "Pending")
+    waiting = {key: value for key, value in (("reason", reason), ("message", message)) if value}
+    scene.pod(1)["status"]["containerStatuses"] = [{"name": CONTAINER, "state": {"waiting": waiting}}]
+
+
+@pytest.mark.parametrize("reason", kubernetes.HOPELESS)
+def test_a_pod_that_will_not_start_by_waiting_ends_the_run(scene: Scene, reason: str) -> None:
+    starting(scene, reason, "no such image")
+    with pytest.raises(Hopeless, match=f"Pod plait-test-1 does not start, .* ended: {reason}. no such image"):
+        scene.follow()
+    assert scene.deleted() == [("Job", "plait-test", None, False)]
+
+
+@pytest.mark.parametrize(("reason", "said"), [("ImagePullBackOff", r"ImagePullBackOff\.$"), (None, "no reason given")])
+def test_a_pod_that_waits_too_long_ends_the_run(scene: Scene, reason: str | None, said: str) -> None:
+    starting(scene, reason)
+    scene.then = [lambda: None] * 1000
+    with pytest.raises(Hopeless, match=f"the run was ended: {said}"):
+        scene.follow()
+    assert sum(scene.slept) == 60.5  # more than kubernetes.wait
+
+
+def test_pods_without_a_node_may_wait_for_ever_and_others_are_looked_at(scene: Scene) -> None:
+    starting(scene, "ErrImageNeverPull")
+    scene.phase("Pending", "Pending")
+    del scene.pod(0)["spec"]["nodeName"]
+    node = scene.pod(1)["spec"].pop("nodeName")
+    scene.then = [lambda: None] * 200
+    scene.then[150] = lambda: scene.pod(1)["spec"].update(nodeName=node)
+    with pytest.raises(Hopeless, match="Pod plait-test-1"):
+        scene.follow()
+    assert len(scene.slept) == 151
+
+
+def test_a_pod_of_the_same_name_waits_anew(scene: Scene) -> None:
+    starting(scene, None)
+    scene.then = [lambda: None] * 300
+
+    def anew() -> None:
+        scene.cluster.store.remove(scene.pod(1))
+        scene.cluster.add_pod(scene.run, 1, nodeName="n1")
+
+    scene.then[100] = anew
+    with pytest.raises(Hopeless):
+        scene.follow()
+    assert sum(scene.slept) == 101 * 0.5 + 60.5
+
+
+@pytest.mark.parametrize(
+    ("waiting", "said"),
+    [
+        ({}, ""),
+        ({"reason": "ContainerCreating"}, ""),
+        ({"reason": "PodInitializing", "message": "x"}, ""),
+        ({"reason": "ImagePullBackOff", "message": "no such image"}, "pod 1: ImagePullBackOff no such image"),
+        ({"reason": "ImagePullBackOff"}, "pod 1: ImagePullBackOff"),
+    ],
+)
+def test_why_a_pod_waits(scene: Scene, waiting: dict[str, str], said: str) -> None:
+    starting(scene, waiting.get("reason"), waiting.get("message"))
+    assert kubernetes.waiting(scene.pod(1)) == said
+
+
+def gated(monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str] = TABLE.hosts) -> Scene:
+    scene = Scene(monkeypatch, table=RankTable(tuple(hosts), ranks_per_node=1))
+    scene.cluster.store.create({"kind": "ConfigMap", "metadata": {"name": "plait-test"}, "data": {}})
+    for index in range(2):
+        scene.cluster.store.remove(scene.pod(index))
+        scene.cluster.add_pod(scene.run, index)
+    return scene
+
+
+def test_pods_of_a_table_are_bound_by_who_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = gated(monkeypatch)
+    assert scene.follow(until_bound=True) == 0
+    assert scene.said == ["bound 2 pods to n[0-1]"] and not scene.slept
+    scene.raised = LaunchError("gone.")
+    with pytest.raises(
+        LaunchError, match=r"It goes on, but pods of its rank table that are started again are bound by"
+    ):
+        scene.follow()
+
+
+def test_a_run_is_followed_further_once_it_is_bound_unless_only_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = gated(monkeypatch)
+    scene.then = [lambda: scene.ends("Complete")]
+    assert scene.follow() == 0
+    assert len(scene.slept) == 1
+
+
+def test_pods_that_are_not_there_yet_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = gated(monkeypatch)
+    pod = scene.pod(1)
+    scene.cluster.store.remove(pod)
+    scene.then = [lambda: None, lambda: scene.cluster.add_pod(scene.run, 1)]
+    assert scene.follow(until_bound=True) == 0
+    assert len(scene.slept) == 2
+
+
+def test_a_table_that_cannot_be_kept_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = gated(monkeypatch, ("n0", "n9"))
+    for name in ("n1", "n2"):
+        scene.cluster.store.remove(scene.cluster.node(name))
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if verb == "delete":
+            raise LaunchError("you may not delete")
+
+    with pytest.raises(PlacementError, match="The node n9 of the rank table is not there"):
+        scene.follow()
+    assert scene.deleted() == [("Job", "plait-test", None, False)]
+    scene = gated(monkeypatch, ("n0", "n9"))
+    for name in ("n1", "n2"):
+        scene.cluster.store.remove(scene.cluster.node(name))
+    scene.cluster.before = refuse
+    with pytest.raises(PlacementError, match="The node n9"):  # and not that it may not be deleted
+        scene.follow()
