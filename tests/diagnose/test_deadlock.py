@@ -9,7 +9,7 @@ import pytest
 from plait.core.record.ring import RingGroup
 from plait.core.runs.evidence import Call, Evidence, Verdict
 from plait.diagnose.hang import localise
-from tests.diagnose.test_hang import at, seen
+from tests.support.recordings.evidence import at, seen
 
 UNKNOWN = "Nothing tells which of them is wrong."
 

@@ -10,11 +10,11 @@ import pytest
 
 from plait.lab.slurm import SlurmCluster
 from plait.launch import watch
+from tests.launch.story import Clock, Story
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import small_cluster
 from tests.support.kubernetes.scene import Scene
 from tests.support.slurm import slurm_cluster
-from tests.support.story import Clock, Story
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from plait.core.base.errors import DO_NOT_RETRY, CheckpointError, JobError, NotF
 from plait.core.runs.channel import Error
 from plait.core.runs.lock import RunLock
 from plait.launch import watch as module
-from tests.support.story import Story
+from tests.launch.story import Story
 
 TIER = "unit"
 

@@ -13,7 +13,7 @@ from plait.core.base.errors import RankFailure
 from plait.core.runs.channel import Stop
 from plait.launch import watch as module
 from plait.launch.watch import RunGuard
-from tests.support.story import Story
+from tests.launch.story import Story
 
 TIER = "unit"
 

@@ -14,7 +14,7 @@ from plait.core.runs.evidence import Verdict
 from plait.launch import watch as module
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
-from tests.support.story import Story
+from tests.launch.story import Story
 
 TIER = "unit"
 

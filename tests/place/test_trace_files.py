@@ -12,7 +12,7 @@ import pytest
 from plait.core.base.errors import DataError, JobError
 from plait.place.traces import read
 from plait.place.traces.read import read_trace
-from tests.place.test_traces import PAI, PHILLY
+from tests.place.published import PAI, PHILLY
 from tests.support.workloads import trace_of
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.place.forecast import Predicted
+from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
 from plait.place.workload import JobTrace
@@ -23,11 +24,11 @@ def heavy_tailed(jobs: int = 1500, seed: int = 0, groups: int = 5) -> str:
     return "\n".join(["submit_time,duration,num_gpu,cluster", *lines]) + "\n"
 
 
-def trace_of(text: str, folder: Path, name: str = "jobs.csv") -> Trace:
-    """A trace as it is read from a file."""
+def trace_of(text: str, folder: Path, name: str = "jobs.csv", *, columns: str | None = None) -> Trace:
+    """A trace as it is read from a file, with columns as the command line names them."""
     file = folder / name
     file.write_text(text)
-    return read_trace(file)
+    return read_trace(file, None if columns is None else parse_columns(columns))
 
 
 def known(trace: Trace) -> Predicted:
