@@ -92,7 +92,7 @@ def show_schedule(
         slack = enough_slack([sum(passes)] * shape.ranks, _each(travels, shape.ranks - 1))
         shape = Shape(ranks=shape.ranks, micro_batches=shape.micro_batches, chunks=shape.chunks, slack=slack)
     schedule, made = find_schedule(name, shape)
-    count = sum(op.kind == "F" for ops in schedule.ranks for op in ops)
+    count = sum(op.computes and op.work.forward for ops in schedule.ranks for op in ops)
     if made is None and count > MOST:
         raise ScheduleError(
             f"{name}: {count} forward passes; at most {MOST} are shown. Leave out micro-batches: after the warm-up "

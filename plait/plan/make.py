@@ -21,8 +21,8 @@ from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.reshard.layouts import TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.clock.dry_run import dry_run
-from plait.core.step.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
-from plait.core.step.schedules import GENERATORS, Shape, find_schedule
+from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
+from plait.core.step.schedules import GENERATORS, Shape, find_schedule, whole_steps
 from plait.core.step.step import Step, Workload
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric

@@ -20,7 +20,7 @@ receiver lists them in the same order, so that no backend can mix them up or wai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
@@ -28,9 +28,31 @@ from typing import Literal, NamedTuple, cast
 from plait.core.base.errors import ScheduleError
 
 OpKind = Literal["F", "B", "I", "W", "S", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Direction = Literal["F", "B"]
 Edge = tuple[int, int]
+Phase = Literal["step", "F", "B", "I", "W"]
+"""What a stage's lists call a computation."""
 
-COMPUTE: frozenset[str] = frozenset("FBIWS")
+
+class StageWork(NamedTuple):
+    """What a kind of computation does on its stage: the forward, the gradient of the stage's input, those of
+    its weights. name: of several."""
+
+    name: str
+    phase: Phase
+    forward: bool = False
+    input_gradient: bool = False
+    weight_gradient: bool = False
+
+
+WORK: Mapping[str, StageWork] = {
+    "S": StageWork("step", "step", True, True, True),
+    "F": StageWork("forward", "F", forward=True),
+    "B": StageWork("backward", "B", input_gradient=True, weight_gradient=True),
+    "I": StageWork("input gradients", "I", input_gradient=True),
+    "W": StageWork("weight gradients", "W", weight_gradient=True),
+}
+"""By kind of computation: all that is known of it. The other kinds are ends of transfers."""
 _NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
 _WORD = re.compile(r"(\d+)(F|B|I|W|S|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
 
@@ -41,7 +63,7 @@ class Transfer(NamedTuple):
 
     source: int
     target: int
-    direction: Literal["F", "B"]
+    direction: Direction
     micro_batch: int
 
 
@@ -56,12 +78,22 @@ class Op(NamedTuple):
     @property
     def computes(self) -> bool:
         """Whether it occupies the processor."""
-        return self.kind in COMPUTE
+        return self.kind in WORK
+
+    @property
+    def work(self) -> StageWork:
+        """What a computation does."""
+        return WORK[self.kind]
 
     @property
     def forward(self) -> bool:
         """Whether it belongs to the forward pass."""
         return self.kind[-1] == "F"
+
+    @property
+    def direction(self) -> Direction:
+        """Which way it moves something, or makes something to be moved."""
+        return "F" if self.forward else "B"
 
     # What a timeline calls an op's place: here the stage and the micro-batch.
 
@@ -89,7 +121,7 @@ class Op(NamedTuple):
     def transfer(self) -> Transfer:
         """Which tensor a SEND or RECV moves."""
         ends = (self.stage, self.peer) if self.sends else (self.peer, self.stage)
-        return Transfer(*ends, cast("Literal['F', 'B']", self.kind[-1]), self.micro_batch)
+        return Transfer(*ends, self.direction, self.micro_batch)
 
     def __str__(self) -> str:
         text = f"{self.stage}{self.kind}{self.micro_batch}"
@@ -104,7 +136,7 @@ def parse_op(word: str) -> Op:
     if match:
         stage, micro_batch = int(match[1]), int(match[3])
         kind = cast(OpKind, match[2])
-        if kind in COMPUTE:
+        if kind in WORK:
             if match[4] is None:
                 return Op(stage, kind, micro_batch)
         else:
@@ -169,10 +201,7 @@ class Schedule:
 
     @cached_property
     def _held(self) -> tuple[tuple[int, ...], ...]:
-        held: list[list[int]] = [[] for _ in self.ranks]
-        for stage, rank in self.rank_of.items():
-            held[rank].append(stage)
-        return tuple(tuple(sorted(stages)) for stages in held)
+        return tuple(tuple(sorted({op.stage for op in ops})) for ops in self.ranks)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
@@ -315,11 +344,8 @@ def _why_not(schedule: Schedule, op: Op) -> str:
 def _needs_in_list(schedule: Schedule, op: Op, with_moves: bool) -> list[Op]:
     if op.computes:
         return schedule.local_needs(op) + [ends(transfer)[1] for transfer in schedule.arrivals(op) if with_moves]
-    if op.sends:
-        return [
-            Op(op.stage, "F", op.micro_batch) if op.kind == "SEND_F" else schedule.backward(op.stage, op.micro_batch)
-        ]
-    return []
+    stage, at = op.stage, op.micro_batch
+    return [Op(stage, "F", at) if op.forward else schedule.backward(stage, at)] if op.sends else []
 
 
 def ends(transfer: Transfer) -> tuple[Op, Op]:
@@ -370,21 +396,3 @@ def with_transfers(schedule: Schedule, ahead: int = 2, *, proven: bool = False) 
             lowered += [*posted.get(at, ()), op, *(ends(transfer)[0] for transfer in transfers)]
         ranks.append(tuple(lowered))
     return replace(schedule, ranks=tuple(ranks))
-
-
-def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
-    """For evaluation on the same ranks: every micro-batch through one stage after the other, with
-    transfers."""
-    ranks = [
-        tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
-        for rank in range(len(schedule.ranks))
-    ]
-    return with_transfers(
-        Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False)
-    )
-
-
-def whole_steps(micro_batches: int) -> Schedule:
-    """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
-    backward, so that communication of the one hides behind computation of the other."""
-    return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))

@@ -37,7 +37,7 @@ from itertools import accumulate, pairwise
 from plait.core.base.errors import ScheduleError, nearest
 from plait.core.base.files import contents_within, reason_of
 from plait.core.parallel.strategy import slice_sizes
-from plait.core.step.schedule import Edge, Op, OpKind, Schedule, check, parse_op
+from plait.core.step.schedule import Edge, Op, OpKind, Schedule, check, parse_op, with_transfers
 
 LARGEST_FILE = 4 << 20
 """Bytes of a schedule that is written in a file: several hundred thousand ops."""
@@ -119,6 +119,24 @@ def _written(name: str) -> Schedule | None:
         raise ScheduleError(f"{name}: cannot be read as a schedule: {reason_of(error)}") from None
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
+
+
+def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
+    """For evaluation on the same ranks: every micro-batch through one stage after the other, with
+    transfers."""
+    ranks = [
+        tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
+        for rank in range(len(schedule.ranks))
+    ]
+    return with_transfers(
+        Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False)
+    )
+
+
+def whole_steps(micro_batches: int) -> Schedule:
+    """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
+    backward, so that communication of the one hides behind computation of the other."""
+    return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))
 
 
 def _gpipe(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:

@@ -57,11 +57,11 @@ from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
 from plait.core.step.ops import ATTENDS, FORWARD_KINDS, orders_of
 from plait.core.step.ops import Kind as Kind
+from plait.core.step.schedule import Phase as Phase
 from plait.core.step.stages import Stage
 
 Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
 Verb = Literal["run", "start", "wait"]
-Phase = Literal["step", "F", "B", "I", "W"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
 LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")

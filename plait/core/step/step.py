@@ -15,7 +15,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
 from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.schedule import COMPUTE, Edge, Op, Schedule, with_edges, with_transfers
+from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
 from plait.core.step.seconds.segment_costs import SegmentCosts, segment_costs
 from plait.core.step.segments import Phase, SegmentGraph
 from plait.core.step.stages import Crossing, Stage, Tie, crossing_bytes, crossings, split_layers, tie_of
@@ -142,12 +142,6 @@ class Step:
         return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
 
 
-def phase_of(op: Op) -> Phase:
-    """What a computation of the schedule is to its stage's lists."""
-    assert op.computes
-    return "step" if op.kind == "S" else op.kind  # type: ignore[return-value]  (the rest moves tensors)
-
-
 @dataclass(frozen=True)
 class Place:
     """One place of a step's pipeline."""
@@ -231,8 +225,8 @@ class Place:
     @cached_property
     def phases(self) -> list[tuple[int, Phase]]:
         """Of every stage: which of the place's it is, and what the schedule asks of it."""
-        found = {(op.stage, op.kind): op for op in self.step.schedule.ranks[self.index] if op.kind in COMPUTE}
-        return [(self.order[op.stage], phase_of(op)) for op in found.values()]
+        found = {(op.stage, op.kind): op for op in self.step.schedule.ranks[self.index] if op.computes}
+        return [(self.order[op.stage], op.work.phase) for op in found.values()]
 
     @cached_property
     def kind(self) -> object:

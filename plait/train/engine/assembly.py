@@ -12,14 +12,15 @@ from torch import Tensor
 
 from plait.core.job.plan import Plan
 from plait.core.step.orders.overlap import Load
-from plait.core.step.schedule import Schedule, forward_only
+from plait.core.step.schedule import WORK, Schedule
+from plait.core.step.schedules import forward_only
 from plait.core.step.segments import Phase
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.pipeline import PHASES, PipelineExecutor
+from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import RankStep
 from plait.train.machine.device import RankDevice, torch_dtype
@@ -156,4 +157,4 @@ def assemble(
 
 def _phases(schedule: Schedule, stage: int) -> Sequence[Phase]:
     kinds = {op.kind for ops in schedule.ranks for op in ops if op.stage == stage}
-    return [phase for kind, phase in PHASES.items() if kind in kinds]
+    return [work.phase for kind, work in WORK.items() if kind in kinds]

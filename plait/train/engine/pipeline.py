@@ -19,7 +19,6 @@ from torch import Tensor
 
 from plait.core.record.ring import Kind
 from plait.core.step.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
-from plait.core.step.segments import Phase
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.shards import Shards
@@ -120,7 +119,7 @@ class PipelineExecutor:
     def gather(self, op: Op | None) -> None:
         """Start to gather what a computation reads first."""
         if op is not None and self.shards:
-            self.executors[op.stage].ahead(PHASES[op.kind])
+            self.executors[op.stage].ahead(op.work.phase)
 
 
 class _PipelineStep:
@@ -172,7 +171,7 @@ class _PipelineStep:
                 name: crossing.gradient[name] for name in self.of.names[producer, op.stage]
             }
         crossing.returning, crossing.gradient, crossing.entering = {}, {}, {}
-        if op.kind == "B":
+        if op.work.weight_gradient:
             del self.alive[op.stage, op.micro_batch]
 
     def weights(self, turn: _ScheduleEntry) -> None:
@@ -180,7 +179,7 @@ class _PipelineStep:
 
     def _compute(self, turn: _ScheduleEntry, state: InFlight) -> None:
         self.of.executors[turn.op.stage].phase(
-            PHASES[turn.op.kind], state, last=turn.last, then=partial(self.of.gather, turn.following)
+            turn.op.work.phase, state, last=turn.last, then=partial(self.of.gather, turn.following)
         )
 
     def _take(self, transfer: Transfer) -> Mapping[str, Tensor]:
@@ -236,5 +235,3 @@ _RUNS: Mapping[OpKind, Callable[[_PipelineStep, _ScheduleEntry], None]] = {
     "RECV_F": _PipelineStep.receive,
     "RECV_B": _PipelineStep.receive,
 }
-PHASES: Mapping[OpKind, Phase] = {"S": "step", "F": "F", "B": "B", "I": "I", "W": "W"}
-"""The phase of an executor's that each computation is."""

@@ -21,7 +21,8 @@ from plait.core.job.refine import Measurements, Timed, Times, refine, with_overl
 from plait.core.job.worth_timing import ROUNDS, Timing, affordable, worth_compiling
 from plait.core.parallel.strategy import ShardOverlap, Strategy
 from plait.core.record.timeline import OpSpan
-from plait.core.step.schedule import Transfer, whole_steps
+from plait.core.step.schedule import Transfer
+from plait.core.step.schedules import whole_steps
 from plait.core.step.segments import SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.comm.objects import gather, meet

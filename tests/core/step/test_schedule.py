@@ -15,12 +15,11 @@ from plait.core.step.schedule import (
     Schedule,
     check,
     ends,
-    forward_only,
     parse_op,
     with_edges,
     with_transfers,
 )
-from plait.core.step.schedules import GENERATORS, Shape, generate, parse_schedule
+from plait.core.step.schedules import GENERATORS, Shape, forward_only, generate, parse_schedule
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]
 

@@ -13,8 +13,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.schedule import whole_steps
-from plait.core.step.schedules import Shape, generate
+from plait.core.step.schedules import Shape, generate, whole_steps
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
 from plait.train.engine.assembly import assemble

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from plait.core.step.clock.inside import Inside
 from plait.core.step.clock.phase import Key, Outcome, State
 from plait.core.step.clock.places import PlaceLists
-from plait.core.step.schedule import COMPUTE, Op, Schedule, Transfer
+from plait.core.step.schedule import Op, Schedule, Transfer
 from plait.core.step.segments import Phase
-from plait.core.step.step import Place, phase_of
+from plait.core.step.step import Place
 
 AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
 """What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
@@ -80,19 +80,19 @@ def script_of(schedule: Schedule) -> Script:
 def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
     """Of one place. numbers: of transfers, is added to."""
     ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
-    samples = {(op.stage, op.kind): op for op in ops if op.kind in COMPUTE}
+    samples = {(op.stage, op.kind): op for op in ops if op.computes}
     phases: dict[tuple[int, str], tuple[int, Phase]] = {
-        kind: (order[op.stage], phase_of(op)) for kind, op in samples.items()
+        kind: (order[op.stage], op.work.phase) for kind, op in samples.items()
     }
     needs = {kind: schedule.arrivals(op) for kind, op in samples.items()}
-    computing = [(op.stage, op.kind) for op in ops if op.kind in COMPUTE]
+    computing = [(op.stage, op.kind) for op in ops if op.computes]
     last = {kind: at for at, kind in enumerate(computing)}
     following = iter([*(phases[kind] for kind in computing[1:]), None])
     known: dict[Key, Key] = {}  # equal keys are one, so that they are found fast
     entries, at = list[Entry](), -1
     for op in ops:
         stage, kind, micro_batch, _ = op
-        if kind in COMPUTE:
+        if op.computes:
             at += 1
             key = Key(*phases[stage, kind], last[stage, kind] == at, next(following))
             arrivals = [numbers.setdefault(Transfer(*one[:3], micro_batch), len(numbers)) for one in needs[stage, kind]]

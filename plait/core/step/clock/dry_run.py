@@ -62,10 +62,10 @@ class PipelineCosts:
 
     def seconds(self, op: Op) -> float:
         """Of a computation."""
-        at = op.stage
-        backward = (self.input_gradient, self.weight_gradient)
-        parts = {"F": (self.forward,), "I": backward[:1], "W": backward[1:], "S": (self.forward, *backward)}
-        return sum(part[at] for part in parts.get(op.kind, backward))
+        at, work = op.stage, op.work
+        taken = self.forward[at] if work.forward else 0.0
+        taken += self.input_gradient[at] if work.input_gradient else 0.0
+        return taken + (self.weight_gradient[at] if work.weight_gradient else 0.0)
 
     def travel(self, transfer: Transfer) -> float:
         """Of a transfer, either direction."""
@@ -113,7 +113,7 @@ class DryRun:
     def bars(self) -> list[Bar]:
         """For a picture: a row a rank; a row for every channel on which transfers take time."""
         bars = [
-            Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), _KIND_NAMES[p.op.kind])
+            Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), p.op.work.name)
             for p in sorted(self.placed, key=lambda p: p.rank)
             if p.op.computes
         ]
@@ -121,7 +121,13 @@ class DryRun:
         moves = [p for p in self.placed if not p.op.computes and p.end > p.start]
         moves.sort(key=lambda p: (p.rank, rank_of[p.op.peer], p.start))
         return bars + [
-            Bar(f"{p.rank} > {rank_of[p.op.peer]}", p.start, p.end, str(p.op.micro_batch), f"transfer {p.op.kind[-1]}")
+            Bar(
+                f"{p.rank} > {rank_of[p.op.peer]}",
+                p.start,
+                p.end,
+                str(p.op.micro_batch),
+                f"transfer {p.op.transfer.direction}",
+            )
             for p in moves
         ]
 
@@ -129,9 +135,6 @@ class DryRun:
         """Small letters for all but the first of a rank's stages."""
         first = op.stage < len(self.schedule.ranks)
         return f"{op.kind if first else op.kind.lower()}{op.micro_batch}"
-
-
-_KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "S": "step"}
 
 
 def dry_run(schedule: Schedule, costs: Costs | None = None, transfers: Transfers = "buffered") -> DryRun:
@@ -268,6 +271,8 @@ def rank_peaks(schedule: Schedule) -> list[int]:
 def _peak(ops: list[Op] | tuple[Op, ...]) -> int:
     alive = peak = 0
     for op in ops:
-        alive += {"F": 1, "B": -1, "W": -1}.get(op.kind, 0)
-        peak = max(peak, alive + (op.kind == "S"))
+        if op.computes:
+            alive += op.work.forward
+            peak = max(peak, alive)
+            alive -= op.work.weight_gradient
     return peak

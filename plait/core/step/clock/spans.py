@@ -11,7 +11,6 @@ from plait.core.step.clock.course import Course
 from plait.core.step.clock.phase import LAST, Label
 from plait.core.step.clock.pipeline import Simulation
 from plait.core.step.schedule import Op, ends
-from plait.core.step.step import phase_of
 from plait.core.step.unit_traffic import UnitTraffic
 from plait.core.step.units import UnitAction, UnitOp, UnitVerb
 
@@ -65,7 +64,7 @@ class _PlaceSpans:
             if op is None:
                 continue
             at = self.place.order[op.stage]
-            actions = self.course.lists.of(self.place, at, phase_of(op))
+            actions = self.course.lists.of(self.place, at, op.work.phase)
             traffic = self.place.traffic(at, self.share)
             for position, kind, begin, end in outcome.done:
                 action = actions[position]

@@ -163,8 +163,8 @@ class MemoryOfPlace:
         """Activations before a step, to be walked op by op."""
         step, place = self.step, self.place
         schedule, known = step.listed, {stage.index for stage in place.stages}
-        kinds = {op.kind for op in schedule.ranks[self.index]}
-        phases: tuple[Phase, ...] = ("step",) if "S" in kinds else ("F", "I", "W") if "I" in kinds else ("F", "B")
+        split = any(stage in known for stage, _ in schedule.splits)
+        phases: tuple[Phase, ...] = ("step",) if schedule.whole else ("F", "I", "W") if split else ("F", "B")
         tiles = {edge: place.crossing_bytes(edge) for edge in schedule.edges if known.intersection(edge)}
         return PlaceWalk(schedule, self._sizes(phases), tiles)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from plait.core.step.memory.activations import Activations
 from plait.core.step.memory.pipeline_memory import PlaceWalk
-from plait.core.step.schedule import Op, Schedule
+from plait.core.step.schedule import Op, Schedule, Transfer, ends
 from plait.core.step.schedules import Shape, rank_ops
 
 Counts = NDArray[np.int64]
@@ -131,15 +131,14 @@ def _lowered(ops: Sequence[Op], here: set[int], count: int, ahead: int = 2) -> l
     posted: list[list[Op]] = [[] for _ in ops]
     sent: list[list[Op]] = [[] for _ in ops]
     for at, op in enumerate(ops):
-        if op.kind == "W":
+        if not (op.work.forward or op.work.input_gradient):
             continue
-        forward = op.kind == "F"
-        source, target = (op.stage - 1, op.stage + 1) if forward else (op.stage + 1, op.stage - 1)
-        if 0 <= source < count and source not in here:
-            recv = Op(op.stage, "RECV_F" if forward else "RECV_B", op.micro_batch, source)
-            posted[max(0, at - ahead)].append(recv)
-        if 0 <= target < count and target not in here:
-            sent[at].append(Op(op.stage, "SEND_F" if forward else "SEND_B", op.micro_batch, target))
+        way = 1 if op.forward else -1
+        before, after = op.stage - way, op.stage + way
+        if 0 <= before < count and before not in here:
+            posted[max(0, at - ahead)].append(ends(Transfer(before, op.stage, op.direction, op.micro_batch))[1])
+        if 0 <= after < count and after not in here:
+            sent[at].append(ends(Transfer(op.stage, after, op.direction, op.micro_batch))[0])
     return [one for at, op in enumerate(ops) for one in (*posted[at], op, *sent[at])]
 
 

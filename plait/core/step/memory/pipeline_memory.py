@@ -14,7 +14,7 @@ from typing import NamedTuple
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.step.memory.activations import Activations, activations
-from plait.core.step.schedule import COMPUTE, Edge, Op, Schedule
+from plait.core.step.schedule import Edge, Op, Schedule
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 
@@ -107,11 +107,14 @@ def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Ac
 
 
 class _Computation(NamedTuple):
-    """What an op does to what is live: while it runs, and after it."""
+    """What an op does to what is live: while it runs, and after it. begins, ends: a micro-batch's
+    activations."""
 
     above: int
     after: int
     name: str
+    begins: bool
+    ends: bool
 
 
 class PlaceWalk:
@@ -127,7 +130,7 @@ class PlaceWalk:
     def run(self, ops: Sequence[Op]) -> Peak:
         """Of these ops, in order."""
         for op in ops:
-            if op.kind in COMPUTE:
+            if op.computes:
                 self._compute(op)
             elif op.sends:
                 self.live -= self._leaving
@@ -143,33 +146,28 @@ class PlaceWalk:
         known = self._known.get((op.stage, op.kind))
         if known is None:
             known = self._known[op.stage, op.kind] = self._computation(op)
-        self.alive += op.kind in "FS"
+        self.alive += known.begins
         self._mark(self.live + known.above, known.name)
         self.live += known.after
-        self.alive -= op.kind in "BWS"
+        self.alive -= known.ends
 
     def _computation(self, op: Op) -> _Computation:
-        sizes, stage = self.sizes[op.stage], op.stage
-        before, producers, consumers = 0, self.schedule.producers[stage], self.schedule.consumers[stage]
-        match op.kind:
-            case "F":
-                read, given = producers, consumers
-                top, after, name = sizes.forward_peak, sizes.kept, "forward"
-            case "S":
-                read, given = [], []
-                top, after, name = sizes.forward_peak, 0, "step"
-            case "W":
-                read, given = [], []
-                before, top, after, name = sizes.held, sizes.weight_peak, 0, "weight gradients"
-            case "I":
-                read, given = consumers, producers
-                before, top, after, name = sizes.kept, sizes.backward_peak, sizes.held, "input gradients"
-            case _:
-                read, given = consumers, producers
-                before, top, after, name = sizes.kept, sizes.backward_peak, 0, "backward"
+        sizes, stage, work = self.sizes[op.stage], op.stage, op.work
+        read, given = self.schedule.producers[stage], self.schedule.consumers[stage]
+        if work.forward:
+            before, top, after = 0, sizes.forward_peak, sizes.kept
+        elif work.input_gradient:
+            read, given = given, read
+            before, top, after = sizes.kept, sizes.backward_peak, sizes.held
+        else:
+            read = given = []
+            before, top, after = sizes.held, sizes.weight_peak, 0
+        if work.weight_gradient:
+            after = 0
         arrived = sum(self._tile(stage, other) for other in read)  # is among what the phase counts from now on
         goes = sum(self._tile(stage, other) for other in given)
-        return _Computation(top - arrived - before, after - before - arrived + goes, f"{name} of stage {stage}")
+        above, left = top - arrived - before, after - before - arrived + goes
+        return _Computation(above, left, f"{work.name} of stage {stage}", work.forward, work.weight_gradient)
 
     def _hold(self, size: int, when: str) -> None:
         self.live += size

@@ -13,8 +13,8 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.step.clock.course import AXES, Course, Entry, Turn, script_of
 from plait.core.step.clock.phase import Key, Outcome, Spent, State
 from plait.core.step.clock.pipeline import Run, Simulated, Simulation, slowest
-from plait.core.step.schedule import Op, whole_steps
-from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.schedule import Op
+from plait.core.step.schedules import Shape, find_schedule, whole_steps
 from plait.core.step.segments import Collective
 from plait.plan.simulate import PlanPrices
 from tests.plan.machines import SPEC, Given, pipelined, plan_of

@@ -91,4 +91,4 @@ def test_second_stages_of_a_rank_have_small_letters() -> None:
     assert [(bar.row, bar.label) for bar in bars] == [
         (f"rank {rank}", label) for rank in (0, 1) for label in ("F0", "f0", "i0", "w0", "I0", "W0")
     ]
-    assert {bar.kind for bar in bars} == {"forward", "input gradient", "weight gradient"}
+    assert {bar.kind for bar in bars} == {"forward", "input gradients", "weight gradients"}

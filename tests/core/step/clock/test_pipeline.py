@@ -25,7 +25,7 @@ from plait.core.step.clock.pipeline import AXES, Run, Simulation
 from plait.core.step.clock.prices import ClusterPrices
 from plait.core.step.memory.estimate import estimate
 from plait.core.step.orders.overlap import segment_order
-from plait.core.step.schedule import whole_steps
+from plait.core.step.schedules import whole_steps
 from plait.core.step.seconds.segment_costs import makespan, segment_costs, simulate
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.step import Place

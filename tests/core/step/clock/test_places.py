@@ -13,8 +13,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.step.clock.inside import Inside
 from plait.core.step.clock.phase import Price, Start, UnitPrices
 from plait.core.step.clock.places import PlaceLists
-from plait.core.step.schedule import whole_steps
-from plait.core.step.schedules import Shape, find_schedule
+from plait.core.step.schedules import Shape, find_schedule, whole_steps
 from plait.core.step.segments import Collective
 from plait.core.step.step import Place
 from plait.core.step.traffic import replicated_numbers

@@ -11,7 +11,7 @@ from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.record.timeline import Span
 from plait.core.step.clock.pipeline import Simulation
-from plait.core.step.schedule import whole_steps
+from plait.core.step.schedules import whole_steps
 from tests.core.step.clock.test_course import Told
 from tests.plan.machines import SPEC, pipelined, plan_of
 
