@@ -1,25 +1,23 @@
-"""What every place of a pipeline does in a simulated step: its list as numbers, and how far it is."""
+"""What every place of a pipeline does in a simulated step, and what that costs by axis."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from plait.core.step.clock.inside import Inside
-from plait.core.step.clock.phase import Key, Outcome, State
+from plait.core.step.clock.phase import Outcome, State
+from plait.core.step.clock.pipeline_clock import Entry
 from plait.core.step.clock.places import PlaceLists
-from plait.core.step.schedule import Op, Schedule, Transfer
-from plait.core.step.segments import Phase
+from plait.core.step.schedule import Op, Transfer
 from plait.core.step.step import Place
 
 AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
 """What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
 slowest node of the own place and of others, and for what is beside a step."""
-SCRIPTS = 8
-"""Schedules whose lists are kept: finalists that follow each other often have the same."""
 
 
 class Turn(NamedTuple):
@@ -39,68 +37,6 @@ class Moved(NamedTuple):
     sends: bool
     start: float
     end: float
-
-
-class Entry(NamedTuple):
-    """One op of a place's list. key: None for a transfer. arrivals: numbers of the transfers from other
-    places that a computation needs. way: number of the transfer; sends: which end of it this is."""
-
-    op: Op
-    key: Key | None
-    arrivals: tuple[int, ...]
-    way: int = -1
-    sends: bool = False
-
-
-class Way(NamedTuple):
-    """A transfer, and the places at its ends."""
-
-    transfer: Transfer
-    sender: int
-    receiver: int
-
-
-@dataclass(frozen=True)
-class Script:
-    """A schedule with its transfers numbered. entries: of every place."""
-
-    ways: Sequence[Way]
-    entries: Sequence[Sequence[Entry]]
-
-
-@lru_cache(maxsize=SCRIPTS)
-def script_of(schedule: Schedule) -> Script:
-    """Of a schedule with transfers."""
-    numbers: dict[Transfer, int] = {}
-    entries = [_entries(schedule, rank, numbers) for rank in range(len(schedule.ranks))]
-    rank_of = schedule.rank_of
-    return Script([Way(one, rank_of[one.source], rank_of[one.target]) for one in numbers], entries)
-
-
-def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
-    """Of one place. numbers: of transfers, is added to."""
-    ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
-    samples = {(op.stage, op.kind): op for op in ops if op.computes}
-    phases: dict[tuple[int, str], tuple[int, Phase]] = {
-        kind: (order[op.stage], op.work.phase) for kind, op in samples.items()
-    }
-    needs = {kind: schedule.arrivals(op) for kind, op in samples.items()}
-    computing = [(op.stage, op.kind) for op in ops if op.computes]
-    last = {kind: at for at, kind in enumerate(computing)}
-    following = iter([*(phases[kind] for kind in computing[1:]), None])
-    known: dict[Key, Key] = {}  # equal keys are one, so that they are found fast
-    entries, at = list[Entry](), -1
-    for op in ops:
-        stage, kind, micro_batch, _ = op
-        if op.computes:
-            at += 1
-            key = Key(*phases[stage, kind], last[stage, kind] == at, next(following))
-            arrivals = [numbers.setdefault(Transfer(*one[:3], micro_batch), len(numbers)) for one in needs[stage, kind]]
-            entries.append(Entry(op, known.setdefault(key, key), tuple(arrivals)))
-        else:
-            number = numbers.setdefault(op.transfer, len(numbers))
-            entries.append(Entry(op, None, (), number, op.sends))
-    return entries
 
 
 @dataclass(eq=False)

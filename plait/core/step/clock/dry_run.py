@@ -1,45 +1,27 @@
 """Run a schedule without a device: when every op would happen, what is alive meanwhile, and whether ranks
 wait in a circle.
 
-Each rank works through its list; a computation waits for its transfers; each channel (one rank to one other)
-carries one transfer at a time, in order. How a transfer starts:
-
-    buffered     when it is sent: the receiver's memory is always there (gloo with a posted receive, or a
-                 mailbox)
-    rendezvous   when it is sent and its receive is posted (NCCL; gloo without a posted receive)
-    blocking     as rendezvous, and sender and receiver stand still until it has arrived (send and recv one
-                 call after the other)
+Transfers start as ``pipeline_clock`` says; each channel (one rank to one other) carries one at a time, in
+order.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Bar
+from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, Script, Way, script_of
+from plait.core.step.clock.pipeline_clock import Transfers as Transfers
 from plait.core.step.schedule import Edge, Op, Schedule, Transfer, check, ends, with_transfers
-
-Transfers = Literal["buffered", "rendezvous", "blocking"]
-
-
-class Costs(Protocol):
-    """What ops take; ``PipelineCosts`` is the simplest."""
-
-    def seconds(self, op: Op) -> float:
-        """Of a computation."""
-        ...
-
-    def travel(self, transfer: Transfer) -> float:
-        """Of a transfer."""
-        ...
 
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """Seconds of one micro-batch, by stage: F, I and W; a whole backward is I + W. edges: one way over an
-    edge, 0 where not given."""
+    """Seconds of one micro-batch, by stage; a whole backward is both gradients. edges: one way over an edge,
+    0 where not given."""
 
     forward: tuple[float, ...]
     input_gradient: tuple[float, ...]
@@ -121,13 +103,7 @@ class DryRun:
         moves = [p for p in self.placed if not p.op.computes and p.end > p.start]
         moves.sort(key=lambda p: (p.rank, rank_of[p.op.peer], p.start))
         return bars + [
-            Bar(
-                f"{p.rank} > {rank_of[p.op.peer]}",
-                p.start,
-                p.end,
-                str(p.op.micro_batch),
-                f"transfer {p.op.transfer.direction}",
-            )
+            Bar(f"{p.rank} > {rank_of[p.op.peer]}", p.start, p.end, str(p.op.micro_batch), f"transfer {p.op.direction}")
             for p in moves
         ]
 
@@ -137,7 +113,7 @@ class DryRun:
         return f"{op.kind if first else op.kind.lower()}{op.micro_batch}"
 
 
-def dry_run(schedule: Schedule, costs: Costs | None = None, transfers: Transfers = "buffered") -> DryRun:
+def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: Transfers = "buffered") -> DryRun:
     """Simulate ``schedule`` (transfers are added if it has none). costs: all zero if not given.
 
     Raises ScheduleError if it is incomplete or out of order, if two ranks list a channel's transfers in
@@ -147,111 +123,69 @@ def dry_run(schedule: Schedule, costs: Costs | None = None, transfers: Transfers
         schedule = with_transfers(schedule)
     else:
         check(schedule)
-    return _Machine(schedule, costs or PipelineCosts.uniform(schedule.num_stages, 0, 0, 0), transfers).run()
+    script, costs = script_of(schedule), costs or PipelineCosts.uniform(schedule.num_stages, 0, 0, 0)
+    _check_channels(script)
+    clock = _DryClock(script, costs, transfers)
+    clock.walk()
+    placed = [TimedOp(number, *timed) for number, rank in enumerate(clock.ranks) for timed in clock.timed(rank)]
+    return DryRun(schedule, tuple(sorted(placed, key=lambda one: (one.start, one.rank))))
 
 
-class _Channel:
-    """Transfers from one rank to one other: posted ends that have not met yet."""
-
-    def __init__(self) -> None:
-        self.sent: deque[tuple[Transfer, float]] = deque()
-        self.posted: deque[tuple[Transfer, float]] = deque()
-        self.free = 0.0
-
-
-class _Machine:
-    def __init__(self, schedule: Schedule, costs: Costs, transfers: Transfers) -> None:
-        self.schedule, self.costs, self.transfers = schedule, costs, transfers
-        self.at = [0] * len(schedule.ranks)
-        self.clock = [0.0] * len(schedule.ranks)
-        self.arrived: dict[Transfer, float] = {}
-        self.announced = set[Op]()
-        """SENDs and RECVs whose rank has reached them."""
-        self.channels: dict[tuple[int, int], _Channel] = {}
-        self.placed: list[TimedOp] = []
-
-    def run(self) -> DryRun:
-        waiting = deque(range(len(self.schedule.ranks)))
-        idle = 0
-        while waiting:
-            rank = waiting.popleft()
-            moved = self._advance(rank)
-            if self.at[rank] < len(self.schedule.ranks[rank]):
-                waiting.append(rank)
-            idle = 0 if moved else idle + 1
-            if waiting and idle > len(waiting):
-                raise ScheduleError(self._circle())
-        return DryRun(self.schedule, tuple(sorted(self.placed, key=lambda p: (p.start, p.rank))))
-
-    def _advance(self, rank: int) -> bool:
-        """Run what the rank can run now; whether that was anything."""
-        ops, begun = self.schedule.ranks[rank], self.at[rank]
-        before = len(self.announced)
-        while self.at[rank] < len(ops) and self._step(rank, ops[self.at[rank]]):
-            self.at[rank] += 1
-        return self.at[rank] > begun or len(self.announced) > before
-
-    def _step(self, rank: int, op: Op) -> bool:
-        """Run ``op`` if nothing that it waits for is missing."""
-        if not op.computes:
-            self._announce(rank, op)
-            if self.transfers != "blocking":
-                return True
-            end = self.arrived.get(op.transfer)
-            self.clock[rank] = max(self.clock[rank], end or 0.0)
-            return end is not None
-        needs = [self.arrived.get(transfer) for transfer in self.schedule.arrivals(op)]
-        if None in needs:
-            return False
-        start = max(self.clock[rank], *(end for end in needs if end is not None), 0.0)
-        self.clock[rank] = start + self.costs.seconds(op)
-        self.placed.append(TimedOp(rank, op, start, self.clock[rank]))
-        return True
-
-    def _announce(self, rank: int, op: Op) -> None:
-        if op in self.announced:
-            return
-        self.announced.add(op)
-        transfer, ranks = op.transfer, self.schedule.rank_of
-        key = (ranks[transfer.source], ranks[transfer.target])
-        channel = self.channels.setdefault(key, _Channel())
-        (channel.sent if op.sends else channel.posted).append((transfer, self.clock[rank]))
-        while channel.sent and channel.posted:
-            (sent, ready), (expected, open_) = channel.sent.popleft(), channel.posted.popleft()
-            if sent != expected:
+def _check_channels(script: Script) -> None:
+    """Raise ScheduleError where a rank expects transfers of another in another order than they are sent."""
+    channels: dict[tuple[int, int], tuple[list[Way], list[Way]]] = {}
+    for entry in (entry for entries in script.entries for entry in entries if not entry.key):
+        way = script.ways[entry.way]
+        channels.setdefault((way.sender, way.receiver), ([], []))[not entry.sends].append(way)
+    for sent, expected in channels.values():
+        for one, other in zip(sent, expected, strict=True):
+            if one is not other:
                 raise ScheduleError(
-                    f"rank {key[0]} sends {ends(sent)[0]} where rank {key[1]} expects {ends(expected)[1]}: "
-                    "the two must list the transfers between them in one order"
+                    f"rank {one.sender} sends {ends(one.transfer)[0]} where rank {one.receiver} expects "
+                    f"{ends(other.transfer)[1]}: the two must list the transfers between them in one order"
                 )
-            start = max(ready, channel.free, 0.0 if self.transfers == "buffered" else open_)
-            channel.free = self.arrived[sent] = start + self.costs.travel(sent)
-            self.placed.append(TimedOp(key[0], ends(sent)[0], start, channel.free))
 
-    def _circle(self) -> str:
-        """Who waits for whom, from the first stuck rank around the circle."""
-        ranks = self.schedule.ranks
-        waits: dict[int, tuple[Op, Op, int]] = {}
-        for rank, ops in enumerate(ranks):
-            if self.at[rank] < len(ops):
-                op = ops[self.at[rank]]
-                missing = self._missing(op)
-                waits[rank] = (op, missing, self.schedule.rank_of[missing.stage])
-        rank, path = next(iter(waits)), list[int]()
-        while rank in waits and rank not in path:
-            path.append(rank)
-            rank = waits[rank][2]
-        circle = path[path.index(rank) :] if rank in path else path
-        return "deadlock: " + "; ".join(
-            f"rank {r} waits at {waits[r][0]} for {waits[r][1]} of rank {waits[r][2]}" for r in circle
-        )
 
-    def _missing(self, op: Op) -> Op:
-        """The op of another rank that ``op`` waits for."""
-        transfers = (
-            [op.transfer] if not op.computes else [t for t in self.schedule.arrivals(op) if t not in self.arrived]
-        )
-        send, receive = ends(transfers[0])
-        return receive if op == send else send
+@dataclass(eq=False)
+class _DryRank:
+    """A rank's list, how far it is, and when each of its computations ran."""
+
+    entries: Sequence[Entry]
+    clock: float = 0.0
+    at: int = 0
+    ran: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+
+class _DryClock(PipelineClock[_DryRank]):
+    """With given costs; every channel carries one transfer at a time."""
+
+    def __init__(self, script: Script, costs: PipelineCosts, transfers: Transfers) -> None:
+        super().__init__(script, [_DryRank(entries) for entries in script.entries], transfers)
+        self.costs = costs
+        self.free: dict[tuple[int, int], float] = {}
+
+    def compute(self, rank: _DryRank, entry: Entry) -> None:
+        start, rank.clock = rank.clock, rank.clock + self.costs.seconds(entry.op)
+        rank.ran.append((start, rank.clock))
+
+    def wait(self, rank: _DryRank, way: int) -> None:
+        there = self.arrived[way]
+        assert there is not None
+        rank.clock = max(rank.clock, there[1])
+
+    def move(self, way: int, now: float) -> tuple[float, float]:
+        transfer, sender, receiver = self.ways[way]
+        start = max(now, self.free.get((sender, receiver), 0.0))
+        end = self.free[sender, receiver] = start + self.costs.travel(transfer)
+        return start, end
+
+    def timed(self, rank: _DryRank) -> Iterator[tuple[Op, float, float]]:
+        """When computations of a rank ran, and transfers, each under its SEND."""
+        ran = iter(rank.ran)
+        for entry in rank.entries:
+            moment = next(ran) if entry.key else self.arrived[entry.way] if entry.sends else None
+            if moment:
+                yield entry.op, *moment
 
 
 def peak_activations(schedule: Schedule) -> dict[int, int]:

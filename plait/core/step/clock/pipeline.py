@@ -17,15 +17,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from heapq import heappop, heappush
 from statistics import NormalDist
 
 from plait.core.record.timeline import Timeline
-from plait.core.step.clock.course import AXES, Course, Moved, Way, script_of
-from plait.core.step.clock.phase import Key
+from plait.core.step.clock.course import AXES, Course, Moved
+from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, Transfers, Way, script_of
 from plait.core.step.clock.places import PlaceLists
 from plait.core.step.clock.prices import Prices
-from plait.core.step.schedule import Op
 from plait.core.step.step import Place, Step
 
 
@@ -58,102 +56,56 @@ class Simulated:
         return timeline(self.simulation, steps, ranks)
 
 
-class Run:
+class StepClock(PipelineClock[Course]):
     """One step of all places. steady: not a run's first."""
 
     def __init__(self, simulation: Simulation, *, steady: bool) -> None:
         self.simulation, self.prices, self.steady = simulation, simulation.prices, steady
-        self.courses = simulation.courses()
-        self.seconds = 0.0
-        self._ways = simulation.script.ways
-        self._arrived: list[tuple[float, float] | None] = [None] * len(self._ways)
-        """When each transfer began to move, and when it was there."""
-        self._blocked: dict[int, int] = {}
-        self._ready = bytearray(len(self._ways))
-        """1 when it has been sent, 2 when its receive is posted, 3 when both."""
-        self._moving = (1, 3) if self.prices.buffered else (3,)
-        self._queue: list[tuple[float, int]] = []
-        self._run()
+        self.courses, self.seconds = simulation.courses(), 0.0
+        transfers: Transfers = "buffered" if self.prices.buffered else "rendezvous"
+        super().__init__(simulation.script, self.courses, transfers)
+        for course in self.courses:
+            if course.place.units:
+                first = next(entry.key for entry in course.entries if entry.key)
+                course.do(course.inside.begin((first.stage, first.phase), steady=steady))
+        self.walk()
         self._finish()
         for course in self.courses:
             course.settle()
 
-    def _run(self) -> None:
-        """Until every place is through with its list; always the place whose clock is behind."""
-        for number, course in enumerate(self.courses):
-            if course.place.units:
-                first = next(entry.key for entry in course.entries if entry.key)
-                course.do(course.inside.begin((first.stage, first.phase), steady=self.steady))
-            heappush(self._queue, (course.clock, number))
-        while self._queue:
-            _, number = heappop(self._queue)
-            self._advance(number, self.courses[number])
-        assert not self._blocked, f"nobody sends {self._ways[next(iter(self._blocked))]}: such a schedule is refused"
-
-    def _advance(self, number: int, course: Course) -> None:
-        """Announce transfers and run computations until another place is behind, or a transfer is missing."""
-        entries, arrived, queue, at = course.entries, self._arrived, self._queue, course.at
-        while at < len(entries):
-            op, key, arrivals, way, sends = entries[at]
-            if key is None:
-                self._announce(course, way, sends=sends)
-                at += 1
-                continue
-            if arrivals:
-                for each in arrivals:
-                    if arrived[each] is None:
-                        self._blocked[each] = number
-                        course.at = at
-                        return
-                for each in arrivals:
-                    self._stand(course, each)
-            self._compute(course, op, key)
-            at += 1
-            if queue and queue[0] < (course.clock, number):
-                heappush(queue, (course.clock, number))
-                break
-        course.at = at
-
-    def _stand(self, course: Course, way: int) -> None:
-        """Wait for a transfer: until it moves because others have not computed yet, then because of the
+    def wait(self, rank: Course, way: int) -> None:
+        """Stand still until a transfer moves because others have not computed yet, then because of the
         network."""
-        moment = self._arrived[way]
+        moment = self.arrived[way]
         assert moment is not None
-        begin = course.clock
-        course.rest(moment[0], "idle")
-        course.rest(moment[1], "pp")
-        course.moved.append(Moved(self._ways[way].transfer, False, begin, course.clock))
+        begin = rank.clock
+        rank.rest(moment[0], "idle")
+        rank.rest(moment[1], "pp")
+        rank.moved.append(Moved(self.ways[way].transfer, False, begin, rank.clock))
 
-    def _compute(self, course: Course, op: Op, key: Key) -> None:
-        outcome, lost = course.inside.phase(key, course.state), 0.0
-        taken = max(course.leaves, course.arrives) - course.clock
+    def compute(self, rank: Course, entry: Entry) -> None:
+        """Go through a stage's list."""
+        assert entry.key
+        outcome, lost = rank.inside.phase(entry.key, rank.state), 0.0
+        taken = max(rank.leaves, rank.arrives) - rank.clock
         if taken > 0:
-            lost = min(outcome.seconds * course.pace, taken) * (1 - 1 / self.prices.slow[0])
-        course.do(outcome, op, lost=lost)
+            lost = min(outcome.seconds * rank.pace, taken) * (1 - 1 / self.prices.slow[0])
+        rank.do(outcome, entry.op, lost=lost)
 
-    def _announce(self, course: Course, way: int, *, sends: bool) -> None:
-        """One end of a transfer. It moves when it is sent and, unless the network takes in what nobody asked
-        for yet, its receive is posted."""
-        self._ready[way] += 1 if sends else 2
-        if self._ready[way] in self._moving and self._arrived[way] is None:
-            self._move(way, course.clock)
-
-    def _move(self, number: int, now: float) -> None:
-        way = self._ways[number]
-        sender, receiver = self.courses[way.sender], self.courses[way.receiver]
+    def move(self, way: int, now: float) -> tuple[float, float]:
+        """Send a tensor over the links of the places at its ends, which carry one at a time."""
+        ends = self.ways[way]
+        sender, receiver = self.courses[ends.sender], self.courses[ends.receiver]
         start = max(now, sender.leaves, receiver.arrives)
-        seconds, tier = self.simulation.travel(way)
+        seconds, tier = self.simulation.travel(ends)
         queue = sender.state.queue
         if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the rate until one is done
             shared = min(seconds, sum(left for left, other in queue if other == tier))
             sender.state, seconds = sender.state.behind(shared), seconds + shared
         end = start + seconds
         sender.leaves = sender.last_sent = receiver.arrives = end
-        sender.moved.append(Moved(way.transfer, True, start, end))
-        self._arrived[number] = start, end
-        waiting = self._blocked.pop(number, None)
-        if waiting is not None:
-            heappush(self._queue, (max(end, self.courses[waiting].clock), waiting))
+        sender.moved.append(Moved(ends.transfer, True, start, end))
+        return start, end
 
     def _finish(self) -> None:
         """What completes a step: gradients summed, their norm, the optimizer."""
@@ -212,9 +164,9 @@ class Simulation:
         self.script = script_of(step.schedule)
         self._travels: dict[tuple[int, int], tuple[float, int]] = {}
 
-    def run(self, *, steady: bool = True) -> Run:
+    def run(self, *, steady: bool = True) -> StepClock:
         """One step."""
-        return Run(self, steady=steady)
+        return StepClock(self, steady=steady)
 
     @cached_property
     def simulated(self) -> Simulated:

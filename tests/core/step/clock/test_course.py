@@ -10,9 +10,10 @@ import pytest
 
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
-from plait.core.step.clock.course import AXES, Course, Entry, Turn, script_of
+from plait.core.step.clock.course import AXES, Course, Turn
 from plait.core.step.clock.phase import Key, Outcome, Spent, State
-from plait.core.step.clock.pipeline import Run, Simulated, Simulation, slowest
+from plait.core.step.clock.pipeline import Simulated, Simulation, StepClock, slowest
+from plait.core.step.clock.pipeline_clock import Entry, script_of
 from plait.core.step.schedule import Op
 from plait.core.step.schedules import Shape, find_schedule, whole_steps
 from plait.core.step.segments import Collective
@@ -103,17 +104,17 @@ class Told(Given):
         return numbers * 1e-6
 
 
-def run(plan: Any, *, steady: bool = False, seconds: float = 1.0, **given: Any) -> Run:
+def run(plan: Any, *, steady: bool = False, seconds: float = 1.0, **given: Any) -> StepClock:
     each = (seconds,) * len(plan.layout.degrees)
     prices = Told(plan, forward=each, input_gradient=each, weight_gradient=each, **given)
     return Simulation(plan, prices, None).run(steady=steady)
 
 
-def moved(one: Run, place: int, *, sends: bool) -> list[tuple[float, float]]:
+def moved(one: StepClock, place: int, *, sends: bool) -> list[tuple[float, float]]:
     return [(each.start, each.end) for each in one.courses[place].moved if each.sends == sends]
 
 
-def ended(one: Run) -> float:
+def ended(one: StepClock) -> float:
     """When the last collective of place 1's units was over."""
     moment, scale, several = one.courses[1].ended[-1]
     return moment + scale * several[-1]
@@ -191,7 +192,7 @@ def test_a_step_ends_with_sums_a_norm_and_an_update() -> None:
     assert found.seconds == pytest.approx(6 + 3 * 0.5 + updates + 7.0 + reduced(found))
 
 
-def reduced(found: Run) -> float:
+def reduced(found: StepClock) -> float:
     """Seconds of replicas' sums at the end of a step."""
     return max(one.spent["dp"] for one in found.courses)
 

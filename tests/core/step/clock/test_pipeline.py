@@ -21,7 +21,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.record.records import axis_of
 from plait.core.record.timeline import Span, Timeline
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
-from plait.core.step.clock.pipeline import AXES, Run, Simulation
+from plait.core.step.clock.pipeline import AXES, Simulation, StepClock
 from plait.core.step.clock.prices import ClusterPrices
 from plait.core.step.memory.estimate import estimate
 from plait.core.step.orders.overlap import segment_order
@@ -41,7 +41,7 @@ ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0, "jitte
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 
 
-def step(plan: Plan, **given: object) -> Run:
+def step(plan: Plan, **given: object) -> StepClock:
     return Simulation(plan, Given(plan, **given), None).run()  # type: ignore[arg-type]
 
 
