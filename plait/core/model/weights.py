@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -122,9 +123,10 @@ MLP = tuple(weight for weight in WEIGHTS if weight.site == "mlp" and not weight.
 """An MLP without its norm, as experts are."""
 
 
-def weights_of(*sites: Site) -> Iterator[Weight]:
+@cache
+def weights_of(*sites: Site) -> tuple[Weight, ...]:
     """Rows of these sites."""
-    return (weight for weight in WEIGHTS if weight.site in sites)
+    return tuple(weight for weight in WEIGHTS if weight.site in sites)
 
 
 def matrices_of(*sites: Site) -> Iterator[Weight]:
@@ -148,16 +150,16 @@ def widths(site: Site, letters: Letters, tp: Number = 1, kv: Number = 1) -> tupl
     return found["column.weight"], found["row.weight"]
 
 
+_WITHIN = [(norm, source) for norm in weights_of("attn") for source in weights_of("attn") if norm.over == source.name]
+
+
 def normed(letters: Letters, tp: Number = 1, kv: Number = 1) -> tuple[Number, Number]:
     """Of norms within attention's core: the numbers of a token that they normalise on one rank, and the
     groups. tp, kv: as for ``widths``."""
-    rows, cuts = {weight.name: weight for weight in weights_of("attn")}, {"even": tp, "kv": kv}
-    numbers = groups = 0
-    for weight in rows.values():
-        if weight.over:
-            source = rows[weight.over]
-            each = letters.has(weight.when) * letters.size(source.shape[0]) / cuts[source.cut]
-            numbers, groups = numbers + each, groups + each / letters.size(weight.shape[0])
+    cuts, numbers, groups = {"even": tp, "kv": kv}, 0, 0
+    for weight, source in _WITHIN:
+        each = letters.has(weight.when) * letters.size(source.shape[0]) / cuts[source.cut]
+        numbers, groups = numbers + each, groups + each / letters.size(weight.shape[0])
     return numbers, groups
 
 

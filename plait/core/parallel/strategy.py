@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site, Weight, normed, widths
+
+_widths, _normed = cache(widths), cache(normed)  # asked for in every segment of every candidate
 
 Overlap = Literal["sync", "async", "domino", "no-communication"]
 Recompute = Literal["none", "selective", "full"]
@@ -197,11 +200,11 @@ class Strategy:
 
     def widths(self, model: ModelSpec, site: Site) -> tuple[float, float]:
         """Numbers of a token on one rank: after a segment's first weight, and before its second."""
-        return widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
+        return _widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
 
     def normed(self, model: ModelSpec) -> tuple[float, float]:
         """Of norms within attention's core on one rank: numbers of a token, and the groups."""
-        return normed(model.letters, self.tp, self.tp / self.kv_replicas(model))
+        return _normed(model.letters, self.tp, self.tp / self.kv_replicas(model))
 
     def cut_size(self, model: ModelSpec, weight: Weight) -> int:
         """Of a tensor's dimension that is cut, what one rank holds, padding included."""

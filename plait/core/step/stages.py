@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
@@ -57,24 +57,39 @@ class Stage:
         return range(self.first_layer, self.first_layer + self.num_layers)
 
 
-def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]]:
-    """(name, row) of every logical tensor that a stage has, in the order in which ranks hold them. The head
-    has a weight of its own where it has none of an embedding in the same stage."""
-    letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and stage.embeds))
+class Placed(NamedTuple):
+    """One site of a stage. number: of its layer, or of its level. prefix: of its tensors' names."""
 
-    def named(prefix: str, site: Site) -> Iterator[tuple[str, Weight]]:
-        return ((prefix + weight.name, weight) for weight in weights_of(site) if letters.has(weight.when))
+    site: Site
+    number: int
+    prefix: str
 
+
+def placed_sites(model: ModelSpec, stage: Stage) -> Iterator[Placed]:
+    """The sites that a stage has, in the order in which ranks hold their weights."""
     if stage.embeds:
-        yield from named("", "embed")
+        yield Placed("embed", 0, "")
     for layer in stage.layers:
         for before, site, level in model.resampling:
             if before == layer:
-                yield from named(f"{site}.{level}.", site)
-        yield from named(f"layers.{layer}.attn.", "attn")
-        yield from named(f"layers.{layer}.mlp.", "mlp")
+                yield Placed(site, level, f"{site}.{level}.")
+        yield Placed("attn", layer, f"layers.{layer}.attn.")
+        yield Placed("mlp", layer, f"layers.{layer}.mlp.")
     if stage.heads:
-        yield from named("", "head")
+        yield Placed("head", 0, "")
+
+
+def rows_of(model: ModelSpec, stage: Stage) -> dict[Site, list[Weight]]:
+    """The tensors of each site: wherever a stage has it, it has these. The head has a weight of its own where
+    it has none of an embedding in the same stage."""
+    letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and stage.embeds))
+    return {site: [weight for weight in weights_of(site) if letters.has(weight.when)] for site in get_args(Site)}
+
+
+def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]]:
+    """(name, row) of every logical tensor that a stage has, in the order in which ranks hold them."""
+    rows = rows_of(model, stage)
+    return ((at.prefix + weight.name, weight) for at in placed_sites(model, stage) for weight in rows[at.site])
 
 
 class Crossing(NamedTuple):

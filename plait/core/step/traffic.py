@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import sent_bytes
 from plait.core.step.ops import Kind, Sizes, exchanged, send_of
 from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
-from plait.core.step.stages import Stage, stage_weights
+from plait.core.step.stages import Stage, placed_sites, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,11 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     """Numbers whose gradients the ranks of a tensor-parallel group add up at the end of a step, a place for
     every set of ranks that hold the same ones: key/value heads that several hold, norms of heads; where the
     sequence is cut, norms and biases after it."""
-    copies = {"kv": strategy.kv_replicas(model), "": strategy.tp}
+    copies, letters = {"kv": strategy.kv_replicas(model), "": strategy.tp}, model.letters
+    times: Counter[Site] = Counter(at.site for at in placed_sites(model, stage))
     return sum(
-        weight.numbers(model.letters)
-        for _, weight in stage_weights(model, stage)
-        if (weight.sums == "always" and copies[weight.cut] > 1) or (weight.sums == "cut" and strategy.sequence_parallel)
+        times[site] * row.numbers(letters)
+        for site, rows in rows_of(model, stage).items()
+        for row in rows
+        if (row.sums == "always" and copies[row.cut] > 1) or (row.sums == "cut" and strategy.sequence_parallel)
     )

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site
 from plait.core.parallel.sharding import VECTORS, WHOLE, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.records import sent_bytes
 from plait.core.step.segments import Collective
-from plait.core.step.stages import Stage, stage_weights
+from plait.core.step.stages import Stage, placed_sites, rows_of
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
     """Numbers in every unit of one rank's share of a stage, padding included."""
-    sizes, vectors = dict[Unit, int](), 0
-    for name, weight in stage_weights(model, stage):
-        unit, numel = unit_of(name, len(weight.shape)), strategy.share(model, weight)
-        if unit == VECTORS:
-            vectors += numel
-        else:
-            sizes[unit] = sizes.get(unit, 0) + numel
+    sizes, vectors, rows, shares = dict[Unit, int](), 0, rows_of(model, stage), dict[Site, Counter[str]]()
+    for at in placed_sites(model, stage):
+        if at.site not in shares:  # by unit, the same in every layer
+            shares[at.site] = Counter()
+            for weight in rows[at.site]:
+                kind, _ = unit_of(at.prefix + weight.name, len(weight.shape))
+                shares[at.site][kind] += strategy.share(model, weight)
+        for kind, numel in shares[at.site].items():
+            if kind == VECTORS[0]:
+                vectors += numel
+            else:
+                sizes[kind, at.number] = numel
     sizes["vectors", stage.index] = vectors
     return {unit: sharding.padded(numel) for unit, numel in sizes.items() if numel}
 
