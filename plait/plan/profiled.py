@@ -130,14 +130,14 @@ def _attention(cluster: Cluster, profile: Profile) -> Cluster:
     from plait.core.step.seconds import rates
 
     points = [one for one in profile.attention if one.precision in cluster.device.peak]
+    told = {"batch", "heads", "queries", "keys", "head_size"}
+    shapes = [rates.AttentionShape(**one.model_dump(include=told)) for one in points]
 
     def predict(tried: Cluster) -> Columns:
-        shapes = [
-            one.model_dump(include={"batch", "heads", "queries", "keys", "head_size", "backward"}) for one in points
-        ]
-        return np.array(
-            [rates.attention(tried, one.precision, **shape) for one, shape in zip(points, shapes, strict=True)]
-        )
+        return np.array([
+            rates.attention(tried, one.precision, shape, backward=one.backward)
+            for one, shape in zip(points, shapes, strict=True)
+        ])  # fmt: skip
 
     names = ("attention_forward", "attention_backward", "attention_short", "attention_launch")
     return _fitted(cluster, profile, names, predict, points)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from plait.core.cluster.hardware import Cluster
@@ -107,9 +106,8 @@ def piped(one: Found, first: Any, last: Any, inner: Any, options: Options | None
     return pipeline(
         Stages(first=first, inner=inner, last=last, forward=batch.forward / each,
                weight_gradient=(batch.three - batch.linear) / 2 / each, first_chunk=one.owned.first_chunk),
-        schedule=np.array([row.get("schedule", SCHEDULES.index("1f1b"))]), pp=np.array([row["pp"]]),
-        micro_batches=np.array([8]), chunks=np.array([row.get("virtual", 1)]), transfer=hop,
-        hidden=options.transfers_hidden, steps_overlap=options.steps_overlap,
+        Points.of([row]), transfer=hop, hidden=options.transfers_hidden,
+        steps_overlap=options.steps_overlap,
     )  # fmt: skip
 
 

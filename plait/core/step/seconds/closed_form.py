@@ -172,10 +172,7 @@ class _Step:
         )
         run = pipeline(
             stages,
-            schedule=points.schedule,
-            pp=points.pp,
-            micro_batches=points.num_micro,
-            chunks=points.virtual,
+            points,
             transfer=self._transfer(),
             hidden=self.asked.options.transfers_hidden,
             steps_overlap=self.asked.options.steps_overlap,

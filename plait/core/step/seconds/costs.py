@@ -187,12 +187,12 @@ class _Costs:
         ring, ulysses = self.strategy.ring, self.strategy.cp // self.strategy.ring
         seen = self.model.keys_seen(self.load.sequence) / self.load.sequence
         share, block = slice_sizes(self.load.batch, self.strategy.p1)[op.slice], self.load.sequence / ring
-        return float(rates.attention(
-            self.cluster, self.precision, batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses,
-            queries=block, keys=seen * (block if causal else block / 2), head_size=self.model.head_size,
-            backward=op.kind in (Kind.SECOND_GRAD, Kind.CORE_GRAD), causal=causal,
-            fused=not self.model.attention_dropout,
-        ))  # fmt: skip
+        shape = rates.AttentionShape(
+            batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses, queries=block,
+            keys=seen * (block if causal else block / 2), head_size=self.model.head_size, causal=causal,
+        )  # fmt: skip
+        backward, fused = op.kind in (Kind.SECOND_GRAD, Kind.CORE_GRAD), not self.model.attention_dropout
+        return float(rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused))
 
     # ---- beside ----
 

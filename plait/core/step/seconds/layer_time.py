@@ -123,20 +123,16 @@ class Layer:
 
     def _attention(self, *, backward: bool) -> Seconds:
         points, model = self.points, self.model
-        return (
-            rates.attention(
-                self.cluster,
-                self.precision,
-                batch=points.micro,
-                heads=model.num_heads / points.tp / (points.cp / points.ring),
-                queries=self.sequence / points.ring,
-                keys=keys_seen(self.sequence, model.window, model.windowed),
-                head_size=model.head_size,
-                backward=backward,
-                fused=np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0),
-            )
-            * self.options.attention_work
+        shape = rates.AttentionShape(
+            batch=points.micro,
+            heads=model.num_heads / points.tp / (points.cp / points.ring),
+            queries=self.sequence / points.ring,
+            keys=keys_seen(self.sequence, model.window, model.windowed),
+            head_size=model.head_size,
         )
+        fused = np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0)
+        seconds = rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused)
+        return seconds * self.options.attention_work
 
     @cached_property
     def norms(self) -> Seconds:

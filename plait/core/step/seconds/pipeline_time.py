@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.step.columns.points import SCHEDULES
+from plait.core.step.columns.points import SCHEDULES, Points
 from plait.core.step.seconds.rates import Seconds
 
 GPIPE, EAGER, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = (
@@ -73,22 +73,13 @@ def _where(condition: Any, yes: Any, no: Any) -> Seconds:
     return found
 
 
-def pipeline(
-    stages: Stages,
-    *,
-    schedule: Any,
-    pp: Any,
-    micro_batches: Any,
-    chunks: Any,
-    transfer: Any,
-    hidden: Any,
-    steps_overlap: Any = False,
-) -> Pipeline:
-    """Of all micro-batches. transfer: seconds of one, one way. hidden: transfers run beside computation, so
-    that only those that fill and drain the pipeline count."""
-    m, longest = micro_batches, stages.longest(pp)
+def pipeline(stages: Stages, points: Points, *, transfer: Any, hidden: Any, steps_overlap: Any = False) -> Pipeline:
+    """Seconds of all micro-batches of each point. transfer: seconds of one, one way. hidden: transfers run
+    beside computation, so that only those that fill and drain the pipeline count."""
+    schedule, pp, m = points.schedule, points.pp, points.num_micro
+    longest = stages.longest(pp)
     others = _waiting(stages, schedule, pp, m) - m * longest
-    v = _where((schedule == INTERLEAVED) | (schedule == ZB_V), np.maximum(chunks, 1), 1)
+    v = _where((schedule == INTERLEAVED) | (schedule == ZB_V), np.maximum(points.virtual, 1), 1)
     filled = _filling(stages, schedule, np.asarray(steps_overlap)) / v
     # Fewer micro-batches than places: each of the first v - 1 rounds of chunks waits for them to come round.
     rounds = _where(schedule == INTERLEAVED, (v - 1) / v * np.maximum(0, pp - m), 0) * longest

@@ -8,6 +8,7 @@ to shapes that nobody measured.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -55,30 +56,33 @@ def three_products(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: A
     return sum((matmul(cluster, precision, *shape) for shape in shapes[1:]), matmul(cluster, precision, *shapes[0]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """Attention of ``queries`` tokens to ``keys`` tokens, of each sequence and head. causal: half of the
+    scores are masked."""
+
+    batch: ArrayLike
+    heads: ArrayLike
+    queries: ArrayLike
+    keys: ArrayLike
+    head_size: ArrayLike
+    causal: bool = True
+
+
 def attention(
-    cluster: Cluster,
-    precision: AnyPrecision,
-    *,
-    batch: ArrayLike,
-    heads: ArrayLike,
-    queries: ArrayLike,
-    keys: ArrayLike,
-    head_size: ArrayLike,
-    backward: bool,
-    fused: ArrayLike = True,
-    causal: bool = True,
+    cluster: Cluster, precision: AnyPrecision, shape: AttentionShape, *, backward: bool, fused: ArrayLike = True
 ) -> Seconds:
-    """Of attention's core, without its projections. fused: one kernel that never writes the scores, and skips
-    what a causal mask hides; else two batched products and the passes over all scores between them.
+    """Seconds of attention's core, without its projections. fused: one kernel that never writes the scores,
+    and skips what a causal mask hides; else two batched products and passes over all scores between them.
 
     fp8: attention computes in bf16 all the same.
     """
-    b, h, q, k, d = _columns(batch, heads, queries, keys, head_size)
+    b, h, q, k, d = _columns(shape.batch, shape.heads, shape.queries, shape.keys, shape.head_size)
     name: AnyPrecision = "bf16-mixed" if precision == "fp8" else precision
     reached, top = cluster.efficiency, peak(cluster, name)
     scores = b * h * q * k
     share = reached.attention_backward if backward else reached.attention_forward
-    flops = 4 * scores * d * (ATTENTION_GRAD if backward else 1) * (0.5 if causal else 1)
+    flops = 4 * scores * d * (ATTENTION_GRAD if backward else 1) * (0.5 if shape.causal else 1)
     short = 1 + reached.attention_short.value / k
     one_kernel = flops / (top * share.value) * short + reached.attention_launch.value
     odd = np.where(d % 8 > 0, reached.matmul_odd.value, 1.0)

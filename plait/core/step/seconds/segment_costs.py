@@ -33,6 +33,7 @@ from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, nu
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
 FLOPS, BANDWIDTH = 5e10, 1.25e8
+ITEMSIZE = 4
 FLOPS_PER_BYTE = 4.0
 """Memory traffic counts as so many."""
 LAYER_PASSES: dict[Kind, int] = {Kind.NORM: 4, Kind.NORM_AGAIN: 2, Kind.NORM_GRAD: 8}
@@ -74,24 +75,14 @@ class TimedAction(NamedTuple):
     end: float
 
 
-def segment_costs(
-    model: ModelSpec,
-    strategy: Strategy,
-    *,
-    batch: int,
-    sequence: int,
-    flops: float = FLOPS,
-    bandwidth: float = BANDWIDTH,
-    latency: float = 0.0,
-    bytes_per_number: int = 4,
-) -> SegmentCosts:
-    """Costs from shapes: ``flops`` per second of one rank, ``bandwidth`` of its link in bytes per second and
-    direction.
+def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence: int) -> SegmentCosts:
+    """Costs from shapes: ``FLOPS`` per second of one rank, ``BANDWIDTH`` of its link in bytes per second and
+    direction, numbers of ``ITEMSIZE`` bytes.
 
     Norms and their gradients count as memory traffic at an assumed ``FLOPS_PER_BYTE``.
     """
     tokens = batch * sequence // strategy.cp
-    passed = FLOPS_PER_BYTE * bytes_per_number
+    passed = FLOPS_PER_BYTE * ITEMSIZE
     work = _products(model, strategy, tokens, sequence)
     stream = tokens * model.hidden / (strategy.tp if strategy.sequence_parallel else 1)
     for site in ("embed", *LAYERS, "head"):
@@ -106,8 +97,7 @@ def segment_costs(
         again = (Kind.CORE_AGAIN,) if strategy.ring > 1 else ()  # what came round is kept
         for kind in (Kind.ROTATE_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD, *again):
             work |= {f"{site}.{kind}": moved for site in ATTENDS}
-    wire = _sent(model, strategy, tokens, bytes_per_number, bandwidth)
-    return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
+    return SegmentCosts({op: value / FLOPS for op, value in work.items()}, _sent(model, strategy, tokens))
 
 
 def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) -> dict[str, float]:
@@ -135,21 +125,21 @@ def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, OpS
     return [(f".{kind}", step) for kind, step in found if step.attends or (step.product and (full or kind != again))]
 
 
-def _sent(model: ModelSpec, strategy: Strategy, tokens: int, itemsize: int, bandwidth: float) -> dict[str, float]:
+def _sent(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, float]:
     """Seconds of the link: a ring all-reduce sends 2 (tp - 1) / tp of its bytes."""
     tp, ulysses, ring = strategy.tp, strategy.cp // strategy.ring, strategy.ring
-    there, back, block = exchanged(model, strategy, tokens * itemsize)
-    stream = tokens * model.hidden * ((tp - 1) / tp * itemsize / bandwidth)
+    there, back, block = exchanged(model, strategy, tokens * ITEMSIZE)
+    stream = tokens * model.hidden * ((tp - 1) / tp * ITEMSIZE / BANDWIDTH)
     summed = stream * (1 if strategy.sequence_parallel else 2)
     seconds: dict[Whole, float] = {
         "looked_up": stream,  # at most: as if no token occurred twice
-        "statistics": STATISTICS * 4 * tokens * (tp - 1) / bandwidth,
+        "statistics": STATISTICS * 4 * tokens * (tp - 1) / BANDWIDTH,
         "stream": summed,
         "column_block": summed,
         "row_block": summed,
-        "there": there * (ulysses - 1) / ulysses / bandwidth,
-        "back": back * (ulysses - 1) / ulysses / bandwidth,
-        "block": block * (ring - 1) / bandwidth,
+        "there": there * (ulysses - 1) / ulysses / BANDWIDTH,
+        "back": back * (ulysses - 1) / ulysses / BANDWIDTH,
+        "block": block * (ring - 1) / BANDWIDTH,
     }
     return {  # the first row for an op holds
         f"{site}.{kind}": seconds[send.whole]

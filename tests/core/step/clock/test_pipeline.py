@@ -59,7 +59,8 @@ def lanes(timeline: Timeline) -> dict[tuple[int, int], list[Span]]:
 
 def with_costs(plan: Plan) -> Plan:
     """As if measured."""
-    return replace(plan, costs=segment_costs(plan.model, plan.strategy, batch=4, sequence=32, latency=1e-5))
+    costs = segment_costs(plan.model, plan.strategy, batch=4, sequence=32)
+    return replace(plan, costs=replace(costs, latency=1e-5))
 
 
 # ---- identities ----

@@ -39,17 +39,18 @@ def simulated(
     return dry_run(generate(name, Shape(ranks=pp, micro_batches=micro_batches, chunks=chunks)), costs).makespan
 
 
+def point(name: str, pp: int, micro_batches: int, chunks: int) -> Points:
+    return Points.of([{"schedule": SCHEDULES.index(name), "pp": pp, "num_micro": micro_batches, "virtual": chunks}])
+
+
 def formula(name: str, pp: int, micro_batches: int, ends: tuple[float, float, float], transfer: float = 0,
             chunks: int = 1) -> float:  # fmt: skip
     first, inner, last = (np.array([3.0 * end]) for end in ends)
     third = np.array([1 / 3])
     run = pipeline(
         Stages(first=first, inner=inner, last=last, forward=third, weight_gradient=third),
-        schedule=np.array([SCHEDULES.index(name)]),
-        pp=np.array([pp]),
-        micro_batches=np.array([micro_batches]),
-        chunks=np.array([chunks]),
-        transfer=np.array([transfer]),
+        point(name, pp, micro_batches, chunks),
+        transfer=transfer,
         hidden=False,
     )
     return float((run.work + run.bubble + run.transfers)[0])
@@ -82,8 +83,7 @@ def test_equal_places_with_few_micro_batches_or_many(
     whole = np.array([1 + inputs + weights])
     run = pipeline(
         Stages(first=whole, inner=whole, last=whole, forward=1 / whole, weight_gradient=weights / whole),
-        schedule=np.array([SCHEDULES.index(name)]), pp=np.array([pp]), micro_batches=np.array([count]),
-        chunks=np.array([chunks]), transfer=np.array([0.0]), hidden=False,
+        point(name, pp, count, chunks), transfer=0.0, hidden=False,
     )  # fmt: skip
     told = float((run.work + run.bubble + run.transfers)[0])
     near = (0.08 if count < 2 * pp else 0.01) if name == "zb-v" else 1e-9
@@ -106,8 +106,7 @@ def test_zb_v_with_the_head_at_its_first_place_and_longer_first_stages(share: fl
             first=place + 0.33, inner=place, last=place, forward=ways[0] / place, weight_gradient=ways[2] / place,
             first_chunk=share,
         ),
-        schedule=np.array([SCHEDULES.index("zb-v")]), pp=np.array([pp]), micro_batches=np.array([count]),
-        chunks=np.array([2]), transfer=np.array([0.0]), hidden=False,
+        point("zb-v", pp, count, 2), transfer=0.0, hidden=False,
     )  # fmt: skip
     assert float((run.work + run.bubble + run.transfers)[0]) == pytest.approx(exact, rel=0.03)
 

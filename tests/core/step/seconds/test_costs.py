@@ -191,10 +191,9 @@ def moved(nbytes: float) -> float:
 
 
 def attention(share: int, heads: float, block: float, *, backward: bool, causal: bool = True, size: int = 128) -> float:
-    return float(rates.attention(
-        MACHINE, "bf16-mixed", batch=share, heads=heads, queries=block, keys=block if causal else block / 2,
-        head_size=size, backward=backward, causal=causal,
-    ))  # fmt: skip
+    keys = block if causal else block / 2
+    shape = rates.AttentionShape(batch=share, heads=heads, queries=block, keys=keys, head_size=size, causal=causal)
+    return float(rates.attention(MACHINE, "bf16-mixed", shape, backward=backward))
 
 
 def sent(kind: Any, nbytes: float, ranks: int, stride: int = 1) -> float:

@@ -81,10 +81,8 @@ def test_attention_is_of_a_ranks_heads_and_its_rings_queries(backward: bool, dro
     """No fused kernel has dropout."""
     model = replace(Shapes.of(LLAMA), attention_dropout=dropout)
     one = layer(model, Options(fused_attention=fused, attention_work=3.0), tp=2, cp=8, ring=2, micro=5)
-    told = 3 * rates.attention(
-        A100, BF16, batch=5, heads=32 / 2 / 4, queries=SEQUENCE / 2, keys=SEQUENCE, head_size=128,
-        backward=backward, fused=fused and not dropout,
-    )  # fmt: skip
+    shape = rates.AttentionShape(batch=5, heads=32 / 2 / 4, queries=SEQUENCE / 2, keys=SEQUENCE, head_size=128)
+    told = 3 * rates.attention(A100, BF16, shape, backward=backward, fused=fused and not dropout)
     same(one.attention_backward if backward else one.attention_forward, told)
 
 

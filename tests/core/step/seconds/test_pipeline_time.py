@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.step.columns.points import SCHEDULES
+from plait.core.step.columns.points import SCHEDULES, Points
 from plait.core.step.seconds.pipeline_time import BESIDE, SPLIT, Stages, pipeline
 
 SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v")
@@ -91,12 +91,14 @@ def test_columns_are_what_is_worked_out_place_by_place(seed: int) -> None:
     def column(name: str) -> np.ndarray:
         return np.array([one[name] for one in several])
 
+    points = Points.of([
+        {"schedule": SCHEDULES.index(one["name"]), "pp": one["pp"], "num_micro": one["m"], "virtual": one["chunks"]}
+        for one in several
+    ])  # fmt: skip
     found = pipeline(
         Stages(first=column("first"), inner=column("inner"), last=column("last"), forward=column("forward"),
                weight_gradient=column("weight"), first_chunk=column("chunk")),
-        schedule=np.array([SCHEDULES.index(one["name"]) for one in several]), pp=column("pp"),
-        micro_batches=column("m"), chunks=column("chunks"), transfer=column("transfer"), hidden=column("hidden"),
-        steps_overlap=column("overlap"),
+        points, transfer=column("transfer"), hidden=column("hidden"), steps_overlap=column("overlap"),
     )  # fmt: skip
     assert found.work == pytest.approx([one["m"] * max(places(one)) for one in several])
     assert found.bubble == pytest.approx([bubble(one) for one in several])

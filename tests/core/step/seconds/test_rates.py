@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,35 +46,26 @@ def test_a_precision_without_a_peak_is_named() -> None:
 @given(keys=st.integers(128, 1 << 18), fused=st.booleans())
 def test_the_backward_of_attention_takes_longer(keys: int, fused: bool) -> None:
     def seconds(backward: bool) -> float:
-        return float(
-            rates.attention(
-                A100,
-                "bf16-mixed",
-                batch=1,
-                heads=8,
-                queries=keys,
-                keys=keys,
-                head_size=128,
-                backward=backward,
-                fused=fused,
-            )
-        )
+        shape = rates.AttentionShape(batch=1, heads=8, queries=keys, keys=keys, head_size=128)
+        return float(rates.attention(A100, "bf16-mixed", shape, backward=backward, fused=fused))
 
     assert seconds(True) > seconds(False) > 0
 
 
 def test_fused_attention_skips_the_masked_half() -> None:
-    shape = {"batch": 1, "heads": 32, "queries": 1 << 16, "keys": 1 << 16, "head_size": 128, "backward": False}
-    whole = rates.attention(A100, "bf16-mixed", causal=False, **shape)
-    assert rates.attention(A100, "bf16-mixed", causal=True, **shape) == pytest.approx(whole / 2, rel=0.01)
+    whole = rates.AttentionShape(batch=1, heads=32, queries=1 << 16, keys=1 << 16, head_size=128, causal=False)
+    every, half = (
+        rates.attention(A100, "bf16-mixed", replace(whole, causal=causal), backward=False) for causal in (False, True)
+    )
+    assert half == pytest.approx(every / 2, rel=0.01)
 
 
 def test_attention_without_a_fused_kernel_is_slower_the_longer_the_more() -> None:
     def ratio(keys: int) -> float:
+        shape = rates.AttentionShape(batch=4, heads=32, queries=keys, keys=keys, head_size=128)
         several, one = (
-            rates.attention(A100, "bf16-mixed", batch=4, heads=32, queries=keys, keys=keys, head_size=128,
-                            backward=False, fused=fused) for fused in (False, True)
-        )  # fmt: skip
+            rates.attention(A100, "bf16-mixed", shape, backward=False, fused=fused) for fused in (False, True)
+        )
         return float(several / one)
 
     assert 1 < ratio(1024) < ratio(4096)
@@ -160,8 +153,9 @@ def test_fp8_has_a_share_and_attention_of_its_own() -> None:
     told = told * (1 + one.matmul_depth.value / 4096) + one.matmul_launch.value
     assert rates.matmul(h100, "fp8", 4096, 4096, 4096) == pytest.approx(told)
     assert eight > sixteen
-    shape = {"batch": 1, "heads": 8, "queries": 512, "keys": 512, "head_size": 128, "backward": False}
-    assert rates.attention(h100, "fp8", **shape) == rates.attention(h100, "bf16-mixed", **shape)
+    shape = rates.AttentionShape(batch=1, heads=8, queries=512, keys=512, head_size=128)
+    fp8, bf16 = (rates.attention(h100, precision, shape, backward=False) for precision in ("fp8", "bf16-mixed"))
+    assert fp8 == bf16
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -169,9 +163,8 @@ def test_fp8_has_a_share_and_attention_of_its_own() -> None:
     (False, 1.0, E.attention_forward.value), (True, 2.5, E.attention_backward.value),
 ])  # fmt: skip
 def test_fused_attention_by_hand(backward: bool, times: float, share: float, causal: bool) -> None:
-    found = rates.attention(
-        A100, "bf16-mixed", batch=3, heads=5, queries=700, keys=900, head_size=64, backward=backward, causal=causal
-    )
+    shape = rates.AttentionShape(batch=3, heads=5, queries=700, keys=900, head_size=64, causal=causal)
+    found = rates.attention(A100, "bf16-mixed", shape, backward=backward)
     flops = 4 * 3 * 5 * 700 * 900 * 64 * times * (0.5 if causal else 1)
     told = flops / (TOP * share) * (1 + E.attention_short.value / 900) + E.attention_launch.value
     assert found == pytest.approx(told)
@@ -181,9 +174,8 @@ def test_fused_attention_by_hand(backward: bool, times: float, share: float, cau
 @pytest.mark.parametrize("backward", [False, True])
 def test_attention_of_several_kernels_by_hand(size: int, odd: float, backward: bool) -> None:
     """Two products of all scores and the passes over these; twice as much backward."""
-    found = rates.attention(
-        A100, "bf16-mixed", batch=3, heads=5, queries=700, keys=900, head_size=size, backward=backward, fused=False
-    )
+    shape = rates.AttentionShape(batch=3, heads=5, queries=700, keys=900, head_size=size)
+    found = rates.attention(A100, "bf16-mixed", shape, backward=backward, fused=False)
     scores = 3 * 5 * 700 * 900
     products = 4 * scores * size / (TOP * E.matmul.value) * (1 + E.matmul_depth.value / size) * odd
     passes = scores * E.attention_score_bytes.value / (A100.device.memory_rate.value * E.memory.value)

@@ -8,9 +8,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.orders.segment_lists import sync_order
+from plait.core.step.seconds import segment_costs as module
 from plait.core.step.seconds.segment_costs import (
-    BANDWIDTH,
-    FLOPS,
     Durations,
     NumberedOps,
     SegmentCosts,
@@ -26,9 +25,16 @@ LLAMA = ModelSpec(
 )
 
 
-def counted(model: ModelSpec, strategy: Strategy, **more: float) -> tuple[dict[str, float], dict[str, float]]:
+@pytest.fixture(autouse=True)
+def ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor of 1 FLOP/s and a link of 1 byte/s, so that seconds are FLOPs and bytes."""
+    monkeypatch.setattr(module, "FLOPS", 1.0)
+    monkeypatch.setattr(module, "BANDWIDTH", 1.0)
+
+
+def counted(model: ModelSpec, strategy: Strategy) -> tuple[dict[str, float], dict[str, float]]:
     """FLOPs, and bytes on the link, of 3 sequences of 8 tokens."""
-    costs = segment_costs(model, strategy, batch=3, sequence=8, flops=1.0, bandwidth=1.0, **more)  # type: ignore[arg-type]
+    costs = segment_costs(model, strategy, batch=3, sequence=8)
     return costs.compute, costs.collective
 
 
@@ -89,9 +95,6 @@ def test_a_ring_sends_twice_what_a_gather_does(tp: int) -> None:
             assert wire[kind] == times * part
         assert wire["embed.R"] == part
         assert wire["head.F"] == 3 * 4 * 24 * (tp - 1)
-    _, halved = counted(GPT, Strategy(tp=tp), bytes_per_number=2)
-    assert halved["attn.R"] == part
-    assert halved["head.F"] == 3 * 4 * 24 * (tp - 1)  # losses are in fp32
 
 
 @pytest.mark.parametrize("ring", [1, 2])
@@ -114,17 +117,18 @@ def test_attention_that_is_shared_costs_the_same_in_other_ops(ring: int) -> None
         assert wire[f"attn.{kind}"] == (back / 2 if ring == 1 else 0.0)
 
 
-def test_before_anything_is_measured_a_processor_and_a_link_are_assumed() -> None:
-    assumed = segment_costs(GPT, Strategy(tp=2), batch=3, sequence=8)
+def test_before_anything_is_measured_a_processor_and_a_link_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     work, wire = counted(GPT, Strategy(tp=2))
-    assert assumed.compute == {op: value / FLOPS for op, value in work.items()}
-    assert assumed.collective == pytest.approx({op: value / BANDWIDTH for op, value in wire.items()})
+    monkeypatch.undo()
+    assumed = segment_costs(GPT, Strategy(tp=2), batch=3, sequence=8)
+    assert assumed.compute == {op: value / 5e10 for op, value in work.items()}
+    assert assumed.collective == pytest.approx({op: value / 1.25e8 for op, value in wire.items()})
     assert assumed.latency == 0.0
-    later = segment_costs(GPT, Strategy(tp=2), batch=3, sequence=8, latency=2.0)
-    assert later.latency == 2.0
-    slow = later.late(3.0)
-    assert (slow.compute, slow.latency) == (later.compute, 2.0)
-    assert slow.collective == {op: 3 * value for op, value in later.collective.items()}
+
+
+def test_a_slower_link_takes_longer_and_costs_as_much_before() -> None:
+    costs = SegmentCosts({"attn.F": 1.0}, {"attn.R": 3.0}, 2.0)
+    assert costs.late(3.0) == SegmentCosts({"attn.F": 1.0}, {"attn.R": 9.0}, 2.0)
 
 
 def test_costs_are_spread_over_slices_and_parts() -> None:
