@@ -23,7 +23,7 @@ from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
 from plait.core.step.seconds.layer_time import Options
 from plait.plan.band import P90, REGIMES, regimes
-from plait.plan.calibrate import Calibrated, FittedConstant, calibrate
+from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
 FAMILIES = ("ampere", "hopper", "blackwell", "volta")
@@ -140,7 +140,7 @@ def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None) -> Calibr
         free,
         start=start,
         weights=weights(rows),
-        noise=NOISE,
+        scatter=Scatter(noise=NOISE),
     )
     kept = {name: prior for name, prior in known().items() if free[name].error == 0}
     return replace(found, constants={**found.constants, **kept})

@@ -30,6 +30,15 @@ class FittedConstant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """Scatter of measured seconds about a model's. noise: relative, of one measurement and of the model's
+    form together. outlier: residuals beyond so many times ``noise`` pull no harder."""
+
+    noise: float = 0.05
+    outlier: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibrated:
     """constants: fitted values, with the errors that are left. residuals: log(predicted / measured)."""
 
@@ -49,14 +58,12 @@ def calibrate(
     *,
     start: Mapping[str, float] | None = None,
     weights: ArrayLike | None = None,
-    noise: float = 0.05,
-    outlier: float = 2.0,
+    scatter: Scatter = Scatter(),
 ) -> Calibrated:
     """The constants with which ``predict`` comes nearest to ``measured`` seconds.
 
-    weights: how many independent measurements each one is worth. noise: relative, of one measurement and of
-    the model's form together. outlier: residuals beyond so many times ``noise`` pull no harder. start: where
-    the fit begins; the priors' values if left out. Raises ValueError where seconds are not positive.
+    weights: how many independent measurements each one is worth. start: where the fit begins; the priors'
+    values if left out. Raises ValueError where seconds are not positive.
     """
     from scipy.optimize import least_squares
 
@@ -65,6 +72,7 @@ def calibrate(
         raise ValueError("measured seconds must be positive")
     worth = np.ones_like(seconds) if weights is None else np.asarray(weights, dtype=np.float64)
     free = {name: prior for name, prior in priors.items() if prior.error > 0}
+    noise, outlier = scatter.noise, scatter.outlier
 
     # Unknowns are distances from the priors in units of their errors, and so residuals themselves.
     def distance(name: str, value: float) -> float:

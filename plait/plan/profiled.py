@@ -282,12 +282,12 @@ def _found(
     **more: Any,
 ) -> Calibrated:
     """The constants with which ``predict`` comes nearest."""
-    from plait.plan.calibrate import calibrate
+    from plait.plan.calibrate import Scatter, calibrate
 
     def predicted(values: Mapping[str, float]) -> Columns:
         return predict(_replaced(cluster, {name: (value, 0.0) for name, value in values.items()}, profile))
 
-    return calibrate(predicted, measured, priors, noise=NOISE, **more)
+    return calibrate(predicted, measured, priors, scatter=Scatter(noise=NOISE), **more)
 
 
 def _with(cluster: Cluster, profile: Profile, found: Calibrated) -> Cluster:

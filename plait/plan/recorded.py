@@ -23,7 +23,7 @@ from plait.core.job.plan import Plan
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.asking import point_of
-from plait.plan.calibrate import Calibrated, FittedConstant, calibrate
+from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
 from plait.plan.constants import constant_of, timed_constants, with_constants
 
 METRICS = "metrics.jsonl"
@@ -127,7 +127,7 @@ def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
         return _predict(changed, runs)
 
     measured = np.array([run.seconds for run in runs])
-    found = calibrate(predicted, measured, priors, noise=NOISE, outlier=OUTLIER)
+    found = calibrate(predicted, measured, priors, scatter=Scatter(noise=NOISE, outlier=OUTLIER))
     return _refitted(cluster, runs, found, old, date)
 
 

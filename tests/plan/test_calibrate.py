@@ -11,7 +11,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.closed_form import step_seconds
-from plait.plan.calibrate import FittedConstant, calibrate
+from plait.plan.calibrate import FittedConstant, Scatter, calibrate
 
 WORK = np.geomspace(1, 100, 30)
 SENT = np.tile([0.0, 5.0, 40.0], 10)
@@ -24,7 +24,7 @@ def model(values: Mapping[str, float]) -> np.ndarray:
 
 
 def test_constants_come_back_from_what_they_predict() -> None:
-    found = calibrate(model, model(TRUE), PRIORS, noise=0.01)
+    found = calibrate(model, model(TRUE), PRIORS, scatter=Scatter(noise=0.01))
     assert found.values == pytest.approx(TRUE, rel=0.01)
     assert all(found.constants[name].error < 0.02 for name in TRUE)
     assert np.abs(found.residuals).max() < 0.01
@@ -37,7 +37,7 @@ def test_few_measurements_move_little_and_many_move_more() -> None:
             lambda values: model(values)[:count],
             truth,
             {**PRIORS, "rate": FittedConstant(value=2.0, error=0.1)},
-            noise=0.3,
+            scatter=Scatter(noise=0.3),
         )
         return found.values["rate"]
 
@@ -55,13 +55,13 @@ def test_what_nothing_measures_stays_and_keeps_its_error() -> None:
 def test_a_few_wrong_measurements_change_little() -> None:
     measured = model(TRUE)
     measured[::10] *= 5
-    found = calibrate(model, measured, PRIORS, noise=0.01)
+    found = calibrate(model, measured, PRIORS, scatter=Scatter(noise=0.01))
     assert found.values == pytest.approx(TRUE, rel=0.03)
 
 
 def test_a_limit_holds() -> None:
     priors = {**PRIORS, "rate": FittedConstant(value=2.0, error=0.5, most=2.5)}
-    assert calibrate(model, model(TRUE), priors, noise=0.01).values["rate"] == pytest.approx(2.5)
+    assert calibrate(model, model(TRUE), priors, scatter=Scatter(noise=0.01)).values["rate"] == pytest.approx(2.5)
 
 
 PRIOR_VALUES = {name: known.value for name, known in PRIORS.items()}
@@ -84,7 +84,7 @@ def test_where_a_fit_begins_may_be_given_and_is_bounded() -> None:
 
 def test_residuals_are_logarithms_of_predicted_to_measured() -> None:
     fixed = {**PRIORS, "rate": FittedConstant(value=2.0, error=1e-9), "delay": FittedConstant(value=1.0, error=0.0)}
-    found = calibrate(model, 2 * model(PRIOR_VALUES), fixed, noise=0.3)
+    found = calibrate(model, 2 * model(PRIOR_VALUES), fixed, scatter=Scatter(noise=0.3))
     assert found.residuals == pytest.approx(-np.log(2) * np.ones(30))
 
 
@@ -93,9 +93,11 @@ def test_a_measurement_may_be_worth_several(outlier: float) -> None:
     """As if it had been made as often."""
     measured = model(TRUE) * np.exp(0.3 * np.sin(np.arange(30)))
     times = 1 + np.arange(30) % 3
-    weighed = calibrate(model, measured, PRIORS, weights=times, noise=0.1, outlier=outlier)
+    weighed = calibrate(model, measured, PRIORS, weights=times, scatter=Scatter(noise=0.1, outlier=outlier))
     often = np.repeat(np.arange(30), times)
-    repeated = calibrate(lambda v: model(v)[often], measured[often], PRIORS, noise=0.1, outlier=outlier)
+    repeated = calibrate(
+        lambda v: model(v)[often], measured[often], PRIORS, scatter=Scatter(noise=0.1, outlier=outlier)
+    )
     assert weighed.values == pytest.approx(repeated.values, rel=1e-6)
     for name in PRIORS:
         assert weighed.constants[name].error == pytest.approx(repeated.constants[name].error, rel=1e-6)
@@ -104,7 +106,7 @@ def test_a_measurement_may_be_worth_several(outlier: float) -> None:
 def test_errors_shrink_as_least_squares_say() -> None:
     """Of one constant that every measurement is proportional to: the prior and each of them count."""
     prior = {"scale": FittedConstant(value=2.0, error=0.5, most=9.0)}
-    found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=1e9)
+    found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, scatter=Scatter(noise=0.1, outlier=1e9))
     told = 1 / 0.5**2 + 4 / 0.1**2
     assert found.constants["scale"].error == pytest.approx(told**-0.5, rel=1e-3)
     assert found.constants["scale"].most == 9.0
@@ -114,7 +116,9 @@ def test_errors_shrink_as_least_squares_say() -> None:
 def test_what_is_no_measurement_of_this_pulls_with_bounded_force() -> None:
     """Four residuals beyond the limit: each pulls by limit / noise, the prior against them."""
     prior = {"scale": FittedConstant(value=2.0, error=0.5)}
-    found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=0.02)
+    found = calibrate(
+        lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, scatter=Scatter(noise=0.1, outlier=0.02)
+    )
     assert np.log(found.values["scale"] / 2) == pytest.approx(4 * 0.02 / 0.1 * 0.5**2, rel=0.01)
 
 
@@ -146,4 +150,6 @@ def test_a_cluster_is_found_again_from_its_steps() -> None:
 
     true = {"matmul": 0.6, "share": 0.45}
     priors = {"matmul": FittedConstant(value=0.75, error=0.2), "share": FittedConstant(value=0.65, error=0.3)}
-    assert calibrate(predict, predict(true), priors, noise=0.01).values == pytest.approx(true, rel=0.02)
+    assert calibrate(predict, predict(true), priors, scatter=Scatter(noise=0.01)).values == pytest.approx(
+        true, rel=0.02
+    )

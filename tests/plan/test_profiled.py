@@ -68,7 +68,7 @@ def measured(cluster: Cluster, kinds: Sequence[str] = ("all_reduce", "all_gather
     for tokens in (256, 1024, 4096, 16384):
         for backward in (False, True):
             shape: dict[str, Any] = {"batch": 1, "heads": 16, "queries": tokens, "keys": tokens, "head_size": 128}
-            seconds = noisy(rates.attention(cluster, p, **shape, backward=backward))
+            seconds = noisy(rates.attention(cluster, p, rates.AttentionShape(**shape), backward=backward))
             cores.append(AttentionCore(**shape, precision=p, backward=backward, seconds=seconds))
     return Profile(
         machine=Machine(device="X1", kind="cuda", memory=80 << 30, ranks=16, ranks_per_node=8, backend="nccl"),

@@ -16,7 +16,7 @@ from plait.core.job.spec import Job
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import recorded
-from plait.plan.calibrate import Calibrated, FittedConstant, Predict
+from plait.plan.calibrate import Calibrated, FittedConstant, Predict, Scatter
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.make import make_plan
 from plait.plan.recorded import Recorded, read_seconds, refit
@@ -147,7 +147,7 @@ def _moving(monkeypatch: pytest.MonkeyPatch, by: dict[str, float]) -> dict[str, 
         predict: Predict, measured: np.ndarray, priors: dict[str, FittedConstant], **given: float
     ) -> Calibrated:
         asked.update(priors)
-        assert given == {"noise": 0.05, "outlier": 10.0}
+        assert given == {"scatter": Scatter(noise=0.05, outlier=10.0)}
         assert np.all(predict({name: one.value for name, one in priors.items()}) > 0)
         found = {name: replace(one, value=one.value * by.get(name, 1.0099)) for name, one in priors.items()}
         return Calibrated(constants=found, residuals=np.zeros(len(measured)))
