@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +208,12 @@ class Session:
             with self.recorder.during(Kind.DATA, "data"):
                 batches = part.cut(self.feed.step(done, part.rows))
             result = train_step(
-                part.step,
+                replace(part.step, on_nan=job.on_nan),
                 self.optimizer,
                 batches,
                 learning_rate=rate(done),
                 clip=job.clip_grad,
                 stop=bool(self.control),
-                on_nan=job.on_nan,
             )
             asked, seconds = result.stop, time.perf_counter() - began
             self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from plait.core.base.errors import NotFinite
 from plait.core.cluster.hardware import HERE
+from plait.core.job.settings import OnNan
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import RankPart, assemble
@@ -39,12 +41,12 @@ def _part(rank: int, strategy: Strategy) -> tuple[RankPart, Optimizer]:
     return part, Optimizer(part.models, part.gradients)
 
 
-def _step(part: RankPart, optimizer: Optimizer, step: int, **more: Any) -> StepResult:
+def _step(part: RankPart, optimizer: Optimizer, step: int, on_nan: OnNan = "stop") -> StepResult:
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, MODEL["vocab"], (BATCH, SEQUENCE + 1), generator=generator)
     samples = torch.arange(BATCH) + step * BATCH
     batches = part.own(micro_batches(tokens[:, :-1], tokens[:, 1:], samples, 4, step))
-    return train_step(part.step, optimizer, batches, learning_rate=1e-2, clip=1.0, **more)
+    return train_step(replace(part.step, on_nan=on_nan), optimizer, batches, learning_rate=1e-2, clip=1.0)
 
 
 def _plant(part: RankPart, tensor: str, times: int) -> None:

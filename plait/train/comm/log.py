@@ -132,28 +132,27 @@ class Log:
         self.ring.end(number)
 
     def handed(
-        self, name: int, job: Callable[[], object], *, step: int | None = None, size: int = 0, group: int = 0,
-        sequence: int = 0, moved: Callable[[], int] | None = None,
+        self, name: int, job: Callable[[], int | None], *, step: int | None = None, size: int = 0, group: int = 0,
+        sequence: int = 0,
     ) -> Callable[[], None]:  # fmt: skip
-        """A job for another thread, recorded from now on; what it communicates is a part of it. moved: tells
-        how many bytes were sent so far, before and after; else they are ``size``."""
+        """A job for another thread, recorded from now on; what it communicates is a part of it. It may return
+        how many bytes it has sent; else they are ``size``."""
         of = self.step if step is None else step
         number = self.ring.begin(Kind.JOB, name, of, size=size, group=group, sequence=sequence)
         inside = self._inside
 
         def recorded() -> None:
-            before = moved() if moved else 0
             self.start(number)
             inside.step, inside.name = of, name
             try:
-                job()
+                sent = job()
             except BaseException:
                 self.fail(number)
                 raise
             finally:
                 inside.name = 0
-            if moved:
-                self.ring.size(number, moved() - before)
+            if sent is not None:
+                self.ring.size(number, sent)
             self.end(number)
 
         return recorded

@@ -115,7 +115,7 @@ class RankPart:
             )
             for model in self.models.stages
         }
-        return PipelineExecutor(schedule, plan.names, place, executors, self.courier, recorder, self.shards)
+        return PipelineExecutor(schedule, plan.names, place, executors, self.courier)
 
 
 def assemble(

@@ -37,7 +37,7 @@ KINDS: Mapping[Site, type[Segment]] = {
 @dataclass(frozen=True)
 class _Slice:
     """One slice of a micro-batch, on the device. samples: which of its sequences. contexts: by how often the
-    sequence has been halved. exchange: only where the stage embeds."""
+    sequence has been halved. exchange: only where the stage embeds. scale: of the micro-batch's loss."""
 
     number: int
     samples: slice
@@ -45,6 +45,7 @@ class _Slice:
     targets: Tensor  # [S, b]
     contexts: list[SliceContext]
     exchange: RowExchange | None
+    scale: float | Tensor
 
 
 def begin(
@@ -58,10 +59,10 @@ def begin(
     """A micro-batch's chains. there: what ``pack`` made, on the device. entering: what other stages sent.
     scale: the batch's, or where it stands on the device."""
     state = InFlight(BoundaryTensors(batch.tokens.shape[0], dict(entering)))
-    for cut in _slices(shared, batch, there, dropout):
+    for cut in _slices(shared, batch, there, dropout, scale):
         before: Segment | None = None
         for site, layer in shared.graph.segments:
-            before = _segment(shared, site, layer, cut, scale, state, before)
+            before = _segment(shared, site, layer, cut, state, before)
             state.segments[site, layer, cut.number] = before
     return state
 
@@ -101,7 +102,11 @@ def _shard(shared: StageContext, batch: MicroBatch) -> tuple[int, int]:
 
 
 def _slices(
-    shared: StageContext, batch: MicroBatch, tensors: Sequence[Tensor], dropout: DropoutKey | None
+    shared: StageContext,
+    batch: MicroBatch,
+    tensors: Sequence[Tensor],
+    dropout: DropoutKey | None,
+    scale: float | Tensor,
 ) -> Iterator[_Slice]:
     """All slices, of what ``pack`` made."""
     model, graph = shared.model, shared.graph
@@ -122,17 +127,12 @@ def _slices(
                 for level in range(model.spec.levels + 1)
             ],
             RowExchange(next(there), next(there)) if graph.embeds else None,
+            scale,
         )
 
 
 def _segment(
-    shared: StageContext,
-    site: Site,
-    layer: int,
-    cut: _Slice,
-    scale: float | Tensor,
-    state: InFlight,
-    before: Segment | None,
+    shared: StageContext, site: Site, layer: int, cut: _Slice, state: InFlight, before: Segment | None
 ) -> Segment:
     """One segment of one slice, behind ``before``."""
     model, graph = shared.model, shared.graph
@@ -162,7 +162,7 @@ def _segment(
                 norm=model.norm,
                 shape=(sequence, size),
                 targets=cut.targets,
-                scale=scale,
+                scale=cut.scale,
             )
         case _:
             module = model.sublayers[site, layer]

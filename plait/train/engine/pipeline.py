@@ -21,9 +21,7 @@ from plait.core.record.ring import Kind
 from plait.core.step.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
-from plait.train.engine.shards import Shards
 from plait.train.machine.device import Mark
-from plait.train.record.recorder import Recorder
 
 
 class Delivery(Protocol):
@@ -80,12 +78,10 @@ class PipelineExecutor:
         place: int,
         executors: Mapping[int, SegmentExecutor],
         courier: Courier,
-        recorder: Recorder | None = None,
-        shards: Shards | None = None,
     ) -> None:
-        self.names, self.shards = names, shards
-        self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
-        self.device = next(iter(self.executors.values())).device
+        self.schedule, self.names, self.executors, self.courier = schedule, names, dict(executors), courier
+        any_of_them = next(iter(self.executors.values()))
+        self.device, self.recorder, self.shards = any_of_them.device, any_of_them.recorder, any_of_them.shards
         self.peak: Counter[int] = Counter()
         computing = [op for op in schedule.ranks[place] if op.computes]
         self._first = computing[0]

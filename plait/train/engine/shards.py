@@ -228,11 +228,13 @@ class Shards:
         if recorder is None:
             return self._background.start(job)
         step, name = recorder.ticket(later=later), recorder.name_of(op)
-        return self._background.start(recorder.handed(name, job, step=step, moved=self._moved))
 
-    def _moved(self) -> int:
-        """Bytes sent so far."""
-        return sum(self.sent.values())
+        def counted() -> int:
+            before = sum(self.sent.values())
+            job()
+            return sum(self.sent.values()) - before
+
+        return self._background.start(recorder.handed(name, counted, step=step))
 
     def _waits(self, op: UnitOp) -> int:
         """The number of the record of a wait that begins."""

@@ -46,13 +46,14 @@ are here."""
 @dataclass(frozen=True)
 class RankStep:
     """What a step runs, and who completes it together. sequence_parallel: whether replicated parameters have
-    seen their own shard of the sequence only."""
+    seen their own shard of the sequence only. on_nan: what becomes of an update that is not finite."""
 
     run: Run
     groups: Groups
     shards: Shards | None = None
     sequence_parallel: bool = False
     recorder: Recorder | None = None
+    on_nan: OnNan = "stop"
 
 
 def train_step(
@@ -63,13 +64,12 @@ def train_step(
     learning_rate: float,
     clip: float,
     stop: bool = False,
-    on_nan: OnNan = "stop",
 ) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same
     result.
 
     Where loss or gradients are not finite there is no update. Raises NotFinite on every rank then, unless
-    ``on_nan`` is ``skip`` and not too many were left out one after the other.
+    ``step.on_nan`` is ``skip`` and not too many were left out one after the other.
     """
     gradients, groups, shards = optimizer.gradients, step.groups, step.shards
     gradients.zero()
@@ -90,7 +90,7 @@ def train_step(
     else:
         optimizer.skip()
         number = batches[0].step + 1
-        if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
+        if step.on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
             numbers = StepNumbers(number, total, norm)
             raise explain(lambda: step.run(batches), optimizer, groups, shards, numbers)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -204,7 +203,10 @@ def test_one_that_fails_says_so(watched: bool) -> None:
 def test_what_a_thread_does_for_another_is_named_after_it() -> None:
     recorder = Recorder(RankDevice(CPU))
     _, logged = opened(recorder)
-    start = partial(logged.start, "all_reduce", torch.zeros(4), torch.zeros(4))
+
+    def start() -> None:
+        logged.start("all_reduce", torch.zeros(4), torch.zeros(4))
+
     recorder.handed(recorder.ring.name("gather attn0"), start, step=7)()
     start()
     _, inner, outer = written(recorder)
