@@ -69,13 +69,13 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
         Output("beside", "options"), Output("beside", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("below", "data"), State("version", "data"),
-        State("order", "value"), State("beside", "value"), State("status", "children"),
+        State("status", "children"), State("order", "value"), State("beside", "value"),
         # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
         # that a slow machine would never see any.
         running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
     def _look(
-        ticks: int | None, number: object, below: object, version: str, order: Any, beside: Any, status: str
+        ticks: int | None, number: object, below: object, version: str, status: str, *standing: Any
     ) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0
         snapshot = runs[place].look(all_of_it=bool(ticks))
@@ -87,7 +87,7 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         # What lies below the heat map is asked for once it is there.
         chosen = [
             part
-            for options, value in ((order_options(snapshot), order), (besides(snapshot.grid), beside))
+            for options, value in zip((order_options(snapshot), besides(snapshot.grid)), standing, strict=True)
             for part in (options, _among(value, options))
         ]
         return now if below else no_update, said, *chosen

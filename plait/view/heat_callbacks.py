@@ -83,11 +83,10 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         return {}
 
 
-def standing(
-    runs: Sequence[Watched], at: Any, number: Any, controls: Sequence[Any]
-) -> tuple[Heat | None, HeatCell, bool]:
-    """What is shown, where on it one is, and whether that cell is marked: for callbacks with ``CONTROLS``."""
-    heat = asked(chosen_run(runs, number), controls)[0]
+def standing(runs: Sequence[Watched], controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
+    """The heat shown, its cell where one is, and whether that is marked. controls: values of ``CONTROLS``."""
+    at, number, *wanted = controls
+    heat = asked(chosen_run(runs, number), wanted)[0]
     if heat is None or not heat.columns:
         return None, HeatCell(), False
     return heat, *place(at, heat)
@@ -98,8 +97,8 @@ def _click(app: Dash, runs: Sequence[Watched]) -> None:
         Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
         Input("heat-figure", "clickData"), *CONTROLS, prevent_initial_call=True,
     )  # fmt: skip
-    def _clicked(click: Any, at: Any, number: Any, *controls: Any) -> tuple[Any, Any]:
-        heat, now, _ = standing(runs, at, number, controls)
+    def _clicked(click: Any, *controls: Any) -> tuple[Any, Any]:
+        heat, now, _ = standing(runs, controls)
         return _by_mouse(heat, now, click) if heat else (no_update, no_update)
 
 
@@ -108,8 +107,8 @@ def _zoom(app: Dash, runs: Sequence[Watched]) -> None:
         Output("heat-at", "data", allow_duplicate=True), Input("heat-figure", "relayoutData"), *CONTROLS,
         prevent_initial_call=True,
     )  # fmt: skip
-    def _zoomed(zoom: Any, at: Any, number: Any, *controls: Any) -> Any:
-        heat, now, marked = standing(runs, at, number, controls)
+    def _zoomed(zoom: Any, *controls: Any) -> Any:
+        heat, now, marked = standing(runs, controls)
         return _window(heat, now, marked, zoom) if heat else no_update
 
 
@@ -118,8 +117,8 @@ def _mark(app: Dash, runs: Sequence[Watched]) -> None:
         Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
         Input({"kind": "unlike", "rank": ALL}, "n_clicks"), *CONTROLS, prevent_initial_call=True,
     )  # fmt: skip
-    def _named(_: Any, at: Any, number: Any, *controls: Any) -> tuple[Any, Any]:
-        heat, now, _ = standing(runs, at, number, controls)
+    def _named(_: Any, *controls: Any) -> tuple[Any, Any]:
+        heat, now, _ = standing(runs, controls)
         cause = ctx.triggered_id
         rank = cause.get("rank") if isinstance(cause, dict) else None
         if heat is None or not is_number(rank) or not ctx.triggered[0]["value"]:  # it has just appeared

@@ -23,11 +23,10 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         State("answered", "data"), State("chosen", "data"), State("zoom", "data"), State("beside", "value"),
         *heat_callbacks.CONTROLS, prevent_initial_call=True,
     )  # fmt: skip
-    def _press(
-        keys: Any, answered: Any, chosen: Any, zoom: Any, beside: Any, at: Any, number: Any, *controls: Any
-    ) -> tuple[Any, ...]:
+    def _press(keys: Any, answered: Any, chosen: Any, zoom: Any, beside: Any, *controls: Any) -> tuple[Any, ...]:
         pressed, count = unanswered(keys, answered)
-        heat, now, marked = heat_callbacks.standing(runs, at, number, controls)
+        heat, now, marked = heat_callbacks.standing(runs, controls)
+        number = controls[1]
         before = (now, marked), chosen, zoom
         for where, key in pressed:
             if where == "heat-box" and heat and key == "Enter":
