@@ -24,8 +24,9 @@ from rich.table import Table
 from plait.core.model.spec import Family, ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders import overlap
+from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.overlap import JUDGED, Load, SegmentLists, segment_lists
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, makespan, segment_costs, simulate
+from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.step.segments import LAYERS, Phase, SegmentGraph, needs_table
 from plait.core.step.stages import Stage
 
@@ -71,17 +72,23 @@ class Case:
 
 def simulated(lists: SegmentLists, costs: SegmentCosts) -> float:
     """Seconds of a micro-batch, phase after phase; sum over the judgements."""
-    return sum(
-        makespan(simulate(replace(lists.graph, phase=phase), actions, costs.late(factor), BATCH))
-        for phase, actions in lists.phases.items()
-        for factor in JUDGED
-    )
+    found = 0.0
+    for phase, actions in lists.phases.items():
+        judge = judged(lists, phase, costs)
+        number = {op: i for i, op in enumerate(judge.numbered.ops)}
+        found += judge.seconds([number[op] for verb, op in actions if verb == "run"])
+    return found
 
 
 def bound(lists: SegmentLists, costs: SegmentCosts) -> float:
     """No order takes less."""
-    ops = [NumberedOps(replace(lists.graph, phase=phase)) for phase in lists.phases]
-    return sum(max(map(sum, each.seconds(costs.late(factor), BATCH))) for each in ops for factor in JUDGED)
+    return sum(judged(lists, phase, costs).bound for phase in lists.phases)
+
+
+def judged(lists: SegmentLists, phase: Phase, costs: SegmentCosts) -> Judge:
+    """What orders of a phase are worth; waits stand where results are read."""
+    graph = replace(lists.graph, phase=phase)
+    return Judge(NumberedOps(graph), [costs.late(factor) for factor in JUDGED], BATCH, held_back=0)
 
 
 def measure(case: Case, rounds: int, *, whole: bool) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.ops import SENDS, exchanged, send_of
 from plait.core.step.orders.overlap import domino_order, segment_order
 from plait.core.step.orders.segment_lists import async_order, check, insert_waits, parse, sync_order
-from plait.core.step.seconds.segment_costs import SegmentCosts, makespan, simulate
+from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Action, Kind, Phase, SegmentGraph, SegmentOp, needs_table
 from plait.core.step.stages import Stage
+from tests.support.lists import makespan, timed
 
 graphs = st.builds(
     SegmentGraph,
@@ -77,7 +78,7 @@ def test_any_order_that_respects_the_needs_becomes_legal_actions(graph: SegmentG
 
 @given(graphs, costs)
 def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGraph, cost: SegmentCosts) -> None:
-    placed = simulate(graph, domino_order(graph, cost, 6), cost, 6)
+    placed = timed(graph, domino_order(graph, cost, 6), cost, 6)
     for verbs in (("run", "wait"), ("start",)):
         lane = [p for p in placed if p.action.verb in verbs]
         assert all(a.end <= b.start for a, b in pairwise(lane))
@@ -102,7 +103,7 @@ def test_recomputation_repeats_no_reduction(recompute: str) -> None:
 def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
     graph = SegmentGraph(num_layers=4, recompute="full")
     costs = SegmentCosts(EVEN.compute | {"attn.A": 1.0, "mlp.A": 1.0}, EVEN.collective)
-    sync, hidden = (simulate(graph, order, costs, 8) for order in (sync_order(graph), domino_order(graph, costs, 8)))
+    sync, hidden = (timed(graph, order, costs, 8) for order in (sync_order(graph), domino_order(graph, costs, 8)))
     # Of the 16 collectives of one slice, the eight of the backward have the segment before them to compute
     # again meanwhile.
     assert makespan(hidden) <= makespan(sync) - 7
@@ -111,9 +112,9 @@ def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
 def test_slices_hide_what_one_slice_cannot() -> None:
     one, two = (SegmentGraph(num_layers=4, p1=p1) for p1 in (1, 2))
     times = {
-        "sync": makespan(simulate(one, sync_order(one), EVEN, 8)),
-        "async": makespan(simulate(one, async_order(one), EVEN, 8)),
-        "domino": makespan(simulate(two, domino_order(two, EVEN, 8), EVEN, 8)),
+        "sync": makespan(timed(one, sync_order(one), EVEN, 8)),
+        "async": makespan(timed(one, async_order(one), EVEN, 8)),
+        "domino": makespan(timed(two, domino_order(two, EVEN, 8), EVEN, 8)),
     }
     assert times["domino"] < times["async"] < times["sync"]
 
@@ -148,7 +149,7 @@ def test_attention_that_is_shared_hides_its_collectives_behind_other_slices(ulys
     compute = {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FKRDGCW"}
     costs = SegmentCosts(compute, {f"attn.{kind}": 0.5 for kind in "FTKDSGHE"})
     exposed = [
-        sum(placed.end - placed.start for placed in simulate(graph, order, costs, 8) if placed.action.verb == "wait")
+        sum(placed.end - placed.start for placed in timed(graph, order, costs, 8) if placed.action.verb == "wait")
         for graph, order in ((one, sync_order(one)), (two, domino_order(two, costs, 8)))
     ]
     assert exposed[1] < 0.25 * exposed[0]

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from math import inf
 
+from plait.core.step.clock.streams import ListClock
 from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts
 
 MOVES = 250
@@ -36,8 +37,8 @@ class Judge:
 
     def __init__(self, numbered: NumberedOps, costs: Sequence[SegmentCosts], batch: int, held_back: int) -> None:
         self.numbered, self.held_back, ops = numbered, held_back, numbered.ops
-        self.awaits = [[source for source, collective in needs if collective] for needs in numbered.needs]
-        self.costs = [numbered.seconds(each, batch) for each in costs]
+        awaits = [[source for source, collective in needs if collective] for needs in numbered.needs]
+        self.clocks = [ListClock(*numbered.seconds(each, batch), awaits, numbered.travels) for each in costs]
         self.outstanding = [0] * len(ops)  # how many weight gradients more wait to be run after each op
         for i, weight in enumerate(numbered.weight):
             if weight:
@@ -49,7 +50,7 @@ class Judge:
     @cached_property
     def bound(self) -> float:
         """No order is worth less: all of the computation, or all of the communication."""
-        return sum(max(sum(compute), sum(wire)) for compute, wire in self.costs)
+        return sum(clock.bound for clock in self.clocks)
 
     @property
     def enough(self) -> float:
@@ -59,7 +60,7 @@ class Judge:
     @cached_property
     def least(self) -> float:
         """No order is worth less than about this: as ``bound``, with what can run at no moment sooner."""
-        return sum(max(sum(wire), _soonest(self.numbered, compute, wire)) for compute, wire in self.costs)
+        return sum(max(sum(each.wire), _soonest(self.numbered, each)) for each in self.clocks)
 
     def as_good_as_any(self, order: Sequence[int]) -> bool:
         """Whether no order is worth less, but for noise."""
@@ -67,11 +68,11 @@ class Judge:
         return seconds <= self.bound * (1 + NOISE) or seconds <= self.least * (1 + NOISE)
 
     def seconds(self, order: Sequence[int], limit: float = inf) -> float:
-        """Sum over the costs of when the last op or collective ends; as ``simulate`` has it. Infinite as soon
-        as it is known to be above the limit."""
+        """Sum over the costs of when the last op or collective ends. Infinite as soon as it is known to be
+        above the limit."""
         found = 0.0
-        for cost, rest in zip(self.costs, self.rests, strict=True):
-            found += max(self.run(order, *cost, [0.0] * len(order)))
+        for clock, rest in zip(self.clocks, self.rests, strict=True):
+            found += max(clock.run(order, [0.0] * len(order)))
             if found + rest > limit:
                 return inf
         return found
@@ -79,29 +80,8 @@ class Judge:
     @cached_property
     def rests(self) -> list[float]:
         """What the costs after each take at least, less what rounding may do."""
-        least = [max(sum(compute), sum(wire)) * (1 - 1e-9) for compute, wire in self.costs]
+        least = [clock.bound * (1 - 1e-9) for clock in self.clocks]
         return [sum(least[at + 1 :]) for at in range(len(least))]
-
-    def run(
-        self,
-        order: Sequence[int],
-        compute: list[float],
-        wire: list[float],
-        arrived: list[float],
-        now: float = 0.0,
-        link: float = 0.0,
-    ) -> tuple[float, float]:
-        """When the processor and the link are done with some ops, from when they were before. arrived: when
-        each op's collective ended, is kept up to date."""
-        awaits, travels = self.awaits, self.numbered.travels
-        for i in order:
-            for source in awaits[i]:
-                if arrived[source] > now:  # max() would take a third of the time that orders take to be found
-                    now = arrived[source]
-            now += compute[i]
-            if travels[i]:
-                link = arrived[i] = (now if now > link else link) + wire[i]
-        return now, link
 
     def most_outstanding(self, order: Sequence[int]) -> int:
         """Weight gradients whose operands are there, at most."""
@@ -112,13 +92,14 @@ class Judge:
         """The order after up to ``MOVES`` moves. It has no more weight gradients outstanding than it had, or
         than may be."""
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]
-        clock = _Clock(self, order, max(self.held_back, self.most_outstanding(order)))
+        clock = _MovedClock(self, order, max(self.held_back, self.most_outstanding(order)))
         return climb(order, before, clock.worth, min(MOVES, VISITS // max(1, len(order))), self.enough)
 
 
-def _soonest(numbered: NumberedOps, compute: Sequence[float], wire: Sequence[float]) -> float:
+def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
     """Lower bound on the end of an order: longest head, all work between, longest tail (Carlier 1982). The
     head of an op is the time of its longest chain of needs, its tail that of what needs it."""
+    compute, wire = clock.compute, clock.wire
     begins, follows = [0.0] * len(compute), [0.0] * len(compute)
     for i, sources in enumerate(numbered.needs):
         begins[i] = max([begins[j] + compute[j] + wire[j] * late for j, late in sources], default=0.0)
@@ -143,7 +124,7 @@ _Marks = list[tuple[float, float]]
 """When the processor and the link are done with the first 0, 1, 2 ... strides of an order."""
 
 
-class _Clock:
+class _MovedClock:
     """What an order is worth that differs by a move from one that is known.
 
     Only what the move changes is timed, up to where the rest can be told: begun at the same moments it ends
@@ -154,8 +135,8 @@ class _Clock:
     def __init__(self, judge: Judge, order: Sequence[int], held_back: int) -> None:
         self.judge, self.held_back, self.order = judge, held_back, order
         self.strides = -(-len(order) // STRIDE)
-        self.marks: list[_Marks] = [[(0.0, 0.0)] for _ in judge.costs]
-        self.arrived = [[0.0] * len(order) for _ in judge.costs]
+        self.marks: list[_Marks] = [[(0.0, 0.0)] for _ in judge.clocks]
+        self.arrived = [[0.0] * len(order) for _ in judge.clocks]
 
     def worth(self, moved: Sequence[int], limit: float, changed: range) -> float:
         """As ``climb`` wants it: an order that is worth no more than the limit is known from then on."""
@@ -165,8 +146,8 @@ class _Clock:
         same = False
         if until < self.strides and limit < inf:
             gaps = list[tuple[float, float]]()
-            for at, cost in enumerate(judge.costs):
-                self._run(moved, until, cost, marks[at], arrived[at])
+            for at, clock in enumerate(judge.clocks):
+                _run(clock, moved, until, marks[at], arrived[at])
                 gaps.append(self._gap(at, until, (moved[changed.start], moved[changed.stop]), marks[at], arrived[at]))
             same = all(least == most == 0.0 for least, most in gaps)
             if min(gaps)[0] >= 0.0 and sum(least for least, _ in gaps) > NOISE * limit:
@@ -174,8 +155,8 @@ class _Clock:
         found = limit
         if not same:
             found = 0.0
-            for at, (cost, rest) in enumerate(zip(judge.costs, judge.rests, strict=True)):
-                self._run(moved, self.strides, cost, marks[at], arrived[at])
+            for at, (clock, rest) in enumerate(zip(judge.clocks, judge.rests, strict=True)):
+                _run(clock, moved, self.strides, marks[at], arrived[at])
                 found += max(marks[at][-1])
                 if found + rest > limit:
                     return inf
@@ -184,13 +165,6 @@ class _Clock:
         self.marks = [each + known[len(each) :] for each, known in zip(marks, self.marks, strict=True)]
         self.order, self.arrived = moved, arrived
         return found
-
-    def _run(
-        self, order: Sequence[int], until: int, cost: tuple[list[float], list[float]], marks: _Marks, times: list[float]
-    ) -> None:
-        """On to the end of a stride."""
-        for at in range(len(marks) - 1, until):
-            marks.append(self.judge.run(order[at * STRIDE : (at + 1) * STRIDE], *cost, times, *marks[at]))
 
     def _gap(
         self, at: int, until: int, ends: tuple[int, int], marks: _Marks, arrived: list[float]
@@ -209,6 +183,12 @@ class _Clock:
                 gaps.append(max(arrived[i], now) - max(before[i], then))
         gaps += [max(arrived[i], now) - max(before[i], then) for i in ends if travels[i]]
         return min(gaps), max(gaps)
+
+
+def _run(clock: ListClock, order: Sequence[int], until: int, marks: _Marks, arrived: list[float]) -> None:
+    """Go on to the end of a stride."""
+    for at in range(len(marks) - 1, until):
+        marks.append(clock.run(order[at * STRIDE : (at + 1) * STRIDE], arrived, *marks[at]))
 
 
 def climb(

@@ -1,8 +1,8 @@
 """List scheduling of segment ops: at every moment run the ready op that a policy prefers, or idle until one
 is ready.
 
-Time is that of ``segment_costs``: one processor, one link. What is chosen next is looked at once per op, and
-there are up to 20,000 of them, so the loops here are written out.
+Time is that of ``clock.streams.ListClock``: one processor, one link. What is chosen next is looked at once
+per op, and there are up to 20,000 of them, so the loops here are written out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Choosing an order of segment ops in which collectives overlap computation (Domino, arXiv 2409.15241).
 
-Orders are timed on a model of one processor and one link (``segment_costs``). ``domino_order`` is list
+Orders are timed on one processor and one link (``clock.streams.ListClock``). ``domino_order`` is list
 scheduling. Slices are independent chains: while one slice's collective travels, another slice computes.
 Weight gradients, which nobody waits for, fill what is left. Then single ops are moved (``climb``), in many
 layers at once where there are many (``repeats``).

@@ -95,11 +95,11 @@ def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: i
     first = (len(words) - TIMED) // 2
     timed, head = words[first : first + TIMED], order[: start + first * width]
     outstanding = sum(judge.outstanding[i] for i in head)
-    entries = [(cost, arrived := [0.0] * len(order), judge.run(head, *cost, arrived)) for cost in judge.costs]
+    entries = [(clock, arrived := [0.0] * len(order), clock.run(head, arrived)) for clock in judge.clocks]
 
     def worth(places: Sequence[int], limit: float, _: range) -> float:
         row = [word[place] for word in timed for place in places]
-        seconds = sum(max(judge.run(row, *cost, arrived, *entry)) for cost, arrived, entry in entries)
+        seconds = sum(max(clock.run(row, arrived, *entry)) for clock, arrived, entry in entries)
         return seconds if seconds <= limit and outstanding + judge.most_outstanding(row) <= held_back else inf
 
     places = climb(range(width), _needs(judge, words), worth, min(MOVES, VISITS // (TIMED * width)), 0.0)

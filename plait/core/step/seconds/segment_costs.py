@@ -1,16 +1,12 @@
-"""What segment ops and their collectives cost, and how long a list of them takes.
-
-Two resources work side by side: the processor runs one op at a time, the link carries one collective at a
-time in the order in which they start. Costs come from shapes (``segment_costs``) or from measured steps.
-"""
+"""What segment ops and their collectives cost: of the processor and of the link. Costs come from shapes
+(``segment_costs``) or from measured steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy, slice_sizes
@@ -28,7 +24,7 @@ from plait.core.step.ops import (
     exchanged,
     steps_of,
 )
-from plait.core.step.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
+from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp, numbered_needs
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
 # their ratio matters, and only to the order of ops.
@@ -64,15 +60,6 @@ class SegmentCosts:
     def late(self, factor: float) -> SegmentCosts:
         """With collectives that take so many times longer."""
         return replace(self, collective={key: seconds * factor for key, seconds in self.collective.items()})
-
-
-class TimedAction(NamedTuple):
-    """When the simulator puts an action: seconds from the start of the micro-batch. A wait's span is the
-    exposed time."""
-
-    action: Action
-    start: float
-    end: float
 
 
 def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence: int) -> SegmentCosts:
@@ -223,29 +210,3 @@ class NumberedOps:
         compute = {sort: durations.compute(op) for sort, op in sample.items()}
         wire = {sort: durations.collective(op) for sort, op in sample.items()}
         return [compute[sort] for sort in self.sorts], [wire[sort] for sort in self.sorts]
-
-
-def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[TimedAction]:
-    """Run ``actions`` on the two-resource model; one TimedAction per action, the collective's own time under
-    its start."""
-    durations, now, link = Durations(graph, costs, batch), 0.0, 0.0
-    arrival: dict[SegmentOp, float] = {}
-    placed: list[TimedAction] = []
-    for action in actions:
-        verb, op = action
-        if verb == "run":
-            placed.append(TimedAction(action, now, now + durations.compute(op)))
-            now = placed[-1].end
-        elif verb == "start":
-            begin = max(now, link)
-            link = arrival[op] = begin + durations.collective(op)
-            placed.append(TimedAction(action, begin, link))
-        else:
-            placed.append(TimedAction(action, now, max(now, arrival[op])))
-            now = placed[-1].end
-    return placed
-
-
-def makespan(placed: Sequence[TimedAction]) -> float:
-    """Seconds until the last op or collective ends."""
-    return max((p.end for p in placed), default=0.0)

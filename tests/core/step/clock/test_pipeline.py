@@ -26,7 +26,7 @@ from plait.core.step.clock.prices import ClusterPrices
 from plait.core.step.memory.estimate import estimate
 from plait.core.step.orders.overlap import segment_order
 from plait.core.step.schedules import whole_steps
-from plait.core.step.seconds.segment_costs import makespan, segment_costs, simulate
+from plait.core.step.seconds.segment_costs import segment_costs
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.step import Place
 from plait.plan.make import make_plan
@@ -34,6 +34,7 @@ from plait.plan.simulate import simulate_plan
 from tests.plan.machines import SPEC, Given, cluster, pipelined, plan_of
 from tests.support.drawn import Chance, drawn_plan
 from tests.support.exposure import exposure_of
+from tests.support.lists import makespan, timed
 
 U = ModelSpec(family="utransformer", levels=1, num_layers=6, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0, "jitter": 0.0}
@@ -140,7 +141,7 @@ def test_a_whole_model_is_its_list_once_for_every_micro_batch() -> None:
     assert plan.costs is not None
     graph = SegmentGraph.of(SPEC, plan.strategy, plan.stages[0])
     actions = segment_order(graph, "domino", plan.costs, 4)
-    once = simulate(graph, actions, plan.costs, 4)
+    once = timed(graph, actions, plan.costs, 4)
     timeline = simulate_plan(plan).timeline((5, 6))
     assert timeline.plan_hash == plan.key
     assert set(lanes(timeline)) == {(step, rank) for step in (5, 6) for rank in (0, 1)}

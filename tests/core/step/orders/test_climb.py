@@ -15,8 +15,9 @@ from ortools.sat.python import cp_model
 from plait.core.step.orders.climb import MOVES, VISITS, Judge, climb
 from plait.core.step.orders.overlap import domino_order
 from plait.core.step.orders.segment_lists import check, insert_waits
-from plait.core.step.seconds.segment_costs import Durations, NumberedOps, SegmentCosts, makespan, simulate
+from plait.core.step.seconds.segment_costs import Durations, NumberedOps, SegmentCosts
 from plait.core.step.segments import SegmentGraph, needs_table
+from tests.support.lists import makespan, timed
 
 graphs = st.builds(
     SegmentGraph,
@@ -76,8 +77,8 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     moved = judge.improve(start)
     actions, before = (insert_waits(graph, [judge.numbered.ops[i] for i in order]) for order in (moved, start))
     check(graph, actions)
-    assert judge.seconds(moved) == pytest.approx(makespan(simulate(graph, actions, cost, 6)))
-    assert makespan(simulate(graph, actions, cost, 6)) <= makespan(simulate(graph, before, cost, 6)) + 1e-9
+    assert judge.seconds(moved) == pytest.approx(makespan(timed(graph, actions, cost, 6)))
+    assert makespan(timed(graph, actions, cost, 6)) <= makespan(timed(graph, before, cost, 6)) + 1e-9
     assert held_back(graph, moved) <= max(2, held_back(graph, start))
     assert judge.improve(start) == moved
 
@@ -158,7 +159,7 @@ def shortest(graph: SegmentGraph, cost: SegmentCosts) -> float:
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 0.9, 1.0, 1.1, 1.3])
 def test_slices_come_near_the_shortest_order(ratio: float) -> None:
     graph, cost = SegmentGraph(num_layers=2, p1=2), costs(ratio)
-    found = makespan(simulate(graph, domino_order(graph, cost, 2), cost, 2))
+    found = makespan(timed(graph, domino_order(graph, cost, 2), cost, 2))
     assert found <= shortest(graph, cost) * 1.06  # 1.08 without moves
 
 

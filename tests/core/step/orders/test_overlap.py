@@ -16,11 +16,12 @@ from plait.core.step.orders import overlap
 from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.overlap import HELD_BACK, HELD_BACK_AGAIN, JUDGED, domino_order
 from plait.core.step.orders.segment_lists import check
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, makespan, simulate
+from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts
 from plait.core.step.segments import Action, Need, Phase, SegmentGraph, needs_table
 from tests.core.step.orders.test_climb import costs
 from tests.core.step.orders.test_repeats import deep
 from tests.core.step.test_segments import graphs
+from tests.support.lists import makespan, timed
 
 
 @given(graphs | deep)
@@ -86,7 +87,7 @@ def test_few_tries_are_as_good_as_a_search_of_the_whole(
     few = domino_order(graph, cost, 8)
     monkeypatch.setattr(overlap, "SEARCHED", 1 << 30)
     whole = domino_order(graph, cost, 8)
-    judged = [sum(makespan(simulate(graph, each, cost.late(f), 8)) for f in JUDGED) for each in (few, whole)]
+    judged = [sum(makespan(timed(graph, each, cost.late(f), 8)) for f in JUDGED) for each in (few, whole)]
     assert judged[0] <= judged[1] * 1.01
     assert outstanding(graph, few) <= max(outstanding(graph, whole), held_back(graph))
 

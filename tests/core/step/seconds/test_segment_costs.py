@@ -7,17 +7,14 @@ import pytest
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.attention_ops import SharedAttention
-from plait.core.step.orders.segment_lists import sync_order
 from plait.core.step.seconds import segment_costs as module
 from plait.core.step.seconds.segment_costs import (
     Durations,
     NumberedOps,
     SegmentCosts,
-    makespan,
     segment_costs,
-    simulate,
 )
-from plait.core.step.segments import Action, Kind, SegmentGraph, SegmentOp
+from plait.core.step.segments import Kind, SegmentGraph, SegmentOp
 
 GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, ffn_hidden=40, vocab=31, max_sequence=64)
 LLAMA = ModelSpec(
@@ -184,22 +181,3 @@ def test_who_needs_an_op_and_who_follows_it() -> None:
     last = min(range(len(ahead)), key=ahead.__getitem__)
     assert numbered.slices[last] == 0
     assert behind[last] == max(behind) - 1
-
-
-def test_a_link_carries_one_collective_after_the_other() -> None:
-    graph = SegmentGraph(num_layers=1, p1=2, phase="F", heads=False)
-    costs = SegmentCosts({"embed.R": 2.0, "attn.F": 2.0}, {"embed.R": 8.0})
-    ops = [SegmentOp("embed", 0, Kind.SECOND, at, 0) for at in (0, 1)]
-    placed = simulate(
-        graph,
-        [Action("run", ops[0]), Action("start", ops[0]), Action("run", ops[1]), Action("start", ops[1]),
-         Action("wait", ops[0]), Action("wait", ops[1])],
-        costs, 2,
-    )  # fmt: skip
-    assert [(one.start, one.end) for one in placed] == [(0, 1), (1, 5), (1, 2), (5, 9), (2, 5), (5, 9)]
-    assert makespan(placed) == 9
-    assert makespan([]) == 0
-    late = simulate(graph, [Action("run", ops[0]), Action("start", ops[0]), Action("run", ops[1]),
-                            Action("wait", ops[0])], SegmentCosts({"embed.R": 20.0}, {"embed.R": 8.0}), 2)  # fmt: skip
-    assert (late[-1].start, late[-1].end) == (20, 20)  # it had come before
-    assert makespan(simulate(graph, sync_order(graph), SegmentCosts({}, {}), 2)) == 0
