@@ -18,7 +18,7 @@ import torch.distributed as dist
 from plait.core.base.env import RankEnv
 from plait.core.base.process import process_memory
 from plait.core.job.plan import Plan
-from plait.core.record.ring import RECORD, Kind
+from plait.core.record.ring import RECORD, RecordKind
 from plait.core.runs.missing import Missing
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
@@ -104,7 +104,7 @@ class Bench:
         for _ in range(20):
             start = time.perf_counter()
             for _ in range(self.records):
-                recorder.end(recorder.begin(Kind.COMPUTE, name))
+                recorder.end(recorder.begin(RecordKind.COMPUTE, name))
             self.meter.metrics(1.0, recorder.records())
             found.append(time.perf_counter() - start)
         return min(found)

@@ -16,7 +16,7 @@ from plait.core.base.env import RankEnv, this_host
 from plait.core.base.errors import CheckpointError, JobError, NotFinite
 from plait.core.job.plan import Plan
 from plait.core.job.refine import refine
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import NATIVE
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
@@ -205,7 +205,7 @@ class Session:
             began = time.perf_counter()  # with its data, as the step's record
             self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
-            with self.recorder.during(Kind.DATA, "data"):
+            with self.recorder.during(RecordKind.DATA, "data"):
                 batches = part.cut(self.feed.step(done, part.rows))
             result = train_step(
                 replace(part.step, on_nan=job.on_nan),
@@ -262,7 +262,7 @@ class Session:
 
     def _evaluate(self, evaluator: PipelineExecutor, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
-        with self.recorder.during(Kind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
+        with self.recorder.during(RecordKind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
             loss = evaluate(evaluator.run, self.part.groups, self.part.cut(self.feed.evaluation(self.part.rows)))
         if not math.isfinite(loss):
             check_state(self.optimizer, self.part.groups, done)
@@ -288,7 +288,7 @@ class Session:
                 f"warning: {self.folder / 'checkpoints'} was removed while the run was on: it is made again"
             )
         finite = not self.optimizer.skipped_in_a_row
-        with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
+        with self.recorder.during(RecordKind.CHECKPOINT, "checkpoint", step=done - 1):
             self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=wait, prune=finite)
         self._doubtful = done
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.job.plan import Plan
 from plait.core.record.records import Records
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_follower import RingFollower
 from plait.core.record.timeline import Timeline
 from plait.core.runs.ring_calls import ring_path
@@ -140,7 +140,9 @@ def test_the_timeline_has_what_the_metrics_have(run: Run) -> None:
     ring = RingFollower(ring_path(run.folder, 0))
     ring.advance()
     table = ring.take(0, run.steps)
-    lengths = {int(row["step"]): (row["ended"] - row["started"]) / 1e9 for row in table[table["kind"] == Kind.STEP]}
+    lengths = {
+        int(row["step"]): (row["ended"] - row["started"]) / 1e9 for row in table[table["kind"] == RecordKind.STEP]
+    }
     parts = [Timeline.read_parquet(path) for path in sorted((run.folder / "timeline").glob("*.parquet"))]
     spans = [span for part in parts for span in part.spans]
     assert {span.step for span in spans} == set(range(run.steps)) and {span.rank for span in spans} == {0, 1}

@@ -18,7 +18,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.record.exposure import Exposure
 from plait.core.record.records import Records
-from plait.core.record.ring import Kind, OpPlace, Ring
+from plait.core.record.ring import OpPlace, RecordKind, Ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import write_spans
 from plait.diagnose.compare import against, compare, table_of
@@ -34,17 +34,17 @@ from plait.train.report import describe
 
 STEPS = 3
 OF_A_STEP = (
-    (Kind.DATA, "data", 0, 5),
-    (Kind.COMPUTE, "attn0.F0", 5, 30),
-    (Kind.COLLECTIVE, "attn0.R0", 20, 44),  # 10 ms beside computation, 4 ms while the host hands it over
-    (Kind.WAIT, "attn0.R0", 34, 46),  # 2 ms until the rank is woken
-    (Kind.COMPUTE, "mlp0.F0", 46, 60),
-    (Kind.COLLECTIVE, "mlp0.R0", 50, 64),
-    (Kind.JOB, "reduce mlp0", 55, 80),  # of another axis, beside that
-    (Kind.WAIT, "mlp0.R0", 60, 64),
-    (Kind.COMPUTE, "mlp0.C0", 64, 75),
-    (Kind.WAIT, "settle vectors0", 75, 80),
-    (Kind.OPTIMIZER, "optimizer", 80, 90),
+    (RecordKind.DATA, "data", 0, 5),
+    (RecordKind.COMPUTE, "attn0.F0", 5, 30),
+    (RecordKind.COLLECTIVE, "attn0.R0", 20, 44),  # 10 ms beside computation, 4 ms while the host hands it over
+    (RecordKind.WAIT, "attn0.R0", 34, 46),  # 2 ms until the rank is woken
+    (RecordKind.COMPUTE, "mlp0.F0", 46, 60),
+    (RecordKind.COLLECTIVE, "mlp0.R0", 50, 64),
+    (RecordKind.JOB, "reduce mlp0", 55, 80),  # of another axis, beside that
+    (RecordKind.WAIT, "mlp0.R0", 60, 64),
+    (RecordKind.COMPUTE, "mlp0.C0", 64, 75),
+    (RecordKind.WAIT, "settle vectors0", 75, 80),
+    (RecordKind.OPTIMIZER, "optimizer", 80, 90),
 )
 """Records of a step of 0.1 s: kind, name, begin and end in ms."""
 TP, DP = Exposure(0.040, 0.020), Exposure(0.025, 0.005)
@@ -67,9 +67,9 @@ def ring_of(steps: range) -> Ring:
     for step in steps:
         at = 10**9 + 10**8 * step
         for kind, text, begin, end in OF_A_STEP:
-            place = None if kind in (Kind.DATA, Kind.OPTIMIZER) else OpPlace(text.split(".")[0], 0, 0, True)
+            place = None if kind in (RecordKind.DATA, RecordKind.OPTIMIZER) else OpPlace(text.split(".")[0], 0, 0, True)
             ring.begin(kind, ring.name(text, place), step, at, at + begin * 10**6, at + end * 10**6)
-        ring.begin(Kind.STEP, ring.name("step"), step, at, at, at + 10**8)
+        ring.begin(RecordKind.STEP, ring.name("step"), step, at, at, at + 10**8)
     return Ring(ring.header, ring.rows(np.arange(1, len(steps) * (len(OF_A_STEP) + 1) + 1)), ring.names, ring.groups)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from plait.api.diagnosing import explain_hang, report_of
 from plait.core.base.errors import PlaitError
-from plait.core.record.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
+from plait.core.record.ring import HEADER, LIVE, RECORD, RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
 from plait.core.runs.evidence import FILE, Evidence, Verdict, WaitLink, write_hang
@@ -52,10 +52,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name, group, now = ring.name("op"), ring.group(range(RANKS), "dp"), time.monotonic_ns()
         for number in range(40):
             at = now - (500 - number) * 10**6
-            ring.begin(Kind.COMPUTE, name, number, at, at, at + 10**5)
+            ring.begin(RecordKind.COMPUTE, name, number, at, at, at + 10**5)
             if number == 39 and rank == 2:
                 break  # the others are in a call that it has not begun
-            ring.begin(Kind.COLLECTIVE, name, number, at, at, 0 if number == 39 else at + 2 * 10**5, 64, group, number,
+            ended = 0 if number == 39 else at + 2 * 10**5
+            ring.begin(RecordKind.COLLECTIVE, name, number, at, at, ended, 64, group, number,
                        call=call_of("all_reduce", "float32"), signature=SIGNATURE)  # fmt: skip
         thread = "works" if rank == 2 else "waits"
         answer = RankAnswer(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",),

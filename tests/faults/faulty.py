@@ -122,7 +122,7 @@ def _note() -> None:
 
 def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
     """A step, counted from 0, of which every piece of computation takes seconds more; once: the first."""
-    from plait.core.record.ring import Kind
+    from plait.core.record.ring import RecordKind
     from plait.train.comm.log import Log
 
     original, done = Log.run, list[float]()
@@ -139,7 +139,7 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
 
     def run(log: Log, acts: Any, of: Any) -> None:
         if log.step == at:
-            acts = tuple((longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts)
+            acts = tuple((longer(act) if kind == RecordKind.COMPUTE else act, kind, name) for act, kind, name in acts)
         original(log, acts, of)
 
     Log.run = run  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
 def _slow_down(by: float, at: int) -> None:
     """Not the clock's time but the processor's: ranks of a lab share processors, and what one sleeps through
     makes the others faster."""
-    from plait.core.record.ring import Kind
+    from plait.core.record.ring import RecordKind
     from plait.train.comm.log import Log
 
     original, slowed = Log.run, dict[int, tuple[Any, Any]]()
@@ -170,7 +170,7 @@ def _slow_down(by: float, at: int) -> None:
         if not slowed:
             _note()
         if id(acts) not in slowed:  # which live as long as the rank
-            made = tuple((longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts)
+            made = tuple((longer(act) if kind == RecordKind.COMPUTE else act, kind, name) for act, kind, name in acts)
             slowed[id(acts)] = acts, made
         original(log, slowed[id(acts)][1], of)
 

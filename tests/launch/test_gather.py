@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.record.ring import Header, Kind, read_ring
+from plait.core.record.ring import Header, RecordKind, read_ring
 from plait.core.record.ring_hosts import host_names
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import STACKS, Evidence, Verdict
@@ -29,7 +29,7 @@ RANK = """
 import ctypes, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from plait.core.record.ring import Kind, call_of
+from plait.core.record.ring import RecordKind, call_of
 from plait.core.runs.ring_calls import ring_path
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.train.machine.stacks import stacks_on_signal
@@ -39,7 +39,7 @@ ring = RingWriter(ring_path(folder, rank), this_process(rank=rank, world=3, capa
 tp, name = ring.group([0, 1, 2], "tp"), ring.name("attn0.F0")
 for sequence in range(1 + (rank != 1)):
     now = time.monotonic_ns()
-    ring.begin(Kind.COLLECTIVE, name, 0, now, now, now + 1 if sequence == 0 else 0, 64, tp, sequence, -1,
+    ring.begin(RecordKind.COLLECTIVE, name, 0, now, now, now + 1 if sequence == 0 else 0, 64, tp, sequence, -1,
                call_of("all_reduce", "float32"), 7)
 (folder / f"ready{{rank}}").touch()
 def held():
@@ -190,7 +190,7 @@ def test_hosts_are_told_by_names_or_by_numbers() -> None:
 def test_a_ring_that_ended_in_good_order(tmp_path: Path) -> None:
     (tmp_path / "rings").mkdir()
     ring = RingWriter(ring_path(tmp_path, 0), this_process(rank=0, world=1, capacity=16))
-    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 1)
+    ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, 1)
     ring.close()
     [one] = gather(tmp_path).evidence
     assert (one.state, one.status) == ("ended", 0)

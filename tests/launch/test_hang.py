@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.process import boot_id
-from plait.core.record.ring import Header, Kind, call_of, read_ring
+from plait.core.record.ring import Header, RecordKind, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import STACKS, Evidence, Verdict
 from plait.core.runs.parts import RankAnswer, ask, asked, write_part
@@ -229,7 +229,7 @@ def rings(tmp_path: Path) -> Iterator[Callable[..., Header]]:
     def make(rank: int, world: int = 2) -> Header:
         (tmp_path / "rings").mkdir(exist_ok=True)
         ring = RingWriter(ring_path(tmp_path, rank), this_process(rank=rank, world=world, capacity=16))
-        ring.begin(Kind.COMPUTE, ring.name("F0"), 0, time.monotonic_ns())
+        ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, time.monotonic_ns())
         open_rings.append(ring)
         return read_ring(ring_path(tmp_path, rank)).header
 
@@ -347,7 +347,18 @@ def test_of_a_process_that_is_gone_the_moment_of_the_question_counts(
     tp = ring.group([0], "tp")
     for at in (50, 70):
         ring.begin(
-            Kind.COLLECTIVE, ring.name("a"), 0, at, at, 0, 64, tp, at // 20, -1, call_of("all_reduce", "float32"), 7
+            RecordKind.COLLECTIVE,
+            ring.name("a"),
+            0,
+            at,
+            at,
+            0,
+            64,
+            tp,
+            at // 20,
+            -1,
+            call_of("all_reduce", "float32"),
+            7,
         )
     made = read_ring(ring_path(tmp_path, 0)).header
     monkeypatch.setattr(gathering, "_process", lambda header: ("ended", None))

@@ -13,7 +13,7 @@ from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.closed_form import Options, Seconds, step_seconds
 from plait.core.step.seconds.layer_time import Layer
-from plait.core.step.seconds.micro_batch import MicroBatch
+from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import Pipeline, Stages, pipeline
 from tests.plan.layers import A100, BF16, LLAMA, MIXTRAL, SEQUENCE, same, sent
@@ -37,7 +37,7 @@ class Found:
     ) -> None:
         self.row, points, options = {"num_micro": 8, **row}, Points.of([{"num_micro": 8, **row}]), options or Options()
         self.seconds: Seconds = step_seconds(model, points, on, sequence=SEQUENCE, options=options)
-        self.batch = MicroBatch.of(Layer(model, points, on, SEQUENCE, BF16, options))
+        self.batch = MicroBatchSeconds.of(Layer(model, points, on, SEQUENCE, BF16, options))
         self.owned = Owners.of(model, points, on, options)
 
     def layers(self, share: float = 1.0) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from plait.core.base.codec.data import decode
 from plait.core.base.errors import DataError, JobError
-from plait.core.record.ring import VERBS, Kind, Ring
+from plait.core.record.ring import VERBS, RecordKind, Ring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,7 +205,7 @@ def _collectives(rings: Sequence[Ring], hosts: Mapping[int, str]) -> dict[str, _
 
     found: dict[str, _Seen] = {host: {} for host in hosts.values()}
     for ring in rings:
-        table = ring.table[(ring.table["kind"] == Kind.COLLECTIVE) & (ring.table["ended"] > 0)]
+        table = ring.table[(ring.table["kind"] == RecordKind.COLLECTIVE) & (ring.table["ended"] > 0)]
         table = table[np.isin(table["call"] & 15, TOGETHER)]
         own = found[hosts[ring.rank]]
         for number, group in ring.groups.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.base.columns import Coded
 from plait.core.record.exposure import AXES, BUSY, ROLES, Exposure, exposures
-from plait.core.record.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
+from plait.core.record.ring import Name, RecordKind, Ring, RingGroup, verb_and_dtype
 from plait.core.record.rollup import PROCESSOR, joined
 from plait.core.record.timeline import SpanKind
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 Bytes = TypeVar("Bytes", int, "np.ndarray")
-SPANS: Mapping[Kind, SpanKind] = {
-    Kind.COMPUTE: "compute", Kind.WAIT: "wait", Kind.IDLE: "idle", Kind.COLLECTIVE: "comm", Kind.JOB: "comm",
-    Kind.TRANSFER: "transfer",
+SPANS: Mapping[RecordKind, SpanKind] = {
+    RecordKind.COMPUTE: "compute", RecordKind.WAIT: "wait", RecordKind.IDLE: "idle",
+    RecordKind.COLLECTIVE: "comm", RecordKind.JOB: "comm", RecordKind.TRANSFER: "transfer",
 }  # fmt: skip
 """What records are in a timeline, if their names have places."""
-AROUND: Mapping[Kind, SpanKind] = {
-    Kind.DATA: "data", Kind.OPTIMIZER: "optimizer", Kind.CHECKPOINT: "checkpoint", Kind.EVALUATION: "evaluation",
+AROUND: Mapping[RecordKind, SpanKind] = {
+    RecordKind.DATA: "data", RecordKind.OPTIMIZER: "optimizer",
+    RecordKind.CHECKPOINT: "checkpoint", RecordKind.EVALUATION: "evaluation",
 }  # fmt: skip
 """And without: what a rank does beside its plan's ops."""
 
@@ -159,7 +160,7 @@ class Records:
     def idle(self) -> float | None:
         """Seconds in which a stage waited for others; None where none ever waits."""
         waited = self._of_a_timeline
-        waited = waited[waited["kind"] == Kind.IDLE]
+        waited = waited[waited["kind"] == RecordKind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
     def rolled_up(self, rank: int) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class Records:
             "sum_ns": np.add.reduceat(taken, begins), "min_ns": np.minimum.reduceat(taken, begins),
             "max_ns": np.maximum.reduceat(taken, begins),
         }  # fmt: skip
-        return joined([found, _processor(table[(table["kind"] == Kind.STEP) & (table["bytes"] > 0)], rank)])
+        return joined([found, _processor(table[(table["kind"] == RecordKind.STEP) & (table["bytes"] > 0)], rank)])
 
     @cached_property
     def timed(self) -> np.ndarray:
@@ -213,19 +214,19 @@ class Records:
         return table[of_it]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
-        """Kind, site and direction in words."""
+        """RecordKind, site and direction in words."""
         found = self.names.get(name, Name(""))
-        if found.place and (word := SPANS.get(Kind(kind))):
+        if found.place and (word := SPANS.get(RecordKind(kind))):
             return word, found.place.site, _direction(found)
         where = self.groups[group].label if group in self.groups else ""
-        return Kind(kind).name.lower(), where, ""
+        return RecordKind(kind).name.lower(), where, ""
 
     def sent(self, table: np.ndarray) -> np.ndarray:
         """Bytes that this rank sent."""
         import numpy as np
 
         sent = table["bytes"].copy()
-        collective = table["kind"] == Kind.COLLECTIVE
+        collective = table["kind"] == RecordKind.COLLECTIVE
         calls = (table["call"] & 15).astype(np.int64) << 16 | table["group"]
         for call in np.unique(calls[collective]).tolist():
             rows = collective & (calls == call)
@@ -263,7 +264,10 @@ def _kind_numbers() -> np.ndarray:
     """By a record's kind, which of ``_WORDS`` it is in a timeline; 0: none."""
     import numpy as np
 
-    words = [SPANS.get(Kind(kind)) or AROUND.get(Kind(kind)) or "" if kind else "" for kind in range(max(Kind) + 1)]
+    words = [
+        SPANS.get(RecordKind(kind)) or AROUND.get(RecordKind(kind)) or "" if kind else ""
+        for kind in range(max(RecordKind) + 1)
+    ]
     return np.array([_WORDS.index(word) for word in words])
 
 
@@ -272,7 +276,7 @@ def _is_around() -> np.ndarray:
     """By a record's kind, whether it is one of ``AROUND``."""
     import numpy as np
 
-    return np.isin(np.arange(max(Kind) + 1), list(AROUND))
+    return np.isin(np.arange(max(RecordKind) + 1), list(AROUND))
 
 
 def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:

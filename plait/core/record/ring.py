@@ -60,7 +60,7 @@ PLAN = _HEADER.size - 64
 """Where the plan's hash is."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is about.
 
     STEP: a whole step; its bytes are ns of processor time that the thread which trains had in it, 0 where a
@@ -157,7 +157,7 @@ class Record:
     of a collective's two tensors, otherwise what this rank sends or receives.
     """
 
-    kind: Kind
+    kind: RecordKind
     name: Name
     step: int = NOBODY
     enqueued: int = 0
@@ -273,7 +273,7 @@ class Ring:
         _, kind, call, group, enqueued, started, ended, size, step, sequence, name, peer, signature, _, number = row
         verb, dtype = verb_and_dtype(call)
         return Record(
-            kind=Kind(kind), name=self.names.get(name) or Name(f"name {name}"), step=step,
+            kind=RecordKind(kind), name=self.names.get(name) or Name(f"name {name}"), step=step,
             enqueued=enqueued, started=started, ended=abs(ended), failed=ended < 0,
             group=self.groups.get(group), sequence=sequence, peer=peer, bytes=size,
             verb=verb, dtype=dtype, signature=signature, number=number,
@@ -353,7 +353,7 @@ def numbered(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 def whole_rows(rows: np.ndarray) -> np.ndarray:
     """Which records are neither torn nor damaged."""
-    whole = (rows["opened"] == rows["closed"]) & (rows["kind"] > 0) & (rows["kind"] <= max(Kind))
+    whole = (rows["opened"] == rows["closed"]) & (rows["kind"] > 0) & (rows["kind"] <= max(RecordKind))
     return whole & (rows["call"] & 15 < len(VERBS)) & (rows["call"] >> 4 < len(DTYPES))
 
 

@@ -16,8 +16,8 @@ from plait.core.record.ring import (
     NOBODY,
     RECORD,
     Header,
-    Kind,
     Name,
+    RecordKind,
     RingGroup,
     numbered,
     read_names,
@@ -79,7 +79,7 @@ class RingFollower:
     def steps(self) -> list[int]:
         """Steps that are over and have not been taken, in their order."""
         rows = self.rows
-        return rows["step"][(rows["kind"] == Kind.STEP) & (rows["ended"] > 0)].tolist()
+        return rows["step"][(rows["kind"] == RecordKind.STEP) & (rows["ended"] > 0)].tolist()
 
     def advance(self) -> int:
         """Take in what was written since the last time, and what has ended; how many records are new. Raises
@@ -95,7 +95,7 @@ class RingFollower:
         rows = np.concatenate([known, again[~there], fresh])
         self.rows = rows if there.all() else rows[np.argsort(rows["number"], kind="stable")]
         self._read_names()
-        forgotten = self.rows["number"][(self.rows["kind"] == Kind.STEP) & (self.rows["step"] == NOBODY)]
+        forgotten = self.rows["number"][(self.rows["kind"] == RecordKind.STEP) & (self.rows["step"] == NOBODY)]
         if len(forgotten):  # what came before belongs to no step: it was only timed
             self.rows = self.rows[self.rows["number"] > forgotten[-1]]
         return len(fresh)

@@ -15,7 +15,7 @@ from itertools import count
 from time import monotonic_ns as now
 from typing import Any
 
-from plait.core.record.ring import BYTES, ENDED, HEADER, NOBODY, RECORD, STARTED, Kind
+from plait.core.record.ring import BYTES, ENDED, HEADER, NOBODY, RECORD, STARTED, RecordKind
 
 WORD = (1 << 32) - 1
 SHOWN = 16
@@ -119,7 +119,7 @@ class Line:
             at = now()
             started = 0 if self.flights else at
             number = self.ring.begin(
-                Kind.COLLECTIVE, name, step, at, started=started, size=size, group=self._number,
+                RecordKind.COLLECTIVE, name, step, at, started=started, size=size, group=self._number,
                 sequence=next(self._sequence), call=call, signature=signature,
             )  # fmt: skip
             self.flights.append(Flight(self, pace, number, at, started))

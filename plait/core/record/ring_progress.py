@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plait.core.record.ring import NOBODY, Kind, Ring
+from plait.core.record.ring import NOBODY, RecordKind, Ring
 
-WORK = (Kind.COMPUTE, Kind.DATA, Kind.OPTIMIZER)
+WORK = (RecordKind.COMPUTE, RecordKind.DATA, RecordKind.OPTIMIZER)
 """What a rank's own thread is inside of as long as it computes."""
-ENDS = (*WORK, Kind.WAIT, Kind.IDLE, Kind.STEP, Kind.CHECKPOINT, Kind.EVALUATION)
+ENDS = (*WORK, RecordKind.WAIT, RecordKind.IDLE, RecordKind.STEP, RecordKind.CHECKPOINT, RecordKind.EVALUATION)
 """What it ends itself: how communication ends is up to others, too."""
-ALONE = (*WORK, Kind.STEP)
+ALONE = (*WORK, RecordKind.STEP)
 """After whose beginning it waits for nobody."""
 
 
@@ -39,7 +39,7 @@ def moved(ring: Ring, now: int) -> RingProgress:
     latest = max(int(times.max(initial=0)), ring.header.stepped if ring.header.stepped <= now else 0)
     working = table[own][-1:]
     inside = np.isin(working["kind"], WORK) & (working["started"] > 0) & (working["ended"] == 0)
-    steps = table[(table["kind"] == Kind.STEP) & (table["step"] != NOBODY) & (table["ended"] > 0)]
+    steps = table[(table["kind"] == RecordKind.STEP) & (table["step"] != NOBODY) & (table["ended"] > 0)]
     longest = 0
     if len(steps):
         order = np.lexsort((~alone, times))  # of one moment: who begins to wait then is the last

@@ -21,7 +21,7 @@ from plait.core.base.codec.json_text import DOCUMENT, read_table
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import replacing
 from plait.core.base.numbers import shown
-from plait.core.record.ring import NOBODY, Kind, Record, RingGroup
+from plait.core.record.ring import NOBODY, Record, RecordKind, RingGroup
 
 VERSION = 1
 FILE = "hang.json"
@@ -91,9 +91,11 @@ class Call:
     @staticmethod
     def of(record: Record, rank: int) -> Call | None:
         """What a ring's record says of a call; None if it is about something else."""
-        if record.group is None or record.kind not in (Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE):
+        if record.group is None or record.kind not in (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE):
             return None
-        ends = {Kind.SEND: (rank, record.peer), Kind.RECEIVE: (record.peer, rank)}.get(record.kind, (NOBODY, NOBODY))
+        ends = {RecordKind.SEND: (rank, record.peer), RecordKind.RECEIVE: (record.peer, rank)}.get(
+            record.kind, (NOBODY, NOBODY)
+        )
         return Call(
             channel=CallSequence(record.group, *ends), sequence=record.sequence, verb=record.verb, dtype=record.dtype,
             bytes=record.bytes, signature=record.signature, name=record.name.text, step=record.step,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.core.record.ring import Kind, Ring
+from plait.core.record.ring import RecordKind, Ring
 from plait.core.runs.evidence import Call
 
 RINGS = "rings"
 """The folder of a run's rings."""
 KEPT = 4
 """Calls of a channel that are over, to compare with what others began."""
-CALLS = (Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE)
+CALLS = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
 
 
 def ring_path(folder: Path, rank: int) -> Path:

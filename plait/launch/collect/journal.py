@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base.columns import copy_rows
 from plait.core.record.records import Records
-from plait.core.record.ring import Header, Kind, Name, RingGroup
+from plait.core.record.ring import Header, Name, RecordKind, RingGroup
 from plait.core.record.timeline import write_spans
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Journal:
         table = records.table
         self._names, self._groups = dict(records.names), dict(records.groups)
         self.last = max(self.last, int(table["step"].max()))
-        for row in table[table["kind"] == Kind.STEP]:
+        for row in table[table["kind"] == RecordKind.STEP]:
             if self._unusual(float(row["ended"] - row["started"]) / 1e9):
                 self._worth |= set(range(int(row["step"]) - 1, int(row["step"]) + 2))
         self._spans.append(table)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.record.exposure import Exposure
 from plait.core.record.records import Records
-from plait.core.record.ring import Header, Kind
+from plait.core.record.ring import Header, RecordKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -56,7 +56,7 @@ class Live:
 
     def add(self, header: Header, records: Records) -> None:
         """Whole steps of a rank."""
-        steps = records.table[records.table["kind"] == Kind.STEP]
+        steps = records.table[records.table["kind"] == RecordKind.STEP]
         with self._lock:
             for kind, seconds in records.seconds().items():
                 self._seconds[header.rank, kind] += seconds

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core.record.ring import Kind, call_of, signature_of
+from plait.core.record.ring import RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import Flight, Line, Pace
 from plait.core.record.timeline import NamedOp
 from plait.core.step.segments import Collective
@@ -97,7 +97,7 @@ class DeviceLine:
     def depart(self, pace: Pace, step: int, name: int, size: int, call: int, signature: int) -> DeviceFlight:
         """The next one; its record is written."""
         number = self.log.ring.begin(
-            Kind.COLLECTIVE, name, step, size=size, group=self.number, sequence=next(self._sequence), call=call,
+            RecordKind.COLLECTIVE, name, step, size=size, group=self.number, sequence=next(self._sequence), call=call,
             signature=signature,
         )  # fmt: skip
         return DeviceFlight(self, number)

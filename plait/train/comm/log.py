@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core.record.ring import NOBODY, Kind, OpPlace, call_of, signature_of
+from plait.core.record.ring import NOBODY, OpPlace, RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import Line, RingWriter
 from plait.core.record.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
@@ -82,14 +82,14 @@ class Log:
 
     def _run_on_device(self, acts: Acts[T], of: T) -> None:
         for act, kind, name in acts:
-            number = self.begin(Kind(kind), name) if kind else 0
+            number = self.begin(RecordKind(kind), name) if kind else 0
             act(of)
             if kind:
                 self.end(number)
 
     # ---- one thing ----
 
-    def enqueue(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
+    def enqueue(self, kind: RecordKind, name: int, *, size: int = 0, step: int | None = None) -> int:
         """Something is handed over to another thread; the number of its record."""
         return self.ring.begin(kind, name, self.step if step is None else step, size=size)
 
@@ -100,7 +100,7 @@ class Log:
         else:
             self._starts[number] = self.device.mark()
 
-    def begin(self, kind: Kind, name: int) -> int:
+    def begin(self, kind: RecordKind, name: int) -> int:
         """The calling thread does something from now on."""
         if self.host:
             return self.ring.enter(kind, name, self.step)
@@ -121,7 +121,7 @@ class Log:
         self.ring.end(number, failed=True)
 
     @contextmanager
-    def during(self, kind: Kind, what: str, *, step: int | None = None) -> Generator[None]:
+    def during(self, kind: RecordKind, what: str, *, step: int | None = None) -> Generator[None]:
         """A record of the block, by the host's clock."""
         number = self.ring.enter(kind, self.ring.name(what), self.step if step is None else step)
         try:
@@ -138,7 +138,7 @@ class Log:
         """A job for another thread, recorded from now on; what it communicates is a part of it. It may return
         how many bytes it has sent; else they are ``size``."""
         of = self.step if step is None else step
-        number = self.ring.begin(Kind.JOB, name, of, size=size, group=group, sequence=sequence)
+        number = self.ring.begin(RecordKind.JOB, name, of, size=size, group=group, sequence=sequence)
         inside = self._inside
 
         def recorded() -> None:
@@ -222,7 +222,7 @@ class Messages:
 
     def __init__(self, log: Log, group: int) -> None:
         self.log, self.group = log, group
-        self._sent: Counter[tuple[Kind, int]] = Counter()
+        self._sent: Counter[tuple[RecordKind, int]] = Counter()
         self._moves: Iterator[int] = count()
 
     def move(self, size: int, job: Callable[[], None]) -> Callable[[], None]:
@@ -233,7 +233,7 @@ class Messages:
 
     def post(self, peer: int, *, sends: bool, size: int) -> int:
         """A message is sent to a peer, or awaited from it; the number of its record."""
-        log, kind = self.log, Kind.SEND if sends else Kind.RECEIVE
+        log, kind = self.log, RecordKind.SEND if sends else RecordKind.RECEIVE
         step, name = log.within("message")
         sequence = self._sent[kind, peer]
         self._sent[kind, peer] += 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.core.parallel.strategy import Strategy
-from plait.core.record.ring import Kind as Entry
+from plait.core.record.ring import RecordKind
 from plait.core.step.orders.overlap import Load, SegmentLists, segment_lists
 from plait.core.step.orders.segment_lists import check
 from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
@@ -181,7 +181,7 @@ class SegmentExecutor:
         """What the recorder is told of an action: kind and name."""
         if self.recorder is None or isinstance(action, UnitAction) or action.verb == "start":
             return 0, 0  # these are recorded where they happen
-        return int(Entry.WAIT if action.verb == "wait" else Entry.COMPUTE), self.recorder.name_of(action.op)
+        return int(RecordKind.WAIT if action.verb == "wait" else RecordKind.COMPUTE), self.recorder.name_of(action.op)
 
     def loss(self, state: InFlight) -> Tensor:
         """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.step.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
@@ -184,7 +184,7 @@ class _PipelineStep:
             return self.results.pop(transfer)
         tensors, delivery = self.incoming.pop(transfer)
         recorder = self.of.recorder
-        number = recorder.begin(Kind.IDLE, recorder.name_of(ends(transfer)[1])) if recorder else 0
+        number = recorder.begin(RecordKind.IDLE, recorder.name_of(ends(transfer)[1])) if recorder else 0
         delivery.wait()
         if recorder:
             recorder.end(number)
@@ -195,7 +195,7 @@ class _PipelineStep:
         tensors, number = self.results.pop(turn.op.transfer), 0
         if recorder := self.of.recorder:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-            number = recorder.enqueue(Kind.TRANSFER, recorder.name_of(turn.op), size=size)
+            number = recorder.enqueue(RecordKind.TRANSFER, recorder.name_of(turn.op), size=size)
         self.sending.append((number, self.of.courier.send(turn.op.transfer, tensors), tensors))
 
     def _sent(self, *, all_of_them: bool) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.core.parallel.sharding import VECTORS, Level, Unit
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.step.segments import Collective
 from plait.core.step.units import UnitOp, UnitVerb
 from plait.train.comm.background import Background, BackgroundHandle
@@ -238,7 +238,7 @@ class Shards:
 
     def _waits(self, op: UnitOp) -> int:
         """The number of the record of a wait that begins."""
-        return self.recorder.begin(Kind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
+        return self.recorder.begin(RecordKind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
 
     def _waited(self, number: int) -> None:
         if self.recorder:

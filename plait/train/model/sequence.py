@@ -271,7 +271,8 @@ def _attend_backward(
             gradient, q, k, v, out, lse, 0.0, causal, attn_mask=mask
         )
     elif q.dtype == torch.float64 or mask is not None:
-        dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, lse, causal=causal, mask=mask)
+        weights = attention_weights(q, k, lse, causal=causal, mask=mask)
+        dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, weights)
     else:
         # The kernel reads ``out`` as it wrote it, [B, S, N, D], whatever its strides say.
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -294,12 +295,15 @@ def plain_attention(
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
+def attention_weights(q: Tensor, k: Tensor, lse: Tensor, *, causal: bool, mask: Tensor | None = None) -> Tensor:
+    """Softmax of the scores, [B, N, queries, keys], from a log-sum-exp of all keys, also of other blocks."""
+    return (_scores(q, k, causal=causal, mask=mask) - lse[..., None]).exp()
+
+
 def plain_attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Its gradients (arXiv 2205.14135, appendix B.4)."""
-    weights = (_scores(q, k, causal=causal, mask=mask) - lse[..., None]).exp()
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values (arXiv 2205.14135, appendix B.4)."""
     own = (gradient * out).sum(-1, keepdim=True)
     found = weights * (gradient @ v.transpose(2, 3) - own) / math.sqrt(q.shape[3])
     return found @ k, found.transpose(2, 3) @ q, weights.transpose(2, 3) @ gradient

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base.env import RankEnv
 from plait.core.record.records import SPANS, Records
-from plait.core.record.ring import NOBODY, Kind
+from plait.core.record.ring import NOBODY, RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import OpSpan
 from plait.core.runs.missing import Missing
@@ -70,7 +70,7 @@ class Recorder(Log):
         """Everything so far, also what belongs to the next step; whoever reads the ring does too."""
         self.records()
         now = time.monotonic_ns()
-        self._since = self.ring.begin(Kind.STEP, self.ring.name("forget"), NOBODY, now, now, now) + 1
+        self._since = self.ring.begin(RecordKind.STEP, self.ring.name("forget"), NOBODY, now, now, now) + 1
         self._left = []
 
     def close_step(self) -> int:
@@ -79,7 +79,7 @@ class Recorder(Log):
         self.resolve()
         now, spent = time.monotonic_ns(), time.thread_time_ns()
         had = spent - self._spent if self.host else 0
-        last = self.ring.begin(Kind.STEP, self.ring.name("step"), self.step, self._began, self._began, now, had)
+        last = self.ring.begin(RecordKind.STEP, self.ring.name("step"), self.step, self._began, self._began, now, had)
         self.step, self._began, self._spent = self.step + 1, now, spent
         return last
 
@@ -115,6 +115,6 @@ class Recorder(Log):
         return sorted(spans, key=lambda span: span.start)
 
 
-def _rows(table: np.ndarray, sent: np.ndarray) -> zip[tuple[Kind, int, int, int, int]]:
+def _rows(table: np.ndarray, sent: np.ndarray) -> zip[tuple[RecordKind, int, int, int, int]]:
     columns = (table[name].tolist() for name in ("kind", "name", "started", "ended"))
     return zip(*columns, sent.tolist(), strict=True)

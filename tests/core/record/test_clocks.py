@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
 from plait.core.record.clocks import LEAST, REFERENCE, Clocks, HostClock, Moment, aligned, compared, order
-from plait.core.record.ring import Header, Kind, Ring, call_of, read_ring
+from plait.core.record.ring import Header, RecordKind, Ring, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 
 SECOND = 1_000_000_000
@@ -102,7 +102,7 @@ def written(folder: Path, rank: int, host: str, clock: tuple[int, float], begins
         for i in range(number, len(begins), len(groups)):
             begin, end = (int(shown(times[i : i + 1, rank], *clock)[0]) for times in (begins, ends))
             call = call_of("all_reduce", "float32")
-            ring.begin(Kind.COLLECTIVE, 0, i, begin, begin, end, 4, group, i, call=call)
+            ring.begin(RecordKind.COLLECTIVE, 0, i, begin, begin, end, 4, group, i, call=call)
     found = read_ring(path)
     header = Header(rank=rank, world=4, host=host, pid=1)
     return Ring(header, found.table, found.names, found.groups)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.record.records import SPANS, Records, axis_of, sent_bytes
-from plait.core.record.ring import Kind, OpPlace, Ring, call_of
+from plait.core.record.ring import OpPlace, RecordKind, Ring, call_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import OpSpan, Span, spans_of
 from tests.support.exposure import exposure_of
@@ -44,7 +44,7 @@ entries = st.tuples(
 )  # fmt: skip
 
 
-def ring_of(found: Sequence[tuple[Op, Kind, int, int, int]]) -> Records:
+def ring_of(found: Sequence[tuple[Op, RecordKind, int, int, int]]) -> Records:
     ring = RingWriter(None, this_process(rank=0, world=1, capacity=64))
     for op, kind, step, start, taken in found:
         name = ring.name(str(op), OpPlace(op.site, op.layer, op.slice, op.forward))
@@ -55,7 +55,7 @@ def ring_of(found: Sequence[tuple[Op, Kind, int, int, int]]) -> Records:
 
 @given(st.lists(entries, max_size=20, unique_by=lambda one: one[3]))
 @settings(max_examples=80, deadline=None)
-def test_columns_are_what_spans_are_one_by_one(found: list[tuple[Op, Kind, int, int, int]]) -> None:
+def test_columns_are_what_spans_are_one_by_one(found: list[tuple[Op, RecordKind, int, int, int]]) -> None:
     records, want = ring_of(found), list[Span]()
     for step in range(3):
         mine = [OpSpan(op, SPANS[k], s / 1e9, (s + t) / 1e9, 0) for op, k, at, s, t in found if at == step]
@@ -68,18 +68,20 @@ def test_columns_are_what_spans_are_one_by_one(found: list[tuple[Op, Kind, int, 
 
 @given(st.lists(entries, max_size=20))
 @settings(max_examples=80, deadline=None)
-def test_exposed_communication_is_what_spans_say(found: list[tuple[Op, Kind, int, int, int]]) -> None:
+def test_exposed_communication_is_what_spans_say(found: list[tuple[Op, RecordKind, int, int, int]]) -> None:
     found = [(op, kind, 0, start, taken) for op, kind, _, start, taken in found]
     want = exposure_of(spans_of(0, 0, [OpSpan(op, SPANS[k], s / 1e9, (s + t) / 1e9) for op, k, _, s, t in found]))
     assert ring_of(found).exposure() == pytest.approx(want, abs=1e-12)
-    waits = [taken for _, kind, _, _, taken in found if kind is Kind.IDLE]
+    waits = [taken for _, kind, _, _, taken in found if kind is RecordKind.IDLE]
     assert ring_of(found).idle() == (pytest.approx(sum(waits) / 1e9) if waits else None)
 
 
 def test_what_has_no_known_start_has_no_length() -> None:
     """As rings of earlier versions have it of collectives that ended out of their order."""
     op, now = Op("a", "attn", 0, 0, True), 10**15
-    known = ring_of([(op, kind, 0, now + n, 10) for n, kind in enumerate((Kind.COLLECTIVE, Kind.WAIT, Kind.IDLE))])
+    known = ring_of(
+        [(op, kind, 0, now + n, 10) for n, kind in enumerate((RecordKind.COLLECTIVE, RecordKind.WAIT, RecordKind.IDLE))]
+    )
     table = known.table
     unknown = table[:1].copy()
     unknown["started"] = 0
@@ -92,7 +94,7 @@ def test_what_has_no_known_start_has_no_length() -> None:
 
 @given(st.lists(entries, max_size=20))
 @settings(max_examples=80, deadline=None)
-def test_sums_are_those_of_the_spans(found: list[tuple[Op, Kind, int, int, int]]) -> None:
+def test_sums_are_those_of_the_spans(found: list[tuple[Op, RecordKind, int, int, int]]) -> None:
     want: dict[tuple[int, str, str, str], list[int]] = {}
     for op, kind, step, _, taken in found:
         direction = "forward" if op.forward else "backward"
@@ -133,7 +135,7 @@ def test_bytes_that_a_rank_sends_of_a_thousand(verb: str, size: int, sent: int) 
 def made(write: Callable[[RingWriter], None]) -> Records:
     ring = RingWriter(None, this_process(rank=0, world=4, capacity=64))
     write(ring)
-    count = int(ring.begin(Kind.COMPUTE, ring.name("last"), -1, 1, 1, 0)) - 1
+    count = int(ring.begin(RecordKind.COMPUTE, ring.name("last"), -1, 1, 1, 0)) - 1
     return Records.of(Ring(ring.header, ring.rows(np.arange(1, count + 1)), ring.names, ring.groups))
 
 
@@ -148,8 +150,8 @@ def test_what_a_collective_sent_follows_from_its_group() -> None:
             ("all_reduce", ring.group([0, 1, 2, 3], "tp"), 1000),
             ("all_gather", ring.group([0, 1, 2, 3], "tp"), 1000),
         ):
-            ring.begin(Kind.COLLECTIVE, name, 0, 1, 2, 9, size=size, group=group, call=call_of(verb, "float32"))
-        ring.begin(Kind.TRANSFER, name, 0, 1, 3, 9, size=70)
+            ring.begin(RecordKind.COLLECTIVE, name, 0, 1, 2, 9, size=size, group=group, call=call_of(verb, "float32"))
+        ring.begin(RecordKind.TRANSFER, name, 0, 1, 3, 9, size=70)
 
     columns = made(write).spans(5)
     assert columns["bytes"].tolist() == [1000, 1500, 750, 70]
@@ -161,7 +163,7 @@ def test_what_a_collective_sent_follows_from_its_group() -> None:
 
 def test_a_collective_of_an_unknown_group_sent_nothing_that_is_known() -> None:
     def write(ring: RingWriter) -> None:
-        ring.begin(Kind.COLLECTIVE, ring.name("a", ATTENTION), 0, 1, 2, 9, size=1000, group=7,
+        ring.begin(RecordKind.COLLECTIVE, ring.name("a", ATTENTION), 0, 1, 2, 9, size=1000, group=7,
                    call=call_of("all_reduce", "float32"))  # fmt: skip
 
     assert made(write).spans(0)["bytes"].tolist() == [0]
@@ -169,11 +171,11 @@ def test_a_collective_of_an_unknown_group_sent_nothing_that_is_known() -> None:
 
 def test_what_is_beside_a_plans_ops_has_its_own_name_for_a_site() -> None:
     def write(ring: RingWriter) -> None:
-        ring.begin(Kind.DATA, ring.name("batch"), 2, 10, 10, 30)
-        ring.begin(Kind.COMPUTE, ring.name("nowhere"), 2, 10, 10, 30)  # has no place, so is in no timeline
-        ring.begin(Kind.COMPUTE, ring.name("attn3.F1", ATTENTION), 2, 40, 40, 50)
-        ring.begin(Kind.OPTIMIZER, ring.name("adam"), -1, 60, 60, 70)  # of no step
-        ring.begin(Kind.CHECKPOINT, ring.name("save"), 2, 60, 60, 0)  # has not ended
+        ring.begin(RecordKind.DATA, ring.name("batch"), 2, 10, 10, 30)
+        ring.begin(RecordKind.COMPUTE, ring.name("nowhere"), 2, 10, 10, 30)  # has no place, so is in no timeline
+        ring.begin(RecordKind.COMPUTE, ring.name("attn3.F1", ATTENTION), 2, 40, 40, 50)
+        ring.begin(RecordKind.OPTIMIZER, ring.name("adam"), -1, 60, 60, 70)  # of no step
+        ring.begin(RecordKind.CHECKPOINT, ring.name("save"), 2, 60, 60, 0)  # has not ended
 
     records = made(write)
     columns = records.spans(0)
@@ -187,8 +189,9 @@ def test_what_is_beside_a_plans_ops_has_its_own_name_for_a_site() -> None:
 def test_seconds_of_kinds_are_sums_and_axes_count_overlaps_once() -> None:
     def write(ring: RingWriter) -> None:
         for text, kind, taken in (
-            ("attn3.R0", Kind.COLLECTIVE, 5), ("attn3.R0", Kind.COLLECTIVE, 7), ("attn3.C0", Kind.COLLECTIVE, 11),
-            ("attn3.R0", Kind.WAIT, 13), ("gather attn3", Kind.JOB, 17), ("attn3.K0", Kind.COLLECTIVE, 19),
+            ("attn3.R0", RecordKind.COLLECTIVE, 5), ("attn3.R0", RecordKind.COLLECTIVE, 7),
+            ("attn3.C0", RecordKind.COLLECTIVE, 11), ("attn3.R0", RecordKind.WAIT, 13),
+            ("gather attn3", RecordKind.JOB, 17), ("attn3.K0", RecordKind.COLLECTIVE, 19),
         ):  # fmt: skip
             ring.begin(kind, ring.name(text, ATTENTION), 0, 100, 100, 100 + taken)
 
@@ -204,11 +207,11 @@ def test_groups_and_processors_are_rolled_up_beside_a_timeline() -> None:
     def write(ring: RingWriter) -> None:
         group = ring.group([0, 1], "tp")
         place = ring.name("attn3.R1", ATTENTION._replace(forward=False))
-        ring.begin(Kind.COLLECTIVE, place, 4, 1, 10, 15, group=group)
-        ring.begin(Kind.COLLECTIVE, ring.name("other"), 4, 1, 10, 13, group=group)
-        ring.begin(Kind.SEND, ring.name("h"), 5, 1, 10, 14)
-        ring.begin(Kind.STEP, ring.name("step"), 4, 1, 10, 90, size=55)
-        ring.begin(Kind.STEP, ring.name("step"), 5, 1, 10, 80)  # nobody knows what it had
+        ring.begin(RecordKind.COLLECTIVE, place, 4, 1, 10, 15, group=group)
+        ring.begin(RecordKind.COLLECTIVE, ring.name("other"), 4, 1, 10, 13, group=group)
+        ring.begin(RecordKind.SEND, ring.name("h"), 5, 1, 10, 14)
+        ring.begin(RecordKind.STEP, ring.name("step"), 4, 1, 10, 90, size=55)
+        ring.begin(RecordKind.STEP, ring.name("step"), 5, 1, 10, 80)  # nobody knows what it had
 
     rows = made(write).rolled_up(2)
     told = sorted(

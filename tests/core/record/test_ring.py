@@ -29,8 +29,8 @@ from plait.core.record.ring import (
     RECORD,
     VERBS,
     Header,
-    Kind,
     OpPlace,
+    RecordKind,
     Ring,
     call_of,
     read_ring,
@@ -51,7 +51,7 @@ def writer(path: Path, *, capacity: int = 16, rank: int = 0) -> RingWriter:
 def fill(ring: RingWriter, numbers: range) -> None:
     name = ring.name("attn3.F0", ATTENTION)
     for i in numbers:
-        ring.begin(Kind.COMPUTE, name, i, 10 * i, 10 * i + 1, 10 * i + 2)
+        ring.begin(RecordKind.COMPUTE, name, i, 10 * i, 10 * i + 1, 10 * i + 2)
 
 
 def steps(ring: Ring) -> list[int]:
@@ -64,10 +64,10 @@ def test_a_record_says_what_was_done_with_whom_and_how_far_it_is(tmp_path: Path)
     again = ring.group([0, 2], "dp")
     sent = signature_of("all_reduce", "bfloat16", 4096)
     number = ring.begin(
-        Kind.COLLECTIVE, ring.name("attn3.F0", ATTENTION), 7, 100, size=8192, group=again, sequence=3,
+        RecordKind.COLLECTIVE, ring.name("attn3.F0", ATTENTION), 7, 100, size=8192, group=again, sequence=3,
         call=call_of("all_reduce", "bfloat16"), signature=sent,
     )  # fmt: skip
-    message = ring.begin(Kind.SEND, ring.name("h"), 7, 110, peer=2, group=group)
+    message = ring.begin(RecordKind.SEND, ring.name("h"), 7, 110, peer=2, group=group)
     [first, second] = read_ring(tmp_path / "rank-00000.ring").open()
     assert (first.name.text, first.name.place, first.step, first.bytes) == ("attn3.F0", ATTENTION, 7, 8192)
     assert (first.verb, first.dtype, first.signature, first.sequence) == ("all_reduce", "bfloat16", sent, 3)
@@ -125,7 +125,7 @@ def test_the_last_records_stay(tmp_path_factory: pytest.TempPathFactory, total: 
 def test_an_end_that_comes_after_the_ring_has_gone_round_changes_no_other_record(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.ring"
     ring = writer(path)
-    number = ring.begin(Kind.COLLECTIVE, 0, 0, 1)
+    number = ring.begin(RecordKind.COLLECTIVE, 0, 0, 1)
     fill(ring, range(1, 17))
     ring.end(number, 12345)
     assert steps(read_ring(path)) == list(range(1, 17))
@@ -242,7 +242,7 @@ def test_threads_write_side_by_side(tmp_path: Path) -> None:
     def write(thread: int) -> None:
         for i in range(500):
             name = ring.name(f"{thread}.{i % 50}")
-            ring.end(ring.begin(Kind.COMPUTE, name, thread * 1000 + i, i), i + 1)
+            ring.end(ring.begin(RecordKind.COMPUTE, name, thread * 1000 + i, i), i + 1)
 
     threads = [threading.Thread(target=write, args=(t,)) for t in range(4)]
     for thread in threads:
@@ -257,14 +257,14 @@ def test_threads_write_side_by_side(tmp_path: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.step.segments import Collective
 ring = RingWriter(Path(sys.argv[1]), this_process(rank=0, world=1, capacity=256))
 print("ready", flush=True)
 i = 0
 while True:
-    number = ring.begin(Kind.COLLECTIVE, ring.name(f"op{i % 1000}"), i, i + 1, size=i, sequence=i & 0xFFFFFFFF)
+    number = ring.begin(RecordKind.COLLECTIVE, ring.name(f"op{i % 1000}"), i, i + 1, size=i, sequence=i & 0xFFFFFFFF)
     ring.start(number, i + 2)
     ring.end(number, i + 3)
     i += 1
@@ -412,7 +412,7 @@ def test_a_file_of_something_else_is_no_ring(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "whole"),
-    [("kind", max(Kind), True), ("kind", max(Kind) + 1, False), ("kind", 0, False),
+    [("kind", max(RecordKind), True), ("kind", max(RecordKind) + 1, False), ("kind", 0, False),
      ("call", len(VERBS) - 1, True), ("call", len(VERBS), False),
      ("call", (len(DTYPES) - 1) << 4, True), ("call", len(DTYPES) << 4, False)],
 )  # fmt: skip
@@ -429,7 +429,7 @@ def test_a_record_that_says_what_there_is_not_is_damaged(tmp_path: Path, field: 
 def test_what_is_open_has_not_failed(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.ring"
     ring = writer(path)
-    numbers = [ring.begin(Kind.COLLECTIVE, ring.name("a"), 0, at) for at in (1, 2, 3)]
+    numbers = [ring.begin(RecordKind.COLLECTIVE, ring.name("a"), 0, at) for at in (1, 2, 3)]
     ring.end(numbers[1], 9)
     ring.end(numbers[2], 9, failed=True)
     found = read_ring(path).records()

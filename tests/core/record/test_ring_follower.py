@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.record.ring import NOBODY, RECORD, Kind
+from plait.core.record.ring import NOBODY, RECORD, RecordKind
 from plait.core.record.ring_follower import RingFollower
 from plait.core.record.ring_writer import RingWriter, this_process
 
@@ -26,8 +26,8 @@ def follow(path: Path) -> RingFollower:
 def step(writer: RingWriter, number: int, at: int, count: int = 3) -> list[int]:
     """A step of some records, the last of which says that it is over."""
     name = writer.name("op")
-    numbers = [writer.begin(Kind.COMPUTE, name, number, at + i, at + i, at + i + 1) for i in range(count)]
-    return [*numbers, writer.begin(Kind.STEP, writer.name("step"), number, at, at, at + count)]
+    numbers = [writer.begin(RecordKind.COMPUTE, name, number, at + i, at + i, at + i + 1) for i in range(count)]
+    return [*numbers, writer.begin(RecordKind.STEP, writer.name("step"), number, at, at, at + count)]
 
 
 def test_steps_come_once_and_whole(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_steps_come_once_and_whole(tmp_path: Path) -> None:
 
 def test_what_ends_later_is_taken_as_it_ended(tmp_path: Path) -> None:
     writer = ring(tmp_path)
-    late = writer.begin(Kind.JOB, writer.name("gather"), 0, 90, 90)
-    never = writer.begin(Kind.JOB, writer.name("gather"), 0, 91, 91)
+    late = writer.begin(RecordKind.JOB, writer.name("gather"), 0, 90, 90)
+    never = writer.begin(RecordKind.JOB, writer.name("gather"), 0, 91, 91)
     step(writer, 0, 100)
     follower = follow(tmp_path)
     follower.advance()
@@ -63,7 +63,7 @@ def test_what_ends_later_is_taken_as_it_ended(tmp_path: Path) -> None:
 def test_a_record_that_a_thread_is_still_writing_comes_when_it_is_written(tmp_path: Path) -> None:
     writer = ring(tmp_path)
     step(writer, 0, 100)
-    number = writer.begin(Kind.COMPUTE, 1, 0, 7, 7, 8)
+    number = writer.begin(RecordKind.COMPUTE, 1, 0, 7, 7, 8)
     place = 4096 + (number - 1) * RECORD.size
     whole, writer._map[place : place + RECORD.size] = writer._map[place : place + RECORD.size], bytes(RECORD.size)
     step(writer, 0, 200)  # that number was given out before, and its thread is held up
@@ -93,7 +93,7 @@ def test_who_is_overtaken_says_what_was_lost(tmp_path: Path, behind: int) -> Non
 def test_what_was_only_timed_is_forgotten(tmp_path: Path) -> None:
     writer = ring(tmp_path)
     step(writer, 0, 100)
-    writer.begin(Kind.STEP, writer.name("forget"), NOBODY, 150, 150, 150)
+    writer.begin(RecordKind.STEP, writer.name("forget"), NOBODY, 150, 150, 150)
     step(writer, 0, 200)
     follower = follow(tmp_path)
     follower.advance()
@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
 def test_what_is_open_anywhere_in_a_ring_is_looked_at_again(tmp_path: Path) -> None:
     writer = ring(tmp_path)
     step(writer, 0, 100)
-    late = [writer.begin(Kind.JOB, writer.name("gather"), 1, 150 + i, 150 + i) for i in range(3)]
+    late = [writer.begin(RecordKind.JOB, writer.name("gather"), 1, 150 + i, 150 + i) for i in range(3)]
     step(writer, 1, 200)
     follower = follow(tmp_path)
     assert follower.advance() == 11
@@ -186,7 +186,7 @@ def test_a_record_that_is_half_written_is_not_taken(tmp_path: Path) -> None:
     """Neither when it is new nor when it is looked at again."""
     writer = ring(tmp_path)
     step(writer, 0, 100)
-    number = writer.begin(Kind.COMPUTE, writer.name("op"), 0, 107, 107, 108)
+    number = writer.begin(RecordKind.COMPUTE, writer.name("op"), 0, 107, 107, 108)
     closed = 4096 + number * RECORD.size - 4
     whole, writer._map[closed : closed + 4] = writer._map[closed : closed + 4], bytes(4)
     follower = follow(tmp_path)
@@ -213,7 +213,7 @@ def test_no_more_is_kept_than_is_asked_for(tmp_path: Path) -> None:
 def test_what_has_not_ended_is_not_taken_and_not_kept(tmp_path: Path) -> None:
     writer = ring(tmp_path)
     step(writer, 0, 100)
-    writer.begin(Kind.JOB, writer.name("gather"), 1, 150, 150)
+    writer.begin(RecordKind.JOB, writer.name("gather"), 1, 150, 150)
     step(writer, 1, 200)
     step(writer, 2, 300)
     follower = follow(tmp_path)

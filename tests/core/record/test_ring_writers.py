@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.record import ring_writer
-from plait.core.record.ring import Kind, read_ring
+from plait.core.record.ring import RecordKind, read_ring
 from plait.core.record.ring_writer import Flight, Line, Pace, RingWriter, Writer, this_process
 from tests.support.plain_ring import plain_writer
 
@@ -163,7 +163,13 @@ def test_a_record_of_a_collective_says_what_it_was_given(made: Any) -> None:
     rows = [record(writer, flight.number) for flight in (first, second)]
     assert [row["sequence"] for row in rows] == [0, 1]
     for row in rows:
-        assert (row["kind"], row["group"], row["step"], row["name"], row["bytes"]) == (Kind.COLLECTIVE, 5, 7, 3, 1024)
+        assert (row["kind"], row["group"], row["step"], row["name"], row["bytes"]) == (
+            RecordKind.COLLECTIVE,
+            5,
+            7,
+            3,
+            1024,
+        )
         assert (row["call"], row["signature"], row["peer"]) == (0x11, 99, -1)
     assert writer.flying == [first, second]
 
@@ -196,7 +202,12 @@ def test_an_act_that_fails_ends_the_run_and_leaves_its_record_open(made: Any) ->
     def fails(_of: object) -> None:
         raise ValueError("no")
 
-    acts = ((done.append, int(Kind.COMPUTE), 1), (done.append, 0, 0), (fails, int(Kind.WAIT), 2), (done.append, 2, 1))
+    acts = (
+        (done.append, int(RecordKind.COMPUTE), 1),
+        (done.append, 0, 0),
+        (fails, int(RecordKind.WAIT), 2),
+        (done.append, 2, 1),
+    )
     with pytest.raises(ValueError, match=r"^no$"):
         writer.run(acts, "x", 4)
     first, second = record(writer, 1), record(writer, 2)
@@ -229,9 +240,9 @@ def test_what_is_called_wrongly_says_so(wrong: Any) -> None:
 @both
 def test_numbers_beyond_the_ring_change_nothing(made: Any) -> None:
     writer = ring(16, made)
-    first = writer.begin(Kind.COMPUTE, 1, 0)
+    first = writer.begin(RecordKind.COMPUTE, 1, 0)
     for _ in range(16):
-        last = writer.enter(Kind.COMPUTE, 1, 0)
+        last = writer.enter(RecordKind.COMPUTE, 1, 0)
     for number in (first, -5, 0, last + 1, 2**40):
         writer.end(number, 77)
     assert not writer.rows(np.arange(1, last + 1))["ended"].any()
@@ -295,8 +306,8 @@ def test_what_was_never_made_or_is_made_again_is_refused() -> None:
     none, nobodys, line = Writer.__new__(Writer), Line.__new__(Line), Line(writer, 1)
     flight = depart(line, pace, looked_for=True)
     for call in (
-        lambda: none.begin(Kind.COMPUTE, 0, 0), lambda: none.enter(Kind.COMPUTE, 0, 0), lambda: none.start(1),
-        lambda: none.end(1), lambda: none.size(1, 8), lambda: none.run(((len, 1, 0),), "", 0),
+        lambda: none.begin(RecordKind.COMPUTE, 0, 0), lambda: none.enter(RecordKind.COMPUTE, 0, 0),
+        lambda: none.start(1), lambda: none.end(1), lambda: none.size(1, 8), lambda: none.run(((len, 1, 0),), "", 0),
         lambda: Line(none, 1), lambda: nobodys.depart(pace, 0, 0, 0, 0, 0),
         lambda: line.__init__(ring(), 2), lambda: Writer.__init__(writer, mmap.mmap(-1, 4096 + 64), 1),
     ):  # fmt: skip
@@ -334,13 +345,13 @@ def test_a_collective_may_be_parted_from_its_work_while_that_is_asked(made: Any)
     st.lists(
         st.tuples(
             st.sampled_from(["begin", "enter", "start", "end", "failed", "size", "depart", "fail", "run"]),
-            st.sampled_from([*Kind]), st.integers(0, 2**16 - 1), st.integers(0, 2**31 - 1), st.integers(1, 2**62),
+            st.sampled_from([*RecordKind]), st.integers(0, 2**16 - 1), st.integers(0, 2**31 - 1), st.integers(1, 2**62),
         ),
         max_size=60,
     )
 )  # fmt: skip
 @NATIVE
-def test_both_writers_leave_the_same_bytes(events: list[tuple[str, Kind, int, int, int]]) -> None:
+def test_both_writers_leave_the_same_bytes(events: list[tuple[str, RecordKind, int, int, int]]) -> None:
     """All but the times that they read from a clock."""
 
     def written(made: Any) -> Any:
@@ -364,7 +375,7 @@ def test_both_writers_leave_the_same_bytes(events: list[tuple[str, Kind, int, in
                 number = (one := line.depart(made.Pace(), middle, middle, large, small & 255, middle)).number
                 if what == "fail":
                     one.fail()
-        rows = writer.rows(np.arange(1, writer.begin(Kind.DATA, 0, 0) + 1))
+        rows = writer.rows(np.arange(1, writer.begin(RecordKind.DATA, 0, 0) + 1))
         for name in ("enqueued", "started", "ended"):
             rows[name] = np.where(np.abs(rows[name] - time.monotonic_ns()) < 10**12, 1, np.sign(rows[name]))
         return rows
@@ -375,12 +386,12 @@ def test_both_writers_leave_the_same_bytes(events: list[tuple[str, Kind, int, in
 def test_a_ring_written_in_python_is_read(tmp_path: Path) -> None:
     writer = PLAIN.RingWriter(tmp_path / "rank-00000.ring", this_process(rank=0, world=2, capacity=16))
     group, name = writer.group([0, 1], "tp"), writer.name("attn.F")
-    number = writer.enter(Kind.COMPUTE, name, 5, size=8)
+    number = writer.enter(RecordKind.COMPUTE, name, 5, size=8)
     writer.end(number, failed=True)
     writer.close()
     (one,) = read_ring(tmp_path / "rank-00000.ring").records()
     assert (one.kind, one.name.text, one.step, one.bytes, one.failed, one.number) == (
-        Kind.COMPUTE,
+        RecordKind.COMPUTE,
         "attn.F",
         5,
         8,

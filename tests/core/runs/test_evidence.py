@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.core.record.ring import Kind, Name, Record, RingGroup
+from plait.core.record.ring import Name, Record, RecordKind, RingGroup
 from plait.core.runs.evidence import (
     FILE,
     Call,
@@ -86,7 +86,7 @@ def test_members_must_agree_on_the_signature_or_else_on_the_size() -> None:
     assert replace(CALL, signature=5).signs == ("all_reduce", "float32", 5)
 
 
-def record(kind: Kind, **values: Any) -> Record:
+def record(kind: RecordKind, **values: Any) -> Record:
     told = {"number": 1, "name": Name("mlp2.F0"), "step": 3, "sequence": 7, "enqueued": 10, "started": 11, "ended": 12,
             "bytes": 64, "group": GROUP, "verb": "all_reduce", "dtype": "float32", "peer": -1}  # fmt: skip
     return Record(**{"kind": kind, **told, **values})
@@ -94,9 +94,9 @@ def record(kind: Kind, **values: Any) -> Record:
 
 @pytest.mark.parametrize(
     ("kind", "peer", "ends"),
-    [(Kind.COLLECTIVE, -1, (-1, -1)), (Kind.SEND, 3, (2, 3)), (Kind.RECEIVE, 3, (3, 2))],
+    [(RecordKind.COLLECTIVE, -1, (-1, -1)), (RecordKind.SEND, 3, (2, 3)), (RecordKind.RECEIVE, 3, (3, 2))],
 )
-def test_a_record_of_a_call(kind: Kind, peer: int, ends: tuple[int, int]) -> None:
+def test_a_record_of_a_call(kind: RecordKind, peer: int, ends: tuple[int, int]) -> None:
     call = Call.of(record(kind, peer=peer), 2)
     assert call is not None
     assert (call.channel, call.sequence, call.name, call.step) == (CallSequence(GROUP, *ends), 7, "mlp2.F0", 3)
@@ -104,8 +104,8 @@ def test_a_record_of_a_call(kind: Kind, peer: int, ends: tuple[int, int]) -> Non
 
 
 def test_a_record_of_something_else() -> None:
-    assert Call.of(record(Kind.COLLECTIVE, group=None), 0) is None
-    assert Call.of(record(Kind.COMPUTE), 0) is None
+    assert Call.of(record(RecordKind.COLLECTIVE, group=None), 0) is None
+    assert Call.of(record(RecordKind.COMPUTE), 0) is None
 
 
 def test_since_when_a_rank_does_nothing_is_unknown_if_it_never_moved() -> None:

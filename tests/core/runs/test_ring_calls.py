@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.record.ring import Kind, call_of, read_ring, signature_of
+from plait.core.record.ring import RecordKind, call_of, read_ring, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import CallSequence
 from plait.core.runs.ring_calls import KEPT, calls_of, ring_path, waited_since
@@ -24,7 +24,7 @@ def writer(folder: Path) -> RingWriter:
 def test_a_ring_without_calls_has_none(tmp_path: Path) -> None:
     ring = writer(tmp_path)
     assert calls_of(read_ring(ring_path(tmp_path, 1))) == ()
-    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 5)
+    ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, 5)
     assert calls_of(read_ring(ring_path(tmp_path, 1))) == ()
     assert waited_since(()) == 0
 
@@ -36,7 +36,7 @@ def test_what_is_open_and_the_last_of_every_channel(
     folder = tmp_path_factory.mktemp("run")
     ring = writer(folder)
     group, lane = ring.group([0, 1], "tp"), ring.group([1, 2], "lane")
-    kinds = [(Kind.COLLECTIVE, group, -1), (Kind.SEND, lane, 2), (Kind.RECEIVE, lane, 2)]
+    kinds = [(RecordKind.COLLECTIVE, group, -1), (RecordKind.SEND, lane, 2), (RecordKind.RECEIVE, lane, 2)]
     wanted: dict[int, list[tuple[int, bool]]] = defaultdict(list)
     for place, (which, over) in enumerate(began):
         kind, number, peer = kinds[which]
@@ -58,8 +58,8 @@ def test_what_is_open_and_the_last_of_every_channel(
 def test_a_wait_begins_when_the_call_before_is_over(tmp_path: Path) -> None:
     ring = writer(tmp_path)
     group, name, now = ring.group([0, 1], "tp"), ring.name("op"), time.monotonic_ns()
-    ring.begin(Kind.COLLECTIVE, name, 0, now - 50, ended=now - 10, group=group, sequence=0)
-    ring.begin(Kind.COLLECTIVE, name, 0, now - 40, group=group, sequence=1)
+    ring.begin(RecordKind.COLLECTIVE, name, 0, now - 50, ended=now - 10, group=group, sequence=0)
+    ring.begin(RecordKind.COLLECTIVE, name, 0, now - 40, group=group, sequence=1)
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == now - 10
 
 
@@ -67,10 +67,10 @@ def test_of_several_channels_the_longest_wait_counts(tmp_path: Path) -> None:
     ring = writer(tmp_path)
     name, (one, other) = ring.name("op"), (ring.group([0, 1], label) for label in ("tp", "dp"))
     for group, sequence, began, ended in ((one, 0, 10, 50), (one, 1, 20, 0), (one, 2, 30, 0), (other, 0, 40, 0)):
-        ring.begin(Kind.COLLECTIVE, name, 0, began, ended=ended, group=group, sequence=sequence,
+        ring.begin(RecordKind.COLLECTIVE, name, 0, began, ended=ended, group=group, sequence=sequence,
                    call=call_of("all_reduce", "float32"))  # fmt: skip
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 40
-    ring.begin(Kind.COLLECTIVE, name, 0, 5, group=ring.group([1, 3], "pp"), call=call_of("all_reduce", "float32"))
+    ring.begin(RecordKind.COLLECTIVE, name, 0, 5, group=ring.group([1, 3], "pp"), call=call_of("all_reduce", "float32"))
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 5
 
 
@@ -79,6 +79,6 @@ def test_a_channels_first_open_call_is_the_one_that_waits(tmp_path: Path) -> Non
     ring = writer(tmp_path)
     group, name = ring.group([0, 1], "tp"), ring.name("op")
     for sequence, began in ((4, 30), (3, 40), (5, 20)):
-        ring.begin(Kind.COLLECTIVE, name, 0, began, group=group, sequence=sequence,
+        ring.begin(RecordKind.COLLECTIVE, name, 0, began, group=group, sequence=sequence,
                    call=call_of("all_reduce", "float32"))  # fmt: skip
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 40

@@ -19,7 +19,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.collecting import AGAIN, Collected, CollectingAgent, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
-from plait.core.record.ring import Kind, OpPlace
+from plait.core.record.ring import OpPlace, RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.ring_calls import ring_path
 from plait.diagnose.reading import read_timeline
@@ -69,10 +69,10 @@ def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = 
         ring.step(number, time.monotonic_ns())
     for _ in range(records):
         at = time.monotonic_ns()
-        ring.begin(Kind.COMPUTE, name, number, at, at, at + 1000)
+        ring.begin(RecordKind.COMPUTE, name, number, at, at, at + 1000)
     if ends:
         at = time.monotonic_ns()
-        ring.begin(Kind.STEP, ring.name("step"), number, at, at - 5000, at)
+        ring.begin(RecordKind.STEP, ring.name("step"), number, at, at - 5000, at)
 
 
 def collector(folder: Path, ranks: int = 1) -> Collector:
@@ -95,7 +95,7 @@ def test_whole_steps_come_while_the_rank_runs_and_the_rest_when_it_ends(tmp_path
     agent.flush()
     assert steps_of(tmp_path) == dict.fromkeys(range(4), 3), "the last one may not be all there"
     at = time.monotonic_ns()
-    ring.begin(Kind.CHECKPOINT, ring.name("checkpoint"), 4, at, at, at + 1)
+    ring.begin(RecordKind.CHECKPOINT, ring.name("checkpoint"), 4, at, at, at + 1)
     write_step(ring, 5, ends=False)
     ring.close()
     agent.finish()
@@ -112,10 +112,12 @@ def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_pat
         if number < looks:
             agent.look()
     at = time.monotonic_ns()
-    ring.begin(Kind.STEP, ring.name("forget"), -1, at, at, at)
+    ring.begin(RecordKind.STEP, ring.name("forget"), -1, at, at, at)
     if looks == 3:
         agent.look()
-    ring.begin(Kind.COMPUTE, ring.name("mlp0.F0", OpPlace("mlp", 0, 0, True)), 0, at, at, at + 1)  # before resuming
+    ring.begin(
+        RecordKind.COMPUTE, ring.name("mlp0.F0", OpPlace("mlp", 0, 0, True)), 0, at, at, at + 1
+    )  # before resuming
     write_step(ring, 2)
     write_step(ring, 3)
     ring.close()

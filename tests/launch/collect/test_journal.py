@@ -8,11 +8,10 @@ import polars as pl
 import pytest
 import torch
 
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import Span, Timeline, spans_of
-from plait.core.step.segments import Kind as OpKind
-from plait.core.step.segments import SegmentOp
+from plait.core.step.segments import Kind, SegmentOp
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
 from plait.launch.collect.sums import Sums
@@ -22,7 +21,7 @@ from tests.support.exposure import exposure_of
 
 TIER = "unit"
 
-FORWARD, BACKWARD = SegmentOp("mlp", 0, OpKind.FIRST, 0), SegmentOp("mlp", 0, OpKind.SECOND_GRAD, 0)
+FORWARD, BACKWARD = SegmentOp("mlp", 0, Kind.FIRST, 0), SegmentOp("mlp", 0, Kind.SECOND_GRAD, 0)
 
 
 def step(recorder: Recorder, number: int) -> None:
@@ -30,9 +29,9 @@ def step(recorder: Recorder, number: int) -> None:
     recorder.begins(number)
     at = 10_000 * number + 100
     for op, taken in ((FORWARD, 2000), (FORWARD, 3000), (BACKWARD, 4000)):
-        recorder.ring.begin(Kind.COMPUTE, recorder.name_of(op), number, at, at, at + taken)
+        recorder.ring.begin(RecordKind.COMPUTE, recorder.name_of(op), number, at, at, at + taken)
         at += taken
-    recorder.ring.begin(Kind.OPTIMIZER, recorder.ring.name("optimizer"), number, at, at, at + 5000)
+    recorder.ring.begin(RecordKind.OPTIMIZER, recorder.ring.name("optimizer"), number, at, at, at + 5000)
 
 
 def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: int = -1, every: int = PART) -> Journal:
@@ -43,7 +42,7 @@ def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: 
     for number in steps:
         step(recorder, number)
         records = recorder.records()
-        whole = records.table["kind"] == Kind.STEP
+        whole = records.table["kind"] == RecordKind.STEP
         records.table["ended"][whole] = records.table["started"][whole] + (5 if number == slow else 1) * 10**9
         journal.add(records)
         sums.add(header, records)

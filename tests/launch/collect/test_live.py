@@ -19,7 +19,7 @@ from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.core.record.records import Records
-from plait.core.record.ring import Kind, OpPlace, Ring
+from plait.core.record.ring import OpPlace, RecordKind, Ring
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.launch.collect.live import MEASURED, Live
 from plait.plan.make import make_plan
@@ -48,12 +48,12 @@ def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
     gather = ring.name("gather mlp1", OpPlace("mlp", 1, -1, True))
     crossing = ring.name("0RECV_F0", OpPlace("pp", 0, 0, True))
     for kind, name, began, ended in (
-        (Kind.COMPUTE, op, 0, 500), (Kind.COLLECTIVE, op, 400, 600), (Kind.WAIT, op, 500, 600),
-        (Kind.IDLE, crossing, 600, 700), (Kind.WAIT, gather, 700, 750),
+        (RecordKind.COMPUTE, op, 0, 500), (RecordKind.COLLECTIVE, op, 400, 600), (RecordKind.WAIT, op, 500, 600),
+        (RecordKind.IDLE, crossing, 600, 700), (RecordKind.WAIT, gather, 700, 750),
     ):  # fmt: skip
         start = 10**9 + began * 10**6
         ring.begin(kind, name, number, start, start, 10**9 + ended * 10**6)
-    ring.begin(Kind.STEP, ring.name("step"), number, 10**9, 10**9, 10**9 + round(seconds * 1e9))
+    ring.begin(RecordKind.STEP, ring.name("step"), number, 10**9, 10**9, 10**9 + round(seconds * 1e9))
     found = Ring(ring.header, ring.rows(np.arange(1, 7)), ring.names, ring.groups)
     live.add(ring.header, Records.of(found))
     live.at(replace(ring.header, step=number + 1, stepped=5), 0)

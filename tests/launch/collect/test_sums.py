@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.columns import Coded
 from plait.core.record.records import Records
-from plait.core.record.ring import Header, Kind, Name, OpPlace, numbered, row_type
+from plait.core.record.ring import Header, Name, OpPlace, RecordKind, numbered, row_type
 from plait.core.record.ring_writer import this_process
 from plait.core.record.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
 from plait.diagnose.heat import by_segment, heat_of_segments
@@ -34,7 +34,7 @@ def ring(rank: int, *, wall: int = 1, token: int = 7, plan: str = "feed") -> Hea
 def records(steps: range, taken: int = 1000) -> Records:
     """Of every step two forwards, the second one twice as long, and a backward."""
     rows = np.zeros(3 * len(steps), row_type())
-    rows["kind"], rows["step"] = Kind.COMPUTE, np.repeat(np.array(steps), 3)
+    rows["kind"], rows["step"] = RecordKind.COMPUTE, np.repeat(np.array(steps), 3)
     rows["name"] = np.tile([1, 1, 2], len(steps))
     rows["started"] = 10_000
     rows["ended"] = 10_000 + np.tile([taken, 2 * taken, 5 * taken], len(steps))

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.futures import Future
 
 from plait.core.record.records import Records
-from plait.core.record.ring import Kind, Record, Ring, signature_of
-from plait.core.step.segments import Collective, SegmentOp
-from plait.core.step.segments import Kind as OpKind
+from plait.core.record.ring import Record, RecordKind, Ring, signature_of
+from plait.core.step.segments import Collective, Kind, SegmentOp
 from plait.train.comm.flight import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Mark, RankDevice
 from plait.train.record.recorder import Recorder
 
-FORWARD = SegmentOp("mlp", 0, OpKind.FIRST, 0)
+FORWARD = SegmentOp("mlp", 0, Kind.FIRST, 0)
 CPU = torch.device("cpu")
 
 
@@ -92,9 +91,9 @@ def written(recorder: Recorder) -> list[Record]:
     import numpy as np
 
     ring = recorder.ring
-    table = ring.rows(np.arange(1, ring.begin(Kind.STEP, 0, 0, 1)))
+    table = ring.rows(np.arange(1, ring.begin(RecordKind.STEP, 0, 0, 1)))
     found = Ring(ring.header, table, ring.names, ring.groups).records()
-    return [record for record in found if record.kind is not Kind.STEP]
+    return [record for record in found if record.kind is not RecordKind.STEP]
 
 
 def test_a_collective_says_with_whom_what_and_which_one_it_is() -> None:
@@ -223,9 +222,9 @@ def test_messages_are_numbered_by_peer_and_direction() -> None:
     messages.move(64, lambda: moved.append("now"))()
     *found, job = written(recorder)
     assert [record.sequence for record in found] == [0, 1, 0, 0, 2]
-    assert [record.kind for record in found[2:4]] == [Kind.SEND, Kind.RECEIVE]
+    assert [record.kind for record in found[2:4]] == [RecordKind.SEND, RecordKind.RECEIVE]
     assert [record.open for record in found] == [False, True, True, True, True]
-    assert (job.kind, job.bytes, job.open, moved) == (Kind.JOB, 64, False, ["now"])
+    assert (job.kind, job.bytes, job.open, moved) == (RecordKind.JOB, 64, False, ["now"])
 
     def fails() -> None:
         raise RuntimeError("connection closed by peer")
@@ -239,7 +238,7 @@ def test_times_of_a_device_are_filled_in_after_the_step_without_stopping_it() ->
     device = Late()
     recorder = Recorder(device)
     wire, logged = opened(recorder)
-    number = recorder.begin(Kind.COMPUTE, recorder.name_of(FORWARD))
+    number = recorder.begin(RecordKind.COMPUTE, recorder.name_of(FORWARD))
     recorder.end(number)
     flights = [logged.named(FORWARD).start("all_reduce", torch.zeros(4), torch.zeros(4)) for _ in range(2)]
     before = written(recorder)
@@ -249,11 +248,11 @@ def test_times_of_a_device_are_filled_in_after_the_step_without_stopping_it() ->
     for flight in flights:
         flight.wait()
     records = recorder.records()
-    found = {(row["kind"], row["started"], row["ended"]) for row in records.table if row["kind"] != Kind.STEP}
+    found = {(row["kind"], row["started"], row["ended"]) for row in records.table if row["kind"] != RecordKind.STEP}
     assert found == {
-        (Kind.COMPUTE, 1000, 2000),
-        (Kind.COLLECTIVE, 3000, 104_000),
-        (Kind.COLLECTIVE, 104_000, 106_000),  # a group serves one at a time
+        (RecordKind.COMPUTE, 1000, 2000),
+        (RecordKind.COLLECTIVE, 3000, 104_000),
+        (RecordKind.COLLECTIVE, 104_000, 106_000),  # a group serves one at a time
     }
     assert device.waited == 0
 
@@ -282,12 +281,12 @@ def test_what_the_device_is_still_busy_with_waits_for_the_next_step(monkeypatch:
         return read(mark)
 
     monkeypatch.setattr(device, "nanoseconds", reached)
-    number = recorder.enqueue(Kind.JOB, recorder.ring.name("publish"))
+    number = recorder.enqueue(RecordKind.JOB, recorder.ring.name("publish"))
     recorder.start(number)
     recorder.end(number)
-    assert Kind.JOB not in recorder.records().table["kind"]
+    assert RecordKind.JOB not in recorder.records().table["kind"]
     last[0] = 2
-    [found] = [row for row in recorder.records().table if row["kind"] == Kind.JOB]
+    [found] = [row for row in recorder.records().table if row["kind"] == RecordKind.JOB]
     assert (found["started"], found["ended"]) == (1000, 2000)
 
 

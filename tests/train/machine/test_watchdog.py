@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import Line, Pace, RingWriter, this_process
 from plait.core.runs.parts import RankAnswer, ask, asked, forget_parts, read_parts, write_part
 from plait.core.runs.ring_calls import ring_path
@@ -50,7 +50,7 @@ def test_a_call_that_does_not_end_is_noticed_and_one_that_does_takes_it_back(tmp
         time.sleep(1.0)
         assert not asked(tmp_path)  # nothing is open
         began = time.monotonic_ns()
-        number = ring.begin(Kind.COLLECTIVE, name, 2, began, group=group)
+        number = ring.begin(RecordKind.COLLECTIVE, name, 2, began, group=group)
         until(lambda: asked(tmp_path))
         assert time.monotonic_ns() - began > 0.6e9
         until(lambda: complete(tmp_path, 0))
@@ -103,7 +103,7 @@ def test_what_was_open_in_an_earlier_start_is_no_hang_of_this_one(
     (tmp_path / "rings").mkdir()
     header = this_process(rank=0, world=2, capacity=64)
     ring = RingWriter(ring_path(tmp_path, 0), replace(header, pid=header.pid + 1))
-    ring.begin(Kind.COLLECTIVE, ring.name("op"), 2, 1, group=ring.group([0, 1], "tp"))
+    ring.begin(RecordKind.COLLECTIVE, ring.name("op"), 2, 1, group=ring.group([0, 1], "tp"))
     module, looks = importlib.import_module("plait.train.machine.watchdog"), list[Path]()
     read = module.read_ring
     monkeypatch.setattr(module, "PAUSE", 0.01)

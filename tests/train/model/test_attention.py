@@ -16,7 +16,7 @@ from plait.train.model import sequence
 from plait.train.model.dropout import DropoutKey, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER
-from plait.train.model.sequence import plain_attention, plain_attention_backward
+from plait.train.model.sequence import attention_weights, plain_attention, plain_attention_backward
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -27,7 +27,7 @@ def test_attention_with_all_scores_in_memory_is_the_fused_kernel_s(causal: bool)
     found = plain_attention(q, k, v, causal=causal)
     torch.testing.assert_close(found, (out, lse))
     torch.testing.assert_close(
-        plain_attention_backward(gradient, q, k, v, out, lse, causal=causal),
+        plain_attention_backward(gradient, q, k, v, out, attention_weights(q, k, lse, causal=causal)),
         tuple(sequence._attend_backward(gradient, q, k, v, out, lse, causal=causal)),
     )
 

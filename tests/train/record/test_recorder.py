@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from plait.core.base.env import RankEnv
-from plait.core.record.ring import NOBODY, Kind, read_ring
+from plait.core.record.ring import NOBODY, RecordKind, read_ring
 from plait.core.record.rollup import PROCESSOR
 from plait.core.runs.missing import Missing
 from plait.core.step.units import UnitOp
@@ -25,9 +25,9 @@ PUBLISH, NEED = UnitOp("publish", ("attn", 0), True), UnitOp("need", ("attn", 0)
 def test_what_is_done_for_the_next_step_comes_with_it_whenever_it_ends() -> None:
     recorder = Recorder(RankDevice(torch.device("cpu")))
     early, late = (
-        recorder.enqueue(Kind.JOB, recorder.name_of(PUBLISH), step=recorder.ticket(later=True)) for _ in range(2)
+        recorder.enqueue(RecordKind.JOB, recorder.name_of(PUBLISH), step=recorder.ticket(later=True)) for _ in range(2)
     )
-    recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
+    recorder.end(recorder.begin(RecordKind.WAIT, recorder.name_of(NEED)))
     recorder.start(early)
     recorder.end(early)
     assert [str(span.op) for span in recorder.take()] == ["need attn0"]
@@ -41,7 +41,7 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
     recorder = Recorder(RankDevice(torch.device("cpu")))
     with recorder.paused():
         assert recorder.ticket() == recorder.ticket(later=True) == NOBODY
-        recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
+        recorder.end(recorder.begin(RecordKind.WAIT, recorder.name_of(NEED)))
     assert recorder.take() == []
     recorder.handed(recorder.name_of(PUBLISH), lambda: None, step=recorder.ticket(later=True))()
     recorder.forget()
@@ -71,7 +71,7 @@ def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
     with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
         recorder = open_recorder(tmp_path, rank, "feed", device, Missing("the ring", said.append))
     assert said == ["warning: the ring cannot be written (No space left on device); training goes on without"]
-    recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
+    recorder.end(recorder.begin(RecordKind.WAIT, recorder.name_of(NEED)))
     assert len(recorder.take()) == 1
     assert not list((tmp_path / "rings").glob("*.ring"))
 
@@ -79,15 +79,15 @@ def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
 def test_the_ring_of_a_run_says_what_the_recorder_was_told(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path, RankEnv(), "feed", RankDevice(torch.device("cpu")), Missing("the ring"))
     recorder.begins(41)
-    number = recorder.begin(Kind.WAIT, recorder.name_of(NEED))
+    number = recorder.begin(RecordKind.WAIT, recorder.name_of(NEED))
     ring = read_ring(tmp_path / "rings" / "rank-00000.ring")
     assert (ring.header.step, ring.header.plan) == (41, "feed")
     [waits] = ring.open()
-    assert (waits.kind, waits.name.text, waits.step) == (Kind.WAIT, "need attn0", 41)
+    assert (waits.kind, waits.name.text, waits.step) == (RecordKind.WAIT, "need attn0", 41)
     recorder.end(number)
-    with recorder.during(Kind.CHECKPOINT, "checkpoint", step=40), suppress(ValueError):
+    with recorder.during(RecordKind.CHECKPOINT, "checkpoint", step=40), suppress(ValueError):
         raise ValueError
-    with suppress(ValueError), recorder.during(Kind.CHECKPOINT, "checkpoint", step=40):
+    with suppress(ValueError), recorder.during(RecordKind.CHECKPOINT, "checkpoint", step=40):
         raise ValueError
     ring = read_ring(tmp_path / "rings" / "rank-00000.ring")
     assert ring.open() == [] and [one.failed for one in ring.records()] == [False, False, True]

@@ -9,11 +9,10 @@ import pytest
 import torch
 from typical import typical_costs
 
-from plait.core.record.ring import Kind
+from plait.core.record.ring import RecordKind
 from plait.core.record.timeline import OpSpan
 from plait.core.step.seconds.segment_costs import SegmentCosts
-from plait.core.step.segments import Kind as OpKind
-from plait.core.step.segments import SegmentOp
+from plait.core.step.segments import Kind, SegmentOp
 from plait.core.step.units import UnitOp
 from plait.train.machine.device import Fork, Mark, RankDevice
 from plait.train.machine.gpu import device_of
@@ -29,8 +28,8 @@ from plait.train.tune.timing import (
 )
 from tests.support.threads import threads
 
-FIRST, SECOND = SegmentOp("attn", 0, OpKind.FIRST, 0), SegmentOp("attn", 1, OpKind.FIRST, 0)
-CORE, NETWORK = SegmentOp("attn", 0, OpKind.CORE, 0), SegmentOp("mlp", 0, OpKind.FIRST, 1)
+FIRST, SECOND = SegmentOp("attn", 0, Kind.FIRST, 0), SegmentOp("attn", 1, Kind.FIRST, 0)
+CORE, NETWORK = SegmentOp("attn", 0, Kind.CORE, 0), SegmentOp("mlp", 0, Kind.FIRST, 1)
 UNIT = UnitOp("gather", ("attn", 0), True)
 
 
@@ -43,8 +42,8 @@ class Steps:
     def run(self) -> None:
         taken = next(self.seconds)
         for layer in range(2):
-            name = self.recorder.name_of(SegmentOp("mlp", layer, OpKind.FIRST, 0))
-            self.recorder.ring.begin(Kind.COMPUTE, name, self.recorder.step, 1, 1, 1 + round(taken * 1e9))
+            name = self.recorder.name_of(SegmentOp("mlp", layer, Kind.FIRST, 0))
+            self.recorder.ring.begin(RecordKind.COMPUTE, name, self.recorder.step, 1, 1, 1 + round(taken * 1e9))
 
 
 @pytest.mark.parametrize("disturbed", range(RECORDED))
@@ -210,11 +209,11 @@ class Behind(RankDevice):
 
 def test_what_is_measured_is_whole_however_far_a_device_is_behind() -> None:
     recorder = Recorder(device := Behind())
-    name = recorder.name_of(SegmentOp("mlp", 0, OpKind.FIRST, 0))
+    name = recorder.name_of(SegmentOp("mlp", 0, Kind.FIRST, 0))
 
     def run() -> None:
         assert device.base == device.made, "it is measured from the device's opening"
-        recorder.end(recorder.begin(Kind.COMPUTE, name))
+        recorder.end(recorder.begin(RecordKind.COMPUTE, name))
 
     device.base = device.made = 1
     run()

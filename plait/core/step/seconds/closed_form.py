@@ -21,7 +21,7 @@ from plait.core.step.columns.points import Ints, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import micro_batch, owners, rates
 from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
-from plait.core.step.seconds.micro_batch import MicroBatch
+from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import ZB_V, Stages, pipeline
 from plait.core.step.seconds.rates import AnyPrecision
@@ -128,12 +128,12 @@ class _Asked:
     def _block(self, points: Points) -> Iterator[Seconds]:
         (first, of_batch), (leading, of_owners) = (self._kinds(one.decides(points)) for one in (micro_batch, owners))
         layer = Layer(self.model, points.take(first), self.cluster, self.sequence, self.precision, self.options)
-        batch = MicroBatch.of(layer)
+        batch = MicroBatchSeconds.of(layer)
         owned = Owners.of(self.model, points.take(leading), self.cluster, self.options)
         for start in range(0, max(1, len(points)), CHUNK):
             which = slice(start, start + CHUNK)
             here = batch.take(of_batch[which]), owned.take(of_owners[which])
-            yield _Step(self._part(which), points.take(which), *here).seconds()
+            yield _SharedParts(self._part(which), points.take(which), *here).seconds()
 
     def _kinds(self, columns: list[Ints]) -> tuple[Ints, Ints]:
         """A point of every kind, and the kind of every point. Where models have columns every point is one of
@@ -146,12 +146,12 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SharedParts:
     """Points, and of each what it shares with others."""
 
     asked: _Asked
     points: Points
-    batch: MicroBatch
+    batch: MicroBatchSeconds
     owners: Owners
 
     def seconds(self) -> Seconds:

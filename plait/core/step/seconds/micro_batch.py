@@ -27,12 +27,12 @@ ALIKE = (
 
 
 def decides(points: Points) -> list[NDArray[Any]]:
-    """Columns that are equal where ``MicroBatch`` is."""
+    """Columns that are equal where ``MicroBatchSeconds`` is."""
     return [*(getattr(points, name) for name in ALIKE), SPLIT[points.schedule]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
+class MicroBatchSeconds:
     """Seconds of one layer: columns, one number a kind of point.
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
@@ -67,11 +67,11 @@ class MicroBatch:
     embedding: Seconds
 
     @staticmethod
-    def of(layer: Layer) -> MicroBatch:
+    def of(layer: Layer) -> MicroBatchSeconds:
         """Of every point of a layer."""
         ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward + layer.ep_forward
         back = layer.tp_backward + layer.cp_backward + layer.shard_backward + layer.ep_forward
-        return MicroBatch(
+        return MicroBatchSeconds(
             linear=layer.linear,
             three=layer.three,
             attention_forward=layer.attention_forward,
@@ -96,9 +96,9 @@ class MicroBatch:
             embedding=_embedding(layer),
         )
 
-    def take(self, which: Ints) -> MicroBatch:
+    def take(self, which: Ints) -> MicroBatchSeconds:
         """By numbers."""
-        return MicroBatch(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        return MicroBatchSeconds(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def _head(layer: Layer) -> Seconds:

@@ -10,7 +10,7 @@ from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.layer_time import Options
-from plait.core.step.seconds.micro_batch import MicroBatch
+from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from tests.plan.layers import BF16, FLAT, LLAMA, MIXTRAL, SEQUENCE, layer, same
 from tests.plan.machines import cluster
 
@@ -21,7 +21,7 @@ FULL = {"tp": 2, "dp": 8, "cp": 2, "ring": 2, "ep": 4, "micro": 2, "params": 4, 
 def test_a_micro_batch_is_the_sum_of_a_layers_directions() -> None:
     told = Options(recompute_collectives=True)
     one = layer(MIXTRAL, told, **FULL, **FLAT)
-    found = MicroBatch.of(one)
+    found = MicroBatchSeconds.of(one)
     ahead = one.tp_forward + one.cp_forward + one.shard_forward + one.ep_forward
     back = one.tp_backward + one.cp_backward + one.shard_backward + one.ep_forward
     assert min(float(each[0]) for each in (one.tp_forward, one.cp_forward, one.shard_forward, one.ep_forward)) > 0
@@ -43,10 +43,10 @@ def test_a_slow_host_is_late_in_each_direction() -> None:
     one = layer(LLAMA, None, BF16, late, tp=2, dp=2, params=2, grads=2, optim=2)
     ahead = one.tp_forward + one.cp_forward + one.shard_forward
     back = one.tp_backward + one.cp_backward + one.shard_backward
-    same(MicroBatch.of(one).host, 24 - one.forward - ahead - one.backward - back)
+    same(MicroBatchSeconds.of(one).host, 24 - one.forward - ahead - one.backward - back)
     routed = layer(MIXTRAL, None, BF16, late, dp=8, ep=8)
     told = 20 - routed.forward - routed.backward - 2 * routed.ep_forward
-    same(MicroBatch.of(routed).host, told - routed.shard_forward - routed.shard_backward)
+    same(MicroBatchSeconds.of(routed).host, told - routed.shard_forward - routed.shard_backward)
 
 
 @pytest.mark.parametrize(("precision", "named"), [("bf16-mixed", BF16), ("fp8", BF16), ("fp32", "fp32")])
@@ -59,6 +59,6 @@ def test_the_head_is_never_quantised_and_passes_over_its_logits(precision: Any, 
     edge = edge + rates.collective(on, "reduce_scatter", words * 4096 * 3.0, 8, 4)
     products = rates.three_products(on, named, tokens, 4096, words)
     logits = rates.memory_bound(on, tokens * words * on.efficiency.logit_bytes.value)
-    found = MicroBatch.of(one)
+    found = MicroBatchSeconds.of(one)
     same(found.head, products + logits + edge)
     same(found.embedding, rates.memory_bound(on, tokens * 4096 * 12) + edge)
