@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.core.step.seconds.segment_costs import NumberedOps
 
 TP, DP = 0, 1
 """The streams."""
@@ -108,16 +112,11 @@ class ListClock:
     """A rank in virtual time whose stream and processor do not disturb each other: ``Rank`` with ``slow`` 1
     and one stream. Every moment is a maximum of sums, so thousands of orders of one list can be timed.
 
-    By number of an op: compute, wire: seconds of the processor, and of the collective that follows it.
-    awaits: ops whose collectives must have ended. travels: whether a collective follows.
+    compute, wire: by number of an op, seconds of the processor, and of the collective that follows it.
     """
 
-    __slots__ = ("awaits", "compute", "travels", "wire")
-
-    def __init__(
-        self, compute: Sequence[float], wire: Sequence[float], awaits: Sequence[Sequence[int]], travels: Sequence[bool]
-    ) -> None:
-        self.compute, self.wire, self.awaits, self.travels = compute, wire, awaits, travels
+    def __init__(self, ops: NumberedOps, compute: Sequence[float], wire: Sequence[float]) -> None:
+        self.compute, self.wire, self.awaits, self.travels = compute, wire, ops.awaits, ops.travels
 
     @property
     def bound(self) -> float:

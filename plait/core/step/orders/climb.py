@@ -37,8 +37,7 @@ class Judge:
 
     def __init__(self, numbered: NumberedOps, costs: Sequence[SegmentCosts], batch: int, held_back: int) -> None:
         self.numbered, self.held_back, ops = numbered, held_back, numbered.ops
-        awaits = [[source for source, collective in needs if collective] for needs in numbered.needs]
-        self.clocks = [ListClock(*numbered.seconds(each, batch), awaits, numbered.travels) for each in costs]
+        self.clocks = [ListClock(numbered, *numbered.seconds(each, batch)) for each in costs]
         self.outstanding = [0] * len(ops)  # how many weight gradients more wait to be run after each op
         for i, weight in enumerate(numbered.weight):
             if weight:

@@ -11,6 +11,7 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
+from plait.core.step.clock.streams import ListClock
 from plait.core.step.seconds.segment_costs import NumberedOps
 
 
@@ -38,17 +39,17 @@ POLICIES = tuple(
 class ListScheduler:
     """Makes orders of the ops of a graph, given as their numbers in ``NumberedOps``.
 
-    seconds, wire: of every op, as ``NumberedOps.seconds`` has them. held_back: weight gradients that may wait
-    before they take precedence.
+    clock: on which ops take their time. held_back: weight gradients that may wait before they take
+    precedence.
     """
 
-    def __init__(self, numbered: NumberedOps, seconds: list[float], wire: list[float], held_back: int) -> None:
-        self.numbered, self.seconds, self.wire, self.held_back = numbered, seconds, wire, held_back
+    def __init__(self, numbered: NumberedOps, clock: ListClock, held_back: int) -> None:
+        self.numbered, self.clock, self.held_back = numbered, clock, held_back
         self.until_wire = self._until_wire()
 
     def _until_wire(self) -> list[float]:
         """Processor seconds from the start of an op until its slice next has something for the link."""
-        until, travels, following = list(self.seconds), self.numbered.travels, self.numbered.following
+        until, travels, following = list(self.clock.compute), self.numbered.travels, self.numbered.following
         for i in reversed(range(len(until))):
             if not travels[i] and (after := following[i]):
                 until[i] += until[after[0]] if len(after) == 1 else max([until[j] for j in after])
@@ -56,15 +57,16 @@ class ListScheduler:
 
     def order(self, policy: Policy) -> list[int]:
         """The numbers of all ops, in the order in which they should run."""
-        seconds, wire, travels = self.seconds, self.wire, self.numbered.travels
-        weight, feeds, rank = self.numbered.weight, self.numbered.feeds, self.numbered.ranks[policy.ahead]
+        seconds, wire, travels = self.clock.compute, self.clock.wire, self.clock.travels
+        (ahead, fill, patience), held_back = policy, self.held_back
+        weight, feeds, rank = self.numbered.weight, self.numbered.feeds, self.numbered.ranks[ahead]
         missing, at = [len(sources) for sources in self.numbered.needs], [0.0] * len(seconds)
         start = [i for i, count in enumerate(missing) if not count]
         # Ready: what chains wait for; weight gradients, oldest first; such as wait for a collective.
         chain, weights, later = [i for i in start if not weight[i]], deque(i for i in start if weight[i]), list[int]()
         order, now, link = list[int](), 0.0, 0.0
         while chain or weights or later:
-            free = self._free(chain, at, now, link, 1 - policy.patience) if policy.patience else chain
+            free = self._free(chain, at, now, link, 1 - patience) if patience else chain
             first, soonest = -1, inf
             for i in free:
                 delay = at[i] - now if at[i] > now else 0.0
@@ -72,8 +74,8 @@ class ListScheduler:
                     first, soonest = i, delay
             if weights and (
                 soonest  # also where no op of a chain is ready
-                or len(weights) > self.held_back
-                or (policy.fill and link - now > seconds[weights[0]] + seconds[first])
+                or len(weights) > held_back
+                or (fill and link - now > seconds[weights[0]] + seconds[first])
             ):
                 i = weights.popleft()
             elif first >= 0:
@@ -83,18 +85,17 @@ class ListScheduler:
                 i = min(later, key=at.__getitem__)
                 later.remove(i)
             order.append(i)
-            now = arrived = (at[i] if at[i] > now else now) + seconds[i]
+            now = arrived = (at[i] if at[i] > now else now) + seconds[i]  # as the clock runs one op, written out
             if travels[i]:
                 link = arrived = (now if now > link else link) + wire[i]
             if later:
                 weights.extend(sorted((j for j in later if at[j] <= now), key=at.__getitem__))
                 later = [j for j in later if at[j] > now]
             for fed, collective in feeds[i]:
-                moment = arrived if collective else now
-                if moment > at[fed]:
-                    at[fed] = moment
-                missing[fed] -= 1
-                if not missing[fed]:
+                if collective and arrived > at[fed]:
+                    at[fed] = arrived
+                missing[fed] = left = missing[fed] - 1
+                if not left:
                     (chain if not weight[fed] else weights if at[fed] <= now else later).append(fed)
         assert len(order) == len(seconds), "the segment graph has a cycle"
         return order
@@ -102,7 +103,8 @@ class ListScheduler:
     def _free(self, chain: list[int], at: list[float], now: float, link: float, share: float) -> list[int]:
         """Those whose collective would not keep a slice before their own from the link for too long; all, if
         there are none."""
-        slices, travels, seconds, wire = self.numbered.slices, self.numbered.travels, self.seconds, self.wire
+        slices, travels, clock = self.numbered.slices, self.numbered.travels, self.clock
+        seconds, wire = clock.compute, clock.wire
         wanted = [inf] * self.numbered.graph.p1  # when each slice wants the link ...
         for i in chain:
             moment = (at[i] if at[i] > now else now) + self.until_wire[i]

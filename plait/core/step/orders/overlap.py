@@ -18,6 +18,7 @@ from math import frexp, ldexp
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
+from plait.core.step.clock.streams import ListClock
 from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.step.orders.repeats import improve_words
@@ -131,7 +132,8 @@ class _Orders:
             compute, wire = self.numbered.seconds(self.costs.late(each[0]), self.batch)
             if not exact:
                 compute, wire = _rounded(compute, wire)
-            self.schedulers[key] = ListScheduler(self.numbered, compute, wire, self.judge.held_back)
+            clock = ListClock(self.numbered, compute, wire)
+            self.schedulers[key] = ListScheduler(self.numbered, clock, self.judge.held_back)
         return tuple(self.schedulers[key].order(each[1]))
 
     def all_made(self, tries: Sequence[_Try]) -> Iterator[tuple[int, ...]]:

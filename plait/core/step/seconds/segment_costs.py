@@ -178,6 +178,11 @@ class NumberedOps:
         ]
 
     @cached_property
+    def awaits(self) -> list[list[int]]:
+        """The ops whose collectives must have ended before an op."""
+        return [[source for source, collective in needs if collective] for needs in self.needs]
+
+    @cached_property
     def feeds(self) -> list[list[tuple[int, bool]]]:
         """Who needs an op, and whether its collective must have ended."""
         feeds: list[list[tuple[int, bool]]] = [[] for _ in self.ops]

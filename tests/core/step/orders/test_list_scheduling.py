@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.step.clock.streams import ListClock
 from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts
 from plait.core.step.segments import Phase, SegmentGraph
@@ -28,7 +29,7 @@ def any_costs(draw: st.DrawFn) -> SegmentCosts:
 def test_it_chooses_as_a_plain_one_does(graph: SegmentGraph, costs: SegmentCosts, policy: Policy, held: int) -> None:
     numbered = NumberedOps(graph)
     seconds, wire = numbered.seconds(costs, 6)
-    found = ListScheduler(numbered, seconds, wire, held).order(policy)
+    found = ListScheduler(numbered, ListClock(numbered, seconds, wire), held).order(policy)
     assert found == plain_order(numbered, seconds, wire, policy, held)
 
 
@@ -96,5 +97,5 @@ def test_it_waits_for_the_first_to_come_where_nothing_else_is_left(policy: Polic
         numbered = NumberedOps(graph)
         compute = {f"{site}.{kind}": 0.25 for site in SITES for kind in "NFRLMADCWJ"}
         seconds, wire = numbered.seconds(SegmentCosts(compute, {f"{site}.J": late for site in SITES}), 12)
-        found = ListScheduler(numbered, seconds, wire, held).order(policy)
+        found = ListScheduler(numbered, ListClock(numbered, seconds, wire), held).order(policy)
         assert found == plain_order(numbered, seconds, wire, policy, held)

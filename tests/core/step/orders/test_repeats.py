@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core.step.clock.streams import ListClock
 from plait.core.step.orders import repeats
 from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
@@ -58,7 +59,7 @@ def test_moved_words_are_legal_no_longer_and_hold_back_no_more(
 ) -> None:
     numbered, cost = NumberedOps(graph), costs(ratio)
     judge = Judge(numbered, [cost], 8, held_back=8)
-    order = ListScheduler(numbered, *numbered.seconds(cost, 8), 8).order(policy)
+    order = ListScheduler(numbered, ListClock(numbered, *numbered.seconds(cost, 8)), 8).order(policy)
     moved = improve_words(judge, order)
     check(graph, insert_waits(graph, [numbered.ops[i] for i in moved]))
     assert judge.seconds(moved) <= judge.seconds(order)
@@ -70,7 +71,7 @@ def test_no_word_is_moved_where_nothing_may_be_looked_at(monkeypatch: pytest.Mon
     graph = SegmentGraph(num_layers=12, p1=3)
     numbered, cost = NumberedOps(graph), costs(0.8)
     judge = Judge(numbered, [cost], 8, held_back=8)
-    order = ListScheduler(numbered, *numbered.seconds(cost, 8), 8).order(POLICIES[8])
+    order = ListScheduler(numbered, ListClock(numbered, *numbered.seconds(cost, 8)), 8).order(POLICIES[8])
     assert judge.seconds(improve_words(judge, order)) < judge.seconds(order)
     monkeypatch.setattr(repeats, "ALL_VISITS", 0)
     assert improve_words(judge, order) == order
