@@ -94,7 +94,7 @@ def _start(problem: Problem) -> Assignment | None:
     if problem.price is not None:
         pools = tuple(replace(pool, leaves=(*pool.leaves, pool.held), held=()) for pool in pools)
     try:
-        return exact(replace(problem, pools=pools, price=None, forbidden=frozenset(), gpus=(), unit="both"))
+        return exact(replace(problem, pools=pools, price=None, forbidden=frozenset(), gpus=(), unit="both", limit=0.0))
     except PlacementError:
         return None
 

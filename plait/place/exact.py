@@ -1,7 +1,8 @@
-"""The default method: closed forms and bands, scored by eq. 2; what is small and still open is searched.
+"""The default method: closed forms and bands, scored by eq. 2; what is small and still open is searched, then
+given to a solver.
 
 Milliseconds for ten thousand nodes, since nothing is made whose spreads, by the bounds, cannot beat the best
-answer so far.
+answer so far. Some tenths of a second, at most ``small.LIMIT``, where a small matrix stays open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from plait.place.bands import Banding, Offer, offers
 from plait.place.bounds import EPSILON, Relaxation, frontier
 from plait.place.problem import Problem
 from plait.place.search import SearchOutcome, search
+from plait.place.small import MOST_CELLS, settle
 
 
 def exact(problem: Problem) -> Assignment:
@@ -37,9 +39,10 @@ def exact(problem: Problem) -> Assignment:
     cells, note = tuple(best.cells()), _named(best)
     if problem.unit != "both":
         return Assignment(cells, note=note)
+    best_known = Assignment(cells, bound=value, note=note)
     targets = _below(problem, value, known)
     relaxed = Relaxation(problem) if targets else None  # which takes a moment to make
-    for target in targets:
+    for at, target in enumerate(targets):
         assert relaxed
         if relaxed.excludes(*target):
             continue
@@ -47,8 +50,10 @@ def exact(problem: Problem) -> Assignment:
         if found is not None:
             return Assignment(found, bound=problem.score(*target), note="searched")
         if verdict is SearchOutcome.OPEN:
-            return Assignment(cells, bound=problem.score(*target), note=note)
-    return Assignment(cells, bound=value, note=note)
+            if problem.num_cells <= MOST_CELLS and problem.limit:
+                return settle(problem, [one for one in targets[at:] if not relaxed.excludes(*one)], best_known)
+            return best_known._replace(bound=problem.score(*target))
+    return best_known
 
 
 def _with_row_spares(problem: Problem) -> Assignment:

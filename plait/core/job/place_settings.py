@@ -29,7 +29,8 @@ class PlaceSection(Section):
     unit: Literal["pp", "dp", "both"] = "both"
     """Groups to keep together first. ``both``: the better of the two."""
     method: Literal["exact", "cpsat"] = "exact"
-    """``exact``: closed forms, in milliseconds. ``cpsat``: a solver, for what these cannot say."""
+    """``exact``: closed forms, in milliseconds, and a solver for small jobs that these leave open. ``cpsat``:
+    a solver, for what these cannot say."""
     limit: NotNegative = 10.0
     """Seconds that a solver may take."""
     level: str = ""
