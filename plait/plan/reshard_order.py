@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from plait.plan.reshard_cost import densest
@@ -150,7 +151,7 @@ def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[S
     with what differs.
     """
     order = sorted(
-        range(len(jobs)), key=lambda job: (len(jobs[job]), -_noisy(jobs[job][0].duration, chance, noise), job)
+        range(len(jobs)), key=lambda job: (len(jobs[job]), -int(jobs[job][0].duration * _luck(chance, noise)), job)
     )
     chosen = lightest(jobs, order)
     queues: dict[tuple[int, int], list[int]] = {}
@@ -160,40 +161,46 @@ def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[S
         queues.setdefault((uses, duration), []).append(job)
         for bit in bits_of(uses):
             left[bit] = left.get(bit, 0) + duration
-    names = {kind: (bits_of(kind[0]), number) for number, kind in enumerate(queues)}
+    known = {kind: (bits_of(kind[0]), number, _luck(chance, noise)) for number, kind in enumerate(queues)}
+
+    def turn(kind: tuple[int, int]) -> tuple[int, int, int]:
+        """Least where the most loaded NIC of a kind has most left to do."""
+        bits, number, luck = known[kind]
+        return -int(max((left[bit] for bit in bits), default=0) * luck), -kind[1], number
+
     running: list[tuple[int, int]] = []  # (end, uses)
     busy = now = 0
     slots: list[Slot] = []
     while queues:
-        ready = [kind for kind in queues if not kind[0] & busy]
-        if not ready:
-            now = min(running)[0]
-            for end, uses in running:
-                busy &= ~uses if end <= now else ~0
-            running = [(end, uses) for end, uses in running if end > now]
-            continue
-        kind = max(
-            ready,
-            key=lambda kind: (
-                _noisy(max((left[b] for b in names[kind][0]), default=0), chance, noise),
-                kind[1],
-                -names[kind][1],
-            ),
-        )
-        uses, duration = kind
-        job = queues[kind].pop(0)
-        if not queues[kind]:
-            del queues[kind]
-        slots.append(Slot(job, chosen[job], now))
-        running.append((now + duration, uses))
-        busy |= uses
-        for bit in names[kind][0]:
-            left[bit] -= duration
+        ready = [(turn(kind), kind) for kind in queues if not kind[0] & busy]
+        heapify(ready)
+        while ready:
+            place, kind = heappop(ready)
+            uses, duration = kind
+            if uses & busy:
+                continue
+            if (moved := turn(kind)) != place:  # its NICs have less left since
+                heappush(ready, (moved, kind))
+                continue
+            job = queues[kind].pop(0)
+            if not queues[kind]:
+                del queues[kind]
+            elif not uses:
+                heappush(ready, (place, kind))
+            slots.append(Slot(job, chosen[job], now))
+            running.append((now + duration, uses))
+            busy |= uses
+            for bit in known[kind][0]:
+                left[bit] -= duration
+        now = min(running)[0]
+        for end, uses in running:
+            busy &= ~uses if end <= now else ~0
+        running = [(end, uses) for end, uses in running if end > now]
     return tuple(slots)
 
 
-def _noisy(value: int, chance: random.Random, noise: float) -> int:
-    return int(value * (1 + noise * (2 * chance.random() - 1))) if noise else value
+def _luck(chance: random.Random, noise: float) -> float:
+    return 1 + noise * (2 * chance.random() - 1) if noise else 1
 
 
 def used_by_all(job: Job) -> int:
