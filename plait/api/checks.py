@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.core.base.env import cpp_compiler
+from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 
 if TYPE_CHECKING:
@@ -111,8 +115,6 @@ def check_room(job: Job, vocab: int) -> None:
 
 def _check_processors(job: Job, place: LaunchTarget) -> None:
     """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
-    from plait.api.compiler import check_compiler
-    from plait.core.base.errors import JobError
     from plait.plan.fits import room
 
     if True not in (job.strategy.compile, job.strategy.cuda_graphs):
@@ -137,3 +139,16 @@ def _check_folder(folder: Path) -> None:
     for name in ("logs", "checkpoints", "corpus"):  # a run goes on without what cannot be recorded
         if (kind := kind_of(folder / name)) not in ("", "folder"):
             raise LaunchError(f"{folder / name} is a {kind}, and a run needs a folder there. {fix}.")
+
+
+def check_compiler() -> None:
+    """Raise JobError where torch.compile lacks what it needs for a CPU: a C++ compiler and Python's
+    headers."""
+    compiler, fix = cpp_compiler(), 'Install it, or use strategy.compile = "auto" or false'
+    if shutil.which(compiler) is None:
+        problem = f"true needs a C++ compiler, and '{compiler}' is not here (CXX names another)"
+        raise JobError(problem, key="strategy.compile", fix=fix)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        problem = f"true needs Python's headers, and {header} is not here"
+        raise JobError(problem, key="strategy.compile", fix=fix)

@@ -1,7 +1,7 @@
 """Problem: what is to be placed where, as plain values; and how an answer to it is scored.
 
 A cell of the communication matrix takes one or more nodes of one minipod. ``Cells`` is an answer: the pool of
-every cell, by number. Methods know pools by number only; ``plait.place.hosts`` turns them into hosts.
+every cell, by number. Methods know pools by number only; ``plait.place.placing`` turns them into hosts.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.hosts import arranged, hosts_of
-from plait.place.placing import place
+from plait.place.placing import arranged, hosts_of, place
 from plait.place.problem import Pool, Problem, Spares
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.job.advice import changed, same_place
+from plait.core.job.rules import MOST_STAGES
 from plait.core.job.spec import Job
-from plait.core.job.stage_rules import MOST_STAGES
 
 GPT: dict[str, Any] = {"family": "gpt", "num_layers": 6, "hidden": 36, "num_heads": 9, "max_sequence": 256}
 LLAMA: dict[str, Any] = {**GPT, "family": "llama", "ffn_hidden": 40, "head_size": 4}
