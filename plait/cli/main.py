@@ -14,21 +14,19 @@ from plait.cli import (
     calibrate,
     check,
     diagnose,
-    export,
     job,
     lab,
     measure,
     place,
     plan,
     queue,
-    reserve,
     reshard,
-    sample,
     schedule,
     terminal,
     topology,
     trace,
     train,
+    trained,
     view,
 )
 from plait.cli.renamed import refuse_old_words
@@ -47,12 +45,12 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
-app.command("reserve")(reserve.reserve)
+app.command("reserve")(place.reserve)
 app.command("check")(check.check)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
-app.command("export")(export.export)
-app.command("sample")(sample.sample)
+app.command("export")(trained.export)
+app.command("sample")(trained.sample)
 app.command("diagnose")(diagnose.diagnose)
 app.command("view")(view.view)
 app.command("schedule")(schedule.schedule)

@@ -12,9 +12,8 @@ import pytest
 from plait.core.base.errors import DataError
 from plait.place.conformal import JobTimes, first_margin, follow
 from plait.place.features import Features, features
-from plait.place.forecast import assess, log_seconds, names_of, walk_forward
+from plait.place.forecast import FEWEST_JUDGED, GRID, HeldBack, assess, log_seconds, names_of, search, walk_forward
 from plait.place.jct import LONGEST, JctSettings, from_history
-from plait.place.jct_search import FEWEST_JUDGED, GRID, HeldBack, search
 from plait.place.model_files import load, save
 from plait.place.traces.table import Trace
 from tests.support.workloads import heavy_tailed, trace_of

@@ -12,9 +12,8 @@ from plait.core.base.errors import DataError
 from plait.place import model_files
 from plait.place.conformal import JobTimes, first_margin, follow
 from plait.place.features import PARTS, WINDOW, features
-from plait.place.forecast import assess, log_seconds, names_of, walk_forward
+from plait.place.forecast import GRID, HeldBack, assess, log_seconds, names_of, search, walk_forward
 from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
-from plait.place.jct_search import GRID, HeldBack, search
 from plait.place.model_files import load, save
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.place.traces.philly import KEYS
+from plait.place.traces.published import PHILLY_KEYS
 from plait.place.traces.read import read_trace
 from plait.place.traces.times import without_unit
 from tests.place.published import ACME, HELIOS, OPENB, PAI, PHILLY, SPOT
@@ -27,9 +27,9 @@ def test_phillys_log(tmp_path: Path) -> None:
 
 
 def test_a_job_of_phillys_log_needs_no_more_than_its_keys(tmp_path: Path) -> None:
-    bare = {key: PHILLY[0][key] for key in KEYS}
+    bare = {key: PHILLY[0][key] for key in PHILLY_KEYS}
     assert trace_of(json.dumps([bare]), tmp_path, "log.json").duration.tolist() == [600.0]
-    for key in KEYS:
+    for key in PHILLY_KEYS:
         lacks = {name: value for name, value in PHILLY[0].items() if name != key}
         with pytest.raises(DataError, match="no job of a Philly log: it lacks"):
             trace_of(json.dumps([bare, lacks]), tmp_path, "log.json")

@@ -22,8 +22,8 @@ from typing import Any
 from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked, uncollected
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import reason_of
-from plait.place.traces import columns, philly
-from plait.place.traces.published import PAI_HEADER, SCHEMAS
+from plait.place.traces import columns
+from plait.place.traces.published import PAI_HEADER, PHILLY_KEYS, SCHEMAS, is_philly, read_philly
 from plait.place.traces.table import Trace
 from plait.place.traces.times import pandas
 
@@ -66,10 +66,10 @@ def _json(file: Path) -> Trace:
         value = parse_json(read_unpacked(file, MOST.size), most=MOST_VALUES)
     except (ValueError, OSError) as error:
         raise DataError(f"{file} is no readable JSON: {reason_of(error)}") from None
-    if not philly.is_it(value):
-        keys = ", ".join(sorted(philly.KEYS))
+    if not is_philly(value):
+        keys = ", ".join(sorted(PHILLY_KEYS))
         raise DataError(f"{file} is no Philly log: a list of jobs with {keys} is expected. Other traces are CSV.")
-    return philly.read(value, file)
+    return read_philly(value, file)
 
 
 def _table(file: Path) -> Any:

@@ -2,7 +2,7 @@
 
 A corpus folder holds ``index.json`` and, for each split, shards ``train-00000.bin``: one unbroken
 little-endian stream of token ids (uint16 or uint32) cut into files at any place. It is written by
-``plait.train.data.prepare.prepare`` and read by ``plait.train.data.batches.Batches``.
+``plait.train.data.prepare.prepare`` and read by ``plait.train.data.stream.Batches``.
 """
 
 from __future__ import annotations

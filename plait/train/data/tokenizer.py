@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from plait.core.base.codec.json_text import parse_table, read_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, kind_of, reason_of
 from plait.core.base.numbers import shown
-from plait.train.data.tokenizer_limits import LARGEST, MOST_VALUES, check_limits
 
 STDERR = 2
 # tokenizer.json does not say which special token ends a text: files beside it do, or one of the usual names.
@@ -99,7 +98,7 @@ class FileTokenizer:
 
     | file | what is read of it |
     |---|---|
-    | ``tokenizer.json`` | all, by the package ``tokenizers``, within limits (``tokenizer_limits``) |
+    | ``tokenizer.json`` | all, by the package ``tokenizers``, within limits (``check_limits``) |
     | ``tokenizer_config.json``, else ``special_tokens_map.json`` | ``eos_token``, which ends a text |
     """
 
@@ -262,3 +261,66 @@ def _declared_end(file: Path) -> str | None:
     if name is not None and not isinstance(name, str):
         raise DataError(f"{file}: eos_token is {shown(name)}, no text; correct it")
     return name
+
+
+# ---- limits ----
+
+
+LARGEST = 128 << 20
+"""Bytes: with a quarter of a million tokens one has 35 MB."""
+MOST_VALUES = 4_000_000
+MOST_TOKENS = 1_000_000
+MOST_STEPS = 1000
+MOST_GROWTH = 16
+LONGEST = 100
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+
+
+def check_limits(content: dict[str, Any]) -> None:
+    """Raise ValueError, in one sentence, for a ``tokenizer.json`` of which too much would be made: a file of
+    others may be huge, or tiny and make gigabytes of one text, and ``tokenizers`` builds whatever it says.
+
+    ===================================================  ======================================
+    the file                                             ``LARGEST`` bytes, ``MOST_VALUES`` values
+    vocabulary, merges, added tokens                     ``MOST_TOKENS`` of each
+    steps of normalizers, pre-tokenizers,                ``MOST_STEPS`` together
+    post-processors and decoders
+    what a normalizer puts in the place of a             ``MOST_GROWTH`` characters
+    character, all multiplied
+    what is put before a text; prefixes and suffixes     ``LONGEST`` characters
+    of tokens
+    ===================================================  ======================================
+
+    >>> check_limits({"normalizer": {"type": "Prepend", "prepend": "x" * 101}})
+    Traceback (most recent call last):
+    ValueError: its prepend has 101 characters; at most 100 are taken
+    """
+    found: Any = content.get("model")
+    model = cast("dict[str, Any]", found) if isinstance(found, dict) else dict[str, Any]()
+    for where, key in ((model, "vocab"), (model, "merges"), (content, "added_tokens")):
+        listed = where.get(key)
+        count = len(cast("list[Any]", listed)) if isinstance(listed, dict | list) else 0
+        if count > MOST_TOKENS:
+            raise ValueError(f"its {key} has {count} entries; at most {MOST_TOKENS} are read")
+    steps = [step for key in _STEPS for step in _steps(content.get(key))]
+    if len(steps) > MOST_STEPS:
+        raise ValueError(f"it has {len(steps)} steps around its model; at most {MOST_STEPS} are taken")
+    for where, key in (*((model, key) for key in _AFFIXES), *((step, "prepend") for step in steps)):
+        if isinstance(text := where.get(key), str) and len(text) > LONGEST:
+            raise ValueError(f"its {key} has {len(text)} characters; at most {LONGEST} are taken")
+    growth = 1
+    for step in _steps(content.get("normalizer")):
+        if isinstance(text := step.get("content"), str):
+            growth *= max(1, len(text))
+            if growth > MOST_GROWTH:
+                raise ValueError(f"its normalizer makes more than {MOST_GROWTH} characters of one")
+
+
+def _steps(value: Any) -> Iterator[dict[str, Any]]:
+    """Every table in a part of the file, however they are nested."""
+    if isinstance(value, dict):
+        yield cast("dict[str, Any]", value)
+    if isinstance(value, dict | list):
+        for inner in cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value):
+            yield from _steps(inner)

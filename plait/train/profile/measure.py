@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import platform
 import socket
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -14,16 +15,24 @@ import torch
 from plait import __version__
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import JobError
-from plait.core.cluster.profile import Curve, Machine, ModuleTime, Overlap, Profile
+from plait.core.cluster.profile import Curve, Machine, ModuleTime, Overlap, Profile, by_module
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.orders.overlap import Load
+from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.train.comm.wire import NullWire, Wire
+from plait.train.engine.executor import RankContext, make_executor
+from plait.train.engine.feed import micro_batches
+from plait.train.engine.gradients import Gradients
 from plait.train.machine.device import RankDevice, torch_dtype
+from plait.train.model.transformer import Transformer
 from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives
 from plait.train.profile.compute import measure_attention, measure_passes, measure_products
-from plait.train.profile.modules import measure_modules
 from plait.train.profile.overlaps import measure_overlaps
+from plait.train.record.recorder import Recorder
+from plait.train.tune.timing import RECORDED, mean_over_ranks, median_costs, recorded
 
 SHARES = {"products": 0.15, "attention": 0.1, "memory": 0.05, "modules": 0.3, "collectives": 0.75}
 """Of the seconds that are left when a part begins; overlaps have the rest."""
@@ -142,3 +151,74 @@ def _crowd(rank: RankEnv, cores: int) -> float:
     """Ranks that want each core at the same time; the hosts of a lab are one machine."""
     ranks = rank.world_size if rank.lab else rank.local_world_size
     return max(1.0, ranks * torch.get_num_threads() / cores)
+
+
+# ---- modules ----
+
+
+SYNC = Strategy(overlap="sync")
+
+
+def measure_modules(
+    device: RankDevice, model: ModelSpec, batch: int, precision: Precision, wire: Wire | None, clock: Clock
+) -> list[ModuleTime]:
+    """One layer of the model, its embedding and its head, on ``batch`` sequences of its greatest length.
+    wire: of the tensor-parallel group; none for a rank alone.
+
+    Nothing is hidden, so that every op shows what it takes; collectives have spans of their own and are left
+    out. A module's share of a recorded step is what ``plait.train.tune`` makes orders from as well.
+    """
+    tp, at = (wire.size, wire.rank) if wire else (1, 0)
+    family = "gpt" if model.levels else model.family  # a utransformer's layers are gpt's
+    spec = replace(model, family=family, levels=0, num_layers=1, dropout=0.0, attention_dropout=0.0)
+    strategy, length = replace(SYNC, tp=tp), spec.max_sequence
+    share = Transformer(spec, strategy, tp_rank=at, dtype=torch_dtype(precision), device=device.torch_device)
+    recorder = Recorder(device)
+    executor = make_executor(
+        share,
+        strategy,
+        recorder.over(wire, range(tp), "tp") if wire else NullWire(),
+        Load(batch, length),
+        RankContext(device, recorder),
+        gradients=Gradients(share),
+    )
+    tokens = torch.randint(0, spec.vocab, (batch, length), generator=torch.Generator().manual_seed(0))
+    (micro_batch,) = micro_batches(tokens, tokens, torch.arange(batch), batch, 0)
+    clock.once(lambda: executor.run(micro_batch))
+    took = clock.once(lambda: executor.run(micro_batch))
+    worked = list[float]()
+
+    def run() -> None:
+        with clock.work() as seconds:
+            executor.run(micro_batch)
+        worked.extend(seconds)
+
+    costs = median_costs(recorded(run, recorder, max(2, min(RECORDED, int(clock.left() / took)))))
+    share_of = _of_the_work(costs, worked)
+    shape = {
+        "family": spec.family,
+        "hidden": spec.hidden,
+        "heads": spec.num_heads,
+        "kv_heads": spec.num_kv_heads,
+        "ffn": spec.ffn_hidden,
+        "vocab": spec.vocab,
+        "batch": batch,
+        "sequence": length,
+        "tp": tp,
+        "precision": precision,
+    }
+    return [
+        ModuleTime.model_validate({"site": site, "phase": phase, "seconds": share_of * seconds, **shape})
+        for (site, phase), seconds in by_module(costs.compute).items()
+    ]
+
+
+def _of_the_work(costs: SegmentCosts, worked: Sequence[float]) -> float:
+    """By how much ops take longer than their spans say, where ranks share cores: a span of a few milliseconds
+    has the core for itself or waits for it, and the median is one that did not wait. worked: of every run,
+    what it took; nothing where spans are right."""
+    if not worked:
+        return 1.0
+    return mean_over_ranks(SegmentCosts({"run": statistics.median(worked)}, {})).compute["run"] / sum(
+        costs.compute.values()
+    )

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.place.readers import live, read_topology
+from plait.place import readers
+from plait.place.readers import read_topology
 from tests.place.readers import texts
 
 SCONTROL = f"""#!/bin/sh
@@ -68,7 +69,7 @@ def test_commands_that_fail_are_named(path: Path, monkeypatch: pytest.MonkeyPatc
     command(path, "squeue", SQUEUE)
     with pytest.raises(JobError, match="scontrol show topology: no format of a topology is recognised"):
         read_topology("slurm:")
-    monkeypatch.setattr(live, "SECONDS", 0.2)
+    monkeypatch.setattr(readers, "SECONDS", 0.2)
     command(path, "scontrol", "#!/bin/sh\nexec sleep 10\n")
     with pytest.raises(JobError, match=r"has not answered within 0 s"):
         read_topology("slurm:")
@@ -82,7 +83,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, bytes, bytes]) -
     started: list[Sequence[str]] = []
 
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        assert options["timeout"] == live.SECONDS and options["capture_output"]
+        assert options["timeout"] == readers.SECONDS and options["capture_output"]
         started.append(command)
         return subprocess.CompletedProcess(command, *answers[len(started) - 1])
 
@@ -93,11 +94,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, bytes, bytes]) -
 
 def test_every_command_of_a_source_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     started = asked(monkeypatch, (0, b"wires", b""), (0, b"nodes \xff", b"odd"), (0, b"7|x|n1\n", b""))
-    assert live.answers("slurm:") == [
+    assert readers.answers("slurm:") == [
         ("scontrol show topology", "wires"), ("scontrol -o show nodes", "nodes \ufffd"),
         ("squeue -h -t R,CG,CF -o %i|%e|%N", "JOBID|END_TIME|NODELIST\n7|x|n1\n"),
     ]  # fmt: skip
-    assert started == list(live.SOURCES["slurm:"])
+    assert started == list(readers.SOURCES["slurm:"])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_every_command_of_a_source_is_asked_once(monkeypatch: pytest.MonkeyPatch
 def test_a_command_that_fails(monkeypatch: pytest.MonkeyPatch, errors: bytes, said: str) -> None:
     asked(monkeypatch, (3, b"{}", errors))
     with pytest.raises(JobError, match=said):
-        live.answers("kubernetes:")
+        readers.answers("kubernetes:")
 
 
 def test_a_command_that_is_not_there_or_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_command_that_is_not_there_or_does_not_answer(monkeypatch: pytest.Monk
     monkeypatch.setattr(subprocess, "run", late)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     with pytest.raises(JobError, match=r"'kubectl get nodes,pods .+' has not answered within 60 s"):
-        live.answers("kubernetes:")
+        readers.answers("kubernetes:")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(JobError, match="there is no command kubectl here"):
-        live.answers("kubernetes:")
+        readers.answers("kubernetes:")

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import CheckpointError, JobError, LaunchError
-from plait.train.checkpoint.export import export_run
+from plait.train.checkpoint.export import export_run, tokenizer_files
 from plait.train.checkpoint.manifest import file_of
-from plait.train.checkpoint.tokenizer_files import tokenizer_files
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from plait.train.model.transformer import Transformer

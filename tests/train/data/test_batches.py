@@ -14,8 +14,8 @@ from plait.core.base.errors import DataError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
-from plait.train.data.batches import Batches, _permute
 from plait.train.data.corpus import Corpus
+from plait.train.data.stream import Batches, _permute
 from plait.train.engine.feed import micro_batches
 from tests.train.data.conftest import make
 

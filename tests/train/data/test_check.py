@@ -17,11 +17,11 @@ from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import check
-from plait.train.data.batches import Batches
 from plait.train.data.check import check_data
 from plait.train.data.corpus import Corpus
 from plait.train.data.documents import Document
 from plait.train.data.prepare import CorpusSettings, prepare
+from plait.train.data.stream import Batches
 from plait.train.data.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()

@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.train.data.tokenizer import FileTokenizer, load_tokenizer
-from plait.train.data.tokenizer_limits import LONGEST, MOST_GROWTH, MOST_STEPS, MOST_TOKENS, check_limits
+from plait.train.data.tokenizer import (
+    LONGEST,
+    MOST_GROWTH,
+    MOST_STEPS,
+    MOST_TOKENS,
+    FileTokenizer,
+    check_limits,
+    load_tokenizer,
+)
 
 MODEL: dict[str, Any] = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
 LOWER = {"type": "Lowercase"}

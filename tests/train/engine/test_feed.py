@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import slice_sizes
-from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import CorpusSettings, prepare
-from plait.train.data.stream import Stream
+from plait.train.data.stream import Batches, Stream
 from plait.train.engine.feed import Feed, micro_batches
 from plait.train.engine.inflight import MicroBatch
 from tests.train.data.preparing import BYTES

@@ -21,7 +21,7 @@ from plait.train.profile import compute
 from plait.train.profile.clock import Clock, MedianSeconds
 from plait.train.profile.collectives import layouts, transfer
 from plait.train.profile.compute import CORES, PASSES, measure_attention, measure_passes, measure_products
-from plait.train.profile.modules import measure_modules
+from plait.train.profile.measure import measure_modules
 from plait.train.profile.overlaps import Ends, factors
 
 CPU = RankDevice(torch.device("cpu"))
