@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plait.core.step.clock.streams import TP, Flight, Rank
+from plait.core.step.clock.streams import TP, CollectiveFlight, Rank
 from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
 from plait.core.step.segments import Action, SegmentGraph, SegmentOp
 
@@ -22,7 +22,7 @@ class TimedAction(NamedTuple):
 def timed(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[TimedAction]:
     """When each action of a list begins and ends."""
     durations, rank = Durations(graph, costs, batch), Rank((1.0, 1.0))
-    flights: dict[SegmentOp, Flight] = {}
+    flights: dict[SegmentOp, CollectiveFlight] = {}
     placed = list[TimedAction]()
     for action in actions:
         verb, op = action

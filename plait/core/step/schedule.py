@@ -31,11 +31,11 @@ OpKind = Literal["F", "B", "I", "W", "S", "SEND_F", "RECV_F", "SEND_B", "RECV_B"
 Direction = Literal["F", "B"]
 Edge = tuple[int, int]
 Phase = Literal["step", "F", "B", "I", "W"]
-"""What a stage's lists call a computation."""
+"""Names of computations in a stage's lists."""
 
 
 class StageWork(NamedTuple):
-    """What a kind of computation does on its stage: the forward, the gradient of the stage's input, those of
+    """Work of a kind of computation on its stage: the forward, the gradient of the stage's input, those of
     its weights. name: of several."""
 
     name: str
@@ -52,7 +52,7 @@ WORK: Mapping[str, StageWork] = {
     "I": StageWork("input gradients", "I", input_gradient=True),
     "W": StageWork("weight gradients", "W", weight_gradient=True),
 }
-"""By kind of computation: all that is known of it. The other kinds are ends of transfers."""
+"""Work by kind of computation. The other kinds are ends of transfers."""
 _NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
 _WORD = re.compile(r"(\d+)(F|B|I|W|S|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
 
@@ -82,7 +82,7 @@ class Op(NamedTuple):
 
     @property
     def work(self) -> StageWork:
-        """What a computation does."""
+        """Work of a computation."""
         return WORK[self.kind]
 
     @property
@@ -92,7 +92,7 @@ class Op(NamedTuple):
 
     @property
     def direction(self) -> Direction:
-        """Which way it moves something, or makes something to be moved."""
+        """Direction of what it moves, or makes for other stages."""
         return "F" if self.forward else "B"
 
     # What a timeline calls an op's place: here the stage and the micro-batch.
@@ -119,7 +119,7 @@ class Op(NamedTuple):
 
     @property
     def transfer(self) -> Transfer:
-        """Which tensor a SEND or RECV moves."""
+        """The tensor that a SEND or RECV moves."""
         ends = (self.stage, self.peer) if self.sends else (self.peer, self.stage)
         return Transfer(*ends, self.direction, self.micro_batch)
 
@@ -186,7 +186,7 @@ class Schedule:
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """How many micro-batches a step has."""
+        """Number of micro-batches of a step."""
         return 1 + max((op.micro_batch for ops in self.ranks for op in ops), default=-1)
 
     @cached_property
@@ -209,12 +209,12 @@ class Schedule:
 
     @cached_property
     def consumers(self) -> dict[int, list[int]]:
-        """By stage: the stages that read its output, ascending."""
+        """Stages that read a stage's output, ascending. By stage."""
         return self._ends(self.edges)
 
     @cached_property
     def producers(self) -> dict[int, list[int]]:
-        """By stage: the stages whose outputs it reads, ascending."""
+        """Stages whose outputs a stage reads, ascending. By stage."""
         return self._ends((b, a) for a, b in self.edges)
 
     def _ends(self, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""What every place of a pipeline does in a simulated step, and what that costs by axis."""
+"""Places of a pipeline in a simulated step: what each does, and what that costs by axis."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from plait.core.step.schedule import Op, Transfer
 from plait.core.step.step import Place
 
 AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
-"""What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
-slowest node of the own place and of others, and for what is beside a step."""
+"""Parts of a step's seconds. idle: waiting for computations of other places (the bubble), for the slowest
+node of the own place and of others, and for what is beside a step."""
 
 
 class Turn(NamedTuple):
@@ -41,7 +41,7 @@ class Moved(NamedTuple):
 
 @dataclass(eq=False)
 class Course:
-    """What a place does in a step. ended: when collectives of its units were over: a moment, a scale, and
+    """A place's way through a step. ended: when collectives of its units were over: a moment, a scale, and
     seconds from that moment in units of that scale. leaves: until when its links carry what it sends,
     arrives: what it receives."""
 
@@ -64,7 +64,7 @@ class Course:
 
     @cached_property
     def inside(self) -> Inside:
-        """What happens in its lists."""
+        """Its lists in virtual time."""
         return self.lists.inside
 
     def rest(self, moment: float, axis: str) -> None:

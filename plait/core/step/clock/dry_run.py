@@ -43,20 +43,20 @@ class PipelineCosts:
         )
 
     def seconds(self, op: Op) -> float:
-        """Of a computation."""
+        """Seconds of a computation."""
         at, work = op.stage, op.work
         taken = self.forward[at] if work.forward else 0.0
         taken += self.input_gradient[at] if work.input_gradient else 0.0
         return taken + (self.weight_gradient[at] if work.weight_gradient else 0.0)
 
     def travel(self, transfer: Transfer) -> float:
-        """Of a transfer, either direction."""
+        """Seconds of a transfer, either direction."""
         a, b = transfer.source, transfer.target
         return self.edges.get((min(a, b), max(a, b)), 0.0)
 
 
 class TimedOp(NamedTuple):
-    """When an op runs; a transfer stands under its SEND, from when it starts to move until it has arrived."""
+    """An op and when it runs; a transfer stands under its SEND, from when it moves until it has arrived."""
 
     rank: int
     op: Op
@@ -66,22 +66,22 @@ class TimedOp(NamedTuple):
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a schedule does under given costs. Times in the unit of the costs, from the start of the step."""
+    """A schedule in time, under given costs. Times in the unit of the costs, from the start of the step."""
 
     schedule: Schedule
     placed: tuple[TimedOp, ...]
 
     @property
     def makespan(self) -> float:
-        """Until the last op or transfer ends."""
+        """Time until the last op or transfer ends."""
         return max((p.end for p in self.placed), default=0.0)
 
     def computations(self, rank: int) -> list[TimedOp]:
-        """Of a rank, in order."""
+        """Computations of a rank, in order."""
         return [p for p in self.placed if p.rank == rank and p.op.computes]
 
     def idle(self) -> list[float]:
-        """By rank: time between its first and its last computation in which it does not compute."""
+        """Time in which a rank does not compute, between its first and its last computation. By rank."""
 
         def waits(own: list[TimedOp]) -> float:
             return own[-1].end - own[0].start - sum(p.end - p.start for p in own) if own else 0.0
@@ -157,7 +157,7 @@ class _DryRank:
 
 
 class _DryClock(PipelineClock[_DryRank]):
-    """With given costs; every channel carries one transfer at a time."""
+    """A pipeline's clock with given costs; every channel carries one transfer at a time."""
 
     def __init__(self, script: Script, costs: PipelineCosts, transfers: Transfers) -> None:
         super().__init__(script, [_DryRank(entries) for entries in script.entries], transfers)
@@ -180,7 +180,7 @@ class _DryClock(PipelineClock[_DryRank]):
         return start, end
 
     def timed(self, rank: _DryRank) -> Iterator[tuple[Op, float, float]]:
-        """When computations of a rank ran, and transfers, each under its SEND."""
+        """Ops of a rank with begin and end, transfers under their SEND."""
         ran = iter(rank.ran)
         for entry in rank.entries:
             moment = next(ran) if entry.key else self.arrived[entry.way] if entry.sends else None
@@ -189,8 +189,8 @@ class _DryClock(PipelineClock[_DryRank]):
 
 
 def peak_activations(schedule: Schedule) -> dict[int, int]:
-    """By stage: the most micro-batches whose activations are alive at once, from F until B, or W where the
-    backward is split."""
+    """The most micro-batches whose activations are alive at once, from the forward until weight gradients are
+    done. By stage."""
     return {
         stage: _peak([op for ops in schedule.ranks for op in ops if op.stage == stage])
         for stage in range(schedule.num_stages)
@@ -198,7 +198,8 @@ def peak_activations(schedule: Schedule) -> dict[int, int]:
 
 
 def rank_peaks(schedule: Schedule) -> list[int]:
-    """By rank: the most activations alive at once over all its stages, in micro-batches of one stage."""
+    """The most activations alive at once over all stages of a rank, in micro-batches of one stage. By
+    rank."""
     return [_peak(ops) for ops in schedule.ranks]
 
 

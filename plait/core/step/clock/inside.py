@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from plait.core.step.clock.phase import (
     DIGITS,
     LAST,
+    Compute,
     Key,
     Label,
     Outcome,
     Price,
     Programme,
     Rules,
-    Run,
     Size,
     Spent,
     Start,
@@ -29,13 +29,13 @@ from plait.core.step.clock.phase import (
     UnitStep,
     Wait,
 )  # fmt: skip
-from plait.core.step.clock.streams import CP, DP, TP, Flight, Rank
+from plait.core.step.clock.streams import CP, DP, TP, CollectiveFlight, Rank
 from plait.core.step.segments import Phase
 
 
 class Inside:
-    """programmes: of every stage and phase, by (number of the stage at its place, phase). units: of the
-    place, in order."""
+    """Lists of a place in virtual time. programmes: by (number of the stage at its place, phase). units: of
+    the place, in order."""
 
     def __init__(
         self, programmes: dict[tuple[int, Phase], Programme], units: Sequence[UnitPrices], rules: Rules
@@ -46,7 +46,7 @@ class Inside:
         self.leads = {at: self._lead(at[1], programme) for at, programme in programmes.items()}
 
     def _lead(self, phase: Phase, programme: Programme) -> tuple[tuple[int, bool], ...]:
-        """What is gathered ahead of a phase."""
+        """Units that are gathered ahead of a phase."""
         found: list[tuple[int, bool]] = []
         if self.rules.forward if phase in ("F", "step") else self.rules.backward:
             for step in programme:
@@ -56,34 +56,34 @@ class Inside:
         return tuple(found)
 
     def phase(self, key: Key, state: State) -> Outcome:
-        """One phase of a micro-batch, begun in ``state``."""
+        """Run one phase of a micro-batch, begun in ``state``."""
         known = self._known.get((key, state))
         if known is None:
             bare = self._bare(key)
             known = self._known.get((bare, state))
             if known is None:
-                walk = _Walk(self, state)
+                walk = _PhaseRun(self, state)
                 walk.run(self.programmes[key.stage, key.phase], bare)
                 known = self._known[bare, state] = walk.outcome()
             self._known[key, state] = known
         return known
 
     def _bare(self, key: Key) -> Key:
-        """What of a key matters here."""
+        """A key without what does not matter here."""
         if not self.units:
             return Key(key.stage, key.phase)
         return key if self._gathers else key._replace(following=None)
 
     def begin(self, first: tuple[int, Phase], *, steady: bool) -> Outcome:
-        """Before a step's first list. steady: the step before has changed parameters, which are on their
+        """Begin a step. steady: the step before has changed parameters, which are on their
         way."""
-        walk = _Walk(self, State(free=self._buffers()))
+        walk = _PhaseRun(self, State(free=self._buffers()))
         walk.begin(self.leads[first], steady=steady)
         return walk.outcome()
 
     def complete(self, state: State) -> Outcome:
-        """After a step's last list: the gradients that are left are reduced."""
-        walk = _Walk(self, state)
+        """Complete a step after its last list: reduce the gradients that are left."""
+        walk = _PhaseRun(self, state)
         walk.complete()
         return walk.outcome()
 
@@ -99,18 +99,18 @@ class Inside:
         return tuple(sorted(free.items()))
 
 
-class _Walk:
-    """One phase. What happens to units is what ``plait.train.engine.shards`` does."""
+class _PhaseRun:
+    """One phase while it runs. Units are treated as ``plait.train.engine.shards`` does."""
 
     def __init__(self, inside: Inside, state: State) -> None:
         self.units, self.rules, self.leads = inside.units, inside.rules, inside.leads
-        flights = [Flight(left, tier) for left, tier in state.queue]
+        flights = [CollectiveFlight(left, tier) for left, tier in state.queue]
         if flights:
             flights[0].began = 0.0
         self.rank = Rank(inside.rules.slow, flights)
         self.flights = list(flights)
 
-        def at(number: int) -> Flight | None:
+        def at(number: int) -> CollectiveFlight | None:
             return None if number < 0 else flights[number]
 
         self.here = {unit: at(number) for unit, number in state.here}
@@ -124,10 +124,10 @@ class _Walk:
         self.sent: list[tuple[Label, float]] = []
 
     def run(self, programme: Programme, key: Key) -> None:
-        rank, slots = self.rank, dict[int, tuple[int, Flight]]()
+        rank, slots = self.rank, dict[int, tuple[int, CollectiveFlight]]()
         for position, step in enumerate(programme):
             start = rank.now
-            if isinstance(step, Run):
+            if isinstance(step, Compute):
                 rank.compute(step.seconds)
                 self.done.append((position, "compute", start, rank.now))
             elif isinstance(step, Start):
@@ -252,25 +252,25 @@ class _Walk:
         if size is not None:
             self.free[size] += 1
 
-    def _start(self, label: Label, price: Price) -> Flight:
+    def _start(self, label: Label, price: Price) -> CollectiveFlight:
         self.sent.append((label, self.rank.now))
         flight = self.rank.start(DP, *price)
         self.flights.append(flight)
         return flight
 
-    def _wait(self, flight: Flight | None) -> None:
+    def _wait(self, flight: CollectiveFlight | None) -> None:
         if flight is not None:
             self.rank.wait(flight)
 
     # ---- afterwards ----
 
     def outcome(self) -> Outcome:
-        """Of what has been done."""
+        """The outcome of what has been done."""
         rank = self.rank
         assert not self.open_units, "a gradient was opened and never closed"
         number = {id(flight): at for at, flight in enumerate(rank.queues[DP])}
 
-        def at(flight: Flight | None) -> int:
+        def at(flight: CollectiveFlight | None) -> int:
             return -1 if flight is None else number.get(id(flight), -1)
 
         after = State(

@@ -1,5 +1,4 @@
-"""What the simulation of a phase reads and gives: a priced list, what is under way before and after, what was
-spent."""
+"""A simulated phase as data: its priced list, what is under way before and after, seconds that were spent."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ equal numbers."""
 LAST = "reduce last"
 """Verb of a label: the reduction that completes a step's gradient."""
 Label = tuple[str, int, bool]
-"""What happens to a unit: verb, its number, whether in the forward."""
+"""An event of a unit: verb, its number, whether in the forward."""
 Size = tuple[int, int]
 """Numbers of a buffer, and bytes of each."""
 
 
-class Run(NamedTuple):
+class Compute(NamedTuple):
     """An op of a list."""
 
     seconds: float
@@ -43,14 +42,14 @@ class Wait(NamedTuple):
 
 
 class UnitStep(NamedTuple):
-    """As ``UnitOp``, with the number of the unit."""
+    """A ``UnitOp`` with the number of its unit."""
 
     verb: str
     unit: int
     forward: bool
 
 
-Programme = Sequence[Run | Start | Wait | UnitStep]
+Programme = Sequence[Compute | Start | Wait | UnitStep]
 
 
 class Price(NamedTuple):
@@ -62,8 +61,8 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitPrices:
-    """Of one unit. None where there is nothing to do. gradient, parameters: the buffers that a whole gradient
-    and gathered parameters take. whole: reduced at the step's end alone."""
+    """Prices of one unit. None where there is nothing to do. gradient, parameters: the buffers that a whole
+    gradient and gathered parameters take. whole: reduced at the step's end alone."""
 
     forward: Price | None
     backward: Price | None
@@ -76,9 +75,9 @@ class UnitPrices:
 
 
 class State(NamedTuple):
-    """What is under way between phases. queue: seconds left and links of the collectives of units, in order.
-    here, published: (unit, its place in the queue, -1 if over). reducing: likewise, with the buffer that is
-    free afterwards. free: buffers, by size. unread: units whose first reader in this step is still to
+    """Collectives and buffers between two phases. queue: seconds left and links of the collectives of units,
+    in order. here, published: (unit, its place in the queue, -1 if over). reducing: likewise, with the buffer
+    that is free afterwards. free: buffers, by size. unread: units whose first reader in this step is still to
     come."""
 
     queue: tuple[tuple[float, int], ...] = ()
@@ -89,7 +88,7 @@ class State(NamedTuple):
     unread: frozenset[int] = frozenset()
 
     def later(self, seconds: float) -> tuple[State, list[float]]:
-        """After so long in which nothing computes, and when the collectives that ended in it did."""
+        """The state after so long in which nothing computes, and when collectives ended meanwhile."""
         ended, passed, queue = list[float](), 0.0, list(self.queue)
         while queue and queue[0][0] <= seconds - passed:
             passed += queue.pop(0)[0]
@@ -110,7 +109,7 @@ class State(NamedTuple):
         return moved, ended
 
     def behind(self, seconds: float) -> State:
-        """With so much of the first collective's time taken by others on the same links."""
+        """The state with so much of the first collective's time taken by others on the same links."""
         (left, tier), *rest = self.queue
         return self._replace(queue=((round(left + seconds, DIGITS), tier), *rest))
 
@@ -126,9 +125,9 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one phase. done: (position in the list, kind of span, start, end). waits: (what for, start, end).
-    sent: what collectives of units were started, and when. ended: when such ended, those of earlier phases
-    first. Times from the phase's start."""
+    """The outcome of one phase. done: (position in the list, kind of span, start, end). waits: (what for,
+    start, end). sent: what collectives of units were started, and when. ended: when such ended, those of
+    earlier phases first. Times from the phase's start."""
 
     seconds: float
     spent: Spent
@@ -140,8 +139,8 @@ class Outcome:
 
 
 class Key(NamedTuple):
-    """Which phase: of which of the place's stages, whether it is the step's last of its stage, and which
-    computation follows."""
+    """A phase of one of the place's stages. last: whether it is the step's last of its stage. following: the
+    computation after it."""
 
     stage: int
     phase: Phase
@@ -151,9 +150,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds at a place. slow: as ``Rank`` has it. tp_tier: links of tensor parallelism. forward: whether
-    what sharding sends for forwards overlaps computation; recorded: whether tensor parallelism's collectives
-    are."""
+    """Rules of a place. slow: as ``Rank`` has it. tp_tier: links of tensor parallelism. forward, backward:
+    whether what sharding sends for them overlaps computation. sent: whether tensor parallelism sends at
+    all."""
 
     slow: tuple[float, float]
     tp_tier: int

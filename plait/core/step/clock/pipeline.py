@@ -108,7 +108,7 @@ class StepClock(PipelineClock[Course]):
         return start, end
 
     def _finish(self) -> None:
-        """What completes a step: gradients summed, their norm, the optimizer."""
+        """Complete the step: sum gradients, take their norm, let optimizers run."""
         prices, step = self.prices, self.simulation.step
         for course in self.courses:
             course.rest(course.last_sent, "pp")
@@ -151,7 +151,7 @@ def _meet(courses: Sequence[Course]) -> None:
 
 
 class Simulation:
-    """What does not change from step to step: lists, what happens inside them, how fast nodes are.
+    """A step's lists, what happens inside them, and how fast nodes are: the same in every step.
 
     key: of the plan, with which timelines are stamped."""
 
@@ -165,17 +165,17 @@ class Simulation:
         self._travels: dict[tuple[int, int], tuple[float, int]] = {}
 
     def run(self, *, steady: bool = True) -> StepClock:
-        """One step."""
+        """Simulate one step."""
         return StepClock(self, steady=steady)
 
     @cached_property
     def simulated(self) -> Simulated:
-        """Of a step in the middle of a run."""
+        """Seconds of a step in the middle of a run."""
         run = self.run()
         return Simulated(run.seconds, tuple({axis: one.spent[axis] for axis in AXES} for one in run.courses), self)
 
     def courses(self) -> list[Course]:
-        """Of all places, at a step's beginning."""
+        """Courses of all places, at a step's beginning."""
         parts = zip(self.places, self.lists, self.paces, self.script.entries, strict=True)
         return [Course(*part) for part in parts]
 
@@ -190,7 +190,7 @@ class Simulation:
         return found
 
     def _paces(self, seed: int | None) -> list[float]:
-        """By place: the time of its slowest node, as a multiple of the mean node's."""
+        """The time of each place's slowest node, as a multiple of the mean node's."""
         sigma, meshes = self.prices.jitter, self.step.layout.meshes
         world = self.step.layout.world_size
         each = self.prices.ranks_per_node or world
@@ -203,5 +203,5 @@ class Simulation:
 
 
 def slowest(nodes: int) -> float:
-    """By how many standard deviations the slowest of so many exceeds the mean, on average (Blom 1958)."""
+    """Standard deviations by which the slowest of so many exceeds the mean, on average (Blom 1958)."""
     return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0

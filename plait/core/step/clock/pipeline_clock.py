@@ -69,22 +69,16 @@ def script_of(schedule: Schedule) -> Script:
 def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
     """The list of one rank. numbers: of transfers, is added to."""
     ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
-    samples = {(op.stage, op.kind): op for op in ops if op.computes}
-    phases: dict[tuple[int, str], tuple[int, Phase]] = {
-        kind: (order[op.stage], op.work.phase) for kind, op in samples.items()
-    }
-    needs = {kind: schedule.arrivals(op) for kind, op in samples.items()}
-    computing = [(op.stage, op.kind) for op in ops if op.computes]
-    last = {kind: at for at, kind in enumerate(computing)}
-    following = iter([*(phases[kind] for kind in computing[1:]), None])
+    phases: list[tuple[int, Phase]] = [(order[op.stage], op.work.phase) for op in ops if op.computes]
+    last = {phase: at for at, phase in enumerate(phases)}
+    turns = enumerate(zip(phases, [*phases[1:], None], strict=True))
     known: dict[Key, Key] = {}  # equal keys are one, so that they are found fast
-    entries, at = list[Entry](), -1
+    entries = list[Entry]()
     for op in ops:
-        stage, kind, micro_batch, _ = op
         if op.computes:
-            at += 1
-            key = Key(*phases[stage, kind], last[stage, kind] == at, next(following))
-            arrivals = [numbers.setdefault(Transfer(*one[:3], micro_batch), len(numbers)) for one in needs[stage, kind]]
+            at, (phase, following) = next(turns)
+            key = Key(*phase, last[phase] == at, following)
+            arrivals = [numbers.setdefault(one, len(numbers)) for one in schedule.arrivals(op)]
             entries.append(Entry(op, known.setdefault(key, key), tuple(arrivals)))
         else:
             number = numbers.setdefault(op.transfer, len(numbers))
@@ -93,7 +87,7 @@ def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> lis
 
 
 class RankClock(Protocol):
-    """How far a rank is in its list, and what time it is there."""
+    """A rank in its list: at which entry, and at what time."""
 
     entries: Sequence[Entry]
     clock: float
@@ -114,7 +108,7 @@ class PipelineClock(ABC, Generic[R]):
         self._moving = (_SENT, _SENT | _POSTED) if transfers == "buffered" else (_SENT | _POSTED,)
         self._blocking = transfers == "blocking"
         self._blocked: dict[int, int] = {}
-        """By transfer: the rank that stands still until it moves."""
+        """The rank that stands still until a transfer moves. By transfer."""
         self._queue: list[tuple[float, int]] = []
 
     @abstractmethod
@@ -127,7 +121,7 @@ class PipelineClock(ABC, Generic[R]):
 
     @abstractmethod
     def move(self, way: int, now: float) -> tuple[float, float]:
-        """When a transfer that may begin now begins, and when it is there."""
+        """Begin and end of a transfer that may begin now."""
 
     def walk(self) -> None:
         """Let every rank go through its list, always the one whose clock is behind. Raises ScheduleError
@@ -177,7 +171,7 @@ class PipelineClock(ABC, Generic[R]):
             heappush(self._queue, (max(end, self.ranks[waiting].clock), waiting))
 
     def _circle(self) -> str:
-        """Which ranks wait for which, from the first that stands still around the circle."""
+        """The ranks that wait, and for which, from the first that stands still around the circle."""
         waits: dict[int, tuple[Op, Op, int]] = {}
         for rank, number in sorted((rank, number) for number, rank in self._blocked.items()):
             way, op = self.ways[number], self.ranks[rank].entries[self.ranks[rank].at].op

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plait.core.step.clock.inside import Inside
-from plait.core.step.clock.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
+from plait.core.step.clock.phase import Compute, Price, Programme, Rules, Start, UnitPrices, UnitStep, Wait
 from plait.core.step.clock.prices import Prices
 from plait.core.step.orders.known import known_order, later
 from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
@@ -25,7 +25,7 @@ Listed = Sequence[Action | UnitAction]
 
 @dataclass(frozen=True)
 class PlaceLists:
-    """What a kind of places runs. place: the first of the kind."""
+    """Lists of places of one kind. place: the first of the kind."""
 
     place: Place
     prices: Prices
@@ -65,7 +65,7 @@ class PlaceLists:
 
     @cached_property
     def _costs(self) -> SegmentCosts:
-        """Of segment ops."""
+        """Seconds of segment ops."""
         return self.prices.costs(self.place.index)
 
     def _tier(self, kind: Collective | None) -> int | None:
@@ -76,13 +76,13 @@ class PlaceLists:
         return self.prices.tier(*ways[kind]) if kind in ways else None
 
     def _priced(self, at: int, listed: Listed) -> Programme:
-        """One list."""
+        """One list with its prices."""
         place = self.place
         graph = place.graph(at)
         durations = Durations(graph, self._costs, place.share)
         numbers = {one.unit: number for number, one in enumerate(place.units)}
         slots: dict[object, int] = {}
-        programme: list[Run | Start | Wait | UnitStep] = []
+        programme: list[Compute | Start | Wait | UnitStep] = []
         for action in listed:
             if isinstance(action, UnitAction):
                 verb, unit, forward = action.op
@@ -90,7 +90,7 @@ class PlaceLists:
                 continue
             verb, op = action
             if verb == "run":
-                programme.append(Run(durations.compute(op)))
+                programme.append(Compute(durations.compute(op)))
             elif verb == "start":
                 slots[op] = len(slots)
                 programme.append(Start(slots[op], durations.collective(op), self._tier(graph.collective(op))))
@@ -113,7 +113,7 @@ class PlaceLists:
         )
 
     def _price(self, found: Sequence[Sent]) -> Price:
-        """Of collectives one after the other; they use the links of the one that takes longest."""
+        """Price of collectives one after the other; they use the links of the one that takes longest."""
         tp = self.place.strategy.tp
         each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp) for one in found]
         if not each:

@@ -1,4 +1,4 @@
-"""What a simulated step asks of a machine: seconds of ops, collectives, passes over memory and transfers.
+"""Prices of a simulated step: seconds of ops, collectives, passes over memory and transfers.
 
 ``ClusterPrices`` knows a described cluster. ``PlanPrices`` knows no more than a plan: its measured costs, or
 costs from shapes, whose proportions mean more than their seconds.
@@ -19,7 +19,7 @@ from plait.core.step.step import Step
 
 
 class Prices(Protocol):
-    """Of one plan on one machine."""
+    """Prices of one plan on one machine."""
 
     @property
     def slow(self) -> tuple[float, float]:
@@ -38,7 +38,7 @@ class Prices(Protocol):
 
     @property
     def ranks_per_node(self) -> int:
-        """0: all."""
+        """Ranks of a node; 0: all."""
         ...
 
     @property
@@ -47,34 +47,34 @@ class Prices(Protocol):
         ...
 
     def costs(self, place: int) -> SegmentCosts:
-        """Of the segment ops of a place."""
+        """Seconds of the segment ops of a place."""
         ...
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
-        """Of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart."""
+        """Seconds of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart."""
         ...
 
     def tier(self, ranks: int, stride: int) -> int:
-        """Which links such a collective uses."""
+        """Number of the links that such a collective uses."""
         ...
 
     def update(self, numbers: int) -> float:
-        """Of an optimizer's step over so many numbers."""
+        """Seconds of an optimizer's step over so many numbers."""
         ...
 
     def travel(self, source: int, target: int) -> float:
-        """Of what one stage hands to another, for one micro-batch."""
+        """Seconds of what one stage hands to another, for one micro-batch."""
         ...
 
     def way(self, source: int, target: int) -> int:
-        """Which links that uses."""
+        """Number of the links that this uses."""
         ...
 
 
 @dataclass(frozen=True)
 class ClusterPrices:
-    """On a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches' computation,
-    as a multiple of the seconds that the cluster says; optimizers run at once."""
+    """Prices on a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches'
+    computation, as a multiple of the seconds that the cluster says; optimizers run at once."""
 
     step: Step
     cluster: Cluster
@@ -139,6 +139,6 @@ class ClusterPrices:
         return self.tier(2, self._stride(ends))
 
     def _stride(self, ends: list[int]) -> int:
-        """Between a rank of one place and its counterpart."""
+        """Ranks between one of a place and its counterpart."""
         meshes = self.step.layout.meshes
         return abs(meshes[ends[0]].first - meshes[ends[1]].first)

@@ -40,14 +40,14 @@ def timeline(simulation: Simulation, steps: Sequence[int], ranks: Sequence[int] 
 
 
 class _PlaceSpans:
-    """Of one rank of a place, which has ``share`` sequences of every micro-batch."""
+    """Spans of one rank of a place, which has ``share`` sequences of every micro-batch."""
 
     def __init__(self, simulation: Simulation, course: Course, share: int) -> None:
         self.step, self.course, self.place, self.share = simulation.step, course, course.place, share
         self.units = self.place.units
 
     def all(self) -> Iterator[OpSpan]:
-        """Unordered."""
+        """All spans, unordered."""
         yield from self._inside()
         yield from self._waits()
         yield from self._units()
@@ -59,7 +59,7 @@ class _PlaceSpans:
                 yield OpSpan(receive, "idle", start, end)
 
     def _inside(self) -> Iterator[OpSpan]:
-        """Segment ops and their collectives."""
+        """Spans of segment ops and their collectives."""
         for op, start, scale, outcome in self.course.turns:
             if op is None:
                 continue
@@ -73,13 +73,13 @@ class _PlaceSpans:
                 yield OpSpan(action.op, _KINDS[kind], start + begin * scale, start + end * scale, sent)
 
     def _waits(self) -> Iterator[OpSpan]:
-        """For units."""
+        """Spans of waits for units."""
         for _, moment, scale, outcome in self.course.turns:
             for label, start, end in outcome.waits:
                 yield OpSpan(self._named(label), "wait", moment + start * scale, moment + end * scale)
 
     def _units(self) -> Iterator[OpSpan]:
-        """Their collectives: one stream, one after the other."""
+        """Spans of units' collectives: one stream, one after the other."""
         sent = [
             (label, moment + at * scale)
             for _, moment, scale, outcome in self.course.turns

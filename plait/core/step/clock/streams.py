@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from plait.core.step.seconds.segment_costs import NumberedOps
+from plait.core.step.seconds.segment_costs import NumberedOps
 
 TP, DP = 0, 1
 """The streams."""
 CP = 2
-"""What attention exchanges with ranks that share its sequences: on the stream of tensor parallelism, and
-accounted for by itself."""
+"""Account of what attention exchanges with ranks that share its sequences, on the stream of tensor
+parallelism."""
 
 
-class Flight:
+class CollectiveFlight:
     """A collective under way. left: seconds that it still needs of links it has for itself. tier: which
     links. account: whom it costs seconds. began, ended: when, None as long as it has not."""
 
@@ -35,20 +33,20 @@ class Flight:
 
 
 class Rank:
-    """``now``: its clock. spent: seconds of computation as if it were alone, and what each account added to
-    them: waiting for it, or being slowed down by it. pending: what the stream ``dp`` has to carry from the
-    start."""
+    """A processor and its streams. ``now``: the time. compute_seconds: as if the processor were alone.
+    exposed: what each account added to them, by being waited for or by slowing the processor down. pending:
+    what the stream ``dp`` has to carry from the start."""
 
-    def __init__(self, slow: tuple[float, float], pending: Iterable[Flight] = ()) -> None:
+    def __init__(self, slow: tuple[float, float], pending: Iterable[CollectiveFlight] = ()) -> None:
         self.now = 0.0
         self.slow_compute, self.slow_send = slow
-        self.queues: tuple[deque[Flight], deque[Flight]] = (deque(), deque(pending))
+        self.queues: tuple[deque[CollectiveFlight], deque[CollectiveFlight]] = (deque(), deque(pending))
         self.compute_seconds = 0.0
         self.exposed = [0.0, 0.0, 0.0]
 
-    def start(self, stream: int, seconds: float, tier: int, account: int | None = None) -> Flight:
+    def start(self, stream: int, seconds: float, tier: int, account: int | None = None) -> CollectiveFlight:
         """Hand a collective to a stream. account: if it is not the stream's own."""
-        flight, queue = Flight(seconds, tier, stream if account is None else account), self.queues[stream]
+        flight, queue = CollectiveFlight(seconds, tier, stream if account is None else account), self.queues[stream]
         if not queue:
             flight.began = self.now
         queue.append(flight)
@@ -71,7 +69,7 @@ class Rank:
             self._land(head)
         self.now += work
 
-    def wait(self, flight: Flight) -> None:
+    def wait(self, flight: CollectiveFlight) -> None:
         """Stand still until a collective is over."""
         begin = self.now
         while flight.ended is None:
@@ -81,11 +79,11 @@ class Rank:
         self.exposed[flight.account] += self.now - begin
 
     def _pace(self) -> float:
-        """Of collectives, where computation does not disturb them."""
+        """Rate of collectives, where computation does not disturb them."""
         tp, dp = self.queues
         return 0.5 if tp and dp and tp[0].tier == dp[0].tier else 1.0
 
-    def _next(self) -> deque[Flight]:
+    def _next(self) -> deque[CollectiveFlight]:
         """The stream whose collective ends first."""
         tp, dp = self.queues
         return tp if tp and (not dp or tp[0].left <= dp[0].left) else dp
@@ -96,13 +94,13 @@ class Rank:
             if queue:
                 queue[0].left = max(0.0, queue[0].left - seconds * pace)
 
-    def _land(self, queue: deque[Flight]) -> None:
+    def _land(self, queue: deque[CollectiveFlight]) -> None:
         queue.popleft().ended = self.now
         if queue:
             queue[0].began = self.now
 
     def _account(self, lost: float) -> None:
-        """To the streams that slow the processor down."""
+        """Charge lost seconds to the streams that slow the processor down."""
         running = [queue[0].account for queue in self.queues if queue]
         for account in running:
             self.exposed[account] += lost / len(running)
@@ -126,7 +124,7 @@ class ListClock:
     def run(
         self, order: Sequence[int], arrived: list[float], now: float = 0.0, link: float = 0.0
     ) -> tuple[float, float]:
-        """When the processor and the link are done with some ops, from when they were before. arrived: when
+        """Run some ops; when the processor and the link are done, from when they were before. arrived: when
         each op's collective ended, is kept up to date."""
         compute, wire, awaits, travels = self.compute, self.wire, self.awaits, self.travels
         for i in order:

@@ -107,7 +107,7 @@ def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Ac
 
 
 class _Computation(NamedTuple):
-    """What an op does to what is live: while it runs, and after it. begins, ends: a micro-batch's
+    """The change of an op to live bytes: while it runs, and after it. begins, ends: a micro-batch's
     activations."""
 
     above: int
@@ -118,8 +118,8 @@ class _Computation(NamedTuple):
 
 
 class PlaceWalk:
-    """One place's list. sizes: of its stages, each; tiles: bytes of what crosses an edge, on this place's
-    ranks."""
+    """A walk along one place's list. sizes: of its stages, each; tiles: bytes of what crosses an edge, on
+    this place's ranks."""
 
     def __init__(self, schedule: Schedule, sizes: Mapping[int, Activations], tiles: Mapping[Edge, int]) -> None:
         self.schedule, self.sizes, self.tiles = schedule, sizes, tiles
@@ -128,7 +128,7 @@ class PlaceWalk:
         self._known: dict[tuple[int, str], _Computation] = {}
 
     def run(self, ops: Sequence[Op]) -> Peak:
-        """Of these ops, in order."""
+        """Run these ops in order; the peak until then."""
         for op in ops:
             if op.computes:
                 self._compute(op)

@@ -29,7 +29,7 @@ NOISE = 1e-9
 
 
 class Judge:
-    """What an order of a graph's ops, given as their numbers, is worth.
+    """The worth of orders of a graph's ops, given as their numbers.
 
     costs: an order is worth the sum of its seconds under all of these. held_back: weight gradients that may
     be outstanding at once.
@@ -78,7 +78,7 @@ class Judge:
 
     @cached_property
     def rests(self) -> list[float]:
-        """What the costs after each take at least, less what rounding may do."""
+        """Least seconds of the costs after each, less what rounding may do."""
         least = [clock.bound * (1 - 1e-9) for clock in self.clocks]
         return [sum(least[at + 1 :]) for at in range(len(least))]
 
@@ -111,7 +111,7 @@ def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
 
 
 def _fullest(moments: Sequence[float], compute: Sequence[float]) -> tuple[float, float]:
-    """Of a moment and the computation on its other side: the most that they take together, and the moment."""
+    """The most that a moment and the computation on its other side take together, and that moment."""
     found, behind = (0.0, 0.0), 0.0
     for moment, seconds in sorted(zip(moments, compute, strict=True), reverse=True):
         behind += seconds
@@ -120,11 +120,11 @@ def _fullest(moments: Sequence[float], compute: Sequence[float]) -> tuple[float,
 
 
 _Marks = list[tuple[float, float]]
-"""When the processor and the link are done with the first 0, 1, 2 ... strides of an order."""
+"""Moments at which the processor and the link are done with the first 0, 1, 2 ... strides of an order."""
 
 
 class _MovedClock:
-    """What an order is worth that differs by a move from one that is known.
+    """The worth of an order that differs by a move from one that is known.
 
     Only what the move changes is timed, up to where the rest can be told: begun at the same moments it ends
     as before, begun later it ends as much later at least. No move is worth another number than if all of it
@@ -138,7 +138,7 @@ class _MovedClock:
         self.arrived = [[0.0] * len(order) for _ in judge.clocks]
 
     def worth(self, moved: Sequence[int], limit: float, changed: range) -> float:
-        """As ``climb`` wants it: an order that is worth no more than the limit is known from then on."""
+        """The worth, for ``climb``: an order that is worth no more than the limit is known from then on."""
         judge, until = self.judge, changed.stop // STRIDE + 1
         marks = [each[: changed.start // STRIDE + 1] for each in self.marks]
         arrived = [each.copy() for each in self.arrived]
@@ -215,8 +215,8 @@ def climb(
 
 
 def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Random) -> tuple[list[int], range]:
-    """Some op at some other place between what it needs and what needs it; and from where to where that
-    changes the order."""
+    """Move some op to some other place between what it needs and what needs it; the order, and from where to
+    where it changed."""
     place = low = high = draw.randrange(len(order))
     op = order[place]
     while low > 0 and order[low - 1] not in before[op]:

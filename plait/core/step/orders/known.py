@@ -17,8 +17,8 @@ Told = tuple[tuple[str, float], ...]
 
 
 def known_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> Sequence[Action]:
-    """As ``segment_order``. Where layers are equal, so are the lists of stages that hold others; and those of
-    costs that are all twice as large, or any power of two, are the same."""
+    """The list of ``segment_order``. Where layers are equal, so are the lists of stages that hold others; and
+    those of costs that are all twice as large, or any power of two, are the same."""
     first = 0 if graph.resampling else graph.first_layer
     sizes = slice_sizes(batch, graph.p1)
     alike = graph.p1 if len(set(sizes)) == 1 else batch  # equal slices are so whatever their size

@@ -16,7 +16,7 @@ from plait.core.step.seconds.segment_costs import NumberedOps
 
 
 class Policy(NamedTuple):
-    """How the list scheduler chooses.
+    """A way in which the list scheduler chooses.
 
     ahead: the slice that is further along goes first, so that slices drift apart; otherwise the one behind.
     fill: while the link has work for longer than a weight gradient takes, that goes first: nothing is lost by
@@ -101,7 +101,7 @@ class ListScheduler:
         return order
 
     def _free(self, chain: list[int], at: list[float], now: float, link: float, share: float) -> list[int]:
-        """Those whose collective would not keep a slice before their own from the link for too long; all, if
+        """Ops whose collective would not keep a slice before their own from the link for too long; all, if
         there are none."""
         slices, travels, clock = self.numbered.slices, self.numbered.travels, self.clock
         seconds, wire = clock.compute, clock.wire

@@ -58,7 +58,7 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
 
 @dataclass(frozen=True)
 class SegmentLists:
-    """What a stage runs: its graph, and by phase the list of its actions."""
+    """A stage's graph, and by phase the list of its actions."""
 
     graph: SegmentGraph
     phases: Mapping[Phase, Sequence[Action]]
@@ -66,8 +66,8 @@ class SegmentLists:
 
 @dataclass(frozen=True)
 class Load:
-    """What lists are made for: micro-batches of ``batch`` sequences of so many tokens. costs: measured; None:
-    from shapes."""
+    """The load that lists are made for: micro-batches of ``batch`` sequences of so many tokens. costs:
+    measured; None: from shapes."""
 
     batch: int
     sequence: int
@@ -107,7 +107,7 @@ _TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for poli
 
 
 def _tries(graph: SegmentGraph) -> list[_Try]:
-    """Those that may differ: a slice that is alone has no other to be patient with, weight gradients fill
+    """Tries that may differ: a slice that is alone has no other to be patient with, weight gradients fill
     nothing in a phase that has none, and alone they leave nothing to choose."""
     if graph.phase == "W":
         return list(_TRIES[:1])
@@ -125,8 +125,8 @@ class _Orders:
         self.schedulers: dict[tuple[float, bool], ListScheduler] = {}
 
     def made(self, each: _Try, *, exact: bool = True) -> tuple[int, ...]:
-        """What the list scheduler makes of it. exact: False rounds seconds a little, so that no layer differs
-        from the others in the last digit of when it begins."""
+        """The order that the list scheduler makes. exact: False rounds seconds a little, so that no layer
+        differs from the others in the last digit of when it begins."""
         key = each[0], exact
         if key not in self.schedulers:
             compute, wire = self.numbered.seconds(self.costs.late(each[0]), self.batch)
@@ -137,7 +137,7 @@ class _Orders:
         return tuple(self.schedulers[key].order(each[1]))
 
     def all_made(self, tries: Sequence[_Try]) -> Iterator[tuple[int, ...]]:
-        """What the list scheduler makes of them. Where the first is as short as any order can be, it is the
+        """The orders that the list scheduler makes. Where the first is as short as any can be, it is the
         first of the best, too."""
         first = self.made(tries[0])
         yield first
@@ -145,7 +145,7 @@ class _Orders:
             yield from map(self.made, tries[1:])
 
     def improved(self, ranked: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """They, and each after moves, up to one that is as short as any order can be."""
+        """The orders, and each after moves, up to one that is as short as any can be."""
         yield from ranked
         for order in ranked:
             yield (better := self.judge.improve(order))
@@ -165,7 +165,7 @@ class _Orders:
         return min(found)[2]
 
     def rounded(self, seconds: float) -> float:
-        """To a thousandth of what no order is shorter than."""
+        """Seconds to a thousandth of what no order is shorter than."""
         return round(seconds / self.judge.bound, 3) if self.judge.bound else seconds
 
     def ranked(self, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
@@ -176,7 +176,7 @@ class _Orders:
 
 
 def _few_tries(orders: _Orders) -> Iterator[_Try]:
-    """Those that are worth making of many layers: two that often are good enough, then those whose
+    """Tries that are worth making of many layers: two that often are good enough, then those whose
     seconds for few layers, and for twice as many, extrapolate to the least for all of them."""
     graph, num_ops = orders.numbered.graph, len(orders.numbered.ops)
     count = max(LEAST, min(MADE, VISITED // num_ops))
@@ -209,7 +209,7 @@ def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
 
 
 def _rounded(compute: list[float], wire: list[float]) -> tuple[list[float], list[float]]:
-    """To multiples of a power of two that are added without error."""
+    """Seconds as multiples of a power of two, which are added without error."""
     last = frexp(sum(compute) + sum(wire))[1] - 48
     rounded = {each: ldexp(round(ldexp(each, -last)), last) for each in {*compute, *wire}}
     return [rounded[each] for each in compute], [rounded[each] for each in wire]

@@ -30,7 +30,7 @@ common of them."""
 
 
 class Run(NamedTuple):
-    """Where in an order a word of ``period`` ops stands ``times`` times in a row."""
+    """A place in an order where a word of ``period`` ops stands ``times`` times in a row."""
 
     start: int
     period: int
@@ -38,8 +38,8 @@ class Run(NamedTuple):
 
 
 def runs(sorts: Sequence[int]) -> list[Run]:
-    """Where words are repeated in a row of sorts of ops, from left to right; they do not overlap. Short words
-    come first, so that two repetitions are not taken for one word."""
+    """Places where words are repeated in a row of sorts of ops, from left to right, without overlap. Short
+    words come first, so that two repetitions are not taken for one word."""
     found, free = list[Run](), [(0, len(sorts))]
     for period in _periods(sorts):
         inside = [run for low, high in free for run in _repeated(sorts, period, low, high)]
@@ -108,7 +108,7 @@ def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: i
 
 
 def _needs(judge: Judge, words: Sequence[Sequence[int]]) -> list[set[int]]:
-    """By place in a word, the places that must come before in any of the words."""
+    """The places that must come before in any of the words. By place in a word."""
     before: list[set[int]] = [set() for _ in words[0]]
     for word in words:
         places = {op: place for place, op in enumerate(word)}

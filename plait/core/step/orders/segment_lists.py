@@ -106,7 +106,7 @@ def insert_waits(
 def with_waits(
     numbered: NumberedOps, order: Iterable[int], late: Callable[[SegmentOp], bool] = lambda _: True
 ) -> list[Action]:
-    """As ``insert_waits``, for numbers of ops."""
+    """Actions as ``insert_waits`` gives them, for numbers of ops."""
     ops, needs, travels = numbered.ops, numbered.needs, numbered.travels
     pending: dict[int, None] = {}  # started and not awaited, in the order in which they started
     actions: list[Action] = []

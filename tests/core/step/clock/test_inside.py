@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from plait.core.step.clock.inside import Inside
 from plait.core.step.clock.phase import (
+    Compute,
     Key,
     Outcome,
     Price,
     Programme,
     Rules,
-    Run,
     Start,
     State,
     UnitPrices,
@@ -44,18 +44,18 @@ def unit(gather: float = 0.0, reduce: float = 0.0, publish: float = 0.0, size: i
     )
 
 
-def reads(number: int, seconds: float, *, ahead: int | None = None) -> list[Run | Start | Wait | UnitStep]:
+def reads(number: int, seconds: float, *, ahead: int | None = None) -> list[Compute | Start | Wait | UnitStep]:
     gathers = [number] if ahead is None else [number, ahead]
     return [
         *(UnitStep("gather", each, True) for each in gathers),
         UnitStep("need", number, True),
-        Run(seconds),
+        Compute(seconds),
         UnitStep("drop", number, True),
     ]
 
 
-def adds(number: int, seconds: float) -> list[Run | Start | Wait | UnitStep]:
-    return [UnitStep("open", number, False), Run(seconds), UnitStep("close", number, False)]
+def adds(number: int, seconds: float) -> list[Compute | Start | Wait | UnitStep]:
+    return [UnitStep("open", number, False), Compute(seconds), UnitStep("close", number, False)]
 
 
 def inside(programme: Programme, units: Sequence[UnitPrices], rules: Rules = RULES) -> Inside:
@@ -196,7 +196,7 @@ def test_what_is_whole_until_the_end_is_reduced_then_and_waited_for() -> None:
 
 
 def test_a_list_may_settle_in_the_middle() -> None:
-    programme = [*adds(0, 1.0), UnitStep("settle", 0, False), Run(1.0)]
+    programme = [*adds(0, 1.0), UnitStep("settle", 0, False), Compute(1.0)]
     found = inside(programme, [unit(reduce=3.0)]).phase(KEY, State(free=(((8, 4), 1),)))
     assert found.waits == [(("settle", 0, False), 1.0, 4.0)]
     assert found.done == [(1, "compute", 0.0, 1.0), (4, "compute", 4.0, 5.0)]
@@ -208,7 +208,7 @@ def test_a_list_may_settle_in_the_middle() -> None:
      (False, True, "F", 0), (False, True, "I", 2)],
 )  # fmt: skip
 def test_the_next_list_is_led_by_what_it_gathers_first(forward: bool, backward: bool, phase: Phase, lead: int) -> None:
-    ahead = [UnitStep("gather", 0, True), UnitStep("gather", 1, False), Run(1.0), UnitStep("gather", 2, True)]
+    ahead = [UnitStep("gather", 0, True), UnitStep("gather", 1, False), Compute(1.0), UnitStep("gather", 2, True)]
     rules = Rules((1.0, 1.0), 0, forward=forward, backward=backward)
     units = [unit(gather=1.0) for _ in range(3)]
     one = Inside({(0, phase): ahead, (1, "W"): [UnitStep("next", 0, False)]}, units, rules)
@@ -221,7 +221,7 @@ def test_the_next_list_is_led_by_what_it_gathers_first(forward: bool, backward: 
 
 
 def test_collectives_that_are_not_recorded_take_no_time() -> None:
-    programme = [Start(0, 2.0), Run(1.0), Wait(0), Start(1, 3.0, 1), Wait(1)]
+    programme = [Start(0, 2.0), Compute(1.0), Wait(0), Start(1, 3.0, 1), Wait(1)]
     silent = inside(programme, [], Rules((1.0, 1.0), 0, sent=False)).phase(KEY, State())
     assert silent.done == [(1, "compute", 0.0, 1.0), (2, "wait", 1.0, 1.0), (4, "wait", 1.0, 1.0)]
     found = inside(programme, []).phase(KEY, State())
@@ -243,7 +243,7 @@ def test_exchanges_of_attention_use_links_of_their_own() -> None:
 def test_a_phase_goes_on_with_what_was_under_way() -> None:
     """The first of two reductions began before; the second begins when it is over."""
     state = State(queue=((1.0, 1), (2.0, 1)), reducing=((0, (8, 4)), (1, (8, 4))), published=((0, 0), (1, -1)))
-    found = inside([Run(2.0)], [unit(reduce=1.0), unit(reduce=1.0)]).phase(KEY, state)
+    found = inside([Compute(2.0)], [unit(reduce=1.0), unit(reduce=1.0)]).phase(KEY, state)
     assert found.ended == [1.0]
     assert found.after.queue == ((1.0, 1),)
     assert found.after.reducing == ((-1, (8, 4)), (0, (8, 4)))
