@@ -30,7 +30,7 @@ from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
-from plait.train.record.meter import Meter
+from plait.train.record.metrics import Meter
 from plait.train.record.recorder import Recorder, open_recorder
 
 DEVICE = device_of(None)

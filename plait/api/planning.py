@@ -75,8 +75,8 @@ def plan_job(
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
     from plait.plan.asking import with_own_vocabulary
-    from plait.plan.other_device import other_device
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
+    from plait.plan.where import other_device
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.tokenizer import load_tokenizer
 

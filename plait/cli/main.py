@@ -11,7 +11,6 @@ import typer
 
 from plait import __version__
 from plait.cli import (
-    calibrate,
     check,
     diagnose,
     job,
@@ -47,7 +46,7 @@ app.command("plan")(plan.plan)
 app.command("place")(place.place)
 app.command("reserve")(place.reserve)
 app.command("check")(check.check)
-app.command("calibrate")(calibrate.calibrate)
+app.command("calibrate")(measure.calibrate)
 app.command("job")(job.job)
 app.command("export")(trained.export)
 app.command("sample")(trained.sample)

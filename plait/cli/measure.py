@@ -1,4 +1,5 @@
-"""``plait measure``: what a machine or a cluster does in a second, and what spreading of groups costs."""
+"""``plait measure``: what a machine or a cluster does in a second, and what spreading of groups costs;
+``plait calibrate``: the cluster's constants by recorded runs."""
 
 from __future__ import annotations
 
@@ -178,3 +179,21 @@ def placement(
     for file, what in () if as_json else written:
         if file:
             terminal.text(f"{file} has {what}.")
+
+
+def calibrate(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs on one cluster.")],
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Whose constants to begin with: a preset or a file.", show_default="the first run's"),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the cluster goes.")] = Path("cluster.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Refit a cluster's constants to recorded runs, so that the next plan is nearer to what they took.
+
+    Example: plait calibrate runs/first runs/second; plait plan job.toml cluster.file=cluster.toml
+    """
+    from plait.api.calibrating import calibrate_cluster
+
+    terminal.answer(calibrate_cluster(runs, out, cluster), as_json=as_json)

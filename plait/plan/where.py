@@ -1,7 +1,9 @@
-"""The cluster that a job is planned for: a preset, a file, or this machine; with what was measured there."""
+"""The cluster that a job is planned for: a preset, a file, or this machine; with what was measured there, or
+elsewhere."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from plait.core.base.errors import JobError
@@ -26,3 +28,22 @@ def find_cluster(job: Job) -> Cluster:
         return with_profile(cluster, profile) if profile else cluster
     except JobError as error:
         raise error if error.file or profile is None else error.in_file(str(section.profile)) from None
+
+
+_MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
+"""As in H100, GB200; of ``NVIDIA H100 80GB HBM3`` and ``H100-SXM5-80GB`` alike."""
+
+
+def other_device(job: Job, cluster: Cluster) -> str:
+    """A line of warning; empty where both are alike, or nobody can tell."""
+    section = job.cluster
+    if not section.profile or (section.file is None and section.preset == "here"):
+        return ""
+    measured = Profile.read(Path(section.profile)).machine.device
+    models, wanted = (set(_MODEL.findall(name.upper())) for name in (measured, cluster.device.name))
+    if not models or not wanted or models & wanted:
+        return ""
+    return (
+        f"{section.profile}: cluster.profile was measured on {measured}, and {cluster.name} has "
+        f"{cluster.device.name}: predictions mix the two. Measure there, or name another cluster."
+    )

@@ -36,7 +36,7 @@ from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice, torch_dtype
-from plait.train.record.meter import Meter
+from plait.train.record.metrics import Meter
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
 from plait.train.tune.measure import measure

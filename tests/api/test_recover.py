@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.api.places.lab_fleet import together
+from plait.api.places.lab import together
 from plait.api.recover import fewer, repaired
 from plait.core.base.lab_hosts import name
 from plait.core.job.plan import Plan

@@ -29,7 +29,7 @@ from plait.diagnose.shares import shares
 from plait.launch.collect.live import Live
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
-from plait.train.record.meter import Meter
+from plait.train.record.metrics import Meter
 from plait.train.report import describe
 
 STEPS = 3

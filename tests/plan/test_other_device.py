@@ -9,7 +9,7 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.profile import Curve, Group, Machine, Point, Profile
 from plait.core.job.spec import Job
-from plait.plan.other_device import other_device
+from plait.plan.where import other_device
 
 
 @pytest.mark.parametrize(
