@@ -114,10 +114,10 @@ class Relaxing:
             told += f": {name} can be {', '.join(filter(None, shown))}"
         return JobError(told, key=needed[0].key, fix=fix)
 
-    def short(self, space: Points, memory: NDArray[np.float64]) -> InfeasiblePlan:
-        """What is said of a space of which nothing fits. memory: what its points need."""
-        least, bound = int(np.argmin(memory)), int(self.bound)
-        row, missing = space.row(least), int(memory[least])
+    def short(self, space: Points, smallest: int, memory: NDArray[np.float64]) -> InfeasiblePlan:
+        """What is said of a space of which nothing fits. smallest: the number of the point that needs least
+        memory. memory: what that needs; what all need, where it is less than the bound."""
+        bound, row, missing = int(self.bound), space.row(smallest), int(memory.min())
         if missing <= bound:
             fitting = [in_bytes(int(some(memory[memory <= self.limit]))) for some in (np.min, np.max)]
             texts = _listed([f"'{one.text}'" for one in self.asked.constraints if one.quantity == "memory"])

@@ -107,8 +107,11 @@ class _Search:
             found, memory = np.concatenate([found, here[more]]), np.concatenate([memory, sizes])
             start, size = start + size, min(8 * size, BLOCK)
         if not len(found):
-            every = np.concatenate([self._exact(each, np.arange(len(each.points))) for each in rough])
-            raise self.relaxing.short(space.take(order), every)
+            everything = _Rough(space.take(order), np.concatenate([each.least for each in rough]))
+            at, least = self._smallest(everything)
+            fitting = self.relaxing.bound >= least  # yet a constraint on memory is not met
+            memory = self._exact(everything, np.arange(len(order))) if fitting else np.array([least])
+            raise self.relaxing.short(everything.points, at, memory)
         best = found[: self.keep]
         return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
 
@@ -132,6 +135,14 @@ class _Search:
     def _exact(self, rough: _Rough, which: Ints) -> NDArray[np.float64]:
         """Memory of some of the points."""
         return rough.least[which] if self.walked else self.memory(rough.points.take(which))
+
+    def _smallest(self, rough: _Rough) -> tuple[int, float]:
+        """The number of the point that needs least memory, the fastest of equal ones, and what it needs."""
+        order, best, ask = np.argsort(rough.least, kind="stable"), (np.inf, 0), SURE
+        while len(order) and rough.least[order[0]] <= best[0]:
+            some, order, ask = order[:ask], order[ask:], 2 * ask
+            best = min(best, *zip(self._exact(rough, some).tolist(), some.tolist(), strict=True))
+        return int(best[1]), float(best[0])
 
     def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many

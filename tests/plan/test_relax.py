@@ -243,7 +243,8 @@ def asked(*constraints: str, ranks: int = 4, batch: int = 8, **more: Any) -> Sea
 
 def told(one: SearchRequest, limit: float, memory: Memory) -> str:
     points = enumerate_space(one, most=2_000)
-    return str(relaxing(one, limit, memory).short(points, memory(points) * GIB))
+    needed = memory(points) * GIB
+    return str(relaxing(one, limit, memory).short(points, int(np.argmin(needed)), needed))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +361,7 @@ def test_no_sequence_is_named_that_is_much_shorter() -> None:
     one = asked(ranks=128, batch=128, sequence=1100, cp=[128])
     space = enumerate_space(replace(one, sequence=8192), most=2_000)
     said = relaxing(one, 1, lambda points: np.where(points.cp == 128, 0.5, 3)).short(
-        space, np.full(len(space), 3 * GIB)
+        space, 0, np.full(len(space), 3 * GIB)
     )
     assert "data.sequence_length" not in str(said)
     flat = told(asked(ranks=16, batch=16, sequence=8200), 1, even(3))

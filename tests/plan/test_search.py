@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import InfeasiblePlan
+from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
 from plait.core.job.plan import Plan
@@ -161,6 +162,23 @@ def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:
     ranks = int(words.partition(" ranks would do")[0].split()[-1])
     assert ranks > 2
     search(replace(one, ranks=ranks, domain=min(8, ranks)), A100, "bf16-mixed")
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_the_smallest_of_a_space_that_does_not_fit_is_the_smallest(ranks: int) -> None:
+    """By the memory of every point, though most are not asked for theirs; of equal ones the fastest."""
+    one = asked(ranks, 8, **SMALL)
+    points = enumerate_space(one)
+    load: dict[str, Any] = {"sequence": one.sequence, "precision": "bf16-mixed"}
+    on = cluster(0.1)
+    memory = step_memory(one.model, points, overhead=on.overhead, **load).total
+    seconds = step_seconds(one.model, points, on, **load).total
+    at = int(np.lexsort([seconds, memory])[0])
+    row = points.row(at)
+    with pytest.raises(InfeasiblePlan) as caught:
+        search(one, on, "bf16-mixed")
+    shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
+    assert f"the smallest of {len(points):,} needs {in_bytes(int(memory[at]))} on a rank ({shape}," in str(caught.value)
 
 
 def test_nothing_fits_names_what_the_job_would_have_to_leave_open() -> None:
