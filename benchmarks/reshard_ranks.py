@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.plan.reshard import Fabric, plan_reshard
 from plait.train.comm.lanes import Lane
@@ -45,7 +45,10 @@ def main() -> None:
 def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: int) -> dict[str, Any]:
     source, destination = TensorLayout.parse(case["source"]), TensorLayout.parse(case["destination"])
     shape = tuple(case["shape"])
-    plans = {name: plan_reshard(source, destination, shape, 4, fabric, **how) for name, how in case["variants"].items()}
+    plans = {
+        name: plan_reshard(Reshard(source, destination, shape, 4), fabric, **how)
+        for name, how in case["variants"].items()
+    }
     whole = torch.arange(prod(shape), dtype=torch.int32).reshape(shape)
     have = whole[source.tile(rank, shape).slices].clone() if rank in source.ranks else None
     want = whole[destination.tile(rank, shape).slices].clone() if rank in destination.ranks else None

@@ -11,7 +11,7 @@ from typing import Any
 from plait.core.base.errors import ReshardError
 from plait.core.base.pictures import Bar, Drawing
 from plait.core.base.text import Column, Part, Shown, Table
-from plait.core.reshard.layouts import TensorLayout, unit_tasks
+from plait.core.reshard.layouts import Reshard, TensorLayout, unit_tasks
 from plait.core.reshard.plan import ReshardPlan
 from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
 from plait.plan.reshard_cost import nics_used
@@ -96,13 +96,12 @@ class ReshardAnswer(Shown):
         draw_gantt(self.bars, file, title=self.title)
 
 
-def explain_reshard(
-    source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...], itemsize: int, fabric: Fabric, **how: Any
-) -> ReshardAnswer:
-    """The plan for one tensor of ``shape`` with ``itemsize`` bytes an element. how: ``order``, the name of a
-    search, and ``way``, one for all unit tasks. Raises ReshardError."""
-    plan = plan_reshard(source, destination, shape, itemsize, fabric, **how)
-    return ReshardAnswer(plan, fabric, f"{source} -> {destination}, {'x'.join(map(str, shape)) or 'scalar'}")
+def explain_reshard(reshard: Reshard, fabric: Fabric, **how: Any) -> ReshardAnswer:
+    """The plan for one tensor. how: ``order``, the name of a search, and ``way``, one for all unit tasks.
+    Raises ReshardError."""
+    plan = plan_reshard(reshard, fabric, **how)
+    shape = "x".join(map(str, reshard.shape)) or "scalar"
+    return ReshardAnswer(plan, fabric, f"{reshard.source} -> {reshard.destination}, {shape}")
 
 
 def fabric_of(

@@ -68,7 +68,7 @@ def reshard(
     from plait.core.base.errors import ReshardError
     from plait.core.base.files import explained
     from plait.core.base.lab_hosts import parse_rate
-    from plait.core.reshard.layouts import TensorLayout
+    from plait.core.reshard.layouts import Reshard, TensorLayout
 
     first = TensorLayout.parse(tensor.source)
     second = TensorLayout.parse(tensor.destination, first_rank=max(first.ranks) + 1)
@@ -80,7 +80,7 @@ def reshard(
         ranks_per_host=fabric.ranks_per_host,
     )  # fmt: skip
     way = None if fabric.way == "auto" else fabric.way
-    found = explain_reshard(first, second, sizes, itemsize, links, order=fabric.order, way=way)
+    found = explain_reshard(Reshard(first, second, sizes, itemsize), links, order=fabric.order, way=way)
     shape = "x".join(map(str, sizes)) or "scalar"
     found = replace(found, title=f"{first} -> {second}, {fabric.dtype} {shape}, {fabric.nic}")
     for path in draw or []:

@@ -18,7 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.clock.dry_run import dry_run
 from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
@@ -206,7 +206,7 @@ class _Boundaries:
             shape = (work.sequence >> level, work.micro_batch, self.hidden)
             rate = self.hosts.rate or MEMORY_RATE
             fabric = Fabric(hosts=self._hosts, rate=rate)
-            found = self._known[alike] = plan_reshard(source, target, shape, work.itemsize, fabric)
+            found = self._known[alike] = plan_reshard(Reshard(source, target, shape, work.itemsize), fabric)
         return found.moved(first - min(*found.source.ranks, *found.destination.ranks))
 
     @cached_property

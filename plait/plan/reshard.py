@@ -1,9 +1,9 @@
 """Planning a reshard: unit tasks, the cheapest way for each, senders and order.
 
->>> from plait.core.reshard.layouts import TensorLayout
+>>> from plait.core.reshard.layouts import Reshard, TensorLayout
 >>> fabric = Fabric(hosts=even_hosts(16, 4), rate=1.25e9)
 >>> source, destination = TensorLayout.parse("(2,4) R S0 R"), TensorLayout.parse("(2,4)@8 S0 R R")
->>> plan = plan_reshard(source, destination, (1024, 1024, 512), 4, fabric)
+>>> plan = plan_reshard(Reshard(source, destination, (1024, 1024, 512), 4), fabric)
 >>> round(plan.predicted / 1e9, 3), round(plan.lower_bound / 1e9, 3)
 (0.859, 0.859)
 >>> [[chain.sender for chain in step.chains] for step in plan.steps]
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from plait.core.base.errors import ReshardError, nearest
-from plait.core.reshard.layouts import TensorLayout, UnitTask, unit_tasks
+from plait.core.reshard.layouts import Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import WAYS, ReshardPlan, ReshardStep, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
 from plait.plan.reshard_order import Choice, Job, Slot, ends, list_order
@@ -27,18 +27,8 @@ Order = Literal["list", "naive", "load_balance", "greedy", "dfs", "exact"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
-def plan_reshard(
-    source: TensorLayout,
-    destination: TensorLayout,
-    shape: tuple[int, ...],
-    itemsize: int,
-    fabric: Fabric,
-    *,
-    order: Order = "list",
-    way: Way | None = None,
-) -> ReshardPlan:
-    """The plan that moves a tensor of ``shape`` (``itemsize`` bytes an element) from ``source`` to
-    ``destination``.
+def plan_reshard(reshard: Reshard, fabric: Fabric, *, order: Order = "list", way: Way | None = None) -> ReshardPlan:
+    """The plan that moves a tensor from its source's layout to its destination's.
 
     order: the search for senders and order. way: the same one for every task; by default each task's
     cheapest. A function of its arguments: every rank may compute it for itself. Raises ReshardError for what
@@ -48,6 +38,7 @@ def plan_reshard(
         raise ReshardError(f"'{order}' is no order{nearest(order, ORDERS)}. Use one of {', '.join(ORDERS)}.")
     if way is not None and way not in WAYS:
         raise ReshardError(f"'{way}' is no way to reshard{nearest(way, WAYS)}. Use one of {', '.join(WAYS)}.")
+    source, destination, shape, itemsize = reshard
     if min(shape, default=1) < 0 or itemsize < 1:
         raise ReshardError(
             f"A tensor of shape {shape} with {itemsize} bytes an element cannot be. "

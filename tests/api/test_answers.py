@@ -20,7 +20,7 @@ from plait.api.resharding import explain_reshard, fabric_of
 from plait.api.schedules import Shape, show_schedule
 from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
 from plait.core.base.text import Shown, Table
-from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.launch.self_check_verdict import Finding, in_rate
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text()
 
 def reshard() -> Shown:
     source, destination = TensorLayout.parse("(2,4) R S0 R"), TensorLayout.parse("(2,4)@8 S0 R R")
-    return explain_reshard(source, destination, (64, 64, 8), 4, fabric_of(source, destination, rate=1.25e9))
+    return explain_reshard(Reshard(source, destination, (64, 64, 8), 4), fabric_of(source, destination, rate=1.25e9))
 
 
 ANSWERS: dict[str, Callable[[], Shown]] = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.core.base.errors import ReshardError
-from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.train.comm.lanes import BackgroundHandle, Lane
@@ -83,7 +83,9 @@ def _random_move(chance: random.Random, ranks: int) -> Move:
     way = chance.choice((None, *WAYS))
     order = chance.choice(("list", "naive", "load_balance"))
     return Move(
-        plan_reshard(source, destination, shape, itemsize, fabric, order=order, way=way), dtype, chance.random() < 0.5
+        plan_reshard(Reshard(source, destination, shape, itemsize), fabric, order=order, way=way),
+        dtype,
+        chance.random() < 0.5,
     )
 
 
@@ -155,8 +157,8 @@ def both_ways(rank: int, seed: int, count: int) -> list[str]:
     down, up = lane("delayed down"), lane("delayed up")
     there, back = TensorLayout.parse("(2) S0 R"), TensorLayout.parse("(2)@2 R S0")
     fabric = Fabric(hosts=even_hosts(4, 2), rate=1e6, latency=1e-4, min_chunk=64, max_chunk=256)
-    forward = Move(plan_reshard(there, back, (37, 21), 4, fabric), "float32", False)
-    backward = Move(plan_reshard(back, there, (37, 21), 4, fabric), "float32", True)
+    forward = Move(plan_reshard(Reshard(there, back, (37, 21), 4), fabric), "float32", False)
+    backward = Move(plan_reshard(Reshard(back, there, (37, 21), 4), fabric), "float32", True)
     started: list[tuple[int, Move, Started]] = []
     for salt in range(count):
         pair = [(forward, down), (backward, up)]
@@ -173,7 +175,7 @@ def large(rank: int, way: str) -> list[str]:
     """Some megabytes in many chunks, with computation meanwhile."""
     fabric = Fabric(hosts=even_hosts(4, 1), rate=1e9, latency=1e-5, min_chunk=1 << 12, max_chunk=1 << 16)
     source, destination = TensorLayout.parse("(1) R R R"), TensorLayout.parse("(3)@1 R R R")
-    move = Move(plan_reshard(source, destination, (64, 65, 67), 4, fabric, way=way), "float32", True)  # type: ignore[arg-type]
+    move = Move(plan_reshard(Reshard(source, destination, (64, 65, 67), 4), fabric, way=way), "float32", True)  # type: ignore[arg-type]
     handle, tile, around = begin(move, rank, lane("plain"), 3)
     busy = torch.ones(64, 64)
     while not handle.done():
@@ -195,7 +197,8 @@ def check_refusals(said: Sequence[Sequence[str]]) -> None:
 def refusals(rank: int) -> list[str]:
     """What ranks are told that start something else than the plan says."""
     plan = plan_reshard(
-        TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0)
+        Reshard(TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8,), 4),
+        Fabric(hosts=even_hosts(4, 2), rate=1.0),
     )
     right, large, wide = torch.zeros(4), torch.zeros(8), torch.zeros(4, dtype=torch.float64)
     tries: dict[int, list[tuple[Tensor | None, Tensor | None]]] = {
@@ -215,7 +218,9 @@ def refusals(rank: int) -> list[str]:
 def disagree(rank: int) -> str:
     """Rank 1 has made another plan."""
     fabric = Fabric(hosts=even_hosts(4, 2), rate=1.0)
-    plan = plan_reshard(TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8 + (rank == 1),), 4, fabric)
+    plan = plan_reshard(
+        Reshard(TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8 + (rank == 1),), 4), fabric
+    )
     try:
         lane("plain").prepare(plan)
     except ReshardError as error:

@@ -15,6 +15,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
+from plait.core.reshard.layouts import Reshard
 from plait.core.step.schedule import Schedule, with_transfers
 from plait.core.step.schedules import Shape, generate, parse_schedule
 from plait.core.step.step import Step, Workload
@@ -124,7 +125,7 @@ def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
     fabric = Fabric(hosts=hosts.of(plan.layout.world_size), rate=1e9)
     for named in plan.reshards[False].values():
         for one in named.values():
-            assert one == plan_reshard(one.source, one.destination, one.shape, one.itemsize, fabric)
+            assert one == plan_reshard(Reshard(one.source, one.destination, one.shape, one.itemsize), fabric)
     ranks = {(min(one["h"].source.ranks), min(one["h"].destination.ranks)) for one in plan.reshards[False].values()}
     assert len(ranks) == 2 * (places - 1)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import ReshardError
-from plait.core.reshard.layouts import TensorLayout, local_copies, unit_tasks
+from plait.core.reshard.layouts import Reshard, TensorLayout, local_copies, unit_tasks
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan, messages
 from plait.core.reshard.script import Act, script
 from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
@@ -65,7 +65,7 @@ def test_the_papers_many_to_many_cases(number: int) -> None:
     sizes = [4 * task.box.elements for task in tasks]
     wanted = {"naive": naive, "load_balance": balanced, "greedy": greedy, "dfs": best, "list": best, "exact": best}
     for order, seconds in wanted.items():
-        plan = plan_reshard(ours, theirs, shape, 4, fabric, order=order)  # type: ignore[arg-type]
+        plan = plan_reshard(Reshard(ours, theirs, shape, 4), fabric, order=order)  # type: ignore[arg-type]
         assert close(plan.predicted, seconds), (order, plan.predicted)
         assert close(plan.lower_bound, least)
         assert {step.way for step in plan.steps} == {"broadcast"}
@@ -101,13 +101,13 @@ def test_the_papers_one_to_many_cases(
     tasks = unit_tasks(source, to, (size,))
 
     def seconds(way: str) -> float:
-        return plan_reshard(source, to, (size,), 4, fabric, way=way).predicted / 1e9  # type: ignore[arg-type]
+        return plan_reshard(Reshard(source, to, (size,), 4), fabric, way=way).predicted / 1e9  # type: ignore[arg-type]
 
     assert seconds("send_recv") == pytest.approx(send_recv, abs=0.0051)
     assert seconds("global_all_gather") == pytest.approx(global_all_gather, abs=0.0051)
     assert seconds("broadcast") == pytest.approx(broadcast, abs=0.00051)
     assert unicast(tasks, [4 * size], fabric, way="alpa") / 1e9 == pytest.approx(alpa, abs=0.0051)
-    (step,) = plan_reshard(source, to, (size,), 4, fabric, way="broadcast").steps
+    (step,) = plan_reshard(Reshard(source, to, (size,), 4), fabric, way="broadcast").steps
     assert step.chunks == 100
 
 
@@ -178,7 +178,7 @@ def carried_out(plan: ReshardPlan, listed: list[Message], whole: np.ndarray) -> 
 @given(moves(), st.sampled_from(ORDERS), st.sampled_from([None, *WAYS]), st.integers(1, 5))
 def test_the_messages_of_any_plan_bring_every_rank_its_tile(move, order, way, window) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = plan_reshard(source, destination, shape, 2, fabric, order=order, way=way)
+    plan = plan_reshard(Reshard(source, destination, shape, 2), fabric, order=order, way=way)
     listed = messages(plan)
     check(plan, listed, window)
     whole = np.arange(prod(shape)).reshape(shape)
@@ -209,7 +209,7 @@ def ends_one_after_the_other(listed: list[Message], scripts: dict[int, list[Act]
 @given(moves(), st.sampled_from(ORDERS), st.sampled_from([None, *WAYS]), st.integers(1, 5))
 def test_posted_in_order_nothing_holds_up_what_it_waits_for(move, order, way, window) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    listed = messages(plan_reshard(source, destination, shape, 4, fabric, order=order, way=way))
+    listed = messages(plan_reshard(Reshard(source, destination, shape, 4), fabric, order=order, way=way))
     ranks = {rank for message in listed for rank in message[:2]}
     scripts = {rank: script(listed, rank, window, in_order=True) for rank in ranks}
     assert unfinished(listed, window, scripts) == []
@@ -229,7 +229,7 @@ def test_a_receive_that_is_posted_ahead_may_hold_up_a_send() -> None:
 @given(moves())
 def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = plan_reshard(source, destination, shape, 1, fabric, way="broadcast")
+    plan = plan_reshard(Reshard(source, destination, shape, 1), fabric, way="broadcast")
     entered: dict[tuple[int, int], int] = {}
     for message in messages(plan):
         a, b = fabric.host(message.src), fabric.host(message.dst)
@@ -245,7 +245,7 @@ def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-unt
 @given(moves(), st.sampled_from(ORDERS))
 def test_nothing_beats_the_bounds(move, order) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = plan_reshard(source, destination, shape, 4, fabric, order=order)
+    plan = plan_reshard(Reshard(source, destination, shape, 4), fabric, order=order)
     assert plan.predicted >= plan.lower_bound
     tasks = unit_tasks(source, destination, shape)
     jobs, _ = problem(tasks, [4 * task.box.elements for task in tasks], fabric)
@@ -285,7 +285,7 @@ def test_tasks_that_share_a_nic_never_overlap(move, order) -> None:  # type: ign
 
 def test_a_list_in_the_wrong_order_is_refused() -> None:
     source, destination = layout_pair("(1) R", "(2) R")
-    plan = plan_reshard(source, destination, (8,), 1, Fabric(hosts=(0, 1, 1), rate=1.0))
+    plan = plan_reshard(Reshard(source, destination, (8,), 1), Fabric(hosts=(0, 1, 1), rate=1.0))
     listed = messages(plan)
     check(plan, listed)
     with pytest.raises(ReshardError, match="has not got yet"):
@@ -315,7 +315,7 @@ def test_a_rank_in_a_ring_sends_before_it_waits() -> None:
 
 def test_local_copies_use_no_network() -> None:
     layout = TensorLayout.parse("(4) S0")
-    plan = plan_reshard(layout, layout, (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0))
+    plan = plan_reshard(Reshard(layout, layout, (8,), 4), Fabric(hosts=even_hosts(4, 2), rate=1.0))
     assert (plan.steps, plan.predicted, plan.lower_bound) == ((), 0, 0)
     assert len(local_copies(layout, layout, (8,))) == 4
 
@@ -323,7 +323,8 @@ def test_local_copies_use_no_network() -> None:
 def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
     source, destination = layout_pair("(1,4) R", "(2,4) R")
     plan = plan_reshard(
-        source, destination, (1 << 20,), 4, Fabric(hosts=even_hosts(12, 4), rate=1e9, latency=1e-6, nics_per_host=4)
+        Reshard(source, destination, (1 << 20,), 4),
+        Fabric(hosts=even_hosts(12, 4), rate=1e9, latency=1e-6, nics_per_host=4),
     )
     (step,) = plan.steps
     assert [chain.sender for chain in step.chains] == [0, 1, 2, 3]
@@ -343,18 +344,19 @@ def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], says: str) -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
-    asked = {"shape": (4,), "itemsize": 4, **asked}
+    asked = dict(asked)
+    moved = Reshard(source, destination, asked.pop("shape", (4,)), asked.pop("itemsize", 4))
     with pytest.raises(ReshardError, match=says):
-        plan_reshard(source, destination, fabric=Fabric(hosts=even_hosts(4, 2), rate=1.0), **asked)
+        plan_reshard(moved, Fabric(hosts=even_hosts(4, 2), rate=1.0), **asked)
 
 
 def test_a_tensor_of_nothing_and_one_of_single_bytes_can_be() -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
     fabric = Fabric(hosts=even_hosts(4, 2), rate=1.0)
-    assert plan_reshard(source, destination, (0,), 4, fabric).steps == ()
-    one = plan_reshard(source, destination, (4,), 1, fabric)
+    assert plan_reshard(Reshard(source, destination, (0,), 4), fabric).steps == ()
+    one = plan_reshard(Reshard(source, destination, (4,), 1), fabric)
     assert {(len(step.chains[0].receivers), step.duration) for step in one.steps} == {(2, 2_000_000_000)}
-    assert len(plan_reshard(TensorLayout.parse("(1)"), TensorLayout.parse("(1)@1"), (), 4, fabric).steps) == 1
+    assert len(plan_reshard(Reshard(TensorLayout.parse("(1)"), TensorLayout.parse("(1)@1"), (), 4), fabric).steps) == 1
 
 
 @pytest.mark.parametrize(
@@ -393,4 +395,4 @@ def test_a_fabric_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
 def test_a_fabric_must_have_a_host_for_every_rank() -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
     with pytest.raises(ReshardError, match="Rank 3 has no host"):
-        plan_reshard(source, destination, (4,), 4, Fabric(hosts=(0, 0, 1), rate=1.0))
+        plan_reshard(Reshard(source, destination, (4,), 4), Fabric(hosts=(0, 0, 1), rate=1.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.reshard.layouts import Box, TensorLayout, UnitTask, unit_tasks
+from plait.core.reshard.layouts import Box, Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import Chain, ReshardStep, Way, messages
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.plan.reshard_cost import densest, lower_bound, nics_used
@@ -27,7 +27,7 @@ def simulated(way: Way, hosts: int, per_host: int, fabric: Fabric, nbytes: int) 
     """Seconds by running the messages: a NIC sends one and receives one at a time, and each takes latency and
     its bytes."""
     source, destination, _ = one_sender(hosts, per_host)
-    plan = plan_reshard(source, destination, (nbytes,), 1, fabric, way=way)
+    plan = plan_reshard(Reshard(source, destination, (nbytes,), 1), fabric, way=way)
     sending, receiving = [0.0] * (hosts + 1), [0.0] * (hosts + 1)
     there: dict[tuple[int, int], float] = {}
     for message in messages(plan):
@@ -53,7 +53,7 @@ def simulated(way: Way, hosts: int, per_host: int, fabric: Fabric, nbytes: int) 
 def test_the_formulas_are_what_the_messages_take(way: Way, hosts: int, per_host: int, latency: float) -> None:
     source, destination, on = one_sender(hosts, per_host)
     fabric = Fabric(hosts=on, rate=1e6, latency=latency, min_chunk=12, max_chunk=480)
-    plan = plan_reshard(source, destination, (1440,), 1, fabric, way=way)
+    plan = plan_reshard(Reshard(source, destination, (1440,), 1), fabric, way=way)
     tolerance = 0.02 if way == "local_all_gather" else 0.001  # chunks and shares are whole elements
     assert simulated(way, hosts, per_host, fabric, 1440) == pytest.approx(plan.predicted / 1e9, rel=tolerance)
 
@@ -75,7 +75,7 @@ def test_an_all_gather_over_hosts_takes_about_twice_the_bound(hosts: int, per_ho
 def test_the_number_of_chunks_is_the_best(hosts: int, latency: float, nbytes: int) -> None:
     source, destination, on = one_sender(hosts, 1)
     fabric = Fabric(hosts=on, rate=1e6, latency=latency, min_chunk=1, max_chunk=1 << 30)
-    (step,) = plan_reshard(source, destination, (nbytes,), 1, fabric, way="broadcast").steps
+    (step,) = plan_reshard(Reshard(source, destination, (nbytes,), 1), fabric, way="broadcast").steps
 
     def seconds(count: int) -> float:
         return (count + hosts - 1) * (latency + nbytes / 1e6 / count)
@@ -90,8 +90,8 @@ def test_the_cheapest_way_is_taken(nbytes: int) -> None:
     source, destination, on = one_sender(3, 4)
     fabric = Fabric(hosts=on, rate=1.25e9, latency=50e-6)
     ways: list[Way] = ["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
-    by_way = [plan_reshard(source, destination, (nbytes,), 1, fabric, way=way).predicted for way in ways]
-    assert plan_reshard(source, destination, (nbytes,), 1, fabric).predicted == min(by_way)
+    by_way = [plan_reshard(Reshard(source, destination, (nbytes,), 1), fabric, way=way).predicted for way in ways]
+    assert plan_reshard(Reshard(source, destination, (nbytes,), 1), fabric).predicted == min(by_way)
 
 
 resources = st.frozensets(st.integers(0, 6), min_size=1, max_size=4)
@@ -126,7 +126,7 @@ def one_task(hosts: tuple[int, ...], way: Way, **fabric: float) -> ReshardStep:
     """From rank 0 to all others."""
     source, destination = TensorLayout.parse("(1) R"), TensorLayout.parse(f"({len(hosts) - 1})@1 R")
     given: Any = {**SLOW, **fabric}
-    (step,) = plan_reshard(source, destination, (BYTES,), 1, Fabric(hosts=hosts, **given), way=way).steps
+    (step,) = plan_reshard(Reshard(source, destination, (BYTES,), 1), Fabric(hosts=hosts, **given), way=way).steps
     return step
 
 

@@ -193,6 +193,15 @@ class TensorLayout:
         return {at: tuple(found[at]) for at in sorted(found)}
 
 
+class Reshard(NamedTuple):
+    """A tensor of ``shape``, with ``itemsize`` bytes an element, that moves from one layout to another."""
+
+    source: TensorLayout
+    destination: TensorLayout
+    shape: tuple[int, ...]
+    itemsize: int
+
+
 def unit_tasks(source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]) -> tuple[UnitTask, ...]:
     """Every box that has to move, destination tile by destination tile, and in it source tile by source
     tile."""

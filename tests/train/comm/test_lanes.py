@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.core.reshard.layouts import TensorLayout
+from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import WAYS
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
 from plait.train.comm import lanes as lanes_module
@@ -126,7 +126,7 @@ def test_what_moves_is_noted_with_its_size_and_whom_it_goes_to(dtype: torch.dtyp
     """Ranks 0 and 1 have halves of 8 numbers, rank 2 needs all of them."""
     source, destination = TensorLayout.parse("(2) S0"), TensorLayout.parse("(1)@2 R")
     fabric = Fabric(hosts=even_hosts(3, 3), rate=1.0)
-    plan = plan_reshard(source, destination, (8,), dtype.itemsize, fabric)
+    plan = plan_reshard(Reshard(source, destination, (8,), dtype.itemsize), fabric)
 
     def work(rank: int) -> tuple[list[tuple[object, ...]], list[float]]:
         noted = Noted()
@@ -150,7 +150,8 @@ def test_what_moves_is_noted_with_its_size_and_whom_it_goes_to(dtype: torch.dtyp
 
 def test_who_needs_nothing_of_a_plan_moves_nothing() -> None:
     plan = plan_reshard(
-        TensorLayout.parse("(1) R"), TensorLayout.parse("(1)@1 R"), (4,), 4, Fabric(hosts=even_hosts(3, 3), rate=1.0)
+        Reshard(TensorLayout.parse("(1) R"), TensorLayout.parse("(1)@1 R"), (4,), 4),
+        Fabric(hosts=even_hosts(3, 3), rate=1.0),
     )
 
     def work(rank: int) -> list[tuple[object, ...]]:
