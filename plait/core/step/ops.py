@@ -2,14 +2,14 @@
 
 ``WEIGHTS``, the logical tensors of a model, stands in ``plait.core.model.weights``, which lies below.
 ``STEPS`` says what every kind of op computes: matrix products, attention, numbers moved. ``SENDS`` says what
-crosses the network after it, ``AFTER`` which order is no data. Which ops a stage has, and which data each
-needs, is the graph's to say (``plait.core.step.segments``; ``plait.core.step.attention_ops`` where attention
-is shared).
+crosses the network after it, ``AFTER`` which order is no data. ``TENSORS``, what each op makes and reads of
+memory, stands beside (``plait.core.step.tensors``). Which ops a stage has, and which data each needs, is the
+graph's to say (``plait.core.step.segments``; ``plait.core.step.attention_ops`` where attention is shared).
 
 A new part of a model is a row of ``WEIGHTS`` for each tensor, rows of ``STEPS`` for what is computed with it,
-a row of ``SENDS`` if something is sent, and a method in ``plait/train/engine``. Parameters, sharded units,
-FLOPs, bytes on the wire, seconds of ops and of the closed form follow from the rows. What a step keeps in
-memory does not yet: ``plait.core.step.memory.segment_sizes`` has it.
+rows of ``TENSORS`` and their sizes (``plait.core.step.memory.sizes``) for what that keeps, a row of ``SENDS``
+if something is sent, and a method in ``plait/train/engine``. Parameters, sharded units, FLOPs, bytes on the
+wire, memory, seconds of ops and of the closed form follow from the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import WEIGHTS as WEIGHTS
-from plait.core.parallel.strategy import Strategy
 
 Number: TypeAlias = Any
 """A number, or a column of one for each strategy."""
@@ -292,13 +291,18 @@ def orders_of(site: str, kind: Kind) -> tuple[str, ...]:
     return tuple(row.of for row in AFTER if kind in row.kinds and site in (row.sites or (site,)))
 
 
-def exchanged(model: ModelSpec, strategy: Strategy, row: int) -> tuple[int, int, int]:
+def exchanged(model: ModelSpec, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
     """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences: (queries,
     keys and values; what attention gives; keys and values that go round the ring). row: bytes of one number
     for each token of a rank."""
-    ulysses = strategy.cp // strategy.ring
-    heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
-    each = max(1, kv_heads // ulysses) * ulysses
+    letters = model.letters
+    heads, kv_heads = model.num_heads // tp, one_at_least(letters.K // letters.D // tp)
+    each = one_at_least(kv_heads // ulysses) * ulysses
     # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
-    size = row * model.head_size
+    size = row * letters.D
     return size * (heads + 2 * each), size * heads, 2 * size * each
+
+
+def one_at_least(count: Number) -> Number:
+    """Of heads of which several ranks have the same."""
+    return count + (count < 1)

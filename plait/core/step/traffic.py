@@ -39,12 +39,13 @@ class SegmentTraffic:
     def whole(self, op: SegmentOp) -> int:
         """Bytes that an op's collective gathers or reduces, or that a rank holds of what it exchanges."""
         tokens, parts = self.tokens(op), self.graph.parts(op.site, Kind.FIRST_GRAD)
-        there, back, block = exchanged(self.model, self.strategy, tokens * self.itemsize)
+        tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
+        there, back, block = exchanged(self.model, tokens * self.itemsize, tp=tp, ulysses=ulysses)
         return send_of(op.site, op.kind).nbytes(
             Sizes(
                 tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == Kind.FIRST_GRAD else tokens,
                 row=self.model.hidden * self.itemsize, columns=self.graph.p2 if op.site in LAYERS else 1,
-                tp=self.strategy.tp, words=self.strategy.padded_vocab(self.model) // self.strategy.tp,
+                tp=tp, words=self.strategy.padded_vocab(self.model) // tp,
                 number=self.loss_itemsize, there=there, back=back, block=block,
             )
         )  # fmt: skip

@@ -230,7 +230,11 @@ def test_bytes_that_attention_exchanges() -> None:
         (Strategy(tp=2, cp=2), 2), (Strategy(tp=1, cp=2), 2), (Strategy(tp=1, cp=8, ring=4), 2), (Strategy(tp=4), 1),
     ):  # fmt: skip
         heads, size = 8 // strategy.tp, 10 * model.head_size
-        assert exchanged(model, strategy, 10) == (size * (heads + 2 * kept), size * heads, 2 * size * kept)
+        assert exchanged(model, 10, tp=strategy.tp, ulysses=strategy.cp // strategy.ring) == (
+            size * (heads + 2 * kept),
+            size * heads,
+            2 * size * kept,
+        )
 
 
 def test_what_goes_over_the_ranks_that_share_a_sequence_is_recorded_as_theirs() -> None:

@@ -8,17 +8,15 @@ does not depend on them. What domino's lists keep longer is found by walking one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Overlap, Recompute, Strategy
+from plait.core.parallel.strategy import Overlap, Recompute, Strategy, slice_sizes
 from plait.core.step.memory.activations import Walk
 from plait.core.step.memory.live import (
     BACKWARD,
@@ -32,9 +30,9 @@ from plait.core.step.memory.live import (
     WEIGHT,
 )
 from plait.core.step.memory.pipeline_memory import stage_activations
-from plait.core.step.memory.segment_sizes import Core, Shared, Sizes
+from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.segment_lists import sync_order
-from plait.core.step.segments import Action, Phase, SegmentGraph, SegmentOp, SharedAttention
+from plait.core.step.segments import Action, Phase, SegmentGraph, SharedAttention
 from plait.core.step.stages import Stage
 
 Bytes = NDArray[np.float64]
@@ -149,12 +147,12 @@ def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict
 
 def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
-    columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.gpu)
+    sizes = Sizes(model, _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu)
     found = np.zeros((len(degrees), OWN))
     names = [name for name in TYPES if name != "whole" or load.whole]
-    few = {name: _walked(model, columns, name, structure, FEW) for name in names}
+    few = {name: _walked(sizes, name, structure, FEW) for name in names}
     # What a layer more keeps does not depend on what else the stage has.
-    more = _walked(model, columns, "middle", structure, FEW + 1, ("F", "I"))
+    more = _walked(sizes, "middle", structure, FEW + 1, ("F", "I"))
     kept_layer, held_layer = more.kept - few["middle"].kept, more.held - few["middle"].held
     for name, one in few.items():
         kind = TYPES.index(name)
@@ -167,15 +165,24 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
     return found
 
 
+def _rank(structure: Structure, degrees: Sequence[Degrees], sequence: int) -> RankLoad:
+    """Columns of degrees."""
+    tp, cp, ring, micro = np.array(degrees, dtype=np.int64).T
+    return RankLoad(
+        tp=tp, cp=cp, ring=ring, tokens=sequence // cp, shares=slice_sizes(micro, structure.p1),
+        sharded=tp if structure.sequence_parallel else 1,
+    )  # fmt: skip
+
+
 def _walked(
-    model: ModelSpec,
-    columns: _Columns,
+    sizes: Sizes,
     name: str,
     structure: Structure,
     layers: int,
     only: Sequence[Phase] = ("F", "I", "B", "W"),
 ) -> Activity:
     """A micro-batch's phases, or some of them, on a stage of so many layers."""
+    nothing = np.zeros(len(sizes.rank.tp))
     embeds, heads = name in ("whole", "embeds"), name in ("whole", "heads")
     first = 0 if embeds else 1
     stage = Stage(first, 3 - embeds - heads, first, layers)
@@ -185,141 +192,16 @@ def _walked(
         recompute=structure.recompute,
         p1=structure.p1,
     )
-    graph = replace(SegmentGraph.of(model, strategy, stage), attention=structure.attention)
-    walk, nothing = _Walk(columns.under(graph)), np.zeros(columns.count)
+    graph = replace(SegmentGraph.of(sizes.spec, strategy, stage), attention=structure.attention)
     phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
-    peaks, left = dict[str, Bytes](), dict[str, Bytes]()
-    for phase in phases:
-        if phase not in only:
-            break
-        peaks[phase] = cast("Bytes", walk.run(_order(replace(graph, phase=phase))))
-        walk.hand_over()
-        left[phase] = cast("Bytes", walk.now)
-    back = "I" if structure.split else "B"
+    phases = tuple(phase for phase in phases if phase in only)
+    found = Walk(sizes, graph).phases(_order(replace(graph, phase=phase)) for phase in phases)
+    (kept, forward), (held, backward), (_, weight) = (*found, (nothing, nothing), (nothing, nothing))[:3]
     return Activity(
-        kept=left["F"], held=left.get("I", nothing), forward=peaks["F"], backward=peaks.get(back, nothing),
-        weight=peaks.get("W", nothing),
-    )  # fmt: skip
+        kept=kept, held=held if structure.split else nothing, forward=forward, backward=backward, weight=weight
+    )
 
 
 @cache
 def _order(graph: SegmentGraph) -> list[Action]:
     return sync_order(graph)
-
-
-class _Walk(Walk):
-    """On columns. What gloo keeps from step to step is counted elsewhere."""
-
-    _most = staticmethod(np.maximum)
-
-    def _fly(self, op: SegmentOp, change: int) -> None:
-        pass
-
-
-class _Columns(Sizes):
-    """Every size as a column: of all degrees."""
-
-    @staticmethod
-    def of(
-        model: ModelSpec,
-        structure: Structure,
-        degrees: Sequence[Degrees],
-        sequence: int,
-        itemsize: int,
-        gpu: bool,
-    ) -> _Columns:
-        """For one structure."""
-        graph = SegmentGraph(
-            num_layers=1, first_layer=1, p1=structure.p1, sequence_parallel=structure.sequence_parallel,
-            attention=structure.attention,
-        )  # fmt: skip
-        each = [
-            Sizes(
-                model,
-                Strategy(tp=tp, cp=cp, ring=ring, p1=structure.p1, sequence_parallel=structure.sequence_parallel),
-                graph, micro, sequence, itemsize, gpu,
-            )
-            for tp, cp, ring, micro in degrees
-        ]  # fmt: skip
-        made = _Columns(model, each[0].strategy, graph, structure.p1, sequence, itemsize, gpu)
-        made.each, made.count, made.known = each, len(each), {}
-        made.shares = cast("Any", [_column(one.shares[at] for one in each) for at in range(structure.p1)])
-        made.tokens = cast("Any", _column(one.tokens for one in each))
-        made.sharded = max(one.sharded for one in each)
-        return made
-
-    each: Sequence[Sizes]
-    count: int
-    known: dict[Any, Any]
-
-    def under(self, graph: SegmentGraph) -> _Columns:
-        """The same sizes for another graph of the same structure."""
-        other = copy(self)
-        other.graph = graph
-        return other
-
-    def _known(self, name: str, op: SegmentOp, make: Callable[[], Any]) -> Any:
-        key = name, op.site, op.slice
-        if key not in self.known:
-            self.known[key] = make()
-        return self.known[key]
-
-    def _sizes(self, name: str, op: SegmentOp) -> Any:
-        return self._known(name, op, lambda: _column(getattr(one, name)(op) for one in self.each))
-
-    def rows(self, op: SegmentOp) -> int:
-        return self._sizes("rows", op)
-
-    def full(self, op: SegmentOp) -> int:
-        return self._sizes("full", op)
-
-    def stream(self, op: SegmentOp) -> int:
-        return self._sizes("stream", op)
-
-    def looked_up(self, op: SegmentOp) -> int:
-        return self._sizes("looked_up", op)
-
-    def head(self, op: SegmentOp, itemsize: int) -> int:
-        return self._known(f"head{itemsize}", op, lambda: _column(one.head(op, itemsize) for one in self.each))
-
-    def loss(self, op: SegmentOp) -> int:
-        return self._sizes("loss", op)
-
-    def normed(self, op: SegmentOp) -> int:
-        return self._sizes("normed", op)
-
-    def widened(self, op: SegmentOp) -> int:
-        return self._sizes("widened", op)
-
-    def hashed(self, op: SegmentOp) -> int:
-        return self._sizes("hashed", op)
-
-    def product(self, op: SegmentOp) -> int:
-        return self._known(f"product{op.part}", op, lambda: _column(one.product(op) for one in self.each))
-
-    def shared(self, op: SegmentOp) -> Shared:
-        return self._known("shared", op, lambda: self._shared([one.shared(op) for one in self.each]))
-
-    def _shared(self, every: Sequence[Shared]) -> Shared:
-        return Shared(
-            **{one.name: cast("Any", _column(getattr(each, one.name) for each in every)) for one in fields(Shared)}
-        )
-
-    def larger(self, a: int, b: int) -> int:
-        return cast("int", np.maximum(a, b))
-
-    def branches(self, op: SegmentOp) -> list[Core]:
-        return self._known("branches", op, lambda: self._branches(op))
-
-    def _branches(self, op: SegmentOp) -> list[Core]:
-        every = [one.branches(op) for one in self.each]
-        return [self._core(cores) for cores in zip(*every, strict=True)]
-
-    def _core(self, cores: Sequence[Core]) -> Core:
-        names = ("z", "o", "saved", "forward", "backward")
-        sizes: dict[str, Any] = {name: _column(getattr(core, name) for core in cores) for name in names}
-        return Core(**sizes, cheap=cores[0].cheap)
-
-
-def _column(values: Any) -> Bytes:
-    return np.fromiter(values, np.float64)

@@ -1,0 +1,198 @@
+"""The tensors that ops make and read, as a table of rows: how long each is in memory follows from it.
+
+A tensor is there from the step of an op that makes it to the end of the last step that reads it. What runs
+again makes it anew: the first one dies with its last reader before that. A tensor that nobody reads is not
+made at all (what autograd would keep of a norm or a core that runs again). So no row says what recomputation,
+slices or a split backward keep. How large tensors are: ``plait.core.step.memory.sizes``, under their names.
+
+Names: h, the residual stream that comes in; n, it normalised; full, that over the whole sequence; z and o,
+after the first weight and before the second; saved and n_saved, what autograd keeps of cores and norms
+besides; y_partial and y, what the segment adds, before and after its collective; g, the gradient of the
+stream that leaves; g_y, of what is added, if dropout makes it another; g_full, that over the whole sequence;
+g_z, of z; g_n and g_shard, of n.
+
+Names of shared attention: going and come, source and result of an exchange of heads; q, queries; block0, keys
+and values, block1 those from the rank before; sums and found, attention and log-sum-exp over the blocks so
+far; given, kernel and leaf, what one kernel gives and keeps, and what it was given; sum1, the gradient of a
+block on its way; g_own, of the own block.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+from plait.core.step.ops import Branch, Kind, branches_of, steps_of
+
+Word = Literal[
+    "normed", "joins", "looked_up", "embeds", "dropped", "ends", "leaves", "apart", "scattered", "again", "within",
+    "alone", "shared", "exchanged", "ring", "of_second", "of_first", "first", "last", "middle", "later",
+    "next_to_last",
+]  # fmt: skip
+"""Of a segment: normed, it begins with a norm; joins, the segment before adds to its stream; looked_up, that
+is an embedding; embeds, it is one itself; dropped, the model has dropout; leaves, its stream goes to another
+stage; ends, its stream or the gradient that it gives crosses stages; apart, the other end of a skip
+connection is on another stage; scattered, reductions leave a shard of the sequence; again, shared attention
+runs again; within, norms stand within attention's core.
+
+Of a branch: alone or shared, with other ranks; exchanged, by heads; ring, by blocks. Of a part: of_first,
+of_second, the weight whose gradient it is; first, last; middle, neither; later, the third or a later one;
+next_to_last."""
+
+
+class TensorStep(NamedTuple):
+    """What a step of ops of these kinds makes and reads; the rows of an op follow each other.
+
+    branch: as of ``OpStep``; ``both``: attention's and the MLP's, one after the other. makes, reads: names.
+    drops: names that are read no more, whoever has read them. work: name of the bytes beside what is there
+    while the step runs, results included. when: words that hold, or do not (``-word``). sent: it begins the
+    op's collective. projects: it is a weight's, which selective recomputation does not run again.
+
+    ``name=size`` is a tensor whose size has another name. ``<name`` is of the segment before, ``down.name``
+    of the down of an up's level. ``name!`` crosses stages: it stays until the phase ends. Of ``a|b`` the
+    first is read that the segment has. ``{part}``, ``{before}`` and ``{next}`` are numbers of parts;
+    ``{near}`` and ``{end}`` are the last two of a ring.
+    """
+
+    branch: Branch | Literal["both"]
+    kinds: tuple[Kind, ...]
+    makes: str = ""
+    reads: str = ""
+    work: str = ""
+    when: str = ""
+    drops: str = ""
+    sent: bool = False
+    projects: bool = False
+
+
+N, M, F, R, L = Kind.NORM, Kind.NORM_AGAIN, Kind.FIRST, Kind.SECOND, Kind.LOSS
+D, C, W, J = Kind.SECOND_GRAD, Kind.FIRST_GRAD, Kind.WEIGHT_GRAD, Kind.NORM_GRAD
+T, K, X, S = Kind.ROTATE, Kind.CORE, Kind.CORE_AGAIN, Kind.ROTATE_AGAIN
+G, H, E, Z = Kind.CORE_GRAD, Kind.ROTATE_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD
+
+TENSORS: tuple[TensorStep, ...] = (
+    # What comes in.
+    TensorStep("", (N,), work="joining", when="joins -looked_up"),
+    TensorStep("", (N,), work="placing", when="joins looked_up"),
+    TensorStep("", (N,), makes="h=came", reads="<y <y_partial", when="-leaves"),
+    TensorStep("", (N,), makes="h!=came", reads="<y <y_partial", when="leaves"),
+    TensorStep("", (N, M), makes="n_saved n=stream", work="norming", when="normed"),
+    TensorStep("", (N, M), makes="full", sent=True),
+    TensorStep("down", (N,), makes="pairs=stream"),
+    TensorStep("down", (N,), work="stream"),
+    TensorStep("down", (N,), makes="skip!=stream", when="apart"),
+    TensorStep("up", (N,), makes="skip=stream", when="apart"),
+    TensorStep("up", (N,), work="doubling"),
+    # First weights, then cores. Attention that is shared begins here and ends before the second weight.
+    TensorStep("both", (F,), makes="z", projects=True),
+    TensorStep("attn", (F,), makes="going=there", reads="z", work="leaving", when="exchanged"),
+    TensorStep("attn", (F,), makes="q=query block0=block", reads="z", work="leaving", when="shared -exchanged"),
+    TensorStep("both", (F,), makes="o saved", reads="z", work="core", when="alone"),
+    TensorStep("", (F,), reads="n full"),
+    TensorStep("attn", (F, G, E), makes="come=there", sent=True),
+    TensorStep("attn", (T,), makes="q=query block0=block", reads="going come", when="first exchanged"),
+    TensorStep("attn", (T, S), drops="block{before}", when="later"),
+    TensorStep("attn", (T, S), makes="block{next}=block", sent=True),
+    TensorStep("attn", (K, X), reads="going", when="-ring"),
+    TensorStep("attn", (K, X), makes="kernel given=query", when="-ring"),
+    TensorStep("attn", (K, X), reads="come", work="core", when="-ring"),
+    TensorStep("attn", (K, X), makes="leaf=there", reads="kernel", work="there", when="-ring"),
+    TensorStep("attn", (K,), drops="block{before}", when="ring later"),
+    TensorStep("attn", (K,), makes="sums", work="first_block", when="ring first"),
+    TensorStep("attn", (K,), work="next_block", when="ring -first"),
+    TensorStep("attn", (K,), reads="sums", work="query", when="ring last"),
+    TensorStep("attn", (K,), makes="found", drops="block{part}", when="ring last"),
+    TensorStep("attn", (K,), makes="going=query", reads="q block0", when="ring last exchanged"),
+    TensorStep("attn", (K,), makes="o", reads="q block0", when="ring last -exchanged"),
+    TensorStep("attn", (X,), makes="q=query block0=block", reads="going come", when="ring exchanged"),
+    TensorStep("attn", (X,), makes="going=query", when="ring exchanged"),
+    TensorStep("attn", (X,), makes="o", when="ring -exchanged"),
+    TensorStep("attn", (K, X, D), makes="come=query", sent=True),
+    # Second weights; the head's loss, whose gradient takes the logits' place.
+    TensorStep("", (R,), makes="y_partial", when="first"),
+    TensorStep("", (R,), makes="y=stream", when="first scattered -embeds", sent=True),
+    TensorStep("embed", (R,), makes="y=full", sent=True),
+    TensorStep("attn", (R,), makes="o", reads="given|going come", when="first exchanged"),
+    TensorStep("both", (R,), reads="o", when="last"),
+    TensorStep("head", (F,), makes="loss"),
+    TensorStep("head", (F,), makes="logits", work="softmax"),
+    TensorStep("head", (L,), reads="logits loss", work="narrowing"),
+    TensorStep("head", (L,), makes="g_logits"),
+    # Backward through second weights and cores.
+    TensorStep("", (D,), reads="g_y"),
+    TensorStep("attn", (D,), makes="o", reads="given|going come", when="exchanged again"),
+    TensorStep("attn", (D,), makes="going=query", work="leaving_back", when="exchanged"),
+    TensorStep("attn", (D,), makes="g_o=query", work="leaving_back", when="shared -exchanged"),
+    TensorStep("both", (D,), makes="g_z=z", reads="saved z", work="core_back", when="alone"),
+    TensorStep("attn", (G,), reads="going", when="first"),
+    TensorStep("attn", (G,), reads="leaf kernel come given", work="core_back", when="-ring"),
+    TensorStep("attn", (G,), makes="going=there", when="-ring"),
+    TensorStep("attn", (G,), makes="g_q=sums_of_query sum0=block", when="ring first"),
+    TensorStep("attn", (G,), drops="block{part}", when="ring -first"),
+    TensorStep("attn", (G,), makes="g_block{part}=block", when="ring middle"),
+    TensorStep("attn", (G,), makes="g_own", when="ring last"),
+    TensorStep("attn", (G,), work="block_back", when="ring -last"),
+    TensorStep("attn", (G,), drops="block{next}", when="ring next_to_last"),
+    TensorStep("attn", (G,), reads="found q g_o come block0", work="own_back", when="ring last"),
+    TensorStep("attn", (H,), reads="g_block{part} sum{before}", when="-first"),
+    TensorStep("attn", (H,), makes="sum{next}=block", sent=True),
+    TensorStep("attn", (E,), reads="sum{end} sum{near}", work="rounding"),
+    TensorStep("attn", (E,), makes="going=there", reads="g_own g_q"),
+    TensorStep("attn", (Z,), reads="going come", work="there", when="exchanged"),
+    TensorStep("attn", (Z,), work="turning_back", when="exchanged"),
+    TensorStep("attn", (Z,), reads="sum{end} sum{near}", work="rounding", when="-exchanged"),
+    TensorStep("attn", (Z,), reads="g_own g_q", work="turning_back", when="-exchanged"),
+    TensorStep("attn", (Z,), makes="g_z=z"),
+    TensorStep("attn", (Z,), reads="z", when="within"),
+    # Through first weights and norms; gradients of weights.
+    TensorStep("", (C,), makes="g_n=full", when="first"),
+    TensorStep("", (C,), makes="g_shard=stream", when="scattered", sent=True),
+    TensorStep("both", (C,), reads="g_z", when="last"),
+    TensorStep("head", (C,), reads="g_logits", when="last"),
+    TensorStep("both", (W,), reads="o g_full|g_y|g", work="second_product", when="of_second"),
+    TensorStep("both", (W,), reads="g_z full|n", work="first_product", when="of_first"),
+    TensorStep("head", (W,), reads="g_logits full|n", work="product"),
+    TensorStep("embed", (W,), reads="g_full g_y|g", work="scattering"),
+    TensorStep("", (J,), reads="n_saved", work="norm_back"),
+    TensorStep("up", (J,), makes="down.g_skip=stream", when="-apart"),
+    TensorStep("up", (J,), makes="down.g_skip!=stream", when="apart"),
+    TensorStep("", (J,), work="dropping", when="joins dropped"),
+    TensorStep("", (J,), makes="<g=came", when="-ends"),
+    TensorStep("", (J,), makes="<g!=came", when="ends"),
+    TensorStep("", (J,), makes="<g_y=came", when="joins dropped"),
+    TensorStep("", (J,), reads="h g_n g_shard n g pairs g_skip", when="-leaves"),
+    TensorStep("up", (J,), reads="skip"),
+    TensorStep("", (J,), makes="<g_full=full", sent=True),
+)
+BRANCH_OWN = frozenset(("z", "o", "saved", "g_z"))
+"""Names of which each of two branches has one of its own."""
+
+
+class BranchStep(NamedTuple):
+    """A row for one branch, whose number is 1 for the MLP of a parallel block. when: words, and whether they
+    hold."""
+
+    branch: Branch
+    number: int
+    row: TensorStep
+    when: tuple[tuple[str, bool], ...]
+
+
+@cache
+def tensor_steps(site: str, kind: Kind, *, sent: bool = False, selective: bool = False) -> tuple[BranchStep, ...]:
+    """Rows of a segment's ops of a kind, or of the beginning of their collective, in order. selective: so is
+    recomputation, which runs only cheap cores again."""
+    own, runs = branches_of(site), F if kind == Kind.FIRST_AGAIN else kind
+    only = selective and kind == Kind.FIRST_AGAIN
+    runs_again = [branch for branch in own if not only or steps_of(branch, kind, selective=True)]
+    found = list[BranchStep]()
+    for row in TENSORS:
+        if runs in row.kinds and row.sent == sent and not (only and row.projects):
+            of: tuple[Branch, ...] = ("attn", "mlp") if row.branch == "both" else (row.branch,)
+            when = tuple((word.removeprefix("-"), word[0] != "-") for word in row.when.split())
+            found += [
+                BranchStep(branch, own.index(branch) if branch else 0, row, when)
+                for branch in of
+                if branch in ("", *runs_again)
+            ]
+    return tuple(found)
