@@ -53,6 +53,7 @@ WORK: Mapping[str, StageWork] = {
     "W": StageWork("weight gradients", "W", weight_gradient=True),
 }
 """Work by kind of computation. The other kinds are ends of transfers."""
+PHASES: Mapping[Phase, StageWork] = {work.phase: work for work in WORK.values()}
 _NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
 _WORD = re.compile(r"(\d+)(F|B|I|W|S|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
 

@@ -20,6 +20,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.record.ring import RecordKind
 from plait.core.step.orders.overlap import Load, SegmentLists, segment_lists
 from plait.core.step.orders.segment_lists import check
+from plait.core.step.schedule import PHASES
 from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
 from plait.core.step.units import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire
@@ -149,7 +150,7 @@ class SegmentExecutor:
 
     def ahead(self, phase: Phase) -> None:
         """Start to gather what a phase reads first, where that overlaps computation."""
-        if self.shards is None or not self.strategy.hides_shards(forward=phase in ("F", "step")):
+        if self.shards is None or not self.strategy.hides_shards(forward=PHASES[phase].forward):
             return
         for action, _ in self.programmes[phase]:
             if not isinstance(action, UnitAction) or action.op.verb != "gather":

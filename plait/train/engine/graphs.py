@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.core.step.schedule import PHASES
 from plait.core.step.segments import Kind, Phase, SegmentOp
 from plait.core.step.units import UnitAction
 from plait.train.engine.chain import begin, exchanges, pack
@@ -36,8 +37,6 @@ from plait.train.model.dropout import DropoutKey
 
 Step = Callable[[Any], object]
 """What is done in a turn."""
-ENDS: tuple[Phase, ...] = ("step", "B", "W")
-"""Phases after which a micro-batch is through."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class GraphedExecutor(SegmentExecutor):
             state.acts[phase] = self._capture(phase, state, turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
         state.leave(phase)
-        if phase in ENDS:
+        if PHASES[phase].weight_gradient:  # the micro-batch is through
             self._free.append(state)
 
     def step_ended(self) -> None:

@@ -30,7 +30,7 @@ from plait.core.step.clock.phase import (
     Wait,
 )  # fmt: skip
 from plait.core.step.clock.streams import CP, DP, TP, CollectiveFlight, Rank
-from plait.core.step.segments import Phase
+from plait.core.step.schedule import PHASES, Phase
 
 
 class Inside:
@@ -48,7 +48,7 @@ class Inside:
     def _lead(self, phase: Phase, programme: Programme) -> tuple[tuple[int, bool], ...]:
         """Units that are gathered ahead of a phase."""
         found: list[tuple[int, bool]] = []
-        if self.rules.forward if phase in ("F", "step") else self.rules.backward:
+        if self.rules.forward if PHASES[phase].forward else self.rules.backward:
             for step in programme:
                 if not isinstance(step, UnitStep) or step.verb != "gather":
                     break

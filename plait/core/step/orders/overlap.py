@@ -23,6 +23,7 @@ from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.step.orders.repeats import improve_words
 from plait.core.step.orders.segment_lists import async_order, sync_order, with_waits
+from plait.core.step.schedule import PHASES
 from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.step.segments import Action, Phase, SegmentGraph
 from plait.core.step.stages import Stage
@@ -109,9 +110,10 @@ _TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for poli
 def _tries(graph: SegmentGraph) -> list[_Try]:
     """Tries that may differ: a slice that is alone has no other to be patient with, weight gradients fill
     nothing in a phase that has none, and alone they leave nothing to choose."""
-    if graph.phase == "W":
+    work = PHASES[graph.phase]
+    if not (work.forward or work.input_gradient):
         return list(_TRIES[:1])
-    fills = graph.phase in ("step", "B")
+    fills = work.input_gradient and work.weight_gradient
     return [each for each in _TRIES if (graph.p1 > 1 or not each[1].patience) and (fills or each[1].fill)]
 
 
