@@ -202,3 +202,8 @@ FEATURES = json.dumps(
         ],
     }
 )  # fmt: skip
+
+
+def nodes(labels: dict[str, str]) -> list[dict[str, Any]]:
+    """The small cluster's nodes; labels: for ``leaf`` and ``pod``."""
+    return [node(name, {labels["leaf"]: leaf, labels["pod"]: pod}) for name, (leaf, pod) in ABOVE.items()]
