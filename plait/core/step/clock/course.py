@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from plait.core.step.clock.inside import Inside
 from plait.core.step.clock.phase import Outcome, State
-from plait.core.step.clock.pipeline_clock import Entry
+from plait.core.step.clock.pipeline_clock import RankClock
 from plait.core.step.clock.places import PlaceLists
 from plait.core.step.schedule import Op, Transfer
 from plait.core.step.step import Place
@@ -39,8 +39,8 @@ class Moved(NamedTuple):
     end: float
 
 
-@dataclass(eq=False)
-class Course:
+@dataclass(eq=False, kw_only=True)
+class Course(RankClock):
     """A place's way through a step. ended: when collectives of its units were over: a moment, a scale, and
     seconds from that moment in units of that scale. leaves: until when its links carry what it sends,
     arrives: what it receives."""
@@ -48,9 +48,6 @@ class Course:
     place: Place
     lists: PlaceLists
     pace: float
-    entries: Sequence[Entry]
-    clock: float = 0.0
-    at: int = 0
     state: State = field(default_factory=State)
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
     turns: list[Turn] = field(default_factory=list[Turn])

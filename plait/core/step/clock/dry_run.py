@@ -7,13 +7,12 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Bar
-from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, Script, Way, script_of
+from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, RankClock, Script, Way, script_of
 from plait.core.step.clock.pipeline_clock import Transfers as Transfers
 from plait.core.step.schedule import Edge, Op, Schedule, Transfer, check, ends, with_transfers
 
@@ -123,12 +122,9 @@ def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: T
         schedule = with_transfers(schedule)
     else:
         check(schedule)
-    script, costs = script_of(schedule), costs or PipelineCosts.uniform(schedule.num_stages, 0, 0, 0)
-    _check_channels(script)
-    clock = _DryClock(script, costs, transfers)
+    clock = _DryClock(schedule, costs or PipelineCosts.uniform(schedule.num_stages, 0, 0, 0), transfers)
     clock.walk()
-    placed = [TimedOp(number, *timed) for number, rank in enumerate(clock.ranks) for timed in clock.timed(rank)]
-    return DryRun(schedule, tuple(sorted(placed, key=lambda one: (one.start, one.rank))))
+    return DryRun(schedule, tuple(sorted(clock.placed, key=lambda one: (one.start, one.rank))))
 
 
 def _check_channels(script: Script) -> None:
@@ -146,46 +142,26 @@ def _check_channels(script: Script) -> None:
                 )
 
 
-@dataclass(eq=False)
-class _DryRank:
-    """A rank's list, how far it is, and when each of its computations ran."""
-
-    entries: Sequence[Entry]
-    clock: float = 0.0
-    at: int = 0
-    ran: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-
-
-class _DryClock(PipelineClock[_DryRank]):
+class _DryClock(PipelineClock[RankClock]):
     """A pipeline's clock with given costs; every channel carries one transfer at a time."""
 
-    def __init__(self, script: Script, costs: PipelineCosts, transfers: Transfers) -> None:
-        super().__init__(script, [_DryRank(entries) for entries in script.entries], transfers)
-        self.costs = costs
+    def __init__(self, schedule: Schedule, costs: PipelineCosts, transfers: Transfers) -> None:
+        script = script_of(schedule)
+        _check_channels(script)
+        super().__init__(script, [RankClock(entries) for entries in script.entries], transfers)
+        self.rank_of, self.costs, self.placed = schedule.rank_of, costs, list[TimedOp]()
         self.free: dict[tuple[int, int], float] = {}
 
-    def compute(self, rank: _DryRank, entry: Entry) -> None:
+    def compute(self, rank: RankClock, entry: Entry) -> None:
         start, rank.clock = rank.clock, rank.clock + self.costs.seconds(entry.op)
-        rank.ran.append((start, rank.clock))
-
-    def wait(self, rank: _DryRank, way: int) -> None:
-        there = self.arrived[way]
-        assert there is not None
-        rank.clock = max(rank.clock, there[1])
+        self.placed.append(TimedOp(self.rank_of[entry.op.stage], entry.op, start, rank.clock))
 
     def move(self, way: int, now: float) -> tuple[float, float]:
         transfer, sender, receiver = self.ways[way]
         start = max(now, self.free.get((sender, receiver), 0.0))
         end = self.free[sender, receiver] = start + self.costs.travel(transfer)
+        self.placed.append(TimedOp(sender, ends(transfer)[0], start, end))
         return start, end
-
-    def timed(self, rank: _DryRank) -> Iterator[tuple[Op, float, float]]:
-        """Ops of a rank with begin and end, transfers under their SEND."""
-        ran = iter(rank.ran)
-        for entry in rank.entries:
-            moment = next(ran) if entry.key else self.arrived[entry.way] if entry.sends else None
-            if moment:
-                yield entry.op, *moment
 
 
 def peak_activations(schedule: Schedule) -> dict[int, int]:

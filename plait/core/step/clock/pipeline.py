@@ -76,11 +76,9 @@ class StepClock(PipelineClock[Course]):
     def wait(self, rank: Course, way: int) -> None:
         """Stand still until a transfer moves because others have not computed yet, then because of the
         network."""
-        moment = self.arrived[way]
-        assert moment is not None
-        begin = rank.clock
-        rank.rest(moment[0], "idle")
-        rank.rest(moment[1], "pp")
+        begin, (moves, there) = rank.clock, self.there(way)
+        rank.rest(moves, "idle")
+        rank.rest(there, "pp")
         rank.moved.append(Moved(self.ways[way].transfer, False, begin, rank.clock))
 
     def compute(self, rank: Course, entry: Entry) -> None:
@@ -176,8 +174,8 @@ class Simulation:
 
     def courses(self) -> list[Course]:
         """Courses of all places, at a step's beginning."""
-        parts = zip(self.places, self.lists, self.paces, self.script.entries, strict=True)
-        return [Course(*part) for part in parts]
+        parts = zip(self.script.entries, self.places, self.lists, self.paces, strict=True)
+        return [Course(entries, place=place, lists=lists, pace=pace) for entries, place, lists, pace in parts]
 
     def travel(self, way: Way) -> tuple[float, int]:
         """Seconds of what one stage hands to another, and the links it uses."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from plait.core.base.errors import ScheduleError
 from plait.core.step.clock.phase import Key
@@ -86,12 +86,13 @@ def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> lis
     return entries
 
 
-class RankClock(Protocol):
+@dataclass(eq=False)
+class RankClock:
     """A rank in its list: at which entry, and at what time."""
 
     entries: Sequence[Entry]
-    clock: float
-    at: int
+    clock: float = 0.0
+    at: int = 0
 
 
 R = TypeVar("R", bound=RankClock)
@@ -116,12 +117,18 @@ class PipelineClock(ABC, Generic[R]):
         """Move a rank's clock on by one of its computations."""
 
     @abstractmethod
-    def wait(self, rank: R, way: int) -> None:
-        """Move a rank's clock on to when a transfer is there, unless it is later already."""
-
-    @abstractmethod
     def move(self, way: int, now: float) -> tuple[float, float]:
         """Begin and end of a transfer that may begin now."""
+
+    def wait(self, rank: R, way: int) -> None:
+        """Move a rank's clock on to when a transfer is there, unless it is later already."""
+        rank.clock = max(rank.clock, self.there(way)[1])
+
+    def there(self, way: int) -> tuple[float, float]:
+        """When a transfer that has moved began, and when it was there."""
+        moment = self.arrived[way]
+        assert moment
+        return moment
 
     def walk(self) -> None:
         """Let every rank go through its list, always the one whose clock is behind. Raises ScheduleError

@@ -23,7 +23,7 @@ from tests.plan.machines import SPEC, Given, pipelined, plan_of
 
 def course(pace: float = 1.0, state: State | None = None) -> Course:
     nothing: Any = None
-    return Course(nothing, nothing, pace, (), clock=5.0, state=state or State())
+    return Course((), 5.0, place=nothing, lists=nothing, pace=pace, state=state or State())
 
 
 def test_who_rests_until_now_or_earlier_spends_nothing() -> None:
