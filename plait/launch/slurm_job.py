@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 from plait.core.base import programs
@@ -39,12 +38,12 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
 def run(
-    folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
-    plan: Plan | None = None, suspicion: Callable[[], Suspicion | None] = lambda: None,
+    folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, plan: Plan | None = None,
+    guarded: Callable[[Progress], RunGuard] = lambda progress: RunGuard(progress=progress),
 ) -> int:  # fmt: skip
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one that
-    they obey, if they train: this start goes into the run's history then. suspicion: what finds out why they
-    hang; made when the evidence of the start before is put aside."""
+    they obey, if they train: this start goes into the run's history then. guarded: makes what looks after
+    the run, once the evidence of the start before is put aside."""
     job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
     device = plan.job.run.device if plan and plan.job else "auto"
@@ -54,8 +53,7 @@ def run(
         slurm.check_gpus(gpus, table.ranks_per_node, device, problem)
 
     def start(progress: Progress) -> int:
-        guard = RunGuard(lock=lock, suspicion=suspicion(), progress=progress)
-        return _start(folder, argv, table, gpus, timeout, guard)
+        return _start(folder, argv, table, gpus, timeout, guarded(progress))
 
     if plan is None:
         return start(Progress(world_size))
@@ -149,10 +147,12 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:
-                status = run(
-                    folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan,
-                    suspicion=partial(suspicion, plan, folder),
-                )  # fmt: skip
+
+                def guarded(progress: Progress) -> RunGuard:
+                    return RunGuard(lock=lock, suspicion=suspicion(plan, folder), progress=progress)
+
+                timeout = plan.job.run.timeout
+                status = run(folder, argv, plan.layout.world_size, timeout=timeout, plan=plan, guarded=guarded)
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)
             status = error.exit_status

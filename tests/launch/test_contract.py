@@ -81,7 +81,7 @@ how, folder, world, timeout, *argv = sys.argv[1:]
 folder, world, timeout = Path(folder), int(world), float(timeout)
 try:
     if how == "slurm":
-        status = slurm_job.run(folder, argv, world, timeout=timeout, lock=None)
+        status = slurm_job.run(folder, argv, world, timeout=timeout)
     elif how == "lab":
         with Lab(LabSpec.parse(f"2x{world // 2}@1gbit")) as lab:
             status = run_ranks(partial(lab.popen, argv=argv), world, folder / "logs", timeout=timeout)

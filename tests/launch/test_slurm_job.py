@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -16,10 +16,12 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import CHANGED
 from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
+from plait.core.runs.progress import Progress
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import slurm_job
 from plait.launch.agents import Rendezvous
 from plait.launch.run_folder import write_run
+from plait.launch.watch import RunGuard
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
@@ -54,7 +56,7 @@ def run(folder: Path, world: int, device: str = "") -> int:
     plan = (
         make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": device}}), HERE, vocab=16) if device else None
     )
-    return slurm_job.run(folder, ["true"], world, timeout=60, lock=None, plan=plan)
+    return slurm_job.run(folder, ["true"], world, timeout=60, plan=plan)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     monkeypatch.setattr(slurm_job.slurm, "command", lambda *argv: "")
     monkeypatch.setattr(slurm_job.slurm, "gpus_of_job", lambda job: 2)
     monkeypatch.setattr(slurm_job.slurm, "node_addresses", lambda nodes: {"n1": "10.0.0.1", "n2": "10.0.0.2"})
-    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None) == 7
+    assert slurm_job.run(job, ["rank"], 4, timeout=60) == 7
     table = RankTable(("n1", "n2"), 2)
     assert made == {
         "table": table, "argv": ["rank"], "logs": job / "logs", "host": "10.0.0.1", "numbered": True,
@@ -211,14 +213,18 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     assert not read_attempts(job)  # it is no training
     plan = make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": "cpu"}}), HERE, vocab=16)
     plan = replace(plan, notes={CHANGED: "from two nodes"})  # by whoever asks for the first start
-    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan, suspicion=lambda: "it") == 7  # type: ignore[arg-type,return-value]
+
+    def guarded(progress: Progress) -> RunGuard:
+        return RunGuard(suspicion=cast("Any", "it"), progress=progress)
+
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, plan=plan, guarded=guarded) == 7
     [attempt] = read_attempts(job)
     assert (attempt.outcome, attempt.world, attempt.step, attempt.plan) == ("finished", 4, 4, plan.key)
     assert attempt.changed == "from two nodes"
     assert given["watched"][2]["guard"].suspicion == "it"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     step.done.clear()
-    assert slurm_job.run(job, ["rank"], 4, timeout=60, lock=None, plan=plan) == 7
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, plan=plan) == 7
     assert [one.changed for one in read_attempts(job)] == ["from two nodes", ""]
     assert "--gres=gpu:2" not in given["argv"]  # of a job on the processor
 

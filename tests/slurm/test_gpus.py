@@ -31,7 +31,7 @@ from tests.launch.test_slurm_restarts import JOB
 folder, device, *argv = sys.argv[1:]
 plan = make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": device}}), HERE, vocab=16)
 try:
-    sys.exit(slurm_job.run(Path(folder), argv, 4, timeout=60, lock=None, plan=plan))
+    sys.exit(slurm_job.run(Path(folder), argv, 4, timeout=60, plan=plan))
 except PlaitError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_status)

@@ -61,8 +61,8 @@ def run_bare(cluster: SlurmCluster, folder: Path, *options: str, world: int) -> 
     )
     launch = (
         "import sys; from pathlib import Path; from plait.core.base.errors import PlaitError; from plait.launch import "
-        "slurm_job\ntry: sys.exit(slurm_job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60, "
-        "lock=None))\nexcept PlaitError as error: print(error, file=sys.stderr); sys.exit(error.exit_status)"
+        "slurm_job\ntry: sys.exit(slurm_job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60))"
+        "\nexcept PlaitError as error: print(error, file=sys.stderr); sys.exit(error.exit_status)"
     )
     rank = [sys.executable, "-I", "-S", "-c", code, str(folder / "seen")]
     argv = ["salloc", "--quiet", *options, sys.executable, "-c", launch, str(folder), str(world), *rank]

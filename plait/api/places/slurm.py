@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from plait.api.ranks import Ranks
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
+    from plait.core.runs.progress import Progress
     from plait.launch.slurm import Batch
 
 
@@ -35,6 +35,7 @@ class InSlurm(Managed):
         from plait.core.base.errors import JobError
         from plait.core.topology.rank_table import RankTable
         from plait.launch import slurm_job
+        from plait.launch.watch import RunGuard
 
         if not self.inside:
             fix = "Run it inside of one, such as: salloc --nodes=2 plait ..."
@@ -44,10 +45,11 @@ class InSlurm(Managed):
             RankTable.read(self.table).write(folder / slurm_job.PLACED)
         else:
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
-        return slurm_job.run(
-            folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
-            plan=ranks.plan, suspicion=partial(suspicion_of, ranks),
-        )  # fmt: skip
+
+        def guarded(progress: Progress) -> RunGuard:
+            return RunGuard(lock=ranks.lock, suspicion=suspicion_of(ranks), progress=progress)
+
+        return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, plan=ranks.plan, guarded=guarded)
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
