@@ -87,7 +87,7 @@ Held = tuple[int, int, str]
 
 class Walk:
     """Runs lists of actions on sizes instead of tensors. now: bytes that are there; peak: the most at any
-    moment of a phase."""
+    moment of a phase. live: of every tensor that is there, its bytes and how many steps will read it."""
 
     def __init__(self, sizes: Sizes, graph: SegmentGraph) -> None:
         self.sizes, self.graph = sizes, graph
@@ -96,7 +96,7 @@ class Walk:
             segment: (place, tensors.program(place), graph.level(sizes.spec, *segment))
             for segment, place in graph.places.items()
         }
-        self._live: dict[Held, tuple[Number, int]] = {}
+        self.live: dict[Held, tuple[Number, int]] = {}
         self._crossing: list[Held] = []
         self._rises = False
         # Of 8 bytes each: numbers, targets; which rows are sent, and where they arrive.
@@ -134,7 +134,7 @@ class Walk:
             self._rises = False
         for (owner, name), size, crosses, readers in step.makes:
             held, made = (owners[owner], at, name), getattr(sizes, size)
-            self._live[held] = made, readers + crosses
+            self.live[held] = made, readers + crosses
             self.now = self.now + made  # not in place: sizes may be columns
             self._rises = True
             if crosses:
@@ -142,19 +142,19 @@ class Walk:
         for owner, name in step.reads:
             self._read((owners[owner], at, name))
         for owner, name in step.drops:
-            if (held := (owners[owner], at, name)) in self._live:
+            if (held := (owners[owner], at, name)) in self.live:
                 self._free(held)
 
     def _read(self, held: Held) -> None:
-        size, readers = self._live[held]
+        size, readers = self.live[held]
         if readers > 1:
-            self._live[held] = size, readers - 1
+            self.live[held] = size, readers - 1
         else:
             self._free(held)
 
     def _free(self, held: Held) -> None:
         self._top()
-        self.now = self.now - self._live.pop(held)[0]
+        self.now = self.now - self.live.pop(held)[0]
 
     def _top(self) -> None:
         """Remember what there is, if it has grown since: it is about to be less."""
