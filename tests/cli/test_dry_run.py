@@ -16,7 +16,7 @@ from plait.cli.main import main
 from plait.core.job.spec import Job
 from plait.plan import fits
 from tests.support.runs import on_terminal, write_job
-from tests.train.checkpoint.test_weight_files import numbers, write
+from tests.train.checkpoint.weights import numbers, write
 
 BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'",
        "model.max_sequence=8192", "data.sequence_length=8192",

@@ -1,73 +1,30 @@
-"""What is wrong with the weights of a folder is said before a rank starts, from headers and names."""
+"""What is wrong with the weights of a folder is said before a rank starts."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from plait.core.base.errors import CheckpointError, JobError, PlaitError
-from plait.core.model.families import PREFIX
+from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint.weight_files import check_weights
-from plait.train.checkpoint.weight_headers import TensorHeader, read_header
-from plait.train.checkpoint.weight_names import shapes
-
-SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
-LLAMA = ModelSpec(family="llama", ffn_hidden=12, num_kv_heads=1, **SHAPE)
-TIED = ModelSpec(family="llama", ffn_hidden=12, num_kv_heads=1, tied_embeddings=True, **SHAPE)
-GPT = ModelSpec(family="gpt", **SHAPE)
-Q = "model.layers.0.self_attn.q_proj.weight"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def numbers(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
-    """Whole weights of the model, named as in a file."""
-    random = np.random.default_rng(seed)
-    return {
-        name if name == HEAD else PREFIX[spec.family] + name: random.standard_normal(shape).astype("<f4")
-        for name, shape in shapes(spec).items()
-    }
-
-
-def write(file: Path, tensors: dict[str, np.ndarray], codes: dict[str, str] | None = None) -> None:
-    """A safetensors file. codes: dtypes to be said of tensors, in place of F32."""
-    header, end = dict[str, Any](), 0
-    for name, value in tensors.items():
-        code = (codes or {}).get(name, "F32")
-        header[name] = {"dtype": code, "shape": list(value.shape), "data_offsets": [end, end + value.nbytes]}
-        end += value.nbytes
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for value in tensors.values()))
-
-
-def write_shards(folder: Path, tensors: dict[str, np.ndarray], count: int = 3) -> dict[str, str]:
-    """Shards and their index; which tensor is where."""
-    names, where = list(tensors), dict[str, str]()
-    for number in range(count):
-        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-        part = names[number::count]
-        write(folder / file, {name: tensors[name] for name in part})
-        where |= dict.fromkeys(part, file)
-    write_index(folder, where)
-    return where
-
-
-def write_index(folder: Path, where: dict[str, Any]) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-
-
-def refused(folder: Path, spec: ModelSpec = LLAMA) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        check_weights(folder, spec)
-    return str(caught.value)
+from tests.train.checkpoint.weights import (
+    EMBEDDING,
+    GPT,
+    HEAD,
+    LLAMA,
+    TIED,
+    Q,
+    numbers,
+    refused,
+    write,
+    write_index,
+    write_shards,
+)
 
 
 @pytest.mark.parametrize("spec", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
@@ -79,9 +36,6 @@ def test_whole_folders_are_taken(tmp_path: Path, spec: ModelSpec) -> None:
         "passed over 1 indexes of shards, since model.safetensors stands beside them (the first: "
         f"{tmp_path / 'model.safetensors.index.json'})"
     ]
-
-
-# ---- a tensor that stands twice ----
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
@@ -123,9 +77,6 @@ def test_a_tensor_that_an_index_promises_and_no_shard_has(tmp_path: Path) -> Non
 def test_an_index_that_cannot_be(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json" in refused(tmp_path)
-
-
-# ---- a head beside tied embeddings ----
 
 
 @pytest.mark.parametrize(("name", "says"), [
@@ -176,9 +127,6 @@ def test_without_a_head_the_advice_works(tmp_path: Path) -> None:
     check_weights(tmp_path, TIED)
 
 
-# ---- other tensors ----
-
-
 def test_constants_of_older_files_are_counted(tmp_path: Path) -> None:
     more = {"transformer.h.0.attn.bias": np.ones((1, 1, 8, 8), "<f4")}
     write(tmp_path / "model.safetensors", numbers(GPT) | more)
@@ -189,148 +137,6 @@ def test_constants_of_older_files_are_counted(tmp_path: Path) -> None:
 def test_what_has_no_place_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path / "model.safetensors", numbers(LLAMA) | {name: np.ones(8, "<f4")})
     assert f"'{name}' has no place in this model" in refused(tmp_path)
-
-
-# ---- headers ----
-
-
-def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
-    """A file of two tensors of eight bytes, with another header."""
-    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in (("a", 0), ("b", 8))}
-    change(header)
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(16)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda h: h["b"].update(data_offsets=[4, 12]), "'b' overlaps 'a'"),
-        (lambda h: h["b"].update(data_offsets=[9, 17]), "'b' leaves a gap after 'a'"),
-        (lambda h: h.pop("b"), "its tensors end at byte"),
-        (lambda h: h["b"].update(data_offsets=[8, 1 << 40], shape=[1 << 38]), "to take"),
-        (lambda h: h["b"].update(data_offsets=[8, 4]), "described wrongly"),
-        (lambda h: h["b"].update(data_offsets=[-8, 0]), "described wrongly"),
-        (lambda h: h["b"].update(shape=[-2]), "described wrongly"),
-        (lambda h: h["b"].update(shape=[2.0]), "described wrongly"),
-        (lambda h: h["b"].update(shape=[True, 2]), "described wrongly"),
-        (lambda h: h["b"].update(shape=[1] * 100_000), "described wrongly"),
-        (lambda h: h["b"].update(shape=[3]), "is said to take 8 bytes"),
-        (lambda h: h["b"].update(dtype=7), "described wrongly"),
-        (lambda h: h.update(b=None), "described wrongly"),
-        (lambda h: h.update(__metadata__=[]), "__metadata__"),
-    ],
-)
-def test_a_header_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(damaged(change))
-    with pytest.raises(CheckpointError) as caught:
-        read_header(file)
-    assert says in str(caught.value)
-    assert len(str(caught.value)) < len(str(file)) + 300
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "damaged or cut short"),
-        (b"\0\0\0", "its header would take 0 bytes, and the file has 3"),
-        (b"\xff" * 64, "its header would take"),
-        ((1 << 27).to_bytes(8, "little") + b"{}", "its header would take"),
-        ((2).to_bytes(8, "little") + b"{", "its header would take"),
-        ((2).to_bytes(8, "little") + b"[]", "no table"),
-        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "nested too deeply"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4988030368\n", "git lfs pull"),
-    ],
-)
-def test_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes, says: str) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert says in refused(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [("F64", 8), ("F32", 4), ("F16", 2), ("BF16", 2), ("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("C64", 8),
-     ("I64", 8), ("I32", 4), ("I16", 2), ("I8", 1), ("U64", 8), ("U32", 4), ("U16", 2), ("U8", 1), ("BOOL", 1)],
-)  # fmt: skip
-def test_numbers_take_the_bytes_of_their_dtype(tmp_path: Path, dtype: str, size: int) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(damaged(lambda h: h["b"].update(dtype=dtype, shape=[8 // size])))
-    first = file.stat().st_size - 16
-    assert read_header(file)["b"] == TensorHeader(file, "b", dtype, (8 // size,), first + 8, first + 16)
-    for wrong in (8 // size + 1, 8 // size - 1):
-        file.write_bytes(damaged(lambda h, wrong=wrong: h["b"].update(dtype=dtype, shape=[wrong])))
-        with pytest.raises(CheckpointError, match=f"of shape .* and dtype {dtype} is said to take 8 bytes"):
-            read_header(file)
-
-
-def test_of_a_dtype_that_is_not_known_no_size_is(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(damaged(lambda h: h["b"].update(dtype="F4", shape=[16])))
-    assert read_header(file)["b"].shape == (16,)
-
-
-@pytest.mark.parametrize(
-    ("shape", "taken"), [([1] * 63 + [2], True), ([1] * 64 + [2], False), ([0], False), ([2, 1], True)]
-)
-def test_a_shape_has_a_few_dimensions(tmp_path: Path, shape: list[int], taken: bool) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(damaged(lambda h: h["b"].update(shape=shape)))
-    if taken:
-        assert read_header(file)["b"].shape == tuple(shape)
-    else:
-        with pytest.raises(CheckpointError, match="tensor 'b'"):
-            read_header(file)
-
-
-def test_empty_tensors_and_metadata_stand_where_they_stand(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    nothing = {"dtype": "F32", "shape": [0, 4], "data_offsets": [8, 8]}
-    file.write_bytes(damaged(lambda h: h.update(c=nothing, __metadata__={"format": "pt"})))
-    found = read_header(file)
-    assert list(found) == ["a", "b", "c"] and found["c"].start == found["c"].stop == found["b"].start
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda h: h["a"].update(data_offsets=[1, 9]), "tensor 'a' leaves a gap after the header"),
-        (lambda h: (h.clear(), h.update(__metadata__={})), "its tensors end at byte"),
-        (lambda h: h["b"].update(data_offsets=[8]), "tensor 'b' is described wrongly"),
-        (lambda h: h["b"].update(data_offsets=[8, 12, 16]), "tensor 'b' is described wrongly"),
-        (lambda h: h["b"].update(data_offsets=[1 << 62, 1 << 62]), "tensor 'b' is described wrongly"),
-        (lambda h: h["b"].pop("dtype"), "tensor 'b' is described wrongly"),
-    ],
-)
-def test_ranges_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(damaged(change))
-    with pytest.raises(CheckpointError, match=says):
-        read_header(file)
-
-
-@pytest.mark.parametrize(("length", "says"), [(64, "nested|JSON|no table"), (65, "65 bytes; at most 64 are read")])
-def test_a_header_is_read_up_to_a_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, says: str
-) -> None:
-    monkeypatch.setattr("plait.train.checkpoint.weight_headers.LONGEST", 64)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(length.to_bytes(8, "little") + b"{}".ljust(length))
-    if length == 64:
-        assert read_header(file) == {}
-    else:
-        with pytest.raises(CheckpointError, match=says):
-            read_header(file)
-
-
-def test_what_is_no_file_is_said_to_be_that(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name, says in (("none", "missing"), (".", "is a folder, no regular file"), ("pipe", "is a pipe, no regular")):
-        with pytest.raises(CheckpointError, match=says):
-            read_header(tmp_path / name)
-
-
-# ---- folders ----
 
 
 def test_what_is_no_folder_is_said_to_be_that(tmp_path: Path) -> None:
@@ -427,28 +233,3 @@ def test_positions_that_are_learned_have_a_length(tmp_path: Path) -> None:
         "model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 16,
     }))  # fmt: skip
     assert "max_sequence is 16 there and 8 in the job. Set model.max_sequence=16" in refused(tmp_path, GPT)
-
-
-def test_a_name_that_stands_twice_in_a_header(tmp_path: Path) -> None:
-    entry = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
-    text = f'{{"a": {entry}, "a": {entry}}}'.encode()
-    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    assert "the key 'a' stands twice" in refused(tmp_path)
-
-
-WHOLE = damaged(lambda header: None)
-
-
-@given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), kept=st.integers(0, len(WHOLE)))
-@settings(max_examples=300, deadline=None)
-def test_no_damage_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, kept: int) -> None:
-    file = tmp_path_factory.mktemp("damaged") / "model.safetensors"
-    content = bytearray(WHOLE)
-    content[at] = byte
-    file.write_bytes(content[:kept])
-    try:
-        found = read_header(file)
-    except PlaitError:
-        return
-    assert kept == len(WHOLE)
-    assert all(8 <= one.start <= one.stop <= kept for one in found.values())
