@@ -45,7 +45,7 @@ def expert_volume(step: Step, index: int, ep: int) -> Volume:
     mesh, loads, strategy = step.layout.meshes[index], step.workload, step.strategy
     layers = [layer for stage in step.stages_of(index) for layer in stage.layers if experts.at(layer)]
     own = _of_experts(step.shardings[index], ep)
-    numel = own.padded(experts.count * step.model.expert_parameters(experts.ffn_hidden) // (ep * mesh.tp))
+    numel = own.padded(step.model.routed_parameters // (ep * mesh.tp))
     units: dict[Unit, int] = {("mlp", layer): numel for layer in layers}
     shared = unit_traffic(units, own, mesh.replicas // ep, itemsize=loads.itemsize, gradient_itemsize=loads.master)
     sent = step_bytes(shared, micro_batches=loads.num_micro_batches)

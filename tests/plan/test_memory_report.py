@@ -9,9 +9,9 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
-from plait.core.step.columns.point_step import step_of
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.closed_memory import step_memory, usable
+from plait.core.step.memory.walked_memory import step_of
 from plait.plan.memory_report import memory_report
 from tests.support.models import seven_billion
 

@@ -277,6 +277,11 @@ class ModelSpec:
         """Parameters of one expert of this width: an MLP without a norm."""
         return count(MLP, replace(self.letters, F=ffn_hidden))
 
+    @property
+    def routed_parameters(self) -> int:
+        """Parameters of all routed experts of a layer."""
+        return self.experts.count * self.expert_parameters(self.experts.ffn_hidden) if self.experts else 0
+
     def expert_mlp_parameters(self, routed: int) -> int:
         """Parameters of one sublayer of experts: ``routed`` of these, the shared ones, router and norm."""
         if self.experts is None:

@@ -35,7 +35,7 @@ class Rope:
         return self._cache[key]
 
     def _frequencies(self) -> Tensor:
-        spec, size = self.spec, self.spec.head_size
+        spec, size = self.spec, self.spec.letters.D
         frequencies = spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
         if (scaling := spec.rope_scaling) is None:
             return frequencies

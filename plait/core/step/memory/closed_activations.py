@@ -196,9 +196,9 @@ class _Rows:
     def _left_out(self, tokens: Bytes) -> Bytes:
         """What a layer of Plait's keeps and others need not."""
         model, each = self.model, tokens * self.itemsize / self.points.tp
-        gate = model.ffn_hidden if model.gated and self.options.fused_gate else 0
+        gate = model.letters.F if model.gated and self.options.fused_gate else 0
         rotary = self.options.rotary_in_place and not model.learned_positions and model.family == "llama"
-        copies = (model.num_heads + model.num_kv_heads) * model.head_size * rotary
+        copies = (model.letters.Q + model.letters.K) * rotary
         return each * (gate + copies * (self.points.cp == self.points.ring))
 
     def _loss(self, found: Bytes, tokens: Bytes) -> None:

@@ -21,9 +21,8 @@ from plait.core.model.precision import ITEMSIZE
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.distinct import distinct, groups
-from plait.core.step.columns.loose_model import model_of
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.memory import live
 from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.closed_states import KINDS, Factors, held_by, place_states

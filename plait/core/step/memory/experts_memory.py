@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.loose_model import LooseModel
 from plait.core.step.columns.points import RECOMPUTES, Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.shapes import LooseModel, Shapes
 from plait.core.step.memory.closed_states import Column, Factors, Held, place_states
 from plait.core.step.memory.live import (
     BACKWARD,
@@ -79,7 +78,7 @@ def expert_states(
     if experts is None:
         return np.zeros((5, len(factors.params)))
     layers = sum(experts.at(layer) for stage in stages for layer in stage.layers)
-    numel = experts.count * model.expert_parameters(experts.ffn_hidden) // (ep * strategy.tp)
+    numel = model.routed_parameters // (ep * strategy.tp)
     own = Factors(
         cut_by(factors.params, ep), cut_by(factors.grads, ep), cut_by(factors.optim, ep),
         cut_by(factors.secondary, ep),

@@ -70,4 +70,4 @@ def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, items
     """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
     scattered."""
     positions = spec.max_sequence if strategy.cp > 1 else sequence
-    return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
+    return 0 if spec.learned_positions else 2 * positions * spec.letters.D * itemsize

@@ -18,7 +18,6 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.columns.distinct import distinct, groups
-from plait.core.step.columns.point_step import step_of
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.memory.activation_columns import Load, Structure, stage_tables
@@ -26,6 +25,7 @@ from plait.core.step.memory.closed_memory import MemoryColumns, plait_on, step_m
 from plait.core.step.memory.estimate import Estimate, estimate
 from plait.core.step.memory.live import HELD, HELD_LAYER, KEPT, KEPT_LAYER, TYPES
 from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.walked_memory import step_of
 from tests.support.models import seven_billion
 
 GIB = 1 << 30

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError, ScheduleError
 from plait.core.model.spec import ModelSpec
-from plait.core.step.columns.point_step import step_of
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.memory.estimate import estimate
 from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.walked_memory import step_of
 
 MODEL = ModelSpec(
     family="utransformer", levels=2, num_layers=15, hidden=64, num_heads=4, vocab=100, max_sequence=256

@@ -10,9 +10,8 @@ import pytest
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.loose_model import model_of
 from plait.core.step.columns.points import Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.costs import cluster_costs

@@ -11,8 +11,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.point_step import step_of
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.memory.walked_memory import step_of
 from plait.core.step.step import Step
 
 GPT = ModelSpec(family="gpt", num_layers=8, hidden=32, num_heads=8, vocab=48, max_sequence=64)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.core.model.experts import Experts
-from plait.core.step.columns.loose_model import LooseModel, model_of
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.shapes import LooseModel, Shapes, model_of
 from tests.plan.layers import GPT, LLAMA, MIXTRAL
 
 
