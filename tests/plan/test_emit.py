@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
+import shlex
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -29,13 +32,47 @@ def job(**strategy: Any) -> Job:
     )
 
 
+def lines(one: Job) -> list[str]:
+    """Of Megatron-LM's command line, one for each flag."""
+    text = emit(one, "megatron").text
+    return [line.removesuffix(" \\") for line in text.splitlines() if not line.startswith("#")]
+
+
 def flags(one: Job) -> dict[str, str]:
-    lines = [line.removesuffix(" \\") for line in emit(one, "megatron").text.splitlines()]
-    return {name: value for name, _, value in (line.removeprefix("--").partition(" ") for line in lines)}
+    """By name, but for the model's shapes."""
+    found = {name.removeprefix("--"): " ".join(values) for name, *values in map(shlex.split, lines(one))}
+    return {name: value for name, value in found.items() if name not in MODEL_FLAGS}
+
+
+MODEL_FLAGS = {
+    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "max-position-embeddings", "norm-epsilon",
+    "hidden-dropout", "attention-dropout", "kv-channels", "group-query-attention", "num-query-groups",
+    "position-embedding-type", "normalization", "swiglu", "disable-bias-linear", "rotary-base", "use-rope-scaling",
+    "rope-scaling-factor", "untie-embeddings-and-output-weights", "qk-layernorm", "window-size",
+    "window-attn-skip-freq",
+}  # fmt: skip
 
 
 def tables(one: Job) -> dict[str, Any]:
-    return tomllib.loads(emit(one, "torchtitan").text)
+    """What the module for torchtitan sets, run with stand-ins for torchtitan's own modules."""
+    registry, policies = ModuleType("config_registry"), ModuleType("activation_checkpoint")
+    names = "training parallelism compile"
+    settings = SimpleNamespace(**{name: SimpleNamespace() for name in names.split()}, activation_checkpoint="unset")
+    for name in ("llama3_8b", "llama3_70b", "qwen3_14b", "qwen3_32b", "CONFIGURATION"):
+        setattr(registry, name, lambda: settings)
+    models = SimpleNamespace(model_registry=lambda flavor: flavor)
+    for name in ("FullAC", "SelectiveAC"):
+        setattr(policies, name, SimpleNamespace(Config=lambda name=name: name))
+    known = {f"torchtitan.models.{family}.config_registry": registry for family in ("llama3", "qwen3", "MODULE")}
+    known |= {f"torchtitan.models.{family}": models for family in ("llama3", "qwen3", "MODULE")}
+    known |= {"torchtitan.distributed.activation_checkpoint": policies}
+    made = dict[str, Any]()
+    with mock.patch.dict(sys.modules, known):
+        exec(emit(one, "torchtitan").text, made)
+        assert made["planned"]() is settings
+    return {name: vars(getattr(settings, name)) for name in names.split()} | {
+        "again": settings.activation_checkpoint, "model": settings.model_spec,
+    }  # fmt: skip
 
 
 PLAIN = {
@@ -59,16 +96,24 @@ def test_megatron() -> None:
     }  # fmt: skip
 
 
+def cut(*sizes: int) -> list[list[str]]:
+    """Names of the modules of every stage, of so many layers each."""
+    layers = iter(range(sum(sizes)))
+    parts = [[f"layers.{next(layers)}" for _ in range(size)] for size in sizes]
+    return [["tok_embeddings", *parts[0]], *parts[1:-1], [*parts[-1], "norm", "lm_head"]]
+
+
 def test_torchtitan() -> None:
     found = tables(job(**PLAIN, shard="fsdp"))
     assert found["training"] == {
-        "local_batch_size": 16, "global_batch_size": 64, "seq_len": 4096,
-        "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
+        "local_batch_size": 16, "global_batch_size": 64, "seq_len": 4096, "mixed_precision_param": "bfloat16",
+        "disable_cuda_graphs": True,
     }  # fmt: skip
-    assert found["activation_checkpoint"] == {"mode": "none"}
+    assert found["again"] is None and found["model"] == "8B"
     parallel = found["parallelism"]
     assert (parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]) == (1, 4)
-    assert (parallel["pipeline_parallel_schedule"], parallel["pipeline_parallel_layers_per_stage"]) == ("1F1B", 16)
+    assert parallel["pipeline_parallel_schedule"] == "1F1B"
+    assert parallel["module_fqns_per_model_part"] == cut(16, 16)
     assert parallel["fsdp_reshard_after_forward"] == "always"
 
 
@@ -79,18 +124,17 @@ def test_torchtitan() -> None:
         ({"overlap": "domino", "slices": {"batch": 2}}, "torchtitan", "slices 2x1 of Domino"),
         ({"schedule": "zb-h1"}, "megatron", "schedule = zb-h1 (1f1b stands for it)"),
         ({"schedule": "zb-v"}, "megatron", "schedule = zb-v (interleaved stands for it)"),
-        ({"sequence_parallel": False}, "torchtitan", "sequence_parallel = false"),
         ({"recompute": {"kind": "full", "layers": 3}}, "torchtitan", "recompute of 3 layers"),
         ({"recompute": "selective"}, "megatron", "only norms are recomputed"),
         ({"shard": {"params": 2, "grads": 2, "optim": 4}}, "megatron", "shard.params = 2 (it is sharded 4 ways"),
         ({"shard": "zero1"}, "torchtitan", "shard factors that differ"),
         ({"shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, "torchtitan", "shard.secondary = 2"),
         ({"cp": 2, "cp_comm_type": "ulysses"}, "torchtitan", "2 ranks that exchange heads"),
-        ({"stage_layers": [17, 15]}, "megatron", "stage_layers = [17, 15]"),
         ({"dp": [4, 2], "tp": [2, 4]}, "megatron", "unequal places"),
         ({"compile": True}, "megatron", "compile"),
         ({"cuda_graphs": True, "shard": "zero1"}, "megatron", "cuda_graphs"),
-        ({"cuda_graphs": True, "shard": "zero1"}, "torchtitan", "cuda_graphs"),
+        ({"cuda_graphs": True, "shard": "zero1"}, "torchtitan", "cuda_graphs (it has none with pipelines)"),
+        ({"overlap": "sync"}, "megatron", "overlap.tp = sync"),
     ],
 )
 def test_what_they_cannot_say_is_named(strategy: dict[str, Any], framework: str, words: str) -> None:
@@ -103,15 +147,15 @@ STAYS = "shard.params = 1 (parameters are gathered in every forward and kept unt
 
 
 def added(one: Job) -> str:
-    """Flags beyond degrees, batches and precision."""
-    return " ".join(emit(one, "megatron").text.replace(" \\\n", " ").split()).partition("--seq-length 4096")[2].strip()
+    """Flags beyond degrees, batches, precision and the model's shapes."""
+    always = 6
+    return " ".join(line for line in lines(one)[always:] if line.split()[0].removeprefix("--") not in MODEL_FLAGS)
 
 
 def unsaid(one: Job, framework: str) -> list[str]:
-    """But the model's shapes, which no strategy has."""
-    *found, shapes = emit(one, framework).unsaid
-    assert shapes.startswith("the model's shapes (")
-    return found
+    """But the vocabulary, which is a tokenizer's."""
+    found = emit(one, framework).unsaid
+    return [what for what in found if not what.startswith("the vocabulary (")]
 
 
 @pytest.mark.parametrize(
@@ -119,21 +163,22 @@ def unsaid(one: Job, framework: str) -> list[str]:
     [
         ({}, "", []),
         ({"tp": 2}, "", ["overlap.tp = domino (its own overlap behind weight gradients stands for it)"]),
-        ({"tp": 2, "overlap": "sync"}, "--no-async-tensor-model-parallel-allreduce", []),
-        ({"tp": 2, "overlap": "no-communication"}, "", ["overlap.tp = no-communication"]),
+        ({"tp": 2, "overlap": "sync"}, "",
+         ["overlap.tp = sync (its all-reduce runs behind weight gradients, which no flag forbids)"]),
+        ({"tp": 2, "overlap": "no-communication"}, "", ["overlap.tp = no-communication (it communicates)"]),
         ({"tp": 2, "overlap": "async"}, "", []),
         ({"tp": 2, "overlap": "async", "slices": {"batch": 1, "columns": 1}}, "", []),
         ({"dp": 4}, "--overlap-grad-reduce", []),
         ({"dp": 4, "shard": "zero1"}, "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather", []),
         ({"dp": 4, "shard": "zero2"},
          "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads", []),
+         "--data-parallel-sharding-strategy optim_grads --ckpt-format fsdp_dtensor", []),
         ({"dp": 4, "shard": "fsdp"},
          "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads_params", []),
+         "--data-parallel-sharding-strategy optim_grads_params --ckpt-format fsdp_dtensor", []),
         ({"dp": 4, "shard": {"params": 1, "grads": 2, "optim": 4}},
          "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads",
+         "--data-parallel-sharding-strategy optim_grads --ckpt-format fsdp_dtensor",
          ["shard.grads = 2 (it is sharded 4 ways, as optimizer states are)"]),
         ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
          "--overlap-grad-reduce --use-distributed-optimizer --num-distributed-optimizer-instances 2 "
@@ -152,7 +197,8 @@ def unsaid(one: Job, framework: str) -> list[str]:
          "--num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full --recompute-method block "
          "--recompute-num-layers 8", ["schedule = zb-v (interleaved stands for it)"]),
         ({"pp": 3, "schedule": "gpipe", "recompute": "full"},
-         "--recompute-granularity full --recompute-method block --recompute-num-layers 11",
+         "--pipeline-model-parallel-layout 'Et*11|(t*11|)*1t*10L' --recompute-granularity full "
+         "--recompute-method block --recompute-num-layers 11",
          ["schedule = gpipe (1f1b stands for it)"]),
         ({"recompute": {"kind": "full", "layers": 3}},
          "--recompute-granularity full --recompute-method block --recompute-num-layers 3", []),
@@ -169,17 +215,15 @@ def test_flags_of_megatron(strategy: dict[str, Any], flags: str, cannot: list[st
     assert unsaid(one, "megatron") == cannot
 
 
-FLAT = "sequence_parallel = false (theirs is always on with tensor parallelism)"
-
-
 @pytest.mark.parametrize(
     ("strategy", "parallel", "cannot"),
     [
         ({}, {}, []),
-        ({"tp": 2, "overlap": "sync"}, {"tensor_parallel_degree": 2}, [FLAT]),
-        ({"tp": 2, "overlap": "sync", "sequence_parallel": True}, {"tensor_parallel_degree": 2}, []),
-        ({"tp": 2}, {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True},
-         [FLAT, "overlap.tp = domino (async tensor parallelism, which needs compile, is nearest)"]),
+        ({"tp": 2, "overlap": "sync"}, {"tensor_parallel_degree": 2, "enable_sequence_parallel": False}, []),
+        ({"tp": 2, "overlap": "sync", "sequence_parallel": True},
+         {"tensor_parallel_degree": 2, "enable_sequence_parallel": True}, []),
+        ({"tp": 2}, {"tensor_parallel_degree": 2, "enable_sequence_parallel": False},
+         ["overlap.tp = domino (async tensor parallelism, which needs compile, is nearest)"]),
         ({"overlap": NO_SYNC}, {}, []),
         ({"dp": 4, "overlap": NO_SYNC}, {"data_parallel_replicate_degree": 4},
          ["overlap.shard = none (FSDP2 always prefetches)"]),
@@ -192,28 +236,25 @@ FLAT = "sequence_parallel = false (theirs is always on with tensor parallelism)"
          {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"},
          ["shard factors that differ (params 2, grads 4, optim 4; all three become 4)"]),
         ({"dp": 2, "cp": 2, "cp_comm_type": "ring", "shard": "fsdp"},
-         {"data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "always", "context_parallel_degree": 2,
-          "context_parallel_rotate_method": "alltoall"}, []),
+         {"data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "always", "context_parallel_degree": 2}, []),
         ({"dp": 2, "cp": 4, "cp_comm_type": "ulysses"},
-         {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4,
-          "context_parallel_rotate_method": "allgather"},
+         {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4},
          ["shard.optim = 1 (FSDP2 shards over the 4 ranks of a sequence as well: 4)",
           "cp_comm_type with 4 ranks that exchange heads (all are one ring)"]),
         ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
          {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B",
-          "pipeline_parallel_layers_per_stage": 4, "pipeline_parallel_microbatch_size": 2}, []),
+          "module_fqns_per_model_part": cut(*[4] * 8), "pipeline_parallel_microbatch_size": 2}, []),
         ({"pp": 2, "schedule": "zb-v"},
          {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble",
-          "pipeline_parallel_layers_per_stage": 8, "pipeline_parallel_microbatch_size": 2}, []),
+          "module_fqns_per_model_part": cut(*[8] * 4), "pipeline_parallel_microbatch_size": 2}, []),
         ({"pp": 3, "schedule": "eager-1f1b"},
          {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
-          "pipeline_parallel_layers_per_stage": 11, "pipeline_parallel_microbatch_size": 2},
-         ["schedule = eager-1f1b (1f1b stands for it)",
-          "32 layers over 3 stages as equal as can be (theirs may cut elsewhere)"]),
+          "module_fqns_per_model_part": cut(11, 11, 10), "pipeline_parallel_microbatch_size": 2},
+         ["schedule = eager-1f1b (1f1b stands for it)"]),
         ({"pp": 3, "schedule": "1f1b", "stage_layers": [10, 11, 11]},
          {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
-          "pipeline_parallel_layers_per_stage": 11, "pipeline_parallel_microbatch_size": 2},
-         ["stage_layers = [10, 11, 11] (their split is even)"]),
+          "module_fqns_per_model_part": cut(10, 11, 11), "pipeline_parallel_microbatch_size": 2},
+         []),
         ({"recompute": {"kind": "full", "layers": 3}}, {},
          ["recompute of 3 layers of every stage (all are recomputed)"]),
         ({"recompute": "full"}, {}, []),
@@ -231,10 +272,10 @@ def test_settings_of_torchtitan(strategy: dict[str, Any], parallel: dict[str, An
     assert found["parallelism"] == ones | parallel
     assert unsaid(one, "torchtitan") == cannot
     assert found["training"]["local_batch_size"] == (64 if "pp" in strategy else 2)
-    assert found.get("compile") == ({"enable": True} if "enable_async_tensor_parallel" in parallel else None)
+    beside = one.base_strategy.tp > 1 and one.base_strategy.overlap != "sync"
+    assert found["compile"] == {"enable": beside} | ({"enable_async_tensor_parallel": True} if beside else {})
     kind = one.base_strategy.recompute
-    told = {"selective_ac_option": "op"} if kind == "selective" else {}
-    assert found["activation_checkpoint"] == {"mode": kind} | told
+    assert found["again"] == {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[kind]
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp32", "fp64"])
@@ -243,15 +284,19 @@ def test_a_precision_that_they_do_not_have_is_named(precision: str) -> None:
     told = {"bf16-mixed": "bfloat16", "fp32": "float32"}.get(precision)
     training = tables(one)["training"]
     assert training.get("mixed_precision_param") == told
-    assert ("mixed_precision_reduce" in training) == (told is not None)
     assert ("bf16" in flags(one)) == (precision == "bf16-mixed")
     for framework in FRAMEWORKS:
         assert unsaid(one, framework) == ([] if told else ["train.precision = fp64"])
 
 
 def test_torchtitan_compiles_where_the_strategy_does() -> None:
-    found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on})).get("compile") for on in (False, True)]
-    assert found == [None, {"enable": True}]
+    found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on}))["compile"] for on in (False, True)]
+    assert found == [{"enable": False}, {"enable": True}]
+
+
+def test_torchtitan_captures_where_the_strategy_does() -> None:
+    found = [tables(job(cuda_graphs=on))["training"]["disable_cuda_graphs"] for on in (False, True)]
+    assert found == [True, False]
 
 
 def test_context_parallelism_of_both_kinds() -> None:

@@ -1,0 +1,205 @@
+"""A strategy and its model as Megatron-LM's command line: flags of ``arguments.py`` at commit d98e8a64
+(22 August 2026).
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from shlex import quote
+from typing import Any
+
+from plait.core.model.spec import ROPE_THETA
+from plait.plan.emit_words import Emitted, Words
+
+TARGET = "Megatron-LM d98e8a64 (August 2026)"
+SCHEDULES = ("1f1b", "interleaved")
+ROPE_ORIGINAL = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_positions": 8192}
+"""What ``--use-rope-scaling`` takes for granted."""
+
+
+def megatron(words: Words) -> Emitted:
+    """The flags, one a line, after what the environment must have."""
+    job, section, strategy = words.job, words.section, words.strategy
+    words.common()
+    if strategy.cuda_graphs:
+        words.cannot("cuda_graphs (what it captures are layers or steps, collectives included)")
+    if strategy.compile:
+        words.cannot("compile (its own fused kernels stand for it)")
+    flags: dict[str, Any] = {
+        "tensor-model-parallel-size": words.tp,
+        "pipeline-model-parallel-size": section.pp,
+        "context-parallel-size": section.cp,
+        "micro-batch-size": words.micro,
+        "global-batch-size": job.train.global_batch_size,
+        "seq-length": job.data.sequence_length,
+    }
+    sharding = _sharding(words)
+    flags |= _context(words) | _tensor(words) | sharding | _pipeline(words) | _recomputed(words) | _precision(words)
+    flags |= _model(words)
+    lines = [f"--{name}" if value is True else f"--{name} {_quoted(value)}" for name, value in flags.items()]
+    head = [f"# For {TARGET}; {words.ranks} ranks."]
+    if (words.tp > 1 or section.cp > 1) and "use-megatron-fsdp" not in sharding:
+        head.append("# It wants CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment (before Blackwell).")
+    return Emitted("\n".join(head) + "\n" + " \\\n".join(lines) + "\n", words.unsaid, TARGET)
+
+
+def _quoted(value: Any) -> str:
+    """For a shell: one word, or several."""
+    return " ".join(quote(str(one)) for one in (value if isinstance(value, tuple) else (value,)))
+
+
+def _context(words: Words) -> dict[str, Any]:
+    strategy = words.strategy
+    if strategy.cp == 1:
+        return {}
+    ulysses = strategy.cp // strategy.ring
+    if 1 in (ulysses, strategy.ring):
+        return {"cp-comm-type": "a2a" if strategy.ring == 1 else "p2p"}
+    return {"cp-comm-type": "a2a+p2p", "hierarchical-context-parallel-sizes": (ulysses, strategy.ring)}
+
+
+def _tensor(words: Words) -> dict[str, Any]:
+    strategy, found = words.strategy, dict[str, Any]()
+    if words.tp == 1:
+        return found
+    if strategy.sequence_parallel:
+        found["sequence-parallel"] = True
+    instead = {
+        "sync": "its all-reduce runs behind weight gradients, which no flag forbids",
+        "domino": "its own overlap behind weight gradients stands for it",
+        "no-communication": "it communicates",
+    }
+    if strategy.overlap in instead:
+        words.cannot(f"overlap.tp = {strategy.overlap} ({instead[strategy.overlap]})")
+    return found
+
+
+def _sharding(words: Words) -> dict[str, Any]:
+    """One optimizer shard factor that every later one follows; the rest is Megatron-FSDP's."""
+    sharding, replicas, found = words.sharding, words.replicas, dict[str, Any]()
+    if replicas == 1:
+        return found
+    overlap = words.strategy.shard_overlap
+    if overlap in ("backward", "both"):
+        found["overlap-grad-reduce"] = True
+    if sharding.optim == 1:
+        return found
+    found["use-distributed-optimizer"] = True
+    if replicas > sharding.optim:
+        found["num-distributed-optimizer-instances"] = replicas // sharding.optim
+    if overlap in ("forward", "both"):
+        if overlap == "forward":
+            words.cannot("overlap.shard = forward (overlap-param-gather needs overlap-grad-reduce)")
+        found |= {"overlap-grad-reduce": True, "overlap-param-gather": True}
+    grads, params = sharding.grads > 1, sharding.params > 1
+    if grads or params:
+        shared = "optim_grads_params" if params else "optim_grads"
+        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": shared, "ckpt-format": "fsdp_dtensor"}
+    for name in ("grads", "params"):
+        factor = getattr(sharding, name)
+        if factor not in (1, sharding.optim):
+            words.cannot(f"shard.{name} = {factor} (it is sharded {sharding.optim} ways, as optimizer states are)")
+    return found
+
+
+def _pipeline(words: Words) -> dict[str, Any]:
+    """Rounds of the pipeline; where stages are unequal, what each holds."""
+    pp = words.section.pp
+    if pp == 1:
+        return {}
+    name = words.schedule(SCHEDULES, {"zb-v": "interleaved"})
+    rounds = 2 if words.section.schedule == "zb-v" else words.section.virtual_stages
+    sizes = [stage.num_layers for stage in words.stages("zb-v" if words.section.schedule == "zb-v" else name)]
+    if len(set(sizes)) > 1:
+        return {"pipeline-model-parallel-layout": layout(sizes)}
+    return {"num-virtual-stages-per-pipeline-rank": rounds} if name == "interleaved" else {}
+
+
+def layout(sizes: list[int]) -> str:
+    """Stages as Megatron-LM writes them: E the embedding, t a layer, L the loss.
+
+    >>> layout([3, 4, 4, 2])
+    'Et*3|(t*4|)*2t*2L'
+    """
+    first, *middle, last = sizes
+    runs = [(size, len(list(same))) for size, same in groupby(middle)]
+    inner = "".join(f"(t*{size}|)*{times}" for size, times in runs)
+    return f"Et*{first}|{inner}t*{last}L"
+
+
+def _recomputed(words: Words) -> dict[str, Any]:
+    strategy = words.strategy
+    if strategy.recompute == "full":
+        largest = max(stage.num_layers for stage in words.stages(words.section.schedule))
+        some = strategy.recompute_layers
+        return {
+            "recompute-granularity": "full", "recompute-method": "block",
+            "recompute-num-layers": largest if some is None else some,
+        }  # fmt: skip
+    if strategy.recompute == "selective":
+        words.cannot("recompute = selective of the MLP's activation (only norms are recomputed)")
+        if strategy.recompute_layers is not None:
+            words.cannot(f"recompute of {strategy.recompute_layers} layers of every stage (all are recomputed)")
+        return {"recompute-granularity": "selective", "recompute-modules": "layernorm"}
+    return {}
+
+
+def _precision(words: Words) -> dict[str, Any]:
+    precision = words.job.train.precision
+    if precision == "bf16-mixed":
+        return {"bf16": True}
+    if precision != "fp32":
+        words.cannot(f"train.precision = {precision}")
+    return {}
+
+
+def _model(words: Words) -> dict[str, Any]:
+    """Shapes of the model."""
+    model = words.model
+    found: dict[str, Any] = {
+        "num-layers": model.num_layers, "hidden-size": model.hidden, "ffn-hidden-size": model.ffn_hidden,
+        "num-attention-heads": model.num_heads, "max-position-embeddings": model.max_sequence,
+        "norm-epsilon": model.norm_eps, "hidden-dropout": model.dropout, "attention-dropout": model.attention_dropout,
+    }  # fmt: skip
+    if model.head_size * model.num_heads != model.hidden:
+        found["kv-channels"] = model.head_size
+    if model.num_kv_heads != model.num_heads:
+        found |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
+    if model.family == "llama":
+        found |= {"position-embedding-type": "rope", "normalization": "RMSNorm", "swiglu": True}
+        found |= {"disable-bias-linear": True} | _rotation(words)
+    if not model.tied_embeddings:
+        found["untie-embeddings-and-output-weights"] = True
+    if model.qk_norm:
+        found["qk-layernorm"] = True
+    if model.window:
+        found |= {"window-size": f"{model.window - 1},0"} | _windows(words)
+    if model.parallel_block:
+        words.cannot("model.parallel_block (attention comes before the MLP)")
+    if model.levels:
+        words.cannot("model.levels (its layers all have one length)")
+    words.cannot("the vocabulary (it is its tokenizer's, padded by make-vocab-size-divisible-by)")
+    return found
+
+
+def _rotation(words: Words) -> dict[str, Any]:
+    model, found = words.model, dict[str, Any]()
+    if model.rope_theta != ROPE_THETA:
+        found["rotary-base"] = round(model.rope_theta)
+    if model.rope_scaling:
+        found |= {"use-rope-scaling": True, "rope-scaling-factor": model.rope_scaling.factor}
+        other = {name: getattr(model.rope_scaling, name) for name in ROPE_ORIGINAL}
+        if other != ROPE_ORIGINAL:
+            words.cannot(f"model.rope_scaling beyond its factor ({other}; it takes {ROPE_ORIGINAL})")
+    return found
+
+
+def _windows(words: Words) -> dict[str, Any]:
+    """Layers without a window."""
+    model = words.model
+    if not model.full_first and not model.full_every:
+        return {}
+    if not model.full_first:
+        return {"window-attn-skip-freq": model.full_every}
+    within = [int(bool(model.window_at(layer))) for layer in range(model.num_layers)]
+    return {"window-attn-skip-freq": str(within).replace(" ", "")}

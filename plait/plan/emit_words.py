@@ -1,0 +1,72 @@
+"""What every framework is told of a job, and what none of them can be told.
+
+A framework cannot say everything that a strategy says: each such thing becomes one line of
+``Emitted.unsaid``, and what is said in its place is the nearest that the framework knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from plait.core.job.spec import Job
+from plait.core.step.stages import Stage, split_layers
+
+
+@dataclass
+class Emitted:
+    """text: a file, or a command line. target: the version for which it is. unsaid: what the framework cannot
+    say, and what stands there instead."""
+
+    text: str = ""
+    unsaid: list[str] = field(default_factory=list[str])
+    target: str = ""
+
+
+class Words:
+    """A job that leaves nothing open, and what could not be said of it so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.section, self.strategy = job, job.strategy, job.base_strategy
+        self.dp, self.tp = job.degrees[0]
+        self.micro = -(-job.micro_batch // self.dp)
+        self.sharding = job.sharding(self.dp * job.strategy.cp)
+        self.replicas = self.dp * job.strategy.cp
+        self.model = job.model_spec(vocab=1)
+        self.unsaid: list[str] = []
+        if len(set(job.degrees)) > 1:
+            self.cannot("unequal places of the pipeline (the first place's tp and dp stand for all)")
+
+    def cannot(self, what: str) -> None:
+        """Name something."""
+        self.unsaid.append(what)
+
+    def common(self) -> None:
+        """Name what no framework has a setting for."""
+        strategy, sharding = self.strategy, self.sharding
+        if strategy.overlap == "domino" and self.tp > 1 and (strategy.p1, strategy.p2) != (1, 1):
+            self.cannot(f"slices {strategy.p1}x{strategy.p2} of Domino (their batch is not sliced)")
+        if sharding.secondary:
+            self.cannot(f"shard.secondary = {sharding.secondary} (no second copy of parameters is kept)")
+
+    def schedule(self, known: Iterable[str], instead: Mapping[str, str]) -> str:
+        """The schedule, or the one that stands for it."""
+        name = self.section.schedule
+        if name in known:
+            return name
+        other = instead.get(name, "1f1b")
+        self.cannot(f"schedule = {name} ({other} stands for it)")
+        return other
+
+    def stages(self, schedule: str) -> tuple[Stage, ...]:
+        """Cuts of the model for a schedule, place by place and round after round."""
+        rounds = {"interleaved": self.section.virtual_stages, "zb-v": 2}.get(schedule, 1)
+        given = self.section.stage_layers
+        count = self.section.pp * max(1, rounds)
+        return split_layers(self.model.num_layers, count, given if len(given) == count else ())
+
+    @cached_property
+    def ranks(self) -> int:
+        """Of the whole job."""
+        return self.job.world_size
