@@ -31,7 +31,7 @@ from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.record.recorder import Recorder
 
 SLICED = {
@@ -128,7 +128,7 @@ def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> B
         max_sequence=sequence,
         **more,
     )
-    model = Transformer(spec, Strategy(tp=2), tp_rank=dist.get_rank())
+    model = Transformer(spec, Strategy(tp=2), ModelCut(tp_rank=dist.get_rank()))
     tokens = torch.randint(0, spec.vocab, (size, sequence), generator=torch.Generator().manual_seed(1))
     batch = MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(size), 1.0 / tokens.numel(), 0)
     return Bench(spec, batch, model, Gradients(model), open_wire("gloo"), device_of(None))

@@ -29,7 +29,7 @@ from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.model.sequence import SequenceGroup
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.record.recorder import Recorder
 
 
@@ -50,7 +50,7 @@ class Bench:
         recorded, bare = SequenceGroup(*wires), self.group
         nothing = SequenceGroup(*(NullWire(wire.size, wire.rank) for wire in (bare.ulysses, bare.ring)))
         self.models = {
-            name: Transformer(self.spec, self.base, sequence=group)
+            name: Transformer(self.spec, self.base, ModelCut(sequence=group))
             for name, group in (("recorded", recorded), ("bare", bare), ("none", nothing))
         }
         self.gradients = {name: Gradients(model) for name, model in self.models.items()}

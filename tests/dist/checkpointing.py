@@ -25,7 +25,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.manifest import file_of
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.held import held_of
 from tests.support.models import llama
 
@@ -77,7 +77,7 @@ def zeros_like(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Ten
 
 
 def build(spec: ModelSpec, tp: int = 1, rank: int = 0) -> Transformer:
-    return Transformer(spec, Strategy(tp=tp), tp_rank=rank % tp)
+    return Transformer(spec, Strategy(tp=tp), ModelCut(tp_rank=rank % tp))
 
 
 class One:

@@ -29,7 +29,7 @@ from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import RankStep, train_step
 from plait.train.machine.device import RankDevice
 from plait.train.model.dropout import DropoutKey
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.peers import Peer
 from tests.support.reference import Reference
 
@@ -150,7 +150,7 @@ def build(
 ) -> tuple[SegmentExecutor, Optimizer]:
     """An executor and optimizer holding this rank's share of the starting weights."""
     over = over or wire()
-    model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype, device=DEVICE.torch_device)
+    model = Transformer(spec, strategy, ModelCut(tp_rank=over.rank), dtype=dtype, device=DEVICE.torch_device)
     with torch.no_grad():
         for piece in model.pieces if start else ():
             assert start is not None
@@ -213,7 +213,7 @@ def bits(rank: int, spec: ModelSpec, strategy: Strategy, delay: int | None = Non
 
 def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
     """Whether the shards of rank 0 and 1 are different numbers (equal ones would train, and be wrong)."""
-    model = Transformer(spec, strategy, tp_rank=rank)
+    model = Transformer(spec, strategy, ModelCut(tp_rank=rank))
     mine = torch.cat(
         [p.detach().flatten() for name, p in model.named.items() if name.endswith(("column.weight", "row.weight"))]
     )

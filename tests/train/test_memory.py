@@ -24,7 +24,7 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import RankDevice
 from plait.train.model.sequence import SequenceGroup
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.models import utransformer
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
@@ -59,7 +59,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     is allocated."""
     spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
     group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
-    transformer = Transformer(spec, strategy, sequence=group)
+    transformer = Transformer(spec, strategy, ModelCut(sequence=group))
     executor = make_executor(
         transformer, strategy, NullWire(strategy.tp), Load(batch, sequence), RankContext(DEVICE),
         gradients=Gradients(transformer), phases=("F", "B"),
@@ -89,7 +89,7 @@ def test_states_are_what_is_allocated(model: str, tp: int) -> None:
         [Stage(0, 1, 0, spec.num_layers), Stage(0, 2, 0, 1), Stage(1, 2, 1, spec.num_layers - 1)]
     ):
         sharding = [Sharding(), Sharding(grads=2, optim=4), Sharding(params=2, grads=2, optim=2)][index]
-        transformer = Transformer(spec, strategy, stage=stage, sharding=sharding)
+        transformer = Transformer(spec, strategy, ModelCut(stage=stage, sharding=sharding))
         sizes = unit_sizes(spec, strategy, stage, sharding)
         assert sizes == {unit: store.numel for unit, store in transformer.units.items()}
         want, gradients = states(sizes, sharding, itemsize=4), Gradients(transformer)

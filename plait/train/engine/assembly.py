@@ -24,7 +24,7 @@ from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import RankStep
 from plait.train.machine.device import RankDevice, torch_dtype
-from plait.train.model.transformer import StageModels, Transformer
+from plait.train.model.transformer import ModelCut, StageModels, Transformer
 from plait.train.record.recorder import Recorder
 
 
@@ -128,14 +128,16 @@ def assemble(
             Transformer(
                 plan.model,
                 plan.strategy_of(groups.place),
-                tp_rank=groups.tp_rank,
-                stage=plan.stages[stage],
+                ModelCut(
+                    tp_rank=groups.tp_rank,
+                    stage=plan.stages[stage],
+                    sharding=groups.sharding,
+                    sequence=groups.sequence,
+                    shard_rank=groups.replica,
+                ),
                 seed=plan.seed,
                 dtype=torch_dtype(plan.workload.precision),
                 device=device.torch_device,
-                sharding=groups.sharding,
-                sequence=groups.sequence,
-                shard_rank=groups.replica,
             )
             for stage in plan.schedule.stages_of(groups.place)
         ]

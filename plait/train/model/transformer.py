@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -45,34 +46,39 @@ class StageModels:
         self.units = {unit: store for model in models for unit, store in model.units.items()}
 
 
-class Transformer(nn.Module):
-    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same
-    whatever the degrees.
-
+@dataclass(frozen=True, kw_only=True)
+class ModelCut:
+    """What of a model one rank has. stage: None for all layers. tp_rank: its tensor-parallel share of them.
     sequence: with whom it shares sequences. sharding, shard_rank: how its parameters are cut over the ranks
-    that hold this same share, and which of them this is.
-    """
+    that have this same share, and which of them this is."""
+
+    stage: Stage | None = None
+    tp_rank: int = 0
+    sequence: SequenceGroup = ALONE
+    sharding: Sharding = WHOLE
+    shard_rank: int = 0
+
+
+class Transformer(nn.Module):
+    """One rank's share of a model, or the whole of it; initialised the same whatever the degrees."""
 
     def __init__(
         self,
         spec: ModelSpec,
         strategy: Strategy,
+        cut: ModelCut = ModelCut(),
         *,
-        tp_rank: int = 0,
-        stage: Stage | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-        sequence: SequenceGroup = ALONE,
-        sharding: Sharding = WHOLE,
-        shard_rank: int = 0,
     ) -> None:
         super().__init__()
-        self.spec, self.strategy, self.tp_rank = spec, strategy, tp_rank
+        self.spec, self.strategy = spec, strategy
+        tp_rank = self.tp_rank = cut.tp_rank
         rope = Rope(spec) if spec.family == "llama" else None
-        self.stage = stage or Stage(0, 1, 0, spec.num_layers)
+        self.stage = cut.stage or Stage(0, 1, 0, spec.num_layers)
         self.embedding = Embedding(spec, strategy, tp_rank)
-        attention = {at: Attention(spec, at, strategy, tp_rank, rope, sequence) for at in self.stage.layers}
+        attention = {at: Attention(spec, at, strategy, tp_rank, rope, cut.sequence) for at in self.stage.layers}
         mlps = {at: Mlp(spec, at) for at in self.stage.layers}
         self.sublayers: dict[tuple[Site, int], Sublayer | ParallelBlock] = {}
         for at in self.stage.layers:
@@ -87,7 +93,7 @@ class Transformer(nn.Module):
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else WeightModule()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
         at, to = self.stage.index, device or torch.device("cpu")
-        spec_of_shards = ShardSpec(sharding, shard_rank, dtype, to)
+        spec_of_shards = ShardSpec(cut.sharding, cut.shard_rank, dtype, to)
         self.units = make_units(self.pieces, self.embedding.rows, at, spec_of_shards)
         self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         self._fill(seed)

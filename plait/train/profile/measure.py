@@ -26,7 +26,7 @@ from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.device import RankDevice, torch_dtype
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives
 from plait.train.profile.compute import measure_attention, measure_passes, measure_products
@@ -172,7 +172,7 @@ def measure_modules(
     family = "gpt" if model.levels else model.family  # a utransformer's layers are gpt's
     spec = replace(model, family=family, levels=0, num_layers=1, dropout=0.0, attention_dropout=0.0)
     strategy, length = replace(SYNC, tp=tp), spec.max_sequence
-    share = Transformer(spec, strategy, tp_rank=at, dtype=torch_dtype(precision), device=device.torch_device)
+    share = Transformer(spec, strategy, ModelCut(tp_rank=at), dtype=torch_dtype(precision), device=device.torch_device)
     recorder = Recorder(device)
     executor = make_executor(
         share,

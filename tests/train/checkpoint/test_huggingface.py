@@ -29,7 +29,7 @@ from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import RankDevice
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.threads import threads
 
 GPT = {
@@ -120,7 +120,9 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
 
 
 def load(folder: Path, tp: int = 1, rank: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
-    model = Transformer(ModelSpec.from_huggingface(folder), Strategy(tp=tp), tp_rank=rank, dtype=dtype, seed=9)
+    model = Transformer(
+        ModelSpec.from_huggingface(folder), Strategy(tp=tp), ModelCut(tp_rank=rank), dtype=dtype, seed=9
+    )
     huggingface.load(model, folder)
     return model
 

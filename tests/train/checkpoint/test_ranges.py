@@ -21,7 +21,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import split_layers
 from plait.train.checkpoint.manifest import Manifest, Stored, file_of
 from plait.train.checkpoint.ranges import Range, assign, described, ranges_of, read_ranges, write_ranges
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.model.units import ShardBox
 
 LLAMA = ModelSpec(
@@ -46,10 +46,7 @@ class World(NamedTuple):
             model = Transformer(
                 spec,
                 Strategy(tp=self.tp),
-                tp_rank=tp_rank,
-                stage=stage,
-                sharding=Sharding(optim=self.optim),
-                shard_rank=rank,
+                ModelCut(tp_rank=tp_rank, stage=stage, sharding=Sharding(optim=self.optim), shard_rank=rank),
             )
             found.append({f"{store.key}": store.held("optim") for store in model.units.values()})
         return found

@@ -18,7 +18,7 @@ from plait.train.engine.gradients import Gradients
 from plait.train.engine.graphs import GraphedExecutor, GraphSlot
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import RankDevice
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.capturing import CapturingDevice
 from tests.support.models import gpt, llama
 
@@ -28,7 +28,7 @@ BATCHES = 5
 
 def stage(spec: ModelSpec, index: int, device: RankDevice) -> tuple[SegmentExecutor, Gradients]:
     strategy = Strategy(cuda_graphs=device.captures)
-    model = Transformer(spec, strategy, stage=split_layers(spec.num_layers, 3)[index], seed=3)
+    model = Transformer(spec, strategy, ModelCut(stage=split_layers(spec.num_layers, 3)[index]), seed=3)
     gradients = Gradients(model)
     executor = make_executor(
         model, strategy, NullWire(), Load(ROWS, SEQUENCE), RankContext(device), gradients=gradients, phases=("F", "B")

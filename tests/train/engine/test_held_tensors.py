@@ -27,7 +27,7 @@ from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
 from plait.train.model.loss import VocabularyLoss
 from plait.train.model.sequence import SequenceGroup
-from plait.train.model.transformer import Transformer
+from plait.train.model.transformer import ModelCut, Transformer
 
 SHAPES: dict[str, Any] = {"num_layers": 3, "hidden": 48, "num_heads": 4, "vocab": 62, "max_sequence": 64}
 GPT = ModelSpec(family="gpt", **SHAPES)
@@ -79,7 +79,7 @@ def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> li
     """Ops after which a segment between the ends of a stage holds something else than the table says."""
     strategy, batch = Strategy(overlap=overlap, **asked), asked.get("p1", 1)
     group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
-    transformer = Transformer(model, strategy, sequence=group)
+    transformer = Transformer(model, strategy, ModelCut(sequence=group))
     executor = make_executor(
         transformer, strategy, NullWire(strategy.tp), Load(batch, SEQUENCE), RankContext(CPU),
         gradients=Gradients(transformer), phases=("F", "B"),
