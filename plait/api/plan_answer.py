@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,19 +11,41 @@ from plait.core.cluster.hardware import Cluster
 from plait.plan.answer import Answer, Candidate
 from plait.plan.fits import KINDS
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
+from plait.plan.what_if import CHANGES
 
 Told = tuple[str, Callable[[Candidate], str]]
 """A column's name, and its text for a strategy."""
 
 
+class Change(NamedTuple):
+    """Factors by which the cluster is other than it is, and the best strategy as it is; None where nothing
+    fits."""
+
+    factors: Mapping[str, float]
+    before: Candidate | None
+
+    def told(self, best: Candidate) -> str:
+        """What the change makes of the best step."""
+        what = ", ".join(f"{factor:g} times the {CHANGES[name]}" for name, factor in self.factors.items())
+        if self.before is None:
+            return f"What if there were {what}: then this fits, and nothing does as things are."
+        ratio = self.before.seconds / best.seconds
+        return (
+            f"What if there were {what}: the best step takes {in_seconds(best.seconds)} in place of "
+            f"{in_seconds(self.before.seconds)}, {ratio:.3g} times as fast."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanAnswer(Shown):
     """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
-    explain: whether parts show more columns, where the step goes, and what fills the memory."""
+    explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
+    cluster, if one is only tried."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
     explain: bool = False
+    change: Change | None = None
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -45,7 +67,8 @@ class PlanAnswer(Shown):
         values = self.answer.to_dict()
         for at, seconds in self.measured.items():
             values["candidates"][at]["measured"] = seconds
-        return values | ({"chosen": self.chosen} if self.measured else {})
+        before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
+        return values | before | ({"chosen": self.chosen} if self.measured else {})
 
     def parts(self) -> Iterator[Part]:
         """A line for each strategy, and why the first is the first. Settings that all of them share stand
@@ -54,6 +77,8 @@ class PlanAnswer(Shown):
         ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
         searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
         yield f"{found.model.num_parameters:,} parameters on {ranks}{searched}"
+        if self.change:
+            yield self.change.told(found.best)
         shared, shown = self._settings()
         if shared:
             yield f"{'all of them' if len(candidates) > 1 else 'it has'}: {', '.join(shared)}"
@@ -76,11 +101,13 @@ class PlanAnswer(Shown):
 
     def _settings(self) -> tuple[list[str], list[Told]]:
         """Settings that all strategies share, in words, and columns of those that differ."""
-        shared, shown = list[str](), list[Told]()
+        shared, shown, alike = list[str](), list[Told](), {0: list(self.candidates)}
         for head, told in SETTINGS:
             values = {told(one) for one in self.candidates}
             if len(values) > 1 or head == "pp dp cp tp":
-                shown += [(head, told)] if self.explain or head in FIRST else []
+                split = _split(alike.values(), told)
+                if self.explain or head in FIRST or len(split) > len(alike):  # rows that differ look different
+                    shown, alike = [*shown, (head, told)], split
             elif values != {"-"}:
                 shared.append(f"{head} {values.pop()}")
         return shared, shown
@@ -93,6 +120,15 @@ class PlanAnswer(Shown):
             for at, seconds in self.measured.items()
         ]  # fmt: skip
         return Table("Predicted and measured seconds of a step", header, rows)
+
+
+def _split(groups: Iterable[Sequence[Candidate]], told: Callable[[Candidate], str]) -> dict[int, list[Candidate]]:
+    """Groups of strategies that look alike, by one column more."""
+    found = dict[tuple[int, str], list[Candidate]]()
+    for number, group in enumerate(groups):
+        for one in group:
+            found.setdefault((number, told(one)), []).append(one)
+    return dict(enumerate(found.values()))
 
 
 def _explained(best: Candidate) -> Iterator[Part]:
@@ -142,7 +178,7 @@ class ComparedPlans(Shown):
         a, b = self.first.candidate, self.second.candidate
         settings = [
             ("cluster", self.first.cluster.name, self.second.cluster.name),
-            ("ranks", f"{a.job.world_size:,}", f"{b.job.world_size:,}"),
+            *((what, told(a), told(b)) for what, told in JOBS),
             *((key, *values) for key, values in differences(a.point, b.point).items()),
         ]
         if settings := [row for row in settings if row[1] != row[2]]:
@@ -162,6 +198,14 @@ class ComparedPlans(Shown):
 
 
 HEADER = ("", "first", "second", "second/first")
+JOBS: Sequence[Told] = (
+    ("parameters", lambda one: f"{one.job.model_spec(vocab=1).num_parameters:,}"),
+    ("tokens of a sequence", lambda one: f"{one.job.data.sequence_length:,}"),
+    ("sequences of a step", lambda one: f"{one.job.train.global_batch_size:,}"),
+    ("precision", lambda one: one.job.train.precision),
+    ("ranks", lambda one: f"{one.job.world_size:,}"),
+)
+"""What jobs may have otherwise, said before their strategies."""
 
 
 def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:

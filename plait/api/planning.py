@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plait.api.plan_answer import ComparedPlans, KnownClusters, PlanAnswer, PredictedPlan
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.plan.answer import Candidate, Planner
+    from plait.plan.answer import Answer, Candidate, Planner
     from plait.plan.emit import Emitted
 
 
@@ -24,13 +24,14 @@ class Planning(Shown):
     """A job on a cluster, ready to be planned.
 
     written: the plan, if one was given in place of a job. factors: changes of the cluster that are only
-    tried. warning: a sentence on a device that is not the cluster's. note: a sentence on the vocabulary, or
-    nothing. over: what readers passed over.
+    tried; unchanged: the planner without them. warning: a sentence on a device that is not the cluster's.
+    note: a sentence on the vocabulary, or nothing. over: what readers passed over.
     """
 
     planner: Planner
     written: Plan | None = None
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    unchanged: Planner | None = None
     warning: str = ""
     note: str = ""
     over: PassedOver = field(default_factory=PassedOver)
@@ -38,12 +39,20 @@ class Planning(Shown):
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
         """The best strategies; with evaluate, or of a plan, its own strategy alone. explain: whether the
         answer shows all of its columns. Raises InfeasiblePlan."""
-        from plait.api.plan_answer import PlanAnswer
+        from plait.api.plan_answer import Change, PlanAnswer
+        from plait.core.base.errors import InfeasiblePlan
 
-        alone = evaluate or self.written is not None
-        return PlanAnswer(
-            answer=self.planner.checked(self.written) if alone else self.planner.answer(), explain=explain
-        )
+        def found(planner: Planner) -> Answer:
+            return planner.checked(self.written) if evaluate or self.written else planner.answer()
+
+        change: Change | None = None
+        if self.unchanged:
+            try:
+                before = found(self.unchanged).best
+            except InfeasiblePlan:
+                before = None
+            change = Change(self.factors, before)
+        return PlanAnswer(answer=found(self.planner), explain=explain, change=change)
 
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""
@@ -99,7 +108,10 @@ def plan_job(
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab)
-    return Planning(planner=planner, written=written, factors=factors, warning=warning, note=note, over=over)
+    unchanged = Planner(job, there, vocab) if factors else None
+    return Planning(
+        planner=planner, written=written, factors=factors, unchanged=unchanged, warning=warning, note=note, over=over
+    )
 
 
 def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:

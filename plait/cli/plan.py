@@ -148,7 +148,8 @@ def plan(
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
     terminal.answer(found, as_json=as_json, **more)
     if target and not as_json:
-        terminal.text(f"The plan is in {target}; plait train {target} obeys it.")
+        after = "" if found.answer.model.experts else f"; plait train {target} obeys it"
+        terminal.text(f"The plan is in {target}{after}.")
     if draw and not as_json:
         terminal.text(f"The predicted step is drawn in {draw}.")
 

@@ -11,11 +11,11 @@ from plait.core.job.spec import Job
 from plait.plan.asking import ranks_of
 
 CHANGES = {
-    "nic": "links between nodes",
-    "link": "all links",
+    "nic": "rate of links between nodes",
+    "link": "rate of all links",
     "compute": "peaks of the device",
     "memory": "memory of the device",
-    "straggler": "the slowest node's time",
+    "straggler": "slowest node's time",
     "gpus": "ranks",
 }
 """What may be changed by a factor."""

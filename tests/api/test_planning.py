@@ -10,6 +10,7 @@ import pytest
 from plait.api.places import place_of
 from plait.api.planning import compare_plans, plan_job, predict_plan
 from plait.core.base.errors import JobError
+from plait.core.base.text import in_seconds
 
 JOB = """
 [model]
@@ -74,6 +75,46 @@ def test_changes_are_of_the_cluster_alone(job: Path) -> None:
     asked, as_it_is = plan_job(job, SETTINGS, changes=["compute=2x"]), plan_job(job, SETTINGS)
     assert asked.factors == {"compute": 2.0}
     assert asked.planner.cluster != as_it_is.planner.cluster
+
+
+def test_what_if_is_told_beside_the_cluster_as_it_is(job: Path) -> None:
+    found = plan_job(job, SETTINGS, changes=["compute=2x", "nic=0.5"]).answer()
+    as_it_is = plan_job(job, SETTINGS).answer().best
+    assert found.change and found.change.before and found.change.before.seconds == as_it_is.seconds
+    line = found.text().splitlines()[1]
+    assert line.startswith("What if there were 2 times the peaks of the device, 0.5 times the rate of links between")
+    assert f"in place of {in_seconds(as_it_is.seconds)}," in line
+    assert found.to_dict()["unchanged"]["seconds"] == as_it_is.seconds
+    assert "What if" not in plan_job(job, SETTINGS).answer().text()
+
+
+def test_what_fits_only_if_things_were_other_is_said_so(job: Path) -> None:
+    small = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=8", "model.hidden=8192", "model.num_layers=40"]
+    found = plan_job(job, small, changes=["memory=16x"]).answer(evaluate=True)
+    assert found.change and found.change.before is None
+    assert found.to_dict()["unchanged"] is None
+    assert "then this fits, and nothing does as things are" in found.text()
+
+
+def test_strategies_that_differ_look_different(job: Path) -> None:
+    """By a column that is not shown otherwise, where all shown ones are equal."""
+    found = plan_job(job, [*SETTINGS, "plan.top=2"]).answer()
+    one, other = found.candidates
+    alike = replace(one, point={**one.point, "tp": 2, "p1": 1, "p2": 1})
+    sliced = replace(alike, point={**alike.point, "p1": 4})
+    told = replace(found, answer=replace(found.answer, candidates=(alike, sliced))).text()
+    assert "slices" in told and "1x1" in told and "4x1" in told
+    apart = replace(sliced, point={**sliced.point, "pp": 3})
+    assert "slices" not in replace(found, answer=replace(found.answer, candidates=(alike, apart))).text()
+    assert other.point != one.point
+
+
+def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Path) -> None:
+    for name, hidden in (("one", 32), ("other", 64)):
+        asked = plan_job(job, [*SETTINGS, f"model.hidden={hidden}", "plan.top=1"])
+        asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
+    told = compare_plans(tmp_path / "one.json", tmp_path / "other.json").text().splitlines()
+    assert told[3].split()[0] == "parameters"
 
 
 def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:
