@@ -8,8 +8,8 @@ import pytest
 
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Bar
-from plait.core.step.clock.dry_run import PipelineCosts, dry_run
-from plait.core.step.schedules import Shape, generate, parse_schedule
+from plait.core.step.clock.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
+from plait.core.step.schedules import Shape, generate, parse_schedule, whole_steps
 
 
 def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
@@ -92,3 +92,17 @@ def test_second_stages_of_a_rank_have_small_letters() -> None:
         (f"rank {rank}", label) for rank in (0, 1) for label in ("F0", "f0", "i0", "w0", "I0", "W0")
     ]
     assert {bar.kind for bar in bars} == {"forward", "input gradients", "weight gradients"}
+
+
+def test_a_whole_step_takes_all_its_parts_and_keeps_one_micro_batch_alive() -> None:
+    schedule = whole_steps(3)
+    run = dry_run(schedule, PipelineCosts.uniform(1, 1.0, 2.0, 0.5))
+    assert [(one.start, one.end) for one in run.placed] == [(0.0, 3.5), (3.5, 7.0), (7.0, 10.5)]
+    assert {bar.kind for bar in run.bars()} == {"step"}
+    assert rank_peaks(schedule) == [1]
+
+
+def test_activations_are_alive_until_weight_gradients_are_done() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0F1 0I0 0I1 0W0 0F2 0W1 0B2")
+    assert rank_peaks(schedule) == [2]
+    assert peak_activations(schedule) == {0: 2}
