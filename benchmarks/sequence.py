@@ -39,7 +39,7 @@ from plait.core.base.errors import PlaitError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import activations
+from plait.core.step.memory.activations import WalkedBatch, activations
 from plait.core.step.memory.states import position_tables, states
 from plait.core.step.stages import Stage
 from plait.core.step.unit_traffic import unit_sizes
@@ -195,7 +195,7 @@ def predicted(case: str, variant: str) -> tuple[int, int]:
     stage = Stage(0, 1, 0, model.num_layers)
     lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
     tables = position_tables(model, strategy, sequence=sequence, itemsize=4)
-    within = activations(model, strategy, stage, batch=1, sequence=sequence, itemsize=4)
+    within = activations(model, strategy, stage, WalkedBatch(batch=1, sequence=sequence, itemsize=4))
     return lasting.total + tables, within.peak()
 
 

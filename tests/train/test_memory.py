@@ -12,7 +12,7 @@ import torch
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import activations
+from plait.core.step.memory.activations import WalkedBatch, activations
 from plait.core.step.memory.states import states
 from plait.core.step.orders.overlap import Load
 from plait.core.step.stages import Stage
@@ -74,9 +74,8 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
         executor.phase("B", state)
 
     step()  # position tables are made once
-    want = activations(
-        spec, strategy, Stage(0, 1, 0, spec.num_layers), batch=batch, sequence=sequence, itemsize=4
-    ).peak()
+    walked = WalkedBatch(batch=batch, sequence=sequence, itemsize=4)
+    want = activations(spec, strategy, Stage(0, 1, 0, spec.num_layers), walked).peak()
     assert DEVICE.allocated(step).peak == pytest.approx(want, rel=TOLERANCE)
 
 

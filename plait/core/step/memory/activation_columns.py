@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Recompute, Strategy, slice_sizes
-from plait.core.step.memory.activations import Walk
+from plait.core.step.memory.activations import Activations, Walk, WalkedBatch
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -61,18 +61,6 @@ class Structure:
     p1: int
     split: bool
     attention: SharedAttention | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activity:
-    """Bytes of one micro-batch on a stage: columns. kept, held, forward, backward, weight: as
-    ``Activations``; 0 for phases that were not walked."""
-
-    kept: Bytes
-    held: Bytes
-    forward: Bytes
-    backward: Bytes
-    weight: Bytes
 
 
 @dataclass(frozen=True)
@@ -129,13 +117,11 @@ def _deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tu
         recompute=structure.recompute,
         p1=structure.p1,
     )
+    micro = WalkedBatch(batch=structure.p1, sequence=load.sequence, itemsize=load.itemsize, gpu=load.gpu)
     at_once, later = (
-        stage_activations(
-            model, replace(strategy, overlap=overlap), Stage(1, 3, 1, layers), batch=structure.p1,
-            sequence=load.sequence, itemsize=load.itemsize, phases=("F", "B"), gpu=load.gpu,
-        )
+        stage_activations(model, replace(strategy, overlap=overlap), Stage(1, 3, 1, layers), micro)
         for overlap in OVERLAPPED
-    )  # fmt: skip
+    )
     forward, backward = later.forward_peak - at_once.forward_peak, later.backward_peak - at_once.backward_peak
     return forward * cp / structure.p1, backward * cp / structure.p1
 
@@ -150,17 +136,18 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
     sizes = Sizes(model, _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu)
     found = np.zeros((len(degrees), OWN))
     names = [name for name in TYPES if name != "whole" or load.whole]
-    few = {name: _walked(sizes, name, structure, FEW) for name in names}
+    phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
+    few = {name: _walked(sizes, structure, name, FEW, phases) for name in names}
     # What a layer more keeps does not depend on what else the stage has.
-    more = _walked(sizes, "middle", structure, FEW + 1, ("F", "I"))
+    more = _walked(sizes, structure, "middle", FEW + 1, phases[:-1])
     kept_layer, held_layer = more.kept - few["middle"].kept, more.held - few["middle"].held
     for name, one in few.items():
         kind = TYPES.index(name)
         found[:, KEPT + kind] = one.kept - FEW * kept_layer
         found[:, HELD + kind] = one.held - FEW * held_layer
-        found[:, FORWARD + kind] = one.forward - FEW * kept_layer
-        found[:, BACKWARD + kind] = one.backward - FEW * np.maximum(kept_layer, held_layer)
-        found[:, WEIGHT + kind] = one.weight - FEW * held_layer
+        found[:, FORWARD + kind] = one.forward_peak - FEW * kept_layer
+        found[:, BACKWARD + kind] = one.backward_peak - FEW * np.maximum(kept_layer, held_layer)
+        found[:, WEIGHT + kind] = one.weight_peak - FEW * held_layer
     found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
     return found
 
@@ -174,15 +161,8 @@ def _rank(structure: Structure, degrees: Sequence[Degrees], sequence: int) -> Ra
     )  # fmt: skip
 
 
-def _walked(
-    sizes: Sizes,
-    name: str,
-    structure: Structure,
-    layers: int,
-    only: Sequence[Phase] = ("F", "I", "B", "W"),
-) -> Activity:
-    """A micro-batch's phases, or some of them, on a stage of so many layers."""
-    nothing = np.zeros(len(sizes.rank.tp))
+def _walked(sizes: Sizes, structure: Structure, name: str, layers: int, phases: Sequence[Phase]) -> Activations:
+    """These phases of a micro-batch on a stage of so many layers; 0 of what no phase ends with."""
     embeds, heads = name in ("whole", "embeds"), name in ("whole", "heads")
     first = 0 if embeds else 1
     stage = Stage(first, 3 - embeds - heads, first, layers)
@@ -193,13 +173,8 @@ def _walked(
         p1=structure.p1,
     )
     graph = replace(SegmentGraph.of(sizes.spec, strategy, stage), attention=structure.attention)
-    phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
-    phases = tuple(phase for phase in phases if phase in only)
-    found = Walk(sizes, graph).phases(_order(replace(graph, phase=phase)) for phase in phases)
-    (kept, forward), (held, backward), (_, weight) = (*found, (nothing, nothing), (nothing, nothing))[:3]
-    return Activity(
-        kept=kept, held=held if structure.split else nothing, forward=forward, backward=backward, weight=weight
-    )
+    found = Activations.of(Walk(sizes, graph).phases(_order(replace(graph, phase=phase)) for phase in phases))
+    return found if structure.split else replace(found, held=0)
 
 
 @cache

@@ -28,42 +28,48 @@ from plait.core.step.stages import Stage
 class Activations:
     """Bytes of one micro-batch on one stage: kept between its forward and its backward, and the most at any
     moment of either. Where the backward is split, also kept between its two parts (``held``), and the most in
-    the second. staging: what gloo's reduce-scatters keep from step to step, none of the others."""
+    the second. staging: what gloo's reduce-scatters keep from step to step, none of the others. All may be
+    columns."""
 
-    kept: int
-    forward_peak: int
-    backward_peak: int
-    held: int = 0
-    weight_peak: int = 0
-    staging: int = 0
+    kept: Number
+    forward_peak: Number
+    backward_peak: Number
+    held: Number = 0
+    weight_peak: Number = 0
+    staging: Number = 0
+
+    @staticmethod
+    def of(phases: Sequence[tuple[Number, Number]], staging: int = 0) -> Activations:
+        """What ``Walk.phases`` found; 0 of phases that did not run."""
+        (kept, forward), (held, backward), (_, weight) = (*phases, (0, 0), (0, 0))[:3]
+        return Activations(kept, forward, backward, held, weight, staging)
 
     def peak(self, alive: int = 1) -> int:
         """The most at any moment with so many micro-batches alive at once."""
         return (alive - 1) * self.kept + max(self.forward_peak, self.backward_peak, self.weight_peak)
 
 
-def activations(
-    spec: ModelSpec,
-    strategy: Strategy,
-    stage: Stage,
-    *,
-    batch: int,
-    sequence: int,
-    itemsize: int,
-    phases: Sequence[Phase] = ("F", "B"),
-    gpu: bool = False,
-) -> Activations:
-    """Of a micro-batch of ``batch`` x ``sequence`` on one rank of a stage.
+@dataclass(frozen=True, kw_only=True)
+class WalkedBatch:
+    """A micro-batch of ``batch`` x ``sequence``, as a rank of a stage computes it. itemsize: bytes of a
+    number. phases: ``step``, ``F B``, or ``F I W``. gpu: whether ranks have one each: what a kernel keeps and
+    works with differs."""
 
-    phases: in which a micro-batch runs: ``step``, ``F B``, or ``F I W``.
-    gpu: whether ranks have one each: what a kernel keeps and works with differs.
-    """
+    batch: int
+    sequence: int
+    itemsize: int
+    phases: tuple[Phase, ...] = ("F", "B")
+    gpu: bool = False
+
+
+def activations(spec: ModelSpec, strategy: Strategy, stage: Stage, micro: WalkedBatch) -> Activations:
+    """Of a micro-batch on one rank of a stage."""
+    batch, sequence = micro.batch, micro.sequence
     costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
-    sizes = Sizes(spec, RankLoad.of(strategy, batch=batch, sequence=sequence), itemsize, gpu=gpu)
-    orders = [known_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases]
-    (kept, forward), (held, backward), (_, weights) = (*Walk(sizes, graph).phases(orders), (0, 0), (0, 0))[:3]
-    return Activations(kept, forward, backward, held, weights, _staging(sizes, graph, orders))
+    sizes = Sizes(spec, RankLoad.of(strategy, batch=batch, sequence=sequence), micro.itemsize, gpu=micro.gpu)
+    orders = [known_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in micro.phases]
+    return Activations.of(Walk(sizes, graph).phases(orders), _staging(sizes, graph, orders))
 
 
 def _staging(sizes: Sizes, graph: SegmentGraph, orders: Iterable[Sequence[Action]]) -> int:

@@ -41,6 +41,7 @@ from plait.core.step.memory.live import (
     WEIGHT,
 )  # fmt: skip
 from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.segments import SharedAttention
 
 Ints = NDArray[np.int64]
@@ -58,17 +59,23 @@ def size_rows(
     sequence: int,
     itemsize: int,
     options: MemoryOptions,
-    split: NDArray[np.bool_],
     at_least: bool = False,
 ) -> tuple[Bytes, Ints]:
-    """[rows, STREAM], and each point's row. split: whose backward is in two parts. at_least: no more than
-    what micro-batches keep."""
+    """[rows, STREAM], and each point's row. at_least: no more than what micro-batches keep."""
     mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
-    own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
+    own = [
+        points.recompute,
+        points.sequence_parallel,
+        points.p1,
+        SPLIT[points.schedule],
+        points.tp,
+        points.cp,
+        points.ring,
+    ]
     own.append((points.overlap == DOMINO) & options.defers)
     whole = points.pp == 1
     first, row_of = distinct([*own, mixed, points.micro, whole])
-    rows = _Rows(activated(model), points.take(first), split[first], sequence, itemsize, options, at_least)
+    rows = _Rows(activated(model), points.take(first), sequence, itemsize, options, at_least)
     found = np.zeros((len(first), STREAM))
     found[:, :OWN] = rows.sizes(rows.points.recompute)
     if mixed.any():  # layers beside those that are recomputed
@@ -89,11 +96,15 @@ class _Rows:
 
     model: ModelSpec
     points: Points
-    split: NDArray[np.bool_]
     sequence: int
     itemsize: int
     options: MemoryOptions
     at_least: bool
+
+    @property
+    def split(self) -> NDArray[np.bool_]:
+        """Whose backward is in two parts."""
+        return SPLIT[self.points.schedule]
 
     def sizes(self, recompute: Ints) -> Bytes:
         """[rows, OWN], with each row's ``recompute``."""

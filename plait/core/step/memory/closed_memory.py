@@ -30,7 +30,6 @@ from plait.core.step.memory.experts_memory import expert_states, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import walked_memory
 from plait.core.step.seconds.layer_time import Options
-from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import AnyPrecision
 from plait.core.step.stages import crossing_bytes
 
@@ -160,7 +159,7 @@ class _Step:
         states, state_of = self._states()
         sizes, size_of = size_rows(
             self.model, points, sequence=self.sequence, itemsize=self.itemsize, options=self.options,
-            split=self._split, at_least=self.at_least,
+            at_least=self.at_least,
         )  # fmt: skip
         stream = self._stream
         most, place = np.full(count, -1.0), np.zeros(count, np.int64)
@@ -187,10 +186,6 @@ class _Step:
             overhead=device_overhead(overhead, points, activations + buffers),
             slack=spare_slack(overhead, activations + buffers), place=place,
         )  # fmt: skip
-
-    @property
-    def _split(self) -> NDArray[np.bool_]:
-        return SPLIT[self.points.schedule]
 
     @property
     def num_stages(self) -> Ints:

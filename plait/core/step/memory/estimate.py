@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from plait.core.model.experts import refuse_experts
 from plait.core.model.spec import ModelSpec
-from plait.core.step.memory.activations import Activations
+from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
 from plait.core.step.memory.states import position_tables, reduction_buffers, states
 from plait.core.step.segments import Phase
@@ -150,14 +150,14 @@ class MemoryOfPlace:
 
     def _sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
         """Activations of a micro-batch, by stage."""
-        step, place = self.step, self.place
+        step, place, work = self.step, self.place, self.step.workload
+        micro = WalkedBatch(
+            batch=place.share, sequence=work.sequence, itemsize=work.itemsize, phases=phases, gpu=self.gpu
+        )
         return {
-            stage.index: stage_activations(
-                step.model, place.strategy, _alike(step.model, stage), batch=place.share,
-                sequence=step.workload.sequence, itemsize=step.workload.itemsize, phases=phases, gpu=self.gpu,
-            )
+            stage.index: stage_activations(step.model, place.strategy, _alike(step.model, stage), micro)
             for stage in place.stages
-        }  # fmt: skip
+        }
 
     def walk(self) -> PlaceWalk:
         """Activations before a step, to be walked op by op."""

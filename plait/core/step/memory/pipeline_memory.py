@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
-from plait.core.step.memory.activations import Activations, activations
+from plait.core.step.memory.activations import Activations, WalkedBatch, activations
 from plait.core.step.schedule import Edge, Op, Schedule
-from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 
 WALKED = 10
@@ -35,26 +34,14 @@ class Peak:
 
 
 @cache
-def stage_activations(
-    model: ModelSpec,
-    strategy: Strategy,
-    stage: Stage,
-    *,
-    batch: int,
-    sequence: int,
-    itemsize: int,
-    phases: tuple[Phase, ...],
-    gpu: bool = False,
-) -> Activations:
+def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro: WalkedBatch) -> Activations:
     """As ``activations``, whatever the number of layers: what the first do is found by walking, and equal
     layers more keep as much more each."""
 
     def walked(again: int, plain: int, overlap: Overlap = strategy.overlap) -> Activations:
         some = None if strategy.recompute_layers is None else again
-        return activations(
-            model, replace(strategy, overlap=overlap, recompute_layers=some), replace(stage, num_layers=again + plain),
-            batch=batch, sequence=sequence, itemsize=itemsize, phases=phases, gpu=gpu,
-        )  # fmt: skip
+        told = replace(strategy, overlap=overlap, recompute_layers=some)
+        return activations(model, told, replace(stage, num_layers=again + plain), micro)
 
     count, limit = stage.num_layers, strategy.recompute_layers
     again = count if limit is None else min(limit, count)

@@ -14,7 +14,7 @@ import pytest
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import Activations, activations
+from plait.core.step.memory.activations import Activations, WalkedBatch, activations
 from plait.core.step.stages import Stage
 
 GPT = ModelSpec(family="gpt", num_layers=9, hidden=32, num_heads=8, vocab=48, max_sequence=64, ffn_hidden=96)
@@ -141,7 +141,7 @@ def walked(model: ModelSpec, stage: Stage, asked: str) -> Activations:
         name, value = WAYS[word] if word in WAYS else (word.partition("=")[0], int(word.partition("=")[2]))
         told[name] = value
     ways = {name: told.pop(name) for name in ("itemsize", "gpu", "phases")}
-    return activations(model, Strategy(**told), stage, batch=3, sequence=32, **ways)
+    return activations(model, Strategy(**told), stage, WalkedBatch(batch=3, sequence=32, **ways))
 
 
 @pytest.mark.parametrize(("model", "stage", "asked", "told"), WALKED)

@@ -11,9 +11,9 @@ from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.attention_ops import SharedAttention
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.activation_columns import Load, Structure, deferred
-from plait.core.step.memory.activations import Activations, activations
+from plait.core.step.memory.activations import WalkedBatch, activations
 from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.live import (
     BACKWARD,
@@ -30,6 +30,7 @@ from plait.core.step.memory.live import (
     WEIGHT,
 )
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
+from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 
 GPT = ModelSpec(family="gpt", num_layers=9, hidden=32, num_heads=8, vocab=48, max_sequence=64, ffn_hidden=96)
@@ -44,11 +45,9 @@ FLAT = {"tp": 2, "sequence_parallel": 1}
 def rows(model: ModelSpec, *several: dict[str, int], options: MemoryOptions = PLAIT, split: bool = False,
          at_least: bool = False, itemsize: int = 2) -> np.ndarray:  # fmt: skip
     """Of points with micro-batches of three sequences of 32 tokens."""
-    points = Points.of([{"micro": 3, "overlap": SYNC, **row} for row in several])
-    found, row_of = size_rows(
-        model, points, sequence=32, itemsize=itemsize, options=options, split=np.full(len(points), split),
-        at_least=at_least,
-    )  # fmt: skip
+    schedule = SCHEDULES.index("zb-h1" if split else "1f1b")
+    points = Points.of([{"micro": 3, "overlap": SYNC, "schedule": schedule, **row} for row in several])
+    found, row_of = size_rows(model, points, sequence=32, itemsize=itemsize, options=options, at_least=at_least)
     return found[row_of]
 
 
@@ -78,10 +77,9 @@ def test_rows_are_what_the_walk_counts_of_any_layers(row: dict[str, int], split:
     for kind, name in enumerate(TYPES):
         index, count = STAGES[name]
         first = 0 if name in ("whole", "embeds") else 2
-        walked: Activations = activations(
-            LLAMA, strategy, Stage(index, count, first, 5), batch=3, sequence=32, itemsize=2, gpu=True,
-            phases=("F", "I", "W") if split else ("F", "B"),
-        )  # fmt: skip
+        phases: tuple[Phase, ...] = ("F", "I", "W") if split else ("F", "B")
+        micro = WalkedBatch(batch=3, sequence=32, itemsize=2, gpu=True, phases=phases)
+        walked = activations(LLAMA, strategy, Stage(index, count, first, 5), micro)
         kept, held = 5 * found[KEPT_LAYER], 5 * found[HELD_LAYER]
         assert found[KEPT + kind] + kept == walked.kept
         assert found[FORWARD + kind] + kept == walked.forward_peak
@@ -265,10 +263,9 @@ def test_what_domino_defers_does_not_depend_on_more_layers(
     structure = Structure("full", tp > 1, flat, p1, False, shared)
     (told,) = deferred(LLAMA, [(structure, tp, Load(32, 2, True, False))])
     strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=flat, recompute="full", p1=p1)
+    micro = WalkedBatch(batch=p1, sequence=32, itemsize=2, gpu=True)
     at_once, later = (
-        activations(
-            LLAMA, replace(strategy, overlap=overlap), Stage(1, 3, 1, 4), batch=p1, sequence=32, itemsize=2, gpu=True
-        )
+        activations(LLAMA, replace(strategy, overlap=overlap), Stage(1, 3, 1, 4), micro)
         for overlap in ("sync", "domino")
     )
     grown = later.forward_peak - at_once.forward_peak, later.backward_peak - at_once.backward_peak

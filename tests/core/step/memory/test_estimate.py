@@ -13,7 +13,7 @@ import pytest
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import activations
+from plait.core.step.memory.activations import WalkedBatch, activations
 from plait.core.step.memory.estimate import estimate, hidden_behind
 from plait.core.step.memory.pipeline_memory import stage_activations
 from plait.core.step.segments import Phase
@@ -56,9 +56,9 @@ def test_layers_that_are_not_walked_count_as_if_they_were(changes: dict[str, Any
     values: dict[str, Any] = {"tp": 2} | changes
     strategy = Strategy(**values)
     stage = Stage(0, 1, 0, 40) if phases == ("step",) else Stage(1, 3, 1, 40)
-    given: dict[str, Any] = {"batch": 2, "sequence": 64, "itemsize": 4, "phases": phases}
-    whole = activations(LLAMA, strategy, stage, **given)
-    found = stage_activations(LLAMA, strategy, stage, **given)
+    micro = WalkedBatch(batch=2, sequence=64, itemsize=4, phases=phases)
+    whole = activations(LLAMA, strategy, stage, micro)
+    found = stage_activations(LLAMA, strategy, stage, micro)
     assert (found.kept, found.held) == (whole.kept, pytest.approx(whole.held, rel=0.01))
     for moment in ("forward_peak", "backward_peak", "weight_peak"):
         assert getattr(found, moment) == pytest.approx(getattr(whole, moment), rel=0.01), moment

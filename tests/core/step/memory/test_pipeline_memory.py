@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import Activations, activations
+from plait.core.step.memory.activations import Activations, WalkedBatch, activations
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
 from plait.core.step.schedule import Schedule, parse_op
 from plait.core.step.segments import Phase
@@ -31,8 +31,8 @@ def test_equal_layers_more_add_equally_much(changes: dict[str, Any], phases: tup
     """Exactly so where no list waits for anything."""
     strategy = Strategy(tp=2, overlap="sync", **changes)
     stage = Stage(0, 1, 0, 22) if phases == ("step",) else Stage(1, 3, 1, 22)
-    given: dict[str, Any] = {"batch": 1, "sequence": 32, "itemsize": 2, "phases": phases}
-    assert stage_activations(LLAMA, strategy, stage, **given) == activations(LLAMA, strategy, stage, **given)
+    micro = WalkedBatch(batch=1, sequence=32, itemsize=2, phases=phases)
+    assert stage_activations(LLAMA, strategy, stage, micro) == activations(LLAMA, strategy, stage, micro)
 
 
 def walk(ops: str, size: Activations, *, stages: int = 3, at: int = 1) -> tuple[Peak, int, int]:
