@@ -116,13 +116,14 @@ class Op(NamedTuple):
     @property
     def sends(self) -> bool:
         """Whether it starts a transfer, rather than posting the receive of one."""
-        return self.kind.startswith("SEND")
+        return self.kind in ("SEND_F", "SEND_B")
 
     @property
     def transfer(self) -> Transfer:
         """The tensor that a SEND or RECV moves."""
-        ends = (self.stage, self.peer) if self.sends else (self.peer, self.stage)
-        return Transfer(*ends, self.direction, self.micro_batch)
+        stage, kind, micro_batch, peer = self
+        source, target = (stage, peer) if self.sends else (peer, stage)
+        return Transfer(source, target, "F" if kind[-1] == "F" else "B", micro_batch)
 
     def __str__(self) -> str:
         text = f"{self.stage}{self.kind}{self.micro_batch}"
