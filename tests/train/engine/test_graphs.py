@@ -56,6 +56,7 @@ def results(spec: ModelSpec, index: int, device: RankDevice) -> tuple[list[dict[
         executor.phase("B", state, last=number == BATCHES - 1)
         found[-1] |= {f"gradient {name}": tensor for name, tensor in crossing.gradient.items()}
         crossing.returning, crossing.gradient, crossing.entering = {}, {}, {}
+        executor.step_ended()
     return found, dict(gradients.final)
 
 
