@@ -179,7 +179,7 @@ logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class SendSizes:
     """Of one op of one slice. tokens: of a rank; rows: of them, those of the op's row block. row: bytes of a
     token's residual stream; columns: parts into which it is cut (p2). tp: ranks. words: rows of the
     vocabulary on a rank. number: bytes of one of the loss's statistics. there: bytes of queries, keys and
@@ -227,7 +227,7 @@ Whole = Literal["stream", "column_block", "row_block", "looked_up", "statistics"
 
 class Send(NamedTuple):
     """Of ops of these kinds, at ``sites`` or (empty) at any. axis: ``rows`` is the exchange of embedding
-    rows over tensor-parallel ranks. whole: which of ``Sizes`` is gathered or reduced; of attention's
+    rows over tensor-parallel ranks. whole: which of ``SendSizes`` is gathered or reduced; of attention's
     exchanges, what a rank holds."""
 
     sites: tuple[str, ...]
@@ -235,7 +235,7 @@ class Send(NamedTuple):
     axis: Axis
     whole: Whole
 
-    def nbytes(self, sizes: Sizes) -> int:
+    def nbytes(self, sizes: SendSizes) -> int:
         """Of ``whole``."""
         return getattr(sizes, self.whole)
 

@@ -276,6 +276,8 @@ GENERATORS: dict[str, Callable[[Shape, Iterable[int]], Iterable[list[Op]]]] = {
     "zb-h2": _zero_bubble_h2,
     "zb-v": _zero_bubble_v,
 }
+SPLIT = ("zb-h1", "zb-h2", "zb-v")
+"""Schedules whose backward is in two parts."""
 
 
 @dataclass(frozen=True)

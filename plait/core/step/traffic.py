@@ -11,7 +11,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Site
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import sent_bytes
-from plait.core.step.ops import Kind, Sizes, exchanged, send_of
+from plait.core.step.ops import Kind, SendSizes, exchanged, send_of
 from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
 from plait.core.step.stages import Stage, placed_sites, rows_of
 
@@ -42,7 +42,7 @@ class SegmentTraffic:
         tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
         there, back, block = exchanged(self.model, tokens * self.itemsize, tp=tp, ulysses=ulysses)
         return send_of(op.site, op.kind).nbytes(
-            Sizes(
+            SendSizes(
                 tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == Kind.FIRST_GRAD else tokens,
                 row=self.model.hidden * self.itemsize, columns=self.graph.p2 if op.site in LAYERS else 1,
                 tp=tp, words=self.strategy.padded_vocab(self.model) // tp,

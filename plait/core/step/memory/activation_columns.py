@@ -64,7 +64,7 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class Load:
+class SizeLoad:
     """What sizes depend on besides. whole: some stages are the whole model. gpu: as for
     ``activations``."""
 
@@ -74,7 +74,7 @@ class Load:
     whole: bool
 
 
-def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], Load]]) -> list[Bytes]:
+def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], SizeLoad]]) -> list[Bytes]:
     """Of each that is asked [degrees, OWN]: bytes of each size of ``step.memory.live``. What was asked before
     is remembered."""
     known = [_known_tables(model, structure, load) for structure, _, load in asked]
@@ -89,7 +89,7 @@ def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
     return np.minimum(2, cp // ring), np.minimum(ROUND, ring)
 
 
-def deferred(model: ModelSpec, asked: Sequence[tuple[Structure, int, Load]]) -> list[tuple[float, float]]:
+def deferred(model: ModelSpec, asked: Sequence[tuple[Structure, int, SizeLoad]]) -> list[tuple[float, float]]:
     """Of each structure and tp, bytes by which the most of a forward and of a backward grows where weight
     gradients wait until the processor would idle (``domino``), for a whole sequence of a micro-batch.
     Remembered, too."""
@@ -99,11 +99,11 @@ def deferred(model: ModelSpec, asked: Sequence[tuple[Structure, int, Load]]) -> 
 
 
 @cache
-def _known_deferred(_model: ModelSpec) -> dict[tuple[Structure, int, Load], tuple[float, float]]:
+def _known_deferred(_model: ModelSpec) -> dict[tuple[Structure, int, SizeLoad], tuple[float, float]]:
     return {}
 
 
-def _deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
+def _deferred(model: ModelSpec, structure: Structure, tp: int, load: SizeLoad) -> tuple[float, float]:
     """Walked for the smallest slices: neither their size nor more layers change it (of more slices, from
     three layers on)."""
     layers = FEW if structure.p1 <= FEW else FEW + 1
@@ -127,11 +127,11 @@ def _deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tu
 
 
 @cache
-def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict[Degrees, Bytes]:
+def _known_tables(_model: ModelSpec, _structure: Structure, _load: SizeLoad) -> dict[Degrees, Bytes]:
     return {}
 
 
-def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
+def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: SizeLoad) -> Bytes:
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
     sizes = Sizes(model, _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu)
     found = np.zeros((len(degrees), OWN))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.lifetimes import StageTensors, Step
+from plait.core.step.memory.lifetimes import StageTensors, TensorUse
 from plait.core.step.memory.sizes import RankLoad, Sizes, larger
 from plait.core.step.ops import Number
 from plait.core.step.orders.known import known_order
@@ -133,7 +133,7 @@ class Walk:
         self._top()
         return self.peak
 
-    def _run(self, step: Step, level: int, site: str, at: int, owners: tuple[int, int, int]) -> None:
+    def _run(self, step: TensorUse, level: int, site: str, at: int, owners: tuple[int, int, int]) -> None:
         sizes = self.sizes.of(step.branch, site, level, at)
         if step.work:
             self.peak = larger(self.peak, self.now + getattr(sizes, step.work))

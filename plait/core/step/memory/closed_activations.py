@@ -18,7 +18,7 @@ from plait.core.step.memory.activation_columns import (
     OWN,
     Bytes,
     Degrees,
-    Load,
+    SizeLoad,
     Structure,
     deferred,
     shared_degrees,
@@ -122,7 +122,7 @@ class _Rows:
         p1 = np.ones_like(points.p1) if self.at_least else points.p1  # slices keep together what a whole keeps
         _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, p1, self.split, ulysses, ring])
         found, kinds, degrees_of = np.zeros((len(points), OWN)), list(groups(kind)), list[Ints]()
-        asked = list[tuple[Structure, list[Degrees], Load]]()
+        asked = list[tuple[Structure, list[Degrees], SizeLoad]]()
         for which in kinds:
             at = int(which[0])
             structure = Structure(
@@ -136,7 +136,7 @@ class _Rows:
             columns = [column[which] for column in (points.tp, points.cp, points.ring, points.micro)]
             first, each = distinct(columns)
             degrees = cast("list[Degrees]", list(zip(*(column[first].tolist() for column in columns), strict=True)))
-            load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
+            load = SizeLoad(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             asked.append((structure, degrees, load))
             degrees_of.append(each)
         for which, at, table in zip(kinds, degrees_of, stage_tables(self.model, asked), strict=True):
@@ -159,7 +159,7 @@ class _Rows:
             and not structure.split
             and structure.recompute != "none"
         ]
-        load = Load(self.sequence, self.itemsize, self.options.gpu, whole=False)
+        load = SizeLoad(self.sequence, self.itemsize, self.options.gpu, whole=False)
         asked = [(one, tp, load) for one, which in again for tp in self.points.tp[which].tolist()]
         longer = np.array(deferred(self.model, asked)).reshape(-1, 2)
         which = np.concatenate([np.zeros(0, np.int64), *(which for _, which in again)])

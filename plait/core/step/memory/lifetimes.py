@@ -32,7 +32,7 @@ class Made(NamedTuple):
     readers: int = 0
 
 
-class Step(NamedTuple):
+class TensorUse(NamedTuple):
     """A row of the table, for one op: its work, then what it makes, then what it reads or drops."""
 
     event: Event
@@ -51,7 +51,7 @@ class _Readers(NamedTuple):
     of: Mapping[tuple[Owner, int, str], int]
 
 
-Program: TypeAlias = Mapping[Event, tuple[Step, ...]]
+Program: TypeAlias = Mapping[Event, tuple[TensorUse, ...]]
 
 
 @cache
@@ -64,7 +64,7 @@ class StageTensors:
 
     def __init__(self, graph: SegmentGraph, *, dropped: bool, within: bool) -> None:
         self.graph, self.dropped, self.within = replace(graph, phase="step"), dropped, within
-        self._rows: dict[int, list[Step]] = {}
+        self._rows: dict[int, list[TensorUse]] = {}
 
     def program(self, place: int) -> Program:
         """Steps of every op of a segment. Segments whose neighbours are alike have the same."""
@@ -79,7 +79,7 @@ class StageTensors:
 
     def _program(self, place: int) -> Program:
         known = self._readers(place), self._readers(place - 1) if place else _Readers(set(), {})
-        found = dict[Event, tuple[Step, ...]]()
+        found = dict[Event, tuple[TensorUse, ...]]()
         for number, step in enumerate(self._steps(place)):
             # What crosses to a down is read by no step of this stage; else the down's norm reads it.
             counted = (
@@ -117,14 +117,14 @@ class StageTensors:
 
     # ---- rows ----
 
-    def _steps(self, place: int) -> list[Step]:
+    def _steps(self, place: int) -> list[TensorUse]:
         """Of all ops of a segment, in the order in which one slice alone would run them. Readers are not
         counted yet; of names ``a|b`` that are read, it is not known which there is."""
         if place not in self._rows:
             self._rows[place] = list(self._told(place)) if place < len(self.graph.segments) else []
         return self._rows[place]
 
-    def _told(self, place: int) -> Iterator[Step]:
+    def _told(self, place: int) -> Iterator[TensorUse]:
         (site, layer), graph = self.graph.segments[place], self.graph
         chain = [(kind, part) for kind in graph.kinds(site, layer) for part in range(graph.parts(site, kind))]
         if shared := graph.shared(site):
@@ -142,7 +142,7 @@ class StageTensors:
                     if all((word in about or word in of_part) == holds for word, holds in one.when):
                         yield self._step((kind, part, sent), one)
 
-    def _step(self, event: Event, one: BranchStep) -> Step:
+    def _step(self, event: Event, one: BranchStep) -> TensorUse:
         ring, (_, part, _) = self.graph.attention.ring if self.graph.attention else 1, event
         numbers = {"part": part, "before": part - 1, "next": part + 1, "end": ring - 1, "near": ring - 2}
 
@@ -157,7 +157,7 @@ class StageTensors:
             return Made(named(name), size or name, crosses=name != told)
 
         row = one.row
-        return Step(
+        return TensorUse(
             event, one.branch, row.work, tuple(map(made, row.makes.split())), tuple(map(named, row.reads.split())),
             tuple(map(named, row.drops.split())),
         )  # fmt: skip

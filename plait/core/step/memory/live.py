@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from plait.core.step.memory.activations import Activations
 from plait.core.step.memory.pipeline_memory import PlaceWalk
 from plait.core.step.schedule import Op, Schedule, Transfer, ends
-from plait.core.step.schedules import Shape, rank_ops
+from plait.core.step.schedules import SPLIT, Shape, rank_ops
 
 Counts = NDArray[np.int64]
 
-SPLIT = ("zb-h1", "zb-h2", "zb-v")
-"""Schedules whose backward is in two parts."""
 TYPES = ("whole", "embeds", "middle", "heads")
 """Of stages, by which ends of the model they have."""
 

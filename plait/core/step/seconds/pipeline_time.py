@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.core.step import schedules
 from plait.core.step.columns.points import SCHEDULES, Points
 from plait.core.step.seconds.rates import Seconds
 
@@ -29,7 +30,7 @@ GPIPE, EAGER, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = (
 )
 SPLIT, BESIDE = (
     np.array([name in some for name in SCHEDULES])
-    for some in (("zb-h1", "zb-h2", "zb-v"), ("gpipe", "eager-1f1b", "slack-1f1b", "zb-h2"))
+    for some in (schedules.SPLIT, ("gpipe", "eager-1f1b", "slack-1f1b", "zb-h2"))
 )
 """By schedule: whether its backward is in two parts; whether transfers run beside computation."""
 

@@ -12,7 +12,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
-from plait.core.step.memory.activation_columns import Load, Structure, deferred
+from plait.core.step.memory.activation_columns import SizeLoad, Structure, deferred
 from plait.core.step.memory.activations import WalkedBatch, activations
 from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.live import (
@@ -261,7 +261,7 @@ def test_what_domino_defers_does_not_depend_on_more_layers(
     shared = SharedAttention(*attention) if attention else None
     cp, ring = (attention[0] * attention[1], attention[1]) if attention else (1, 1)
     structure = Structure("full", tp > 1, flat, p1, False, shared)
-    (told,) = deferred(LLAMA, [(structure, tp, Load(32, 2, True, False))])
+    (told,) = deferred(LLAMA, [(structure, tp, SizeLoad(32, 2, True, False))])
     strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=flat, recompute="full", p1=p1)
     micro = WalkedBatch(batch=p1, sequence=32, itemsize=2, gpu=True)
     at_once, later = (

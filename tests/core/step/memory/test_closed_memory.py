@@ -20,7 +20,7 @@ from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.columns.distinct import distinct, groups
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.memory.activation_columns import Load, Structure, stage_tables
+from plait.core.step.memory.activation_columns import SizeLoad, Structure, stage_tables
 from plait.core.step.memory.closed_memory import MemoryColumns, plait_on, step_memory, usable
 from plait.core.step.memory.estimate import Estimate, estimate
 from plait.core.step.memory.live import HELD, HELD_LAYER, KEPT, KEPT_LAYER, TYPES
@@ -161,7 +161,11 @@ def test_slices_keep_together_what_a_whole_keeps(
 ) -> None:
     cp, ring = (attention.ulysses * attention.ring, attention.ring) if attention else (1, 1)
     asked = [
-        (Structure(recompute, tp > 1, parallel, p1, split, attention), [(tp, cp, ring, 4)], Load(1536, 2, True, True))
+        (
+            Structure(recompute, tp > 1, parallel, p1, split, attention),
+            [(tp, cp, ring, 4)],
+            SizeLoad(1536, 2, True, True),
+        )
         for tp, parallel in ((1, False), (2, False), (2, True))
         for p1 in (1, 2, 4)
     ]
