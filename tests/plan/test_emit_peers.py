@@ -15,7 +15,7 @@ from plait.plan.emit import emit
 from plait.plan.space import enumerate_space
 from tests.plan.test_asking import H100
 from tests.plan.test_asking import job as open_job
-from tests.support.peers import answer, installed
+from tests.support.frameworks import answer, installed
 
 pytestmark = [pytest.mark.contract, pytest.mark.system]
 

@@ -1,44 +1,67 @@
-"""Other frameworks' packages in a folder of the tests' own, beside what the suite has installed. Of their
-dependencies only those that are named are installed.
-"""
+"""transformers' own models as the unsharded answer, in fp64 throughout: where its code asks for fp32 (norms,
+rotations), it gets fp64."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
 
-PACKAGES = {
-    "megatron": ("megatron-core==0.16.1",),
-    "torchtitan": (
-        "torchtitan==0.3.0", "spmd_types==0.2.3", "torchdata", "torch_checkpointing", "tyro", "typeguard",
-        "docstring-parser", "einops", "triton", "tensorboard", "tensorboard-data-server", "markdown", "grpcio",
-        "datasets<4.8", "dill", "multiprocess", "xxhash", "httpx", "httpcore",
-    ),
-}  # fmt: skip
-"""Of a framework: what importing its configurations needs."""
-
-
-def installed(framework: str, folder: Path) -> Path:
-    """The folder with a framework's packages. Skips the test where the registry cannot be reached."""
-    where = folder / framework
-    argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--target"]
-    done = subprocess.run([*argv, str(where), *PACKAGES[framework]], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{framework} could not be installed: {done.stderr.strip()[-200:]}")
-    return where
+from plait.core.model.families import PREFIX, huggingface_config
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.train.checkpoint.weight_names import place
+from plait.train.model.pieces import initialise, pieces
 
 
-def answer(site: Path, program: str, asked: Any) -> Any:
-    """What a program answers as JSON on its last line. asked: what it reads as JSON from its input."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(site), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+class Peer:
+    """Weights by our names, the very parameters of a model that is made from the ``config.json`` we write; a
+    stand-in for ``Reference``."""
+
+    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+        assert spec.family == "llama", "the others keep their weights transposed"
+        written = huggingface_config(spec, "float64")
+        config = {key: value for key, value in written.items() if key not in ("architectures", "torch_dtype")}
+        self.model: Any = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config), attn_implementation="eager"
+        ).double()
+        self.model.model.rotary_emb = _Rotary(spec)
+        theirs = {name.removeprefix(PREFIX["llama"]): value for name, value in self.model.named_parameters()}
+        own = pieces(spec, Strategy(), 0)
+        self.weights: dict[str, nn.Parameter] = {piece.name: theirs[place(spec, piece).name] for piece in own}
+        assert len(self.weights) == len(theirs), "they have parameters that we have not"
+        with torch.no_grad():
+            for piece in own:
+                self.weights[piece.name].copy_(initialise(spec, piece, seed))
+
+    def perturb(self, seed: int = 1) -> None:
+        """Make norms differ from their trivial initial values."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in self.weights.values():
+                weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.05)
+
+    def loss(self, tokens: Tensor, targets: Tensor, **_: object) -> Tensor:
+        """Mean over targets that are not -100."""
+        with mock.patch.object(torch, "float32", torch.float64):
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+class _Rotary(nn.Module):
+    """Theirs in fp64: what they compute has fp32 inside."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, x: Tensor, position_ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        size = self.spec.head_size
+        frequencies = self.spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = position_ids[..., None] * frequencies
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos(), both.sin()
