@@ -26,7 +26,7 @@ from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.memory import live
 from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.closed_states import KINDS, Factors, held_by, place_states
-from plait.core.step.memory.experts_memory import expert_states, resident
+from plait.core.step.memory.experts_memory import expert_factors, held_experts, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import walked_memory
 from plait.core.step.seconds.layer_time import Options
@@ -229,15 +229,14 @@ class _Step:
             factors = Factors(*(getattr(some, factor)[which] for factor in ("params", "grads", "optim", "secondary")))
             for slot, place in enumerate(_places(pp)):
                 mine = tuple(stages[each] for each in live.stages_of(name, pp, len(stages) // pp, place))
-                held = held_by(resident(self.model), strategy, mine)
-                found[slot][:, which] = place_states(
-                    self.model, strategy, held, factors,
-                    sequence=self.sequence, itemsize=self.itemsize, options=self.options,
-                )  # fmt: skip
+                held = held_by(resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize)
+                found[slot][:, which] = place_states(held, factors, itemsize=self.itemsize, options=self.options)
                 if self.model.experts:
-                    found[slot][:, which] += expert_states(
-                        self.model, strategy, mine, factors, ep=at["ep"], itemsize=self.itemsize, options=self.options
+                    held, own = (
+                        held_experts(self.model, mine, tp=at["tp"], ep=at["ep"]),
+                        expert_factors(factors, at["ep"]),
                     )
+                    found[slot][:, which] += place_states(held, own, itemsize=self.itemsize, options=self.options)
         return found, row_of
 
     def _moments(self) -> Iterator[tuple[Ints, dict[int, tuple[int, live.Counts]]]]:

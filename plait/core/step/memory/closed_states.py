@@ -46,16 +46,18 @@ class Factors:
 class Held:
     """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers).
     copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings that the first and
-    the last stage both hold."""
+    the last stage both hold. tables: bytes of tables of positions. experts: it is a place's routed experts,
+    and what is fixed is counted with the rest."""
 
     units: Mapping[tuple[bool, int], int]
-    copies: int
-    tied: int
-    num_stages: int
+    copies: int = 0
+    tied: int = 0
+    tables: int = 0
+    experts: bool = False
 
 
 @cache
-def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...]) -> Held:
+def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, sequence: int, itemsize: int) -> Held:
     """What a place with these stages holds."""
     num_stages = stages[0].num_stages
     units: dict[tuple[str, int], int] = {}
@@ -66,20 +68,11 @@ def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...]) -> 
         Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
         sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
-        len(stages),
+        len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
     )
 
 
-def place_states(
-    model: ModelSpec,
-    strategy: Strategy,
-    place: Held,
-    factors: Factors,
-    *,
-    sequence: int,
-    itemsize: int,
-    options: MemoryOptions,
-) -> Column:
+def place_states(place: Held, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
     """[KINDS, points]."""
     master = master_size(itemsize)
     each = (
@@ -99,10 +92,10 @@ def place_states(
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size
             found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
-    found[3] += place.num_stages * position_tables(model, strategy, sequence=sequence, itemsize=itemsize)
+    found[3] += place.tables
     if not options.gpu:
         found[3] += _reductions(place.units, factors) * master
-    found[3] += options.fixed_bytes
+    found[3] += 0 if place.experts else options.fixed_bytes
     if not options.sums_in_place:
         tied = np.minimum(-(-place.tied // step) * step // optim, place.tied)  # what an optimizer has of it
         found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)

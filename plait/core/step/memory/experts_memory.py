@@ -8,7 +8,7 @@ be spread evenly over experts: what an overloaded rank needs more is not counted
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.core.step.columns.shapes import LooseModel, Shapes
-from plait.core.step.memory.closed_states import Column, Factors, Held, place_states
+from plait.core.step.memory.closed_states import Factors, Held
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -31,7 +30,6 @@ from plait.core.step.memory.live import (
     STREAM,
     TYPES,
 )
-from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.experts_time import cut_by
 from plait.core.step.stages import Stage
 
@@ -62,31 +60,15 @@ def _dense(model: ModelSpec, width: float) -> ModelSpec:
     return LooseModel(**values, gated_mlp=model.gated, trained_positions=model.learned_positions)
 
 
-def expert_states(
-    model: ModelSpec,
-    strategy: Strategy,
-    stages: tuple[Stage, ...],
-    factors: Factors,
-    *,
-    ep: int,
-    itemsize: int,
-    options: MemoryOptions,
-) -> Column:
-    """[KINDS, points], as ``place_states``: of the routed experts of a place with these stages. Every layer's
-    are a unit. factors: of sharding over dp x cp; of experts, the ranks that have the same share."""
-    experts = model.experts
-    if experts is None:
-        return np.zeros((5, len(factors.params)))
-    layers = sum(experts.at(layer) for stage in stages for layer in stage.layers)
-    numel = model.routed_parameters // (ep * strategy.tp)
-    own = Factors(
-        cut_by(factors.params, ep), cut_by(factors.grads, ep), cut_by(factors.optim, ep),
-        cut_by(factors.secondary, ep),
-    )  # fmt: skip
-    held = Held({(False, numel): layers} if layers else {}, copies=0, tied=0, num_stages=0)
-    return place_states(
-        model, strategy, held, own, sequence=1, itemsize=itemsize, options=replace(options, fixed_bytes=0.0)
-    )
+def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: int) -> Held:
+    """The routed experts of a place with these stages: every layer's are a unit."""
+    layers = sum(model.experts.at(layer) for stage in stages for layer in stage.layers) if model.experts else 0
+    return Held({(False, model.routed_parameters // (ep * tp)): layers} if layers else {}, experts=True)
+
+
+def expert_factors(factors: Factors, ep: int) -> Factors:
+    """What factors of sharding over dp x cp are over the ranks that have the same experts."""
+    return Factors(*(cut_by(getattr(factors, field.name), ep) for field in fields(Factors)))
 
 
 def routed_sizes(

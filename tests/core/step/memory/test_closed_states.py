@@ -13,7 +13,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.closed_states import Factors, Held, held_by, place_states
-from plait.core.step.memory.experts_memory import expert_states
+from plait.core.step.memory.experts_memory import expert_factors, held_experts
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.states import position_tables, reduction_buffers, states
 from plait.core.step.stages import Stage
@@ -42,10 +42,8 @@ def found(
     *, itemsize: int = 2, options: MemoryOptions = PLAIT,
 ) -> np.ndarray:  # fmt: skip
     strategy = strategy or Strategy()
-    return place_states(
-        model, strategy, held_by(model, strategy, stages), factors(shardings), sequence=32, itemsize=itemsize,
-        options=options,
-    )  # fmt: skip
+    held = held_by(model, strategy, stages, sequence=32, itemsize=itemsize)
+    return place_states(held, factors(shardings), itemsize=itemsize, options=options)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
@@ -116,15 +114,16 @@ def test_an_optimizer_may_work_with_more_while_it_runs() -> None:
 
 
 def test_what_a_place_holds() -> None:
-    one = held_by(LLAMA, Strategy(tp=2), (FIRST, INNER))
+    told = {"sequence": 32, "itemsize": 2}
+    one = held_by(LLAMA, Strategy(tp=2), (FIRST, INNER), **told)
     assert one.units == {
         (False, 24 * 32): 1, (False, 32 * (32 + 8)): 3, (False, 32 * 48 * 3): 3, (True, 2 * 32): 1, (True, 4 * 32): 1,
     }  # fmt: skip
-    assert (one.copies, one.tied, one.num_stages) == (0, 0, 2)
-    tied = held_by(GPT, Strategy(tp=2, sequence_parallel=True), (LAST,))
-    assert (tied.tied, tied.num_stages) == (24 * 32, 1)
+    assert (one.copies, one.tied, one.tables) == (0, 0, 2 * 2 * 32 * 4 * 2)
+    tied = held_by(GPT, Strategy(tp=2, sequence_parallel=True), (LAST,), **told)
+    assert (tied.tied, tied.tables) == (24 * 32, 0)
     assert tied.copies == replicated_numbers(GPT, Strategy(tp=2, sequence_parallel=True), LAST)
-    assert held_by(GPT, Strategy(), (WHOLE,)).tied == held_by(GPT, Strategy(), (INNER,)).tied == 0
+    assert held_by(GPT, Strategy(), (WHOLE,), **told).tied == held_by(GPT, Strategy(), (INNER,), **told).tied == 0
 
 
 # ---- experts ----
@@ -135,39 +134,36 @@ EACH = 3 * 32 * 48
 """Numbers of an expert."""
 
 
-def of_experts(shardings: list[Sharding], stages: tuple[Stage, ...] = (WHOLE,), ep: int = 4, **more: Any) -> np.ndarray:
-    return expert_states(
-        SOME, Strategy(tp=2), stages, factors(shardings), ep=ep, itemsize=2, options=more.pop("options", PLAIT)
-    )
+def states_of_experts(
+    shardings: list[Sharding], stages: tuple[Stage, ...] = (WHOLE,), ep: int = 4, options: MemoryOptions = PLAIT
+) -> np.ndarray:
+    held, own = held_experts(SOME, stages, tp=2, ep=ep), expert_factors(factors(shardings), ep)
+    return place_states(held, own, itemsize=2, options=options)
 
 
 def test_experts_of_a_place_are_a_unit_a_layer() -> None:
     """Two layers of eight experts, of which a rank has a quarter, halved by tensor parallelism."""
     numbers = 2 * 8 * EACH // 8
-    assert of_experts(ALONE)[:, 0].tolist() == [numbers * 2, numbers * 4, numbers * 12, 0, 0]
-    assert of_experts(ALONE, (Stage(1, 3, 1, 2),))[0, 0] == numbers
-    assert of_experts(ALONE, (Stage(0, 2, 0, 2),))[:, 0].tolist() == [0] * 5
-    assert of_experts(ALONE, (Stage(0, 2, 0, 2), Stage(1, 2, 2, 2)))[0, 0] == numbers * 2
-    assert expert_states(
-        LLAMA, Strategy(), (WHOLE,), factors(SHARDINGS), ep=1, itemsize=2, options=PLAIT
-    ).tolist() == [[0.0] * len(SHARDINGS)] * 5  # fmt: skip
+    assert states_of_experts(ALONE)[:, 0].tolist() == [numbers * 2, numbers * 4, numbers * 12, 0, 0]
+    assert states_of_experts(ALONE, (Stage(1, 3, 1, 2),))[0, 0] == numbers
+    assert states_of_experts(ALONE, (Stage(0, 2, 0, 2),))[:, 0].tolist() == [0] * 5
+    assert states_of_experts(ALONE, (Stage(0, 2, 0, 2), Stage(1, 2, 2, 2)))[0, 0] == numbers * 2
+    assert held_experts(LLAMA, (WHOLE,), tp=1, ep=1).units == {}
 
 
 def test_factors_are_of_replicas_that_have_the_same_experts() -> None:
     """Every fourth: of eight that share out parameters two, of sixteen four."""
     numbers = 2 * 8 * EACH // 8
-    found = of_experts([Sharding(params=8, grads=8, optim=16), Sharding(params=4, grads=4, optim=4)])
+    found = states_of_experts([Sharding(params=8, grads=8, optim=16), Sharding(params=4, grads=4, optim=4)])
     assert found[0].tolist() == [numbers * 2 / 2, numbers * 2]
     assert found[1].tolist() == [numbers * 4 / 2, numbers * 4]
     assert found[2].tolist() == [numbers * 12 / 4, numbers * 12]
     assert found[3].tolist() == [numbers * 6, 0]  # two gathered, two open
-    near = of_experts([Sharding(params=16, grads=16, optim=16, secondary=8)])
+    near = states_of_experts([Sharding(params=16, grads=16, optim=16, secondary=8)])
     assert near[0].tolist() == [numbers * 2 / 4 + numbers * 2 / 2]
-    fixed = of_experts(ALONE, options=MemoryOptions(fixed_bytes=1e9))
+    fixed = states_of_experts(ALONE, options=MemoryOptions(fixed_bytes=1e9))
     assert fixed[3].tolist() == [0]  # which the rest of the place has
 
 
 def test_a_place_without_units_holds_nothing() -> None:
-    none = Held({}, copies=0, tied=0, num_stages=0)
-    columns = place_states(LLAMA, Strategy(), none, factors(SHARDINGS), sequence=32, itemsize=2, options=PLAIT)
-    assert not columns.any()
+    assert not place_states(Held({}), factors(SHARDINGS), itemsize=2, options=PLAIT).any()
