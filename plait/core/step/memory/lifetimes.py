@@ -78,17 +78,17 @@ class StageTensors:
         return known[key]
 
     def _program(self, place: int) -> Program:
-        known = self._readers(place), self._readers(place - 1) if place else _Readers(set(), {})
+        owners = self._readers(place), self._readers(place - 1) if place else _Readers(set(), {})
         found = dict[Event, tuple[TensorUse, ...]]()
         for number, step in enumerate(self._steps(place)):
             # What crosses to a down is read by no step of this stage; else the down's norm reads it.
             counted = (
-                made._replace(readers=not made.crosses if owner == DOWN else known[owner].of[owner, number, name])
+                made._replace(readers=not made.crosses if owner == DOWN else owners[owner].of[owner, number, name])
                 for made in step.makes
                 for owner, name in [made.name]
             )
             makes = tuple(made for made in counted if made.readers or made.crosses)
-            reads = tuple((owner, name) for owner, told in step.reads for name in _first(told, known[owner].names))
+            reads = tuple((owner, name) for owner, told in step.reads for name in _first(told, owners[owner].names))
             found[step.event] = (*found.get(step.event, ()), step._replace(makes=makes, reads=reads))
         return found
 
@@ -102,7 +102,7 @@ class StageTensors:
         line = [*own[:forward], *after, *own[forward:]]
         names = {name for owner, _, step in line for (of, name), *_ in step.makes if of == owner}
         if site == "down" and not self._apart(site, layer):
-            names.add("g_skip")
+            names.add("g_skip")  # the up makes it
         count, last = dict[tuple[Owner, int, str], int](), dict[str, tuple[Owner, int, str]]()
         for owner, number, step in line:
             read = [name for of, told in (*step.reads, *step.drops) if of == owner for name in _first(told, names)]
