@@ -82,6 +82,10 @@ class Shapes:
         """Width of all keys, and of all values."""
         return self.num_kv_heads * self.head_size
 
+    def kv_ranks(self, tp: Number) -> Number:
+        """Of tensor-parallel ranks, those that divide keys and values: of more, several have the same."""
+        return np.minimum(tp, self.num_kv_heads)
+
     @property
     def has_experts(self) -> bool:
         """Whether any model has."""
@@ -97,7 +101,7 @@ class Shapes:
         """For the rows of ``core.model.weights``; F is of the MLP that every token goes to."""
         return Letters(
             H=self.hidden, Q=self.query, K=self.kv, F=self.whole_ffn, V=self.vocab, P=self.max_sequence, biased=0,
-            gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings, block=0,
+            gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings, block=0, D=self.head_size,
         )  # fmt: skip
 
     @property

@@ -189,7 +189,7 @@ class _Costs:
         share, block = slice_sizes(self.load.batch, self.strategy.p1)[op.slice], self.load.sequence / ring
         shape = rates.AttentionShape(
             batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses, queries=block,
-            keys=seen * (block if causal else block / 2), head_size=self.model.head_size, causal=causal,
+            keys=seen * (block if causal else block / 2), head_size=self.model.letters.D, causal=causal,
         )  # fmt: skip
         backward, fused = op.kind in (Kind.SECOND_GRAD, Kind.CORE_GRAD), not self.model.attention_dropout
         return float(rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused))

@@ -93,7 +93,7 @@ class Layer:
     def _products(self, rate: Callable[..., Seconds], *, only_second: bool = False) -> Any:
         """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
         model, points, seconds = self.model, self.points, partial(rate, self.cluster, self.precision)
-        kv = np.minimum(points.tp, model.num_kv_heads)
+        kv = model.kv_ranks(points.tp)
         found: list[Any] = []
         for kind, parts in ((Kind.FIRST, 1), (Kind.SECOND, points.p2))[only_second:]:
             for site in SITES:
@@ -128,7 +128,7 @@ class Layer:
             heads=model.num_heads / points.tp / (points.cp / points.ring),
             queries=self.sequence / points.ring,
             keys=keys_seen(self.sequence, model.window, model.windowed),
-            head_size=model.head_size,
+            head_size=model.letters.D,
         )
         fused = np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0)
         seconds = rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused)
@@ -276,10 +276,10 @@ class Layer:
 
     def _exchange(self) -> Seconds:
         points, model = self.points, self.model
-        ranks = points.cp // points.ring
-        heads = np.maximum(model.num_kv_heads / points.tp, ranks)  # fewer are copied
+        ranks, size = points.cp // points.ring, model.letters.D
+        heads = np.maximum(model.kv / size / points.tp, ranks)  # fewer are copied
         query = self.tokens * model.query / points.tp * 2 * ranks
-        kv = self.tokens * heads * model.head_size * 2 * ranks
+        kv = self.tokens * heads * size * 2 * ranks
         pair = [rates.collective(self.cluster, "all_to_all", whole, ranks, points.tp) for whole in (query, kv)]
         return 2 * pair[0] + 2 * pair[1]
 
@@ -296,7 +296,7 @@ class Layer:
     def _rotation(self, tensors: int) -> Seconds:
         points = self.points
         stride = points.tp * points.cp // points.ring
-        moved = tensors * 2 * self.tokens * self.model.kv / np.minimum(points.tp, self.model.num_kv_heads) * 2
+        moved = tensors * 2 * self.tokens * self.model.kv / self.model.kv_ranks(points.tp) * 2
         return rates.collective(self.cluster, "send", moved, points.ring, stride)
 
     @cached_property
