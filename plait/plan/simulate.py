@@ -28,13 +28,12 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
     the plan's precision.
     """
     refuse_experts(plan.model, "simulated")
-    found = Simulation(
-        plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed, plan.key
-    ).simulated
+    prices = ClusterPrices(plan, cluster) if cluster else PlanPrices(plan)
+    found = Simulation(plan, prices, jitter_seed, lambda: plan.key).simulated
     if cluster is None or cluster.crowd == 1.0:
         return found
     pace = shared_pace(found.simulation.run().courses, cluster.crowd)
-    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed, plan.key).simulated
+    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed, lambda: plan.key).simulated
 
 
 @dataclass(frozen=True)

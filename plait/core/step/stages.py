@@ -10,8 +10,9 @@ of overlapping ranges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple, get_args
 
@@ -58,37 +59,49 @@ class Stage:
 
 
 class Placed(NamedTuple):
-    """One site of a stage. number: of its layer, or of its level. prefix: of its tensors' names."""
+    """One site of a stage. number: of its layer, or of its level."""
 
     site: Site
-    number: int
-    prefix: str
+    number: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """Of its tensors' names."""
+        match self.site:
+            case "attn" | "mlp":
+                return f"layers.{self.number}.{self.site}."
+            case "down" | "up":
+                return f"{self.site}.{self.number}."
+            case _:
+                return ""
 
 
 def placed_sites(model: ModelSpec, stage: Stage) -> Iterator[Placed]:
     """The sites that a stage has, in the order in which ranks hold their weights."""
+    resampling = model.resampling
     if stage.embeds:
-        yield Placed("embed", 0, "")
+        yield Placed("embed")
     for layer in stage.layers:
-        for before, site, level in model.resampling:
+        for before, site, level in resampling:
             if before == layer:
-                yield Placed(site, level, f"{site}.{level}.")
-        yield Placed("attn", layer, f"layers.{layer}.attn.")
-        yield Placed("mlp", layer, f"layers.{layer}.mlp.")
+                yield Placed(site, level)
+        yield Placed("attn", layer)
+        yield Placed("mlp", layer)
     if stage.heads:
-        yield Placed("head", 0, "")
+        yield Placed("head")
 
 
-def rows_of(model: ModelSpec, stage: Stage) -> dict[Site, list[Weight]]:
-    """The tensors of each site: wherever a stage has it, it has these. The head has a weight of its own where
-    it has none of an embedding in the same stage."""
-    letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and stage.embeds))
+@cache
+def rows_of(model: ModelSpec, *, embeds: bool) -> Mapping[Site, Sequence[Weight]]:
+    """The tensors of each site: wherever a stage has it, it has these. embeds: whether the stage has the
+    embedding; else the head has a weight of its own."""
+    letters = replace(model.letters, tied=int(bool(model.tied_embeddings) and embeds))
     return {site: [weight for weight in weights_of(site) if letters.has(weight.when)] for site in get_args(Site)}
 
 
 def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]]:
     """(name, row) of every logical tensor that a stage has, in the order in which ranks hold them."""
-    rows = rows_of(model, stage)
+    rows = rows_of(model, embeds=stage.embeds)
     return ((at.prefix + weight.name, weight) for at in placed_sites(model, stage) for weight in rows[at.site])
 
 

@@ -81,7 +81,7 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     times: Counter[Site] = Counter(at.site for at in placed_sites(model, stage))
     return sum(
         times[site] * row.numbers(letters)
-        for site, rows in rows_of(model, stage).items()
+        for site, rows in rows_of(model, embeds=stage.embeds).items()
         for row in rows
         if (row.sums == "always" and copies[row.cut] > 1) or (row.sums == "cut" and strategy.sequence_parallel)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from plait.core.model.spec import ModelSpec
@@ -13,18 +14,14 @@ from plait.core.parallel.sharding import VECTORS, WHOLE, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.records import sent_bytes
 from plait.core.step.segments import Collective
-from plait.core.step.stages import Stage, placed_sites, rows_of
+from plait.core.step.stages import Placed, Stage, placed_sites, rows_of
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
     """Numbers in every unit of one rank's share of a stage, padding included."""
-    sizes, vectors, rows, shares = dict[Unit, int](), 0, rows_of(model, stage), dict[Site, Counter[str]]()
+    sizes, vectors = dict[Unit, int](), 0
+    shares = _shares(model, strategy, stage.embeds)
     for at in placed_sites(model, stage):
-        if at.site not in shares:  # by unit, the same in every layer
-            shares[at.site] = Counter()
-            for weight in rows[at.site]:
-                kind, _ = unit_of(at.prefix + weight.name, len(weight.shape))
-                shares[at.site][kind] += strategy.share(model, weight)
         for kind, numel in shares[at.site].items():
             if kind == VECTORS[0]:
                 vectors += numel
@@ -32,6 +29,19 @@ def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sha
                 sizes[kind, at.number] = numel
     sizes["vectors", stage.index] = vectors
     return {unit: sharding.padded(numel) for unit, numel in sizes.items() if numel}
+
+
+@cache
+def _shares(model: ModelSpec, strategy: Strategy, embeds: bool) -> dict[Site, Counter[str]]:
+    """Numbers of one rank by site and kind of unit, the same wherever a stage has the site. embeds: whether
+    the stage has the embedding, too."""
+    found = dict[Site, Counter[str]]()
+    for site, rows in rows_of(model, embeds=embeds).items():
+        found[site] = Counter()
+        for weight in rows:
+            kind, _ = unit_of(Placed(site).prefix + weight.name, len(weight.shape))
+            found[site][kind] += strategy.share(model, weight)
+    return found
 
 
 class Sent(NamedTuple):

@@ -14,7 +14,7 @@ transfers under way when it begins. Of a node that is late (jitter), all ops are
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
@@ -151,9 +151,9 @@ def _meet(courses: Sequence[Course]) -> None:
 class Simulation:
     """A step's lists, what happens inside them, and how fast nodes are: the same in every step.
 
-    key: of the plan, with which timelines are stamped."""
+    key: gives the plan's, with which timelines are stamped; asked when one is made."""
 
-    def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: str = "") -> None:
+    def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: Callable[[], str] = str) -> None:
         self.step, self.prices, self.key = step, prices, key
         self.places = [Place(step, index) for index in range(len(step.layout.degrees))]
         kinds: dict[object, PlaceLists] = {}

@@ -36,7 +36,7 @@ def timeline(simulation: Simulation, steps: Sequence[int], ranks: Sequence[int] 
                 if key not in known:
                     known[key] = list(_PlaceSpans(simulation, runs[key[0]].courses[place], key[1]).all())
                 found += spans_of(step, rank, known[key])
-    return Timeline(tuple(found), simulation.key)
+    return Timeline(tuple(found), simulation.key())
 
 
 class _PlaceSpans:
