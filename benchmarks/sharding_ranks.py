@@ -30,7 +30,6 @@ from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.executor import RunningPhase
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.pipeline import PHASES
 from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
@@ -138,7 +137,7 @@ def _communicate(part: RankPart) -> None:
     last = len(part.plan.schedule.ranks[0]) - 1
     for at, op in enumerate(part.plan.schedule.ranks[0]):
         turn = RunningPhase({}, last=at == last)
-        for action, step in pipeline.executors[op.stage].programmes[PHASES[op.kind]]:
+        for action, step in pipeline.executors[op.stage].programmes[op.work.phase]:
             if isinstance(action, UnitAction):
                 step(turn)
     shards.complete()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
 from plait.plan.answer import Answer, Candidate
 from plait.plan.fits import KINDS
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
@@ -179,6 +180,7 @@ class ComparedPlans(Shown):
         settings = [
             ("cluster", self.first.cluster.name, self.second.cluster.name),
             *((what, told(a), told(b)) for what, told in JOBS),
+            *_otherwise(a.job, b.job),
             *((key, *values) for key, values in differences(a.point, b.point).items()),
         ]
         if settings := [row for row in settings if row[1] != row[2]]:
@@ -197,12 +199,25 @@ class ComparedPlans(Shown):
             yield f"{name}: {file}, which {verdict} into {in_bytes(one.memory.usable)}"
 
 
+def _otherwise(a: Job, b: Job) -> list[tuple[str, str, str]]:
+    """What two jobs say otherwise of their model, of training, and of what no point of a space holds."""
+    first, second = a.to_dict(), b.to_dict()
+    keys = [(section, key) for section in ("model", "train") for key in {**first[section], **second[section]}]
+    keys += [("strategy", key) for key in UNSEARCHED]
+    found = list[tuple[str, str, str]]()
+    for section, key in keys:
+        one, other = first[section].get(key), second[section].get(key)
+        if one != other and key != "micro_batch_size":  # of one replica, among the points
+            found.append((f"{section}.{key}", "-" if one is None else str(one), "-" if other is None else str(other)))
+    return found
+
+
+UNSEARCHED = ("stage_layers", "slack", "compile", "cuda_graphs")
+"""Keys of a strategy that are no columns of a space."""
 HEADER = ("", "first", "second", "second/first")
 JOBS: Sequence[Told] = (
     ("parameters", lambda one: f"{one.job.model_spec(vocab=1).num_parameters:,}"),
     ("tokens of a sequence", lambda one: f"{one.job.data.sequence_length:,}"),
-    ("sequences of a step", lambda one: f"{one.job.train.global_batch_size:,}"),
-    ("precision", lambda one: one.job.train.precision),
     ("ranks", lambda one: f"{one.job.world_size:,}"),
 )
 """What jobs may have otherwise, said before their strategies."""

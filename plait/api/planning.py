@@ -107,7 +107,8 @@ def plan_job(
         note, vocab = vocabulary_note(asked, own, own=True), load_tokenizer(job.data.tokenizer).vocab
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
-    planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab)
+    slowed = factors.get("straggler", 1.0)
+    planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab, slowed)
     unchanged = Planner(job, there, vocab) if factors else None
     return Planning(
         planner=planner, written=written, factors=factors, unchanged=unchanged, warning=warning, note=note, over=over

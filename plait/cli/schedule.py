@@ -12,6 +12,9 @@ from plait.cli import terminal
 from plait.cli.groups import Settings, grouped
 from plait.core.base.codec.counts import Count
 
+LONGEST = 1e12
+"""Of a cost, in whatever unit."""
+
 
 @dataclass(frozen=True)
 class Drawn(Settings):
@@ -34,8 +37,8 @@ class Drawn(Settings):
         from plait.core.base.errors import ScheduleError
 
         given = _times(self.costs, "costs")
-        if len(given) not in (1, 3) or min(given) < 0:
-            raise ScheduleError(f"costs={self.costs}: one number is expected, or three, none below 0")
+        if len(given) not in (1, 3):
+            raise ScheduleError(f"costs={self.costs}: one number is expected, or three")
         forward, input_gradient, weight_gradient = given * 3 if len(given) == 1 else given
         return forward, input_gradient, weight_gradient
 
@@ -103,6 +106,10 @@ def _times(text: str, key: str) -> list[float]:
     from plait.core.base.errors import ScheduleError
 
     try:
-        return [float(word) for word in text.split(",")]
+        found = [float(word) for word in text.split(",")]
     except ValueError:
-        raise ScheduleError(f"{key}={text}: one number is expected, or several with commas between them") from None
+        found = []
+    if not found or not all(0 <= each <= LONGEST for each in found):
+        told = f"one number from 0 to {LONGEST:g} is expected, or several with commas between them"
+        raise ScheduleError(f"{key}={text}: {told}")
+    return found

@@ -122,11 +122,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Planner:
-    """Predicts strategies of one job on one cluster. vocab: of the job's tokenizer."""
+    """Predicts strategies of one job on one cluster. vocab: of the job's tokenizer. slowed: so many times as
+    long as a device takes, ``cluster`` has it take; utilisation is of the device."""
 
     job: Job
     cluster: Cluster
     vocab: int
+    slowed: float = 1.0
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -165,7 +167,9 @@ class Planner:
         costs that timed steps found. Raises JobError where it leaves something open, InfeasiblePlan where it
         does not fit: what is too much, by how much, and the nearest change."""
         if self.job.open:
-            raise JobError("is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out check")
+            raise JobError(
+                "is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out --evaluate"
+            )
         check_size(self.job, self.vocab, None)
         world, ranks = self.job.world_size, ranks_of(self.job, self.cluster)
         if ranks != world:
@@ -316,7 +320,7 @@ class Planner:
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
-        peak = self.cluster.device.peak[precision].value * job.world_size * seconds
+        peak = self.cluster.device.peak[precision].value * self.slowed * job.world_size * seconds
         return Candidate(
             job=job,
             point=point,

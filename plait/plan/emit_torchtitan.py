@@ -36,6 +36,14 @@ FLAVORS = {
 """By layers, hidden size, heads, key/value heads, feed-forward size, and whether queries and keys are
 normalised."""
 UNKNOWN = Flavor("MODULE", "CONFIGURATION", "FLAVOR")
+SAME: dict[str, Any] = {
+    "tied_embeddings": False, "parallel_block": False, "window": 0, "dropout": 0.0, "attention_dropout": 0.0,
+}  # fmt: skip
+DETAILS: dict[str, dict[str, Any]] = {
+    "llama3": SAME | {"vocab": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5, "head_size": 128},
+    "qwen3": SAME | {"vocab": 151936, "rope_theta": 1000000.0, "norm_eps": 1e-6, "head_size": 128},
+}
+"""Of all flavors of a family, what a model may have otherwise. All of llama3's have 3.1's frequencies."""
 
 
 def torchtitan(words: Words) -> Emitted:
@@ -51,7 +59,7 @@ def torchtitan(words: Words) -> Emitted:
     if job.train.precision in TYPES:
         training["mixed_precision_param"] = TYPES[job.train.precision]
     else:
-        words.cannot(f"train.precision = {job.train.precision}")
+        words.cannot(f"train.precision = {job.train.precision} (the configuration's own stands)")
     parallelism = _data_parallel(words) | _tensor_parallel(words) | _context_parallel(words)
     pipeline, cuts = _pipeline(words)
     settings = {"training": training, "parallelism": parallelism | pipeline, "compile": _compiled(words)}
@@ -77,6 +85,7 @@ def _module(words: Words, lines: list[str], policy: str, cuts: list[int]) -> str
     known = FLAVORS.get(shape, UNKNOWN) if model.family == "llama" and not model.experts else UNKNOWN
     if known is UNKNOWN:
         words.cannot("the model's shapes (name a module, a configuration and a flavor that have them)")
+    _differs(words, known)
     imports = [
         f"from torchtitan.models.{known.family} import model_registry",
         f"from torchtitan.models.{known.family}.config_registry import {known.base} as base",
@@ -97,6 +106,20 @@ def _module(words: Words, lines: list[str], policy: str, cuts: list[int]) -> str
             *imports, "", "", "def planned():", *(f"    {line}" for line in (*body, *lines, "return config")), "",
         ]
     )  # fmt: skip
+
+
+def _differs(words: Words, known: Flavor) -> None:
+    """Name what the flavor has otherwise; of an unknown one, what it would have to have."""
+    model = words.model
+    for name, theirs in DETAILS.get(known.family, SAME).items():
+        ours = getattr(model, name)
+        if ours != theirs and (name, ours) != ("vocab", 1):
+            words.cannot(f"model.{name} = {ours} (theirs has {theirs})")
+    scaled, theirs = model.rope_scaling is not None, known.family == "llama3"
+    if known.family in DETAILS and scaled != theirs:
+        words.cannot(f"model.rope_scaling, {'which theirs has not' if scaled else 'which theirs has (that of 3.1)'}")
+    if model.levels:
+        words.cannot(f"model.levels = {model.levels} (its layers all have one length)")
 
 
 def _captures(words: Words) -> bool:

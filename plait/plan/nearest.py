@@ -90,7 +90,8 @@ def would_fit(change: Mapping[str, Any]) -> str:
     >>> would_fit({"strategy.shard": "fsdp", "train.micro_batch_size": 1})
     'It would fit with strategy.shard=fsdp train.micro_batch_size=1'
     """
-    return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}"
+    told = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.items())
+    return f"It would fit with {' '.join(told)}"
 
 
 def _each(job: Job) -> int:

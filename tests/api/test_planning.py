@@ -88,6 +88,12 @@ def test_what_if_is_told_beside_the_cluster_as_it_is(job: Path) -> None:
     assert "What if" not in plan_job(job, SETTINGS).answer().text()
 
 
+def test_a_slow_node_uses_less_of_the_devices(job: Path) -> None:
+    as_it_is = plan_job(job, SETTINGS).answer().best
+    slow = plan_job(job, SETTINGS, changes=["straggler=10"]).answer().best
+    assert slow.mfu == pytest.approx(as_it_is.mfu * as_it_is.seconds / slow.seconds)
+
+
 def test_what_fits_only_if_things_were_other_is_said_so(job: Path) -> None:
     small = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=8", "model.hidden=8192", "model.num_layers=40"]
     found = plan_job(job, small, changes=["memory=16x"]).answer(evaluate=True)
@@ -114,7 +120,7 @@ def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Pat
         asked = plan_job(job, [*SETTINGS, f"model.hidden={hidden}", "plan.top=1"])
         asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
     told = compare_plans(tmp_path / "one.json", tmp_path / "other.json").text().splitlines()
-    assert told[3].split()[0] == "parameters"
+    assert [line.split()[0] for line in told[3:5]] == ["parameters", "model.hidden"]
 
 
 def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:

@@ -27,6 +27,8 @@ def scored(problem: Problem, found: Assignment) -> float:
     [
         (7, 3, [4, 2, 8, 7], 0.923, 2.077), (4, 6, [3, 13, 7, 2], 0.1, 2.0), (7, 5, [5, 4, 1, 0, 2, 6, 23], 0.724, 2.0),
         (7, 3, [4, 2, 1, 13, 1, 2, 2], 0.956, 2.044), (6, 6, [4, 5, 5, 27, 0, 5], 0.867, 2.0),
+        (8, 6, [2, 5, 5, 8, 28, 2, 1, 5, 8, 5, 3, 2], 0.7, 2.0),
+        (7, 8, [3, 1, 1, 29, 2, 7, 7, 7, 5, 5, 7, 7], 0.3, 2.3),
     ],
 )  # fmt: skip
 def test_a_tight_matrix_has_the_best_placement_that_there_is(
@@ -55,6 +57,11 @@ def test_what_the_time_does_not_suffice_for_is_a_gap(monkeypatch: pytest.MonkeyP
     found = exact(problem)
     assert found.bound == pytest.approx(2.181)
     assert scored(problem, found) == pytest.approx(2.362)
+
+
+def test_equal_problems_have_equal_placements() -> None:
+    problem = Problem.plain(7, 3, [4, 2, 8, 7], alpha=0.923)
+    assert exact(problem) == exact(problem)
 
 
 def test_a_large_matrix_is_left_to_bands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,9 +153,9 @@ def added(one: Job) -> str:
 
 
 def unsaid(one: Job, framework: str) -> list[str]:
-    """But the vocabulary, which is a tokenizer's."""
+    """But the vocabulary, which is a tokenizer's, and rotary frequencies, in which Llama 3 and 3.1 differ."""
     found = emit(one, framework).unsaid
-    return [what for what in found if not what.startswith("the vocabulary (")]
+    return [what for what in found if not what.startswith(("the vocabulary (", "model.rope_scaling, "))]
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,39 @@ def test_a_precision_that_they_do_not_have_is_named(precision: str) -> None:
     assert training.get("mixed_precision_param") == told
     assert ("bf16" in flags(one)) == (precision == "bf16-mixed")
     for framework in FRAMEWORKS:
-        assert unsaid(one, framework) == ([] if told else ["train.precision = fp64"])
+        instead = " (the configuration's own stands)" if framework == "torchtitan" else ""
+        assert unsaid(one, framework) == ([] if told else [f"train.precision = fp64{instead}"])
 
 
 def test_torchtitan_compiles_where_the_strategy_does() -> None:
     found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on}))["compile"] for on in (False, True)]
     assert found == [{"enable": False}, {"enable": True}]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tied_embeddings": True}, "model.tied_embeddings = True (theirs has False)"),
+        ({"rope_theta": 1e4}, "model.rope_theta = 10000.0 (theirs has 500000.0)"),
+        ({"norm_eps": 1e-6}, "model.norm_eps = 1e-06 (theirs has 1e-05)"),
+        ({"window": 512}, "model.window = 512 (theirs has 0)"),
+        ({"parallel_block": True}, "model.parallel_block = True (theirs has False)"),
+        ({"attention_dropout": 0.1}, "model.attention_dropout = 0.1 (theirs has 0.0)"),
+        ({"vocab": 32000}, "model.vocab = 32000 (theirs has 128256)"),
+        ({}, "model.rope_scaling, which theirs has (that of 3.1)"),
+    ],
+)
+def test_what_their_model_has_otherwise_is_named(change: dict[str, Any], words: str) -> None:
+    one = job(slices={"batch": 1})
+    values = one.to_dict()
+    values["model"] |= change
+    told = emit(Job.from_dict(values), "torchtitan").unsaid
+    assert words in told and len(told) == 1 + bool(change)
+
+
+def test_their_own_model_is_theirs_whole() -> None:
+    values = job(slices={"batch": 1}).to_dict() | {"model": {"preset": "llama3-405b"}}
+    assert emit(Job.from_dict(values), "torchtitan").unsaid == []
 
 
 def test_torchtitan_captures_where_the_strategy_does() -> None:
