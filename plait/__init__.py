@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *import_module("plait.api").__all__])
+    return sorted(["__version__", *import_module("plait.api").__all__])
