@@ -46,11 +46,15 @@ MEGATRON = """
 import json, sys
 import torch
 from megatron.core import parallel_state
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 found = []
 for values in json.load(sys.stdin):
     pp, rounds = values["pipeline_model_parallel_size"], values["virtual_pipeline_model_parallel_size"]
+    if layout := values.get("pipeline_model_parallel_layout"):
+        rounds = PipelineParallelLayerLayout.get_num_stages_from_str(layout) // pp
+        values["virtual_pipeline_model_parallel_size"] = rounds = rounds if rounds > 1 else None
     parallel_state.set_pipeline_model_parallel_world_size(pp)
     parallel_state.set_virtual_pipeline_model_parallel_world_size(rounds)
     config = TransformerConfig(**values, pipeline_dtype=torch.bfloat16)
@@ -109,26 +113,8 @@ def given(one: Job) -> dict[str, Any]:
     found: dict[str, Any] = {NUMBERS[name]: int(value) for name, value in flags.items() if name in NUMBERS}
     found |= {WORDS[name]: value for name, value in flags.items() if name in WORDS}
     found |= {SWITCHES[name]: True for name in flags if name in SWITCHES}
-    pp, layout = found["pipeline_model_parallel_size"], found.get("pipeline_model_parallel_layout")
     rounds = int(flags.get("num-virtual-stages-per-pipeline-rank", 1))
-    if layout:
-        rounds = len(one_by_one(layout)) // pp
     return found | {"virtual_pipeline_model_parallel_size": rounds if rounds > 1 else None}
-
-
-def one_by_one(layout: str) -> list[int]:
-    """Layers of every stage of a layout as ``emit_megatron.layout`` writes it."""
-    first, *middle, last = layout.replace("|)*", ")*").replace("(", "|(").split("|")
-    sizes = [int(first.removeprefix("Et*"))]
-    for run in [*middle, last]:
-        if run.startswith("("):
-            size, rest = run.removeprefix("(t*").split(")*", 1)
-            times, _, tail = rest.partition("t*")
-            sizes += [int(size)] * int(times)
-            sizes += [int(tail.removesuffix("L"))] if tail else []
-        elif run:
-            sizes.append(int(run.removeprefix("t*").removesuffix("L")))
-    return sizes
 
 
 def test_torchtitan_takes_what_is_emitted(tmp_path: Path) -> None:
