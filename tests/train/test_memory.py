@@ -17,14 +17,12 @@ from plait.core.step.memory.states import states
 from plait.core.step.orders.overlap import Load
 from plait.core.step.stages import Stage
 from plait.core.step.unit_traffic import unit_sizes
-from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import RankDevice
-from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import ModelCut, Transformer
+from tests.support.lone import lone_executor
 from tests.support.models import utransformer
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
@@ -58,12 +56,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what
     is allocated."""
     spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
-    group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
-    transformer = Transformer(spec, strategy, ModelCut(sequence=group))
-    executor = make_executor(
-        transformer, strategy, NullWire(strategy.tp), Load(batch, sequence), RankContext(DEVICE),
-        gradients=Gradients(transformer), phases=("F", "B"),
-    )  # fmt: skip
+    executor = lone_executor(spec, strategy, Load(batch, sequence), DEVICE)
     own = sequence // strategy.cp
     tokens = torch.randint(0, spec.vocab, (batch, own))
     micro = MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, torch.arange(own) if strategy.cp > 1 else None)

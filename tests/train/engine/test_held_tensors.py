@@ -18,16 +18,13 @@ from plait.core.step.memory import lifetimes
 from plait.core.step.memory.activations import Walk
 from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.overlap import Load
-from plait.train.comm.wire import NullWire
 from plait.train.engine.cores import SublayerCore
-from plait.train.engine.executor import RankContext, RunningPhase, make_executor
-from plait.train.engine.gradients import Gradients
+from plait.train.engine.executor import RunningPhase
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
 from plait.train.model.loss import VocabularyLoss
-from plait.train.model.sequence import SequenceGroup
-from plait.train.model.transformer import ModelCut, Transformer
+from tests.support.lone import lone_executor
 
 SHAPES: dict[str, Any] = {"num_layers": 3, "hidden": 48, "num_heads": 4, "vocab": 62, "max_sequence": 64}
 GPT = ModelSpec(family="gpt", **SHAPES)
@@ -78,12 +75,7 @@ def held(segment: Segment) -> int:
 def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> list[str]:
     """Ops after which a segment between the ends of a stage holds something else than the table says."""
     strategy, batch = Strategy(overlap=overlap, **asked), asked.get("p1", 1)
-    group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
-    transformer = Transformer(model, strategy, ModelCut(sequence=group))
-    executor = make_executor(
-        transformer, strategy, NullWire(strategy.tp), Load(batch, SEQUENCE), RankContext(CPU),
-        gradients=Gradients(transformer), phases=("F", "B"),
-    )  # fmt: skip
+    executor = lone_executor(model, strategy, Load(batch, SEQUENCE), CPU)
     own = SEQUENCE // strategy.cp
     tokens = torch.arange(batch * own).view(batch, own) % model.vocab
     positions = torch.arange(own) if strategy.cp > 1 else None
