@@ -79,6 +79,9 @@ class StandIn:
     def loss(self, _state: InFlight) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
+    def step_ended(self) -> None:
+        """Nothing to give back."""
+
 
 class Awaited:
     """Stands still until what it sends has been received: 1F1B without overlap."""
