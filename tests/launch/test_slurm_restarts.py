@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.base.errors import LaunchError, PlaitError, RankFailure
+from plait.core.base.errors import JobError, LaunchError, PlaitError, RankFailure
 from plait.core.cluster.hardware import HERE
 from plait.core.job.slurm_settings import SlurmSection
 from plait.core.job.spec import Job
@@ -187,62 +187,10 @@ def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
     assert "is pending (ReqNodeNotAvail, UnavailableNodes:n2). Its rank table asks for these nodes by name" in told
 
 
-def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = 0
-
-    def look(job: str) -> slurm.SlurmJobState:
-        nonlocal looks
-        looks += 1
-        if looks in (1, 2):
-            signal.raise_signal(signal.SIGINT)
-        return slurm.SlurmJobState("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
-
-    monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
-    assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
-
-
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
-    from plait.core.job.slurm_settings import SlurmSection
-
     settings = SlurmSection(nodes=1, signal_time=77)
     script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
     assert "#SBATCH --signal=TERM@77\n" in script
-
-
-def test_a_controller_that_is_away_for_a_while_ends_nothing(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    looks = 0
-
-    def look(job: str) -> slurm.SlurmJobState:
-        nonlocal looks
-        looks += 1
-        if 1 < looks < 5:
-            raise LaunchError("Slurm refused: Unable to contact slurm controller.")
-        return slurm.SlurmJobState("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
-
-    monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
-    assert "Slurm does not answer" in capsys.readouterr().err
-    assert not said
-
-
-@pytest.mark.parametrize("why", ["patience", "signal", "forgotten"])
-def test_a_job_that_can_be_followed_no_more_is_named(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    def look(job: str) -> slurm.SlurmJobState:
-        if why == "signal":
-            signal.raise_signal(signal.SIGINT)
-        raise LaunchError("Invalid job id specified." if why == "forgotten" else "Unable to contact.")
-
-    monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "PATIENCE", 0.01 if why == "patience" else 1e9)
-    with pytest.raises(LaunchError, match=r"Job 7 is no longer followed.* its output is in .*scancel 7 ends it"):
-        slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log"))
 
 
 def test_ctrl_c_before_there_are_ranks_ends_the_job(
@@ -257,87 +205,7 @@ def test_ctrl_c_before_there_are_ranks_ends_the_job(
     assert capsys.readouterr().err == ""
 
 
-def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    from plait.core.job.slurm_settings import SlurmSection
-
-    batch = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=SlurmSection(nodes=1))
-    batch.log("7").parent.mkdir()
-    batch.log("7").write_text("old\n")
-
-    def answer(*argv: str) -> str:
-        if argv[0] == "squeue":
-            return "6|/elsewhere/slurm.sh\n"
-        with batch.log("7").open("a") as file:
-            file.write("new\n")  # it has begun before sbatch was done
-        return "7;cluster\n"
-
-    monkeypatch.setattr(slurm, "command", answer)
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState("COMPLETED", 0, (), ""))
-    assert slurm.follow(slurm.submit(batch)) == 0
-    assert capfdbinary.readouterr().out == b"new\n"
-
-
-def test_a_log_that_grows_is_shown_once(
-    tmp_path: Path,
-    said: list[tuple[str, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    looks = iter(["", "one\n", "two\n", "three\n"])
-
-    def look(job: str) -> slurm.SlurmJobState:
-        line = next(looks)
-        with (tmp_path / "log").open("a") as file:
-            file.write(line)
-        return slurm.SlurmJobState("COMPLETED" if line == "three\n" else "RUNNING", 0, ("n1",), "")
-
-    monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
-    assert capfdbinary.readouterr().out == b"one\ntwo\nthree\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "ends", "told"),
-    [("COMPLETED", 0, 0, False), ("FAILED", 3, 3, False), ("FAILED", 0, 1, False), ("CANCELLED", 143, 143, False),
-     ("TIMEOUT", 0, 1, True), ("NODE_FAIL", 1, 1, True)],
-)  # fmt: skip
-def test_how_a_followed_job_ends(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    name: str, status: int, ends: int, told: bool,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState(name, status, (), ""))
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == ends
-    assert (f"Slurm job 7 ended as {name.lower()}" in capsys.readouterr().err) == told
-
-
-@pytest.mark.parametrize(
-    ("told", "state"),
-    [
-        ("JobId=7 JobState=RUNNING Reason=None NodeList=n[1-2] ExitCode=0:0", ("RUNNING", 0, ("n1", "n2"), "None")),
-        ("JobId=7 JobState=FAILED Reason=BadExit NodeList=(null) ExitCode=3:0", ("FAILED", 3, (), "BadExit")),
-        ("JobId=7 JobState=FAILED NodeList= ExitCode=0:9", ("FAILED", 137, (), "")),
-        ("JobId=7", ("UNKNOWN", 0, (), "")),
-    ],
-)  # fmt: skip
-def test_what_slurm_says_of_a_job(told: str, state: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "command", lambda *argv: told if argv[-1] == "7" else "")
-    assert slurm.state("7") == slurm.SlurmJobState(*state)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "going"), [("PENDING", True), ("COMPLETING", True), ("COMPLETED", False), ("NODE_FAIL", False)]
-)
-def test_whether_a_job_goes_on(name: str, going: bool) -> None:
-    assert slurm.SlurmJobState(name, 0, (), "").going == going
-
-
 def test_a_run_that_waits_already_is_not_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.core.base.errors import JobError
-    from plait.core.job.slurm_settings import SlurmSection
-    from plait.core.topology.rank_table import RankTable
-
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     asked, queue = list[tuple[str, ...]](), [f"5|/other/slurm.sh\n6|{tmp_path}/real/slurm.sh\n", "8|\n"]
@@ -364,8 +232,6 @@ def test_nodes_are_reached_at_their_addresses(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reservation_is_for_the_tables_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.core.topology.rank_table import RankTable
-
     asked = list[tuple[str, ...]]()
     monkeypatch.setattr(slurm, "command", lambda *argv: asked.append(argv) or "")
     slurm.reserve(RankTable(("n1", "n2"), 1), "night", start="now", duration="2:00:00", users=["a", "b"])

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing as mp
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plait.core.base.errors import LaunchError, RankFailure, RunLost
+from plait.core.base.errors import LaunchError
 from plait.core.runs import lock
 from plait.core.runs.lock import EXPIRES, NAME, Holder, RunLock
 
@@ -179,75 +176,6 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("_quick_beat")
-def test_the_holder_gives_signs_of_life(tmp_path: Path) -> None:
-    with RunLock(tmp_path):
-        os.utime(tmp_path / NAME, (0, 0))
-        end = time.monotonic() + 30
-        while (tmp_path / NAME).stat().st_mtime == 0 and time.monotonic() < end:
-            time.sleep(0.01)
-        assert (tmp_path / NAME).stat().st_mtime > 0
-
-
-@pytest.fixture
-def _quick_beat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "BEAT", 0.02)
-
-
-def removed(folder: Path) -> None:
-    (folder / NAME).unlink()
-
-
-def removed_with_the_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def taken(folder: Path) -> None:
-    write_lock(folder, silent=0, **FOREIGN)
-
-
-LOSSES = [(removed, "its lock"), (removed_with_the_folder, "the folder was removed"), (taken, "taken over by .*node7")]
-
-
-@pytest.mark.parametrize(("lose", "says"), LOSSES)
-@pytest.mark.usefixtures("_quick_beat")
-def test_a_lock_that_is_lost_is_noticed_while_it_is_held(
-    tmp_path: Path, lose: Callable[[Path], None], says: str
-) -> None:
-    def until_lost() -> None:
-        with RunLock(tmp_path / "run") as held:
-            held.check()
-            lose(tmp_path / "run")
-            end = time.monotonic() + 30
-            while time.monotonic() < end:
-                held.check()
-                time.sleep(0.01)
-            raise AssertionError("nobody noticed")
-
-    with pytest.raises(RunLost, match=says):
-        until_lost()
-
-
-@pytest.mark.parametrize(("lose", "says"), LOSSES)
-def test_or_at_the_end(tmp_path: Path, lose: Callable[[Path], None], says: str) -> None:
-    with pytest.raises(RunLost, match=says), RunLock(tmp_path / "run"):
-        lose(tmp_path / "run")
-    assert (tmp_path / "run" / NAME).exists() == (lose is taken)  # the other one's is left alone
-
-
-def test_a_disk_in_trouble_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:
-    """Its file can be neither read nor removed: here a folder is in its place."""
-
-    def fails() -> None:
-        with RunLock(tmp_path):
-            (tmp_path / NAME).unlink()
-            (tmp_path / NAME).mkdir()
-            raise RankFailure("rank 1 was killed by SIGBUS")
-
-    with pytest.raises(RankFailure, match="rank 1 was killed"):
-        fails()
-
-
 def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(LaunchError, match="cannot be written"), RunLock(tmp_path / "runs" / "one"):
@@ -266,57 +194,6 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         mask = os.umask(0)
         os.umask(mask)
         assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o666 & ~mask
-
-
-def _race(folder: Path, start: Any, results: Any, leave: Any) -> None:
-    start.wait()
-    try:
-        with RunLock(folder):
-            results.put(os.getpid())
-            leave.wait()
-    except LaunchError as error:
-        results.put(str(error))
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("before", ["nothing", "a dead holder", "a dead holder and a dead successor"])
-def test_of_many_starters_exactly_one_wins(tmp_path: Path, before: str) -> None:
-    context = mp.get_context("fork")
-    for number in range(10):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if before != "nothing":
-            write_lock(folder, silent=0, started=1, token="dead")
-        if before.endswith("successor"):  # killed when it had the right to replace the dead one's lock
-            write_lock(folder, silent=0, started=1, token="heir")
-            (folder / NAME).rename(folder / f".{NAME}.dead")
-            write_lock(folder, silent=0, started=1, token="dead")
-        start, leave, results = context.Event(), context.Event(), context.Queue()
-        racers = [context.Process(target=_race, args=(folder, start, results, leave)) for _ in range(8)]
-        for racer in racers:
-            racer.start()
-        start.set()
-        said = [results.get(timeout=60) for _ in racers]
-        leave.set()
-        for racer in racers:
-            racer.join()
-        winners = [word for word in said if isinstance(word, int)]
-        assert len(winners) == 1
-        assert all(f"process {winners[0]}" in word for word in said if isinstance(word, str))
-        assert list(folder.iterdir()) == []
-
-
-def test_who_is_about_to_replace_a_dead_ones_lock_is_waited_for_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is alive, and does not come to it."""
-    monkeypatch.setattr(lock, "CLAIM", 0.0)
-    write_lock(tmp_path, silent=0, token="heir")
-    (tmp_path / NAME).rename(tmp_path / f".{NAME}.dead")
-    write_lock(tmp_path, silent=0, started=1, token="dead")
-    with pytest.raises(LaunchError, match=f"is in use by process {os.getpid()}"), RunLock(tmp_path):
-        pass
-    assert json.loads((tmp_path / NAME).read_text())["token"] == "dead"
 
 
 def test_an_earlier_start_is_one_of_a_cluster(tmp_path: Path) -> None:
@@ -361,23 +238,6 @@ def test_another_errors_folder_is_no_free_lock(tmp_path: Path, monkeypatch: pyte
         pass
 
 
-def test_who_replaces_a_dead_ones_lock_may_give_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the next one does."""
-    write_lock(tmp_path, silent=0, token="heir")
-    claim = (tmp_path / NAME).rename(tmp_path / f".{NAME}.dead")
-    write_lock(tmp_path, silent=0, started=1, token="dead")
-    waited = list[float]()
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        claim.unlink()
-
-    monkeypatch.setattr(lock.time, "sleep", sleep)
-    with RunLock(tmp_path):
-        assert [path.name for path in tmp_path.iterdir()] == [NAME]
-        assert len(waited) == 1
-
-
 def test_in_a_cluster_too_a_lock_that_cannot_be_read_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,20 +261,3 @@ def test_a_holder_is_on_the_disk_before_its_lock_is(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", lambda a, b: (done.append("link"), link(a, b)))
     with RunLock(tmp_path):
         assert done == ["fsync", "link"]
-
-
-def test_who_was_slower_to_replace_a_dead_ones_lock_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_lock(tmp_path, silent=0, started=1, token="dead")
-    link = os.link
-
-    def meanwhile(source: Path, target: Path) -> None:
-        link(source, target)
-        if target.name.endswith(".dead"):  # now we have the right, and somebody else has used it just before
-            write_lock(tmp_path, silent=0, **FOREIGN)
-
-    monkeypatch.setattr(os, "link", meanwhile)
-    with pytest.raises(LaunchError, match=r"is in use by .*node7"), RunLock(tmp_path):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
