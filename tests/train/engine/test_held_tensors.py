@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from plait.core.step.memory import lifetimes
 from plait.core.step.memory.activations import Walk
 from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.overlap import Load
+from plait.core.step.segments import Phase
 from plait.train.engine.cores import SublayerCore
-from plait.train.engine.executor import RunningPhase
-from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.executor import RunningPhase, SegmentExecutor
+from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
 from plait.train.model.loss import VocabularyLoss
@@ -72,14 +74,20 @@ def held(segment: Segment) -> int:
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}.values())
 
 
-def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> list[str]:
-    """Ops after which a segment between the ends of a stage holds something else than the table says."""
-    strategy, batch = Strategy(overlap=overlap, **asked), asked.get("p1", 1)
-    executor = lone_executor(model, strategy, Load(batch, SEQUENCE), CPU)
+def begun(model: ModelSpec, strategy: Strategy, batch: int, *, trains: bool = True) -> tuple[SegmentExecutor, InFlight]:
+    """A micro-batch of a rank, which trains or evaluates, before its forward."""
+    phases: tuple[Phase, ...] = ("F", "B") if trains else ("F",)
+    executor = lone_executor(model, strategy, Load(batch, SEQUENCE), CPU, phases=phases, trains=trains)
     own = SEQUENCE // strategy.cp
     tokens = torch.arange(batch * own).view(batch, own) % model.vocab
     positions = torch.arange(own) if strategy.cp > 1 else None
-    state = executor.begin(MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, positions))
+    return executor, executor.begin(MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, positions))
+
+
+def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> list[str]:
+    """Ops after which a segment between the ends of a stage holds something else than the table says."""
+    strategy, batch = Strategy(overlap=overlap, **asked), asked.get("p1", 1)
+    executor, state = begun(model, strategy, batch)
     walk = Walk(Sizes(model, RankLoad.of(strategy, batch=batch, sequence=SEQUENCE), 4, gpu=False), executor.graph)
     found = list[str]()
     for phase in ("F", "B"):
@@ -117,6 +125,18 @@ def test_segments_with_a_part_of_a_sequence_hold_the_tensors_of_the_table(name: 
 @pytest.mark.parametrize("overlap", ["sync", "domino"])
 def test_segments_with_shared_attention_hold_the_tensors_of_the_table(name: str, way: str, overlap: Overlap) -> None:
     assert differences(MODELS[name], overlap, **SHARED[way])[:3] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [*product(MODELS, WAYS), *product(("gpt", "llama", "block", "normed"), SHARED)]
+)
+def test_an_evaluation_keeps_nothing_of_a_sublayer(name: str, way: str) -> None:
+    """What comes after it has read all that it made."""
+    asked = (WAYS | SHARED)[way]
+    executor, state = begun(MODELS[name], Strategy(**asked), asked.get("p1", 1), trains=False)
+    executor.phase("F", state)
+    left = {key: held(segment) for key, segment in state.segments.items() if key[0] in ("attn", "mlp", "block")}
+    assert left == dict.fromkeys(left, 0) and left
 
 
 SAME = {"z", "g_z", "g_logits", "skip"}

@@ -14,13 +14,12 @@ from torch import Tensor
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
-from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
-from plait.train.engine.gradients import Gradients
+from plait.core.step.segments import Phase
+from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
-from plait.train.model.transformer import Transformer
+from tests.support.lone import lone_executor
 from tests.support.models import gpt, utransformer
 
 GPT = gpt()
@@ -33,24 +32,22 @@ CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "full": (GPT, {"tp": 2, "recompute": "full", "sequence_parallel": True}),
     "block": (replace(GPT, parallel_block=True), {}),
     "u": (U, {"p1": 2}),
+    "heads": (GPT, {"cp": 2}),
+    "ring": (GPT, {"cp": 2, "ring": 2}),
+    "both": (GPT, {"cp": 4, "ring": 2, "p1": 2}),
+    "both again": (GPT, {"cp": 4, "ring": 2, "recompute": "full"}),
 }
+LENGTH, CPU = 8, RankDevice(torch.device("cpu"))
 GIVEN = {"tokens", "targets", "total"}
 """What a micro-batch came with, and its loss."""
 
 
 def made(spec: ModelSpec, strategy: Strategy, *, train: bool) -> tuple[SegmentExecutor, MicroBatch]:
-    model = Transformer(spec, strategy)
-    executor = make_executor(
-        model,
-        strategy,
-        NullWire(strategy.tp),
-        Load(4, 8),
-        RankContext(RankDevice(torch.device("cpu"))),
-        gradients=Gradients(model) if train else None,
-        phases=("F", "I", "W") if train else ("F",),
-    )
-    tokens = torch.randint(0, spec.vocab, (4, 8))
-    return executor, MicroBatch(tokens, tokens, torch.arange(4), 1.0, 0)
+    phases: tuple[Phase, ...] = ("F", "I", "W") if train else ("F",)
+    executor = lone_executor(spec, strategy, Load(4, LENGTH), CPU, phases=phases, trains=train)
+    own = LENGTH // strategy.cp
+    tokens, positions = torch.randint(0, spec.vocab, (4, own)), torch.arange(own) if strategy.cp > 1 else None
+    return executor, MicroBatch(tokens, tokens, torch.arange(4), 1.0, 0, positions)
 
 
 def held(segment: Segment) -> set[str]:

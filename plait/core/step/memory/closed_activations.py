@@ -208,7 +208,7 @@ class _Rows:
         """What a layer of Plait's keeps and others need not."""
         model, each = self.model, tokens * self.itemsize / self.points.tp
         gate = model.letters.F if model.gated and self.options.fused_gate else 0
-        rotary = self.options.rotary_in_place and not model.learned_positions and model.family == "llama"
+        rotary = self.options.rotary_in_place and not model.learned_positions
         copies = (model.letters.Q + model.letters.K) * rotary
         return each * (gate + copies * (self.points.cp == self.points.ring))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.codec import yaml_text
-from plait.core.base.codec.yaml_text import DEEPEST, load
+from plait.core.base.codec.yaml_text import DEEPEST, LARGEST, load
 from plait.core.base.errors import JobError
 
 
@@ -20,6 +20,7 @@ from plait.core.base.errors import JobError
             "a: [2026-11-26, 2026-13-45, 2026-11-26T10:00:00Z]",
             {"a": ["2026-11-26", "2026-13-45", "2026-11-26T10:00:00Z"]},
         ),
+        ("[9223372036854775807, -9223372036854775807]", [(1 << 63) - 1, 1 - (1 << 63)]),
         ("a: [12:30, 1:30.5]", {"a": ["12:30", "1:30.5"]}),
         ("a: [yes, Off, true, null, ~]\nb:", {"a": [True, False, True, None, None], "b": None}),
         ("<<: {a: 1}  # a comment", {"<<": {"a": 1}}),
@@ -69,6 +70,12 @@ def test_as_deep_as_may_be() -> None:
     assert load("[" * DEEPEST + "]" * DEEPEST) is not None
     with pytest.raises(JobError, match="line 2: nested too deeply"):
         load("[\n" + "[" * DEEPEST + "]" * (DEEPEST + 1))
+
+
+def test_as_long_as_may_be() -> None:
+    assert load("x" * LARGEST) == "x" * LARGEST
+    with pytest.raises(JobError, match="more than 4 MiB of YAML"):
+        load("x" * (LARGEST + 1))
 
 
 def test_so_many_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
