@@ -21,7 +21,10 @@ from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant
 from plait.plan.calibrate import FittedConstant
 
-TITLES = {"ampere": "A100, A800", "hopper": "H100, H200", "blackwell": "GB200", "volta": "V100"}
+TITLES = {
+    "ampere": "A100, A800", "hopper": "H100, H200, H20", "blackwell": "B200, B300, GB200, GB300", "ada": "L40S",
+    "cdna3": "MI300X", "volta": "V100",
+}  # fmt: skip
 
 
 def write(path: Path, title: str, constants: dict[str, Constant]) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from planner_row import GIB, VOCAB, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.layer_time import Options
-from plait.core.step.seconds.rates import AnyPrecision
 
 COLUMNS = [
     "row_id",
@@ -272,7 +272,7 @@ def _options(values: Mapping[str, str]) -> Options:
     )
 
 
-def _precision(told: str) -> AnyPrecision:
+def _precision(told: str) -> Precision:
     text = told.lower()
     if text.startswith(("bf16", "fp16")):
         return "bf16-mixed"

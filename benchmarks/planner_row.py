@@ -12,10 +12,10 @@ from typing import Any
 
 from plait.core.base.numbers import LARGEST
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.layer_time import Options
-from plait.core.step.seconds.rates import AnyPrecision
 
 GIB = 2**30
 VOCAB = 51200
@@ -43,7 +43,7 @@ class Row:
     point: Points
     cluster: Cluster
     sequence: int
-    precision: AnyPrecision
+    precision: Precision
     options: Options
     seconds: float | None
     memory: float | None

@@ -53,7 +53,6 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     from plait.api.checks import check_files, check_room, planned_lab
     from plait.api.choose import planned
     from plait.core.job.spec import Job
-    from plait.core.model.experts import refuse_experts
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -62,7 +61,7 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
         return _written(file, overrides, place)
     asked = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(asked.data.tokenizer).vocab
-    refuse_experts(asked.model_spec(vocab))
+    asked.check_trains(asked.model_spec(vocab))
     job, chosen = planned(asked, vocab, planned_lab(asked, place))
     if refuse and place.ours:
         check_room(job, vocab)
@@ -79,7 +78,6 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     from plait.api.choose import planned
     from plait.api.job_check import JobCheck
     from plait.core.job.spec import Job
-    from plait.core.model.experts import refuse_experts
     from plait.plan.fits import check_device, check_size, estimate_in, room
     from plait.plan.make import job_step, make_plan
     from plait.train.data.tokenizer import load_tokenizer
@@ -96,7 +94,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
                       vocab=plan.model.vocab, job=plan.job)  # fmt: skip
     job = Job.read(file, overrides).named(file.stem)
     vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
-    refuse_experts(job.model_spec(vocab))
+    job.check_trains(job.model_spec(vocab))
     job, chosen = planned(job, vocab, planned_lab(job, place))
     if place.ours:
         check_device(job.run.device, job.world_size)
@@ -121,10 +119,8 @@ def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: 
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan
     from plait.core.job.refine import Measurements, refine
-    from plait.core.model.experts import refuse_experts
 
     plan = Plan.read(file)
-    refuse_experts(plan.model)
     for setting in overrides:
         if not setting.startswith(("run.", "slurm.", "kubernetes.")):
             fix = "Only run.*, slurm.* and kubernetes.* may be set; for all else change the job file and plan again"
@@ -132,6 +128,7 @@ def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: 
     if plan.job is None:
         problem = "was made without a job file and says nothing of data or steps"
         raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
+    plan.job.check_trains(plan.model)
     job = plan.job.changed(overrides)
     folder = job.run.path
     plan = replace(plan, job=job)

@@ -92,7 +92,6 @@ def plan(
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.job.spec import naming
-    from plait.core.model.experts import refuse_experts
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
@@ -130,7 +129,7 @@ def plan(
         _remark(asked)
         for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
             if wanted:
-                refuse_experts(asked.planner.model, doing)
+                asked.planner.job.check_trains(asked.planner.model, doing)
         found = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
@@ -148,7 +147,7 @@ def plan(
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
     terminal.answer(found, as_json=as_json, **more)
     if target and not as_json:
-        after = "" if found.answer.model.experts else f"; plait train {target} obeys it"
+        after = "" if asked.planner.closed else f"; plait train {target} obeys it"
         terminal.text(f"The plan is in {target}{after}.")
     if draw and not as_json:
         terminal.text(f"The predicted step is drawn in {draw}.")

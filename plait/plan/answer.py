@@ -2,7 +2,8 @@
 why the first is the first.
 
 Finalists of the closed form are simulated, through the very schedule and segment lists that would run; their
-memory is the exact walk's. Models with experts are predicted in closed form alone.
+memory is the exact walk's. Models with experts, and what else no list of ops has (``job_options``), are
+predicted in closed form alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
 from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
-from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
+from plait.core.step.memory.closed_memory import step_memory, usable
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
@@ -33,6 +34,7 @@ from plait.plan.band import band
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
+from plait.plan.job_options import options_of, planned_only
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, memory_report
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
@@ -150,6 +152,11 @@ class Planner:
             if any_point(fewer):
                 return fewer
         return asked
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is predicted in closed form alone, since lists of ops do not have all of it."""
+        return self.model.experts is not None or bool(self.job.untrained)
 
     def answer(self) -> Answer:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
@@ -269,18 +276,17 @@ class Planner:
             points, limit = Points.of([point_of(job)]), usable(self.cluster.device, self.cluster.overhead)
             found = step_memory(
                 self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
-                options=plait_on(self.cluster.device), overhead=self.cluster.overhead,
+                options=options_of(job, self.cluster.device), overhead=self.cluster.overhead,
             )  # fmt: skip
             return found.total[0] <= limit and next(walked) < PROPOSED and self.memory(job, self.draft(job)).fits
 
         return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
     def memory(self, job: Job, plan: Plan) -> MemoryReport:
-        """What fills every place under a job's plan: walked, or in closed form for a model with experts."""
-        if not self.model.experts:
+        """What fills every place under a job's plan: walked, or in closed form where no list is."""
+        if not self.closed:
             return memory_report(plan, self.cluster)
-        sequence, precision = job.data.sequence_length, job.train.precision
-        return closed_report(self.model, point_of(job), self.cluster, sequence=sequence, precision=precision)
+        return closed_report(self.model, point_of(job), self.cluster, job)
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
         """An answer of candidates in this order."""
@@ -289,7 +295,7 @@ class Planner:
             cluster=self.cluster,
             ranks=found[0].job.world_size,
             candidates=found,
-            why=self.why(found),
+            why=[*planned_only(self.job, self.model), *self.why(found)],
             searched=searched,
         )
 
@@ -308,10 +314,14 @@ class Planner:
         points = Points.of([point])
         closed = None
         if len(set(job.degrees)) == 1:
-            closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
-        if self.model.experts:
+            told = options_of(job, self.cluster.device)
+            closed = step_seconds(
+                self.model, points, self.cluster, sequence=sequence, precision=precision, options=told
+            )
+        if self.closed:
             if closed is None:
-                raise JobError("are unequal places; experts need equal ones", key="strategy.dp", fix="Give one number")
+                why = "experts need" if self.model.experts else f"{job.untrained[0][0]} needs"
+                raise JobError(f"are unequal places; {why} equal ones", key="strategy.dp", fix="Give one number")
             seconds, parts = float(closed.total[0]), closed_parts(closed)
         else:
             simulated = simulate_plan(plan, self.cluster)
@@ -370,7 +380,7 @@ class Planner:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""
         try:
             other = job_at(best.job, off)
-            return (self.predict(other) if self.model.experts else self.simulated(other)).seconds
+            return (self.predict(other) if self.closed else self.simulated(other)).seconds
         except PlaitError:
             return None
 

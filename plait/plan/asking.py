@@ -15,6 +15,7 @@ from plait.core.job.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.plan.job_options import options_of
 from plait.plan.space import LARGEST_MICRO, MOST_MICRO, SearchRequest
 
 
@@ -39,6 +40,7 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         sequence=job.data.sequence_length,
         fixed=fixed,
         shard=shard if "strategy.shard" not in job.open and isinstance(shard, str) else None,
+        options=options_of(job, cluster.device),
         constraints=tuple(map(Constraint.parse, job.plan.constraints)),
     )
 

@@ -18,6 +18,7 @@ from plait.core.base.codec.json_text import DOCUMENT, parse_table
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within
 from plait.core.base.numbers import shown
+from plait.core.cluster.efficiency import SHARES
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
 from plait.core.step.columns.points import Points
@@ -133,8 +134,7 @@ def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
 
 def _most(name: str, value: float) -> float:
     """Shares of a peak end at the peak."""
-    shares = ("matmul", "matmul_fp8", "attention_forward", "attention_backward", "memory")
-    return max(1.0, value) if name in shares or name.endswith(".share") else float("inf")
+    return max(1.0, value) if name in SHARES or name.endswith(".share") else float("inf")
 
 
 def _refitted(

@@ -19,7 +19,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.distinct import Ints, distinct
 from plait.core.step.columns.points import Points
-from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
+from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.relax import Relaxing
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
@@ -95,7 +95,9 @@ class _Search:
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
         asked = self.asked
-        seconds = total_seconds(asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision)
+        seconds = total_seconds(
+            asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision, options=asked.options
+        )
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
         start, size = 0, WALKED if self.walked else FIRST
@@ -123,7 +125,7 @@ class _Search:
         asked = self.asked
         return step_memory(
             asked.model, points, sequence=asked.sequence, precision=self.precision,
-            options=plait_on(self.cluster.device), overhead=self.cluster.overhead, at_least=at_least,
+            options=asked.options, overhead=self.cluster.overhead, at_least=at_least,
         )  # fmt: skip
 
     def _rough(self, points: Points) -> _Rough:

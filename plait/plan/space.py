@@ -24,6 +24,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 
 MOST = 250_000
 """Points of a space, unless a job says otherwise."""
@@ -43,7 +44,7 @@ DEEPEST = 64
 class SearchRequest:
     """What a job leaves open, and for what. ranks: of the job. domain: neighbouring ranks of the innermost
     links, within which tensor parallelism is tried. fixed: what the job says, by column of ``Points``: a
-    value, or several. shard: a named sharding that the job asks for."""
+    value, or several. shard: a named sharding that the job asks for. options: how ranks compute."""
 
     model: ModelSpec
     ranks: int
@@ -52,6 +53,7 @@ class SearchRequest:
     sequence: int
     fixed: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     shard: str | None = None
+    options: MemoryOptions = PLAIT
     constraints: Sequence[Constraint] = ()
 
     def allows(self, name: str, value: int) -> bool:

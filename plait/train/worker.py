@@ -40,7 +40,6 @@ from plait.core.job.collecting import collecting
 from plait.core.job.plan import Plan
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
-from plait.core.model.experts import refuse_experts
 from plait.core.runs.channel import Channel
 from plait.core.runs.lock import RunLock
 from plait.core.runs.parts import forget_hang
@@ -173,7 +172,7 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         )
     plan = Plan.read(folder / "plan.json")
     assert plan.job is not None
-    refuse_experts(plan.model)
+    plan.job.check_trains(plan.model)
     if plan.layout.world_size != rank.world_size:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         fix = f"Start {plan.layout.world_size}, or change strategy.tp, dp, pp or cp"

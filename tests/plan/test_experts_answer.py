@@ -70,10 +70,10 @@ def test_experts_at_unequal_places_are_refused() -> None:
 
 @pytest.mark.parametrize(("schedule", "fullest"), [("1f1b", 0), ("gpipe", 3)])
 def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, fullest: int) -> None:
-    h100, model = Cluster.preset("h100"), planner().model
+    h100, model, job = Cluster.preset("h100"), planner().model, planner().job
     row = {"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}
     point = Points.of([{**row, "schedule": SCHEDULES.index(schedule)}]).row(0)
-    report = closed_report(model, point, h100, sequence=4096, precision="bf16-mixed")
+    report = closed_report(model, point, h100, job)
     found = step_memory(model, Points.of([point]), sequence=4096, options=plait_on(h100.device), overhead=h100.overhead)
     (one,) = report.places
     place, index = one.place, int(found.place[0])
@@ -85,9 +85,9 @@ def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, full
         assert getattr(place.memory, kind) == int(getattr(found, kind)[0])
     assert (one.overhead, report.usable) == (int(found.overhead[0]), int(usable(h100.device, h100.overhead)))
     assert (place.memory.when, place.memory.alive) == ("the fullest moment", 1)
-    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, sequence=4096, precision="bf16-mixed").places[0]
+    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job).places[0]
     assert list(uneven.place.layers.values()) == [7]
-    never = closed_report(model, {**point, "pp": 64}, h100, sequence=4096, precision="bf16-mixed")
+    never = closed_report(model, {**point, "pp": 64}, h100, job)
     assert never.places[0].place.memory.parameters == 1 << 62
     assert not never.fits
 

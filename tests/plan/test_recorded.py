@@ -182,7 +182,8 @@ def test_shares_of_a_peak_end_there_and_no_constant_is_believed_to_a_tenth(monke
     asked = _moving(monkeypatch, {})
     refit(exact, _runs(CLUSTER)[:1], date="2026-01-01")
     assert set(asked) == set(timed_constants(CLUSTER)) - {"jitter", "step"}
-    shares = {"matmul", "matmul_fp8", "attention_forward", "attention_backward", "inside.share", "across.share"}
+    shares = {"attention_forward", "attention_backward", "inside.share", "across.share"}
+    shares |= {"matmul", "matmul_fp8", "matmul_mxfp8", "matmul_nvfp4"}
     assert {name for name, one in asked.items() if one.most == 1.0} == shares & set(asked)
     assert asked["memory"].most == 1.2
     assert all(one.most == float("inf") for name, one in asked.items() if name not in {*shares, "memory"})

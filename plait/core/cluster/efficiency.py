@@ -16,6 +16,7 @@ from plait.core.base.codec.data import NotNegative, Section
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
+from plait.core.model.precision import QUANTISED, Precision
 
 
 class Constant(Section):
@@ -63,6 +64,10 @@ class Efficiency(Section):
     """Share of the peak that large matrix products reach."""
     matmul_fp8: Constant
     """The same in fp8, quantisation included."""
+    matmul_mxfp8: Constant
+    """In mxfp8."""
+    matmul_nvfp4: Constant
+    """In nvfp4."""
     matmul_wave: Constant
     """Elements of a product's result that keep half the device busy: m x k x n takes 1 + wave / (m n) as
     long."""
@@ -109,6 +114,16 @@ class Efficiency(Section):
     """Standard deviation of a node's step time, relative; a step waits for the slowest node."""
     spread: Spread
     """How far predictions may be off."""
+
+    def matmul_in(self, precision: Precision) -> Constant:
+        """Share of the peak that large matrix products reach in a precision."""
+        return getattr(self, f"matmul_{precision}") if precision in QUANTISED else self.matmul
+
+
+SHARES = (
+    "matmul", *(f"matmul_{name}" for name in QUANTISED), "attention_forward", "attention_backward", "memory",
+)  # fmt: skip
+"""Constants that are a share of a device's peak."""
 
 
 def efficiency_file(name: str) -> Path:

@@ -20,7 +20,7 @@ from plait.core.base.codec.data import Count, Natural, Section, decode
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.cluster.efficiency import Constant, Efficiency, resolve_efficiency
+from plait.core.cluster.efficiency import SHARES, Constant, Efficiency, resolve_efficiency
 from plait.core.cluster.overhead import Overhead, overhead_values
 from plait.core.model.precision import Precision
 
@@ -60,8 +60,14 @@ class Device(Section):
     """Bytes."""
     memory_rate: Constant
     """Bytes per second of its memory."""
-    peak: Mapping[Precision | Literal["fp8"], Constant]
+    host_rate: Constant | None = None
+    """Bytes per second between its memory and the host's, each way, while all of a node's devices move as
+    much; what is offloaded needs it."""
+    peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
+    reads_columns: bool = False
+    """Whether it multiplies 8-bit matrices by columns as by rows, so that one copy serves forward and
+    backward (Blackwell); else a transposed copy stands beside it (Hopper, Ada)."""
 
 
 class Tier(Section):
@@ -73,6 +79,9 @@ class Tier(Section):
     """How many neighbouring ranks it connects. 0: all."""
     rate: Constant
     """Bytes per second, each way, that a rank has of it while all others use theirs."""
+    mesh: bool = False
+    """Whether every pair of its ranks has a link of its own, a part of ``rate`` (xGMI), so that a group of
+    some of them has only the links among these; else any pair has the whole rate (NVSwitch)."""
     latency: Constant
     """Seconds of one message."""
 
@@ -140,6 +149,7 @@ class Cluster(Section):
             told = ", ".join(str(tier.ranks or "all") for tier in self.tiers)
             raise JobError(f"{told}: they do not grow from tier to tier", key="tiers.ranks")
         self._check_cuts()
+        self._check_meshes()
         self._check_divisors()
         if self.tiers[-1].ranks and self.nodes and self.tiers[-1].ranks < self.nodes * self.ranks_per_node:
             raise JobError("does not connect all nodes", key=f"tiers.{self.tiers[-1].name}.ranks")
@@ -156,13 +166,19 @@ class Cluster(Section):
                 raise JobError(problem, key="tiers.ranks", fix="Give a multiple, or 0 for all ranks")
             inner, what = ranks or inner, name if ranks else what
 
+    def _check_meshes(self) -> None:
+        """Only the innermost tier can be a mesh, of a known number of ranks above one."""
+        for at, tier in enumerate(self.tiers):
+            if tier.mesh and (at or tier.ranks < 2):
+                problem = "links of every pair are those of the innermost tier, of two ranks or more"
+                raise JobError(problem, key=f"tiers.{tier.name}.mesh", fix="Leave it out")
+
     def _check_divisors(self) -> None:
         device, reached = self.device, self.efficiency
         rates = {f"device.peak.{name}": one for name, one in device.peak.items()}
         rates |= {"device.memory": device.memory, "device.memory_rate": device.memory_rate}
         rates |= {f"tiers.{tier.name}.rate": tier.rate for tier in self.tiers}
-        shares = ("matmul", "matmul_fp8", "attention_forward", "attention_backward", "memory")
-        rates |= {f"efficiency.{name}": getattr(reached, name) for name in shares}
+        rates |= {f"efficiency.{name}": getattr(reached, name) for name in SHARES}
         rates |= {"efficiency.inside.share": reached.inside.share, "efficiency.across.share": reached.across.share}
         for key, constant in rates.items():
             if constant.value < LEAST:

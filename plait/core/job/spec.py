@@ -27,6 +27,7 @@ from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
+from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
 from plait.core.job.renamed import refuse_old_keys
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
@@ -90,6 +91,7 @@ class Job(Section):
     strategy: StrategySection = StrategySection()
     cluster: ClusterSection = ClusterSection()
     plan: PlanSection = PlanSection()
+    recipe: RecipeSection = RecipeSection()
     run: RunSection = RunSection()
     slurm: SlurmSection = SlurmSection()
     kubernetes: KubernetesSection = KubernetesSection()
@@ -149,6 +151,16 @@ class Job(Section):
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
         check_job(self)
+
+    @property
+    def untrained(self) -> tuple[tuple[str, Any], ...]:
+        """Keys that can be planned for and not be trained yet, with their values."""
+        return tuple((key, value) for key, value, _ in untrained_keys(self))
+
+    def check_trains(self, model: ModelSpec, doing: str = "trained") -> None:
+        """Raise JobError where the job with this model can be planned for, and not be trained yet, or what
+        ``doing`` says."""
+        refuse_untrained(self, model, doing)
 
     @property
     def num_micro_batches(self) -> int:
@@ -270,15 +282,15 @@ class Job(Section):
         return spec
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out, and so is a
-        [place] in which nothing is."""
-        values = self._values()
-        return {key: value for key, value in values.items() if key != "place" or self.place != PlaceSection()}
+        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out, and so are a
+        [place] and a [recipe] in which nothing is."""
+        unset = {"place": self.place == PlaceSection(), "recipe": self.recipe == RecipeSection()}
+        return {key: value for key, value in self._values().items() if not unset.get(key)}
 
     @property
     def planned(self) -> dict[str, Any]:
         """Plain values of what a plan is made from: all but [place]."""
-        return {key: value for key, value in self._values().items() if key != "place"}
+        return {key: value for key, value in self.to_dict().items() if key != "place"}
 
     def _values(self) -> dict[str, Any]:
         values = self.model_dump(mode="json", exclude_none=True)

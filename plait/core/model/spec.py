@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from plait.core.base.codec.data import Whole, decode
+from plait.core.base.codec.data import Texts, Whole, decode
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.experts import Experts
@@ -102,6 +102,9 @@ class ModelSpec:
     """Of the others, every so-manieth has none (Gemma 3: 6, the sixth and the twelfth). 0: all have one."""
     experts: Experts | None = None
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
+    without: Texts = ()
+    """Parts of the published model that Plait cannot describe, in words: it is planned without them, and not
+    trained. Empty to train what is described."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
@@ -340,8 +343,8 @@ class ModelSpec:
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` reads them back."""
-        return asdict(self)
+        """Plain values, for JSON; ``from_dict`` reads them back. Empty ``without`` is left out."""
+        return {key: value for key, value in asdict(self).items() if key != "without" or value}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:

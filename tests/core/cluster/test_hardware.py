@@ -48,6 +48,8 @@ def test_those_that_ship_are_as_they_should_be(name: str) -> None:
         (*own("inside.share", 0), "efficiency.inside.share.value"),
         (*own("across.share", 0), "efficiency.across.share.value"),
         ('efficiency = "hopper"', 'efficiency = "hoper"', "efficiency"),
+        (*own("matmul_nvfp4", 0), "efficiency.matmul_nvfp4.value"),
+        ('name = "network"', 'name = "network"\nmesh = true', "tiers.network.mesh"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, key: str) -> None:

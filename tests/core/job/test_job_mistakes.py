@@ -26,7 +26,7 @@ from tests.core.conftest import MODEL
         ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
         ("[train]\nadam_betas = [0.9]", "train.adam_betas", "a list of 2, each a number of at least 0 and below 1"),
         ("[train]\nadam_betas = [0.9, 1.5]", "train.adam_betas", "1.5 is not allowed"),
-        ('[train]\nprecision = "fp8"', "train.precision", 'Allowed: "fp32" or "bf16-mixed" or "fp64"'),
+        ('[train]\nprecision = "fp16"', "train.precision", 'Allowed: "fp32" or "bf16-mixed" or "fp64"'),
         ("[train]\nseed = 2020-01-01", "train.seed", "2020-01-01 is not allowed"),
         (
             "[train]\nglobal_batch_size = 8\nmicro_batch_size = 3",

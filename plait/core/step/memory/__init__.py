@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["closed_memory", "estimate", "experts_memory", "pipeline_memory"]
+__all__ = ["closed_memory", "estimate", "experts_memory", "memory_options", "pipeline_memory"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from plait.core.cluster.hardware import Device
 from plait.core.cluster.overhead import Overhead
-from plait.core.model.precision import ITEMSIZE
+from plait.core.model.precision import ITEMSIZE, Precision, unquantised
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.distinct import distinct, groups
@@ -30,7 +30,6 @@ from plait.core.step.memory.experts_memory import expert_factors, held_experts, 
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import walked_memory
 from plait.core.step.seconds.layer_time import Options
-from plait.core.step.seconds.rates import AnyPrecision
 from plait.core.step.stages import crossing_bytes
 
 Column = NDArray[np.float64]
@@ -111,7 +110,7 @@ def step_memory(
     points: Points,
     *,
     sequence: int,
-    precision: AnyPrecision = "bf16-mixed",
+    precision: Precision = "bf16-mixed",
     options: Options = PLAIT,
     overhead: Overhead | None = None,
     at_least: bool = False,
@@ -122,14 +121,13 @@ def step_memory(
     which takes a fraction of the time."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
-        told_precision = "bf16-mixed" if precision == "fp8" else precision
         kinds, place = walked_memory(
-            model, points, filled(points), sequence=sequence, precision=told_precision, gpu=told.gpu
+            model, points, filled(points), sequence=sequence, precision=unquantised(precision), gpu=told.gpu
         )
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
         return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
-    step = _Step(model, points, sequence, 2 if precision == "fp8" else ITEMSIZE[precision], told, at_least)
+    step = _Step(model, points, sequence, ITEMSIZE[precision], told, at_least)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
         return step.columns(overhead)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -18,8 +18,9 @@ from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
 from plait.core.step.memory.states import position_tables
+from plait.core.step.segments import LAYERS
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import replicated_numbers
 from plait.core.step.unit_traffic import unit_sizes
@@ -44,12 +45,14 @@ class Factors:
 
 @dataclass(frozen=True)
 class Held:
-    """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers).
-    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings that the first and
-    the last stage both hold. tables: bytes of tables of positions. experts: it is a place's routed experts,
-    and what is fixed is counted with the rest."""
+    """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers);
+    matrices: of them, those of layers' matrices, by numbers. copies: numbers that tensor-parallel ranks hold
+    alike; tied: numbers of tied embeddings that the first and the last stage both hold. tables: bytes of
+    tables of positions. experts: it is a place's routed experts, and what is fixed is counted with the
+    rest."""
 
     units: Mapping[tuple[bool, int], int]
+    matrices: Mapping[int, int] = field(default_factory=dict[int, int])
     copies: int = 0
     tied: int = 0
     tables: int = 0
@@ -66,6 +69,7 @@ def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, 
     ends = any(stage.embeds or stage.heads for stage in stages)
     return Held(
         Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
+        Counter(numel for unit, numel in units.items() if unit[0] in LAYERS),
         sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
@@ -92,6 +96,8 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size
             found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
+    if options.matrices is not None:
+        found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3])
     found[3] += place.tables
     if not options.gpu:
         found[3] += _reductions(place.units, factors) * master
@@ -101,6 +107,22 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)
     owned = sum(count * numel for (_, numel), count in place.units.items()) / optim
     found[4] = np.maximum(found[4], owned * options.update_bytes)
+    return found
+
+
+def _quantised(
+    matrices: Mapping[int, int], factors: Factors, own: MatrixBytes, *, kept: float, gathered: float
+) -> Column:
+    """[KINDS, points] that layers' matrices take more than other parameters, of whose numbers ``kept`` bytes
+    are kept, and ``gathered``; fewer are negative."""
+    params, second = factors.params, factors.secondary
+    step, copy = factors.optim * np.maximum(1, second), np.maximum(1, second)
+    found = np.zeros((len(KINDS), len(params)))
+    for numel, count in matrices.items():
+        padded = -(-numel // step) * step
+        each = np.where(params > 1, own.share, own.whole) - kept
+        found[0] += count * (padded // params * each + padded // copy * (second > 0) * (own.share - kept))
+        found[3] += min(2, count) * padded * (params > 1) * (own.gathered - gathered)
     return found
 
 

@@ -63,7 +63,8 @@ def _dense(model: ModelSpec, width: float) -> ModelSpec:
 def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: int) -> Held:
     """The routed experts of a place with these stages: every layer's are a unit."""
     layers = sum(model.experts.at(layer) for stage in stages for layer in stage.layers) if model.experts else 0
-    return Held({(False, model.routed_parameters // (ep * tp)): layers} if layers else {}, experts=True)
+    each = model.routed_parameters // (ep * tp)
+    return Held({(False, each): layers}, {each: layers}, experts=True) if layers else Held({}, experts=True)
 
 
 def expert_factors(factors: Factors, ep: int) -> Factors:

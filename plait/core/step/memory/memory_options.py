@@ -16,6 +16,16 @@ SCORE_BYTES = 5.0
 (Korthikanti 2022, arXiv 2205.05198)."""
 
 
+@dataclass(frozen=True)
+class MatrixBytes:
+    """Bytes of a number of a layer's matrices on a rank: whole, that keeps it whole; share, of a share of it;
+    gathered, from such shares."""
+
+    whole: float
+    share: float
+    gathered: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(Options):
     """The defaults are Plait's own runs. Of ``Options``, fused_attention and recompute_attention matter.
@@ -24,9 +34,11 @@ class MemoryOptions(Options):
 
     parameter_bytes, main_gradient_bytes, optimizer_bytes: of one number that a rank keeps; None as in Plait:
     parameters as the model computes, gradients in fp32, two moments and a master copy in fp32.
-    gathered_bytes: of a number of a gathered parameter. update_bytes: of a number whose optimizer state a
-    rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start. sums_in_place:
-    gradients of tied embeddings and of what tensor-parallel ranks hold alike are summed where they are.
+    gathered_bytes: of a number of a gathered parameter. matrices: of those of layers, in place of
+    parameter_bytes and gathered_bytes, where they are quantised. update_bytes: of a number whose optimizer
+    state a rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start.
+    sums_in_place: gradients of tied embeddings and of what tensor-parallel ranks hold alike are summed where
+    they are.
 
     score_bytes: of an attention weight, where attention is not fused. stream_bytes: of masks and the like,
     which a layer keeps for every token and hidden number. fused_gate: a gated MLP does not keep the gate's
@@ -46,6 +58,7 @@ class MemoryOptions(Options):
     main_gradient_bytes: float | None = None
     optimizer_bytes: float | None = None
     gathered_bytes: float | None = None
+    matrices: MatrixBytes | None = None
     update_bytes: float = 0.0
     fixed_bytes: float = 0.0
     sums_in_place: bool = False

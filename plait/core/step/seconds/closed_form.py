@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.distinct import distinct
 from plait.core.step.columns.points import Ints, Points
@@ -24,7 +25,6 @@ from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Laye
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import ZB_V, Stages, pipeline
-from plait.core.step.seconds.rates import AnyPrecision
 from plait.core.step.seconds.rates import Seconds as Column
 from plait.core.step.stages import crossing_bytes
 
@@ -79,7 +79,7 @@ def step_seconds(
     cluster: Cluster,
     *,
     sequence: Any,
-    precision: AnyPrecision = "bf16-mixed",
+    precision: Precision = "bf16-mixed",
     options: Options | None = None,
 ) -> Seconds:
     """Of every point. sequence: tokens. Shapes, sequence and options may have columns as long as ``points``.
@@ -91,10 +91,16 @@ def step_seconds(
 
 
 def total_seconds(
-    model: ModelSpec, points: Points, cluster: Cluster, *, sequence: int, precision: AnyPrecision
+    model: ModelSpec,
+    points: Points,
+    cluster: Cluster,
+    *,
+    sequence: int,
+    precision: Precision,
+    options: Options | None = None,
 ) -> Column:
     """Only the whole step of every point: of a million, the parts would fill a good part of the memory."""
-    asked = _Asked(Shapes.of(model), cluster, sequence, precision, Options())
+    asked = _Asked(Shapes.of(model), cluster, sequence, precision, options or Options())
     return np.concatenate([part.total for part in asked.seconds(points)])
 
 
@@ -112,7 +118,7 @@ class _Asked:
     model: Shapes
     cluster: Cluster
     sequence: Any
-    precision: AnyPrecision
+    precision: Precision
     options: Options
 
     def seconds(self, points: Points) -> Iterator[Seconds]:

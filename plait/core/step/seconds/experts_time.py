@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.step.columns.points import Ints, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.rates import AnyPrecision, Seconds
+from plait.core.step.seconds.rates import Seconds
 
 TILE = 128
 """Rows of a tile of a matrix product (CUTLASS's usual): each expert's last one is half empty on average."""
@@ -56,7 +57,7 @@ class Routed:
     points: Points
     cluster: Cluster
     tokens: Seconds
-    precision: AnyPrecision
+    precision: Precision
 
     @property
     def _none(self) -> Seconds:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.model.spec import keys_seen
 from plait.core.model.weights import widths
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
@@ -22,7 +23,7 @@ from plait.core.step.ops import Dims, Kind, steps_of
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import Routed
 from plait.core.step.seconds.pipeline_time import SPLIT
-from plait.core.step.seconds.rates import AnyPrecision, Seconds
+from plait.core.step.seconds.rates import Seconds
 
 SITES: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "no-communication"))
@@ -42,7 +43,8 @@ class Options:
     recomputation repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
     transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
-    way. weight_bytes: of a gathered parameter. steps_overlap: a place begins the next step while others end
+    way. weight_bytes: of a gathered parameter; quantised: of one of a layer's matrices, so many times that.
+    steps_overlap: a place begins the next step while others end
     this one, and repairs what clipping would have changed (Qi 2023, arXiv 2401.10241).
     """
 
@@ -54,6 +56,7 @@ class Options:
     transfers_hidden: Any = False
     gradient_bytes: Any = 4.0
     weight_bytes: Any = 2.0
+    quantised: Any = 1.0
     steps_overlap: Any = False
 
 
@@ -65,7 +68,7 @@ class Layer:
     points: Points
     cluster: Cluster
     sequence: Any
-    precision: AnyPrecision
+    precision: Precision
     options: Options
 
     @cached_property
@@ -348,6 +351,7 @@ class Layer:
         return gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
 
     def _gather(self, ranks: Any) -> Seconds:
-        whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes / 2
+        each = self.options.weight_bytes * self.options.quantised
+        whole = self.model.layer_weights / self.points.tp * each / 2
         own = 2 * rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)
-        return own + self.routed.gathered(ranks, self.options.weight_bytes)
+        return own + self.routed.gathered(ranks, each)

@@ -12,12 +12,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from plait.core.model.precision import unquantised
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.pipeline_time import SPLIT
-from plait.core.step.seconds.rates import AnyPrecision, Seconds
+from plait.core.step.seconds.rates import Seconds
 
 ALIKE = (
     "tp", "cp", "ring", "ep", "micro", "p1", "p2", "overlap", "sequence_parallel", "recompute", "params", "grads",
@@ -105,7 +106,7 @@ def _head(layer: Layer) -> Seconds:
     """Head and loss of one micro-batch, forward and backward: products, and passes over the logits in
     fp32."""
     words = layer.model.vocab / layer.points.tp
-    named = _unquantised(layer.precision)
+    named = unquantised(layer.precision)
     products = rates.three_products(layer.cluster, named, layer.tokens, layer.model.hidden, words)
     passes = rates.memory_bound(layer.cluster, layer.tokens * words * layer.cluster.efficiency.logit_bytes.value)
     return products + passes + _edge(layer, layer.model.words)
@@ -123,8 +124,3 @@ def _edge(layer: Layer, weights: Any) -> Seconds:
     gathered = rates.collective(cluster, "all_gather", whole * told.weight_bytes, points.params, points.tp)
     reduced = rates.collective(cluster, "reduce_scatter", whole * told.gradient_bytes, points.params, points.tp)
     return gathered + reduced
-
-
-def _unquantised(precision: AnyPrecision) -> AnyPrecision:
-    """Of the head, which fp8 recipes leave as it is."""
-    return "bf16-mixed" if precision == "fp8" else precision

@@ -112,15 +112,25 @@ class _Cut:
     def _sync(self, layers: tuple[Column, Column, Column]) -> tuple[Column, Column]:
         """Gradients to their owners, over replicas of these, and new parameters back: the chain of
         factors."""
-        down, up = self._moved(self.points, self._weights(layers), 2 * layers[1] + 1)
+        told = self.options
+        each = told.weight_bytes * (1 - (1 - told.quantised) * self._in_layers)
+        down, up = self._moved(self.points, self._weights(layers), 2 * layers[1] + 1, each)
         if self.model.has_experts:
-            more = self._moved(of_experts(self.points), self._expert_weights(layers), layers[1])
+            each = told.weight_bytes * told.quantised
+            more = self._moved(of_experts(self.points), self._expert_weights(layers), layers[1], each)
             some = np.asarray(self.model.expert_weights) > 0
             down, up = down + some * more[0], up + some * more[1]
         return down, up
 
-    def _moved(self, points: Points, weights: Column, units: Column) -> tuple[Column, Column]:
-        """Gradients of ``weights`` to their owners, and new parameters back."""
+    @property
+    def _in_layers(self) -> Any:
+        """Of all parameters but experts', the part that is layers' matrices."""
+        model = self.model
+        layers = np.asarray(model.num_layers) * model.layer_weights
+        return layers / (layers + model.words * (2 - np.asarray(model.tied_embeddings)))
+
+    def _moved(self, points: Points, weights: Column, units: Column, weight: Any) -> tuple[Column, Column]:
+        """Gradients of ``weights`` to their owners, and new parameters back, of ``weight`` bytes each."""
 
         def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
             """Unit by unit: attention and MLP of a layer, the embedding or the head, as if equally large."""
@@ -128,7 +138,7 @@ class _Cut:
             return units * rates.collective(self.cluster, kind, whole, ranks, points.tp * cut)
 
         params, grads, optim = points.params, points.grads, points.optim
-        gradient, weight = self.options.gradient_bytes, self.options.weight_bytes
+        gradient = self.options.gradient_bytes
         down = moved("reduce_scatter", gradient, grads, optim // grads)
         down = down + moved("all_reduce", gradient, optim, points.replicas // optim)
         up = moved("all_gather", weight, grads, optim // grads) + moved("all_gather", weight, params, grads // params)

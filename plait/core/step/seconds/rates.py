@@ -16,19 +16,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.efficiency import Links
-from plait.core.cluster.hardware import Cluster
-from plait.core.model.precision import Precision
+from plait.core.cluster.hardware import Cluster, Tier
+from plait.core.model.precision import Precision, unquantised
 from plait.core.step.ops import ATTENTION_GRAD
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 Seconds = NDArray[np.float64]
-AnyPrecision = Precision | Literal["fp8"]
 
 RINGS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "broadcast")
 """Pass every rank of a group; all-reduces of few bytes are trees."""
 
 
-def peak(cluster: Cluster, precision: AnyPrecision) -> float:
+def peak(cluster: Cluster, precision: Precision) -> float:
     """FLOP/s of the device. Raises JobError where its file does not say."""
     if precision not in cluster.device.peak:
         raise JobError(
@@ -39,18 +38,17 @@ def peak(cluster: Cluster, precision: AnyPrecision) -> float:
     return cluster.device.peak[precision].value
 
 
-def matmul(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
+def matmul(cluster: Cluster, precision: Precision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
     """Of one product [m, k] x [k, n]. Small results leave processors without a tile, short sums do not
     amortise a tile's beginning and end."""
     m, k, n = _columns(m, k, n)
     reached = cluster.efficiency
-    share = reached.matmul_fp8 if precision == "fp8" else reached.matmul
-    ideal = 2 * m * k * n / (peak(cluster, precision) * share.value)
+    ideal = 2 * m * k * n / (peak(cluster, precision) * reached.matmul_in(precision).value)
     wave, depth = reached.matmul_wave.value, reached.matmul_depth.value
     return ideal * (1 + wave / (m * n)) * (1 + depth / k) + reached.matmul_launch.value
 
 
-def three_products(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
+def three_products(cluster: Cluster, precision: Precision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
     """Of the forward's product [m, k] x [k, n], its input gradient and its weight gradient."""
     shapes = ((m, k, n), (m, n, k), (k, m, n))
     return sum((matmul(cluster, precision, *shape) for shape in shapes[1:]), matmul(cluster, precision, *shapes[0]))
@@ -70,16 +68,15 @@ class AttentionShape:
 
 
 def attention(
-    cluster: Cluster, precision: AnyPrecision, shape: AttentionShape, *, backward: bool, fused: ArrayLike = True
+    cluster: Cluster, precision: Precision, shape: AttentionShape, *, backward: bool, fused: ArrayLike = True
 ) -> Seconds:
     """Seconds of attention's core, without its projections. fused: one kernel that never writes the scores,
     and skips what a causal mask hides; else two batched products and passes over all scores between them.
 
-    fp8: attention computes in bf16 all the same.
+    Where products are quantised, attention computes in bf16 all the same.
     """
     b, h, q, k, d = _columns(shape.batch, shape.heads, shape.queries, shape.keys, shape.head_size)
-    name: AnyPrecision = "bf16-mixed" if precision == "fp8" else precision
-    reached, top = cluster.efficiency, peak(cluster, name)
+    reached, top = cluster.efficiency, peak(cluster, unquantised(precision))
     scores = b * h * q * k
     share = reached.attention_backward if backward else reached.attention_forward
     flops = 4 * scores * d * (ATTENTION_GRAD if backward else 1) * (0.5 if shape.causal else 1)
@@ -118,7 +115,8 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     for at, tier in enumerate(cluster.tiers):
         last = at == len(cluster.tiers) - 1
         within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
-        part, rate = _links(cluster, at), _links(cluster, at).share.value * tier.rate.value
+        part = _links(cluster, at)
+        rate = part.share.value * tier.rate.value * _of_mesh(tier, within)
         taken = _wire(kind, whole, n, pooled) / rate
         pieces = n - pooled if kind in RINGS else np.log2(np.maximum(n, 2) / pooled)
         taken = taken + part.half.value * pieces / (pooled * rate)
@@ -147,7 +145,7 @@ def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) ->
     inner = 1
     for at, tier in enumerate(cluster.tiers):
         part = _links(cluster, at)
-        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value)
+        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value * _of_mesh(tier, 2))
         taken = taken + tier.latency.value * part.latency.value
         seconds = np.where((ranks - 1) * stride >= inner, taken, seconds)
         inner = tier.ranks or 2**31
@@ -160,6 +158,12 @@ def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> 
     k_c, k_m = cluster.efficiency.slow_computation.value, cluster.efficiency.slow_communication.value
     outlasts = busy * k_c >= sent * k_m  # computation ends last
     return np.where(outlasts, busy + sent * k_m * (1 - 1 / k_c), sent + busy * k_c * (1 - 1 / k_m))
+
+
+def _of_mesh(tier: Tier, ranks: Any) -> Any:
+    """Of a tier's rate, the part that a rank in a group of so many of its ranks has: all of it unless every
+    pair has a link of its own."""
+    return np.maximum(1, np.asarray(ranks) - 1) / (tier.ranks - 1) if tier.mesh else 1.0
 
 
 def _links(cluster: Cluster, tier: int) -> Links:

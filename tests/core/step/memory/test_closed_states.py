@@ -14,7 +14,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.closed_states import Factors, Held, held_by, place_states
 from plait.core.step.memory.experts_memory import expert_factors, held_experts
-from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
+from plait.core.step.memory.memory_options import PLAIT, MatrixBytes, MemoryOptions
 from plait.core.step.memory.states import position_tables, reduction_buffers, states
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import replicated_numbers
@@ -111,6 +111,23 @@ def test_an_optimizer_may_work_with_more_while_it_runs() -> None:
     flat = Strategy(tp=2, sequence_parallel=True)
     small = MemoryOptions(update_bytes=1e-6)
     assert found(GPT, (LAST,), ALONE, flat, options=small)[4] == found(GPT, (LAST,), ALONE, flat)[4]
+
+
+def test_quantised_matrices_are_layers_only() -> None:
+    """Whole where a rank keeps parameters whole, in shares else, and gathered two of a size."""
+    attn, mlp = 32 * 32 + 2 * 8 * 32 + 32 * 32, 3 * 32 * 96
+    shardings = [Sharding(), Sharding(optim=4), Sharding(params=4, grads=4, optim=4)]
+    told = MemoryOptions(matrices=MatrixBytes(whole=5.0, share=0.5, gathered=3.0))
+    plain, own = found(LLAMA, (WHOLE,), shardings), found(LLAMA, (WHOLE,), shardings, options=told)
+    numbers = 4 * (attn + mlp)
+    assert (own - plain)[0].tolist() == [numbers * 3, numbers * 3, numbers / 4 * -1.5]
+    assert (own - plain)[3].tolist() == [0, 0, 2 * (attn + mlp) * 1.0]
+    assert not (own - plain)[[1, 2, 4]].any()
+    near = [Sharding(params=8, grads=8, optim=8, secondary=2)]
+    plain, own = found(LLAMA, (WHOLE,), near), found(LLAMA, (WHOLE,), near, options=told)
+    assert (own - plain)[0].tolist() == [numbers * (1 / 8 + 1 / 2) * -1.5]
+    experts = states_of_experts(ALONE, options=told) - states_of_experts(ALONE)
+    assert experts[0].tolist() == [2 * 8 * EACH // 8 * 3]
 
 
 def test_what_a_place_holds() -> None:

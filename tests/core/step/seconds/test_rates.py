@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,3 +288,30 @@ def test_a_tier_that_connects_all_leaves_nothing_to_those_beyond(kind: rates.Kin
     told = A100.model_copy(update={"tiers": (inside, A100.tiers[-1])})
     whole = A100.model_copy(update={"tiers": (inside.model_copy(update={"ranks": 1024}), A100.tiers[-1])})
     assert rates.collective(told, kind, SIZE, 64, 1) == rates.collective(whole, kind, SIZE, 64, 1)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_block_formats_have_a_share_and_a_peak_of_their_own(precision: Any) -> None:
+    gb200 = Cluster.preset("gb200")
+    share = getattr(gb200.efficiency, f"matmul_{precision}").value
+    wave, depth = gb200.efficiency.matmul_wave.value, gb200.efficiency.matmul_depth.value
+    told = 2 * 8192**3 / (rates.peak(gb200, precision) * share) * (1 + wave / 8192**2) * (1 + depth / 8192)
+    assert rates.matmul(gb200, precision, 8192, 8192, 8192) == pytest.approx(
+        told + gb200.efficiency.matmul_launch.value
+    )
+    shape = rates.AttentionShape(batch=1, heads=8, queries=4096, keys=4096, head_size=128)
+    quantised, bf16 = (rates.attention(gb200, name, shape, backward=True) for name in (precision, "bf16-mixed"))
+    assert quantised == bf16
+
+
+def test_a_group_on_a_mesh_has_the_links_among_its_ranks() -> None:
+    """Of eight that have a link to each of the seven others."""
+    mesh = Cluster.preset("mi300x")
+    tiers = (mesh.tiers[0].model_copy(update={"mesh": False}), *mesh.tiers[1:])
+    switched, size = mesh.model_copy(update={"tiers": tiers}), 1e12
+    for kind in ("all_reduce", "all_gather", "all_to_all", "send"):
+        found = [float(rates.collective(one, kind, size, ranks, 1)) for ranks in (2, 4, 8) for one in (mesh, switched)]
+        slower = [found[at] / found[at + 1] for at in (0, 2, 4)]
+        assert slower == pytest.approx([7, 7, 7] if kind == "send" else [7, 7 / 3, 1], rel=1e-3)
+    across = [float(rates.collective(one, "all_gather", size, 16, 8)) for one in (mesh, switched)]
+    assert across[0] == across[1]

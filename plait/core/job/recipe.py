@@ -1,0 +1,50 @@
+"""What of a job is planned and not trained: formats and techniques of other runtimes, under the names that
+Megatron-LM has for them where it has one. Which key says what to ``plait plan`` stands here; what it does to
+time and memory, in ``plait.plan.job_options``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.codec.data import Section
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import shown
+from plait.core.model.experts import refuse_experts
+from plait.core.model.precision import QUANTISED
+from plait.core.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from plait.core.job.spec import Job
+
+
+class RecipeSection(Section):
+    """What other runtimes do in a step and Plait's ranks cannot do yet: planned, not trained. ``plait train``
+    refuses a job that sets any of it."""
+
+    fp8_param_gather: bool = True
+    """Whether fp8 and mxfp8 keep and gather parameters quantised, with no copy in bf16 beside the fp32
+    masters, as NVIDIA's recipes have it. If not, quantised copies stand beside parameters in bf16."""
+
+
+def untrained_keys(job: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of a job that are planned and not trained, with their values, and what to train it with."""
+    if job.train.precision in QUANTISED:
+        yield "train.precision", job.train.precision, "bf16-mixed"
+    for name, field in RecipeSection.model_fields.items():
+        if (value := getattr(job.recipe, name)) != field.default:
+            yield f"recipe.{name}", value, None
+
+
+def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
+    """Raise JobError for what can be planned for, and not be trained yet, or what ``doing`` says: experts, a
+    model without some of its parts, keys of a job."""
+    refuse_experts(model, doing)
+    if model.without and doing == "trained":
+        problem = (
+            f"the model is planned without {', '.join(model.without)}, and would be another one if it were trained"
+        )
+        raise JobError(problem, key="model.without", fix="Use plait plan alone, or model.without = []")
+    for key, value, other in untrained_keys(job):
+        problem = f"{shown(value)} can be planned for, and not be {doing} yet"
+        raise JobError(problem, key=key, changes=[{key: other}])

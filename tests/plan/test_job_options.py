@@ -1,0 +1,115 @@
+"""What a job says of how its ranks compute, in the planner's models of time and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.step.memory.closed_memory import plait_on
+from plait.core.step.memory.memory_options import MatrixBytes
+from plait.plan.answer import Candidate, Planner
+from plait.plan.job_options import options_of
+
+STRATEGY = {"tp": 2, "dp": 4, "shard": "zero1", "schedule": "1f1b", "overlap": "async", "slices": {"batch": 1}}
+
+
+def job(precision: str = "bf16-mixed", *, cluster: str = "gb200", **more: Any) -> Job:
+    values: dict[str, Any] = {
+        "model": {"preset": "llama3-8b"},
+        "data": {"sequence_length": 4096},
+        "train": {"global_batch_size": 32, "micro_batch_size": 1, "precision": precision},
+        "strategy": STRATEGY,
+        "cluster": {"preset": cluster},
+    }
+    return Job.from_dict(values | more)
+
+
+def predicted(asked: Job) -> Candidate:
+    return Planner(asked, Cluster.preset(asked.cluster.preset), 128256).checked().best
+
+
+@pytest.mark.parametrize(
+    ("precision", "cluster", "gathers", "matrices", "quantised"),
+    [
+        ("fp8", "h100", True, MatrixBytes(2.0, 1.0, 2.0), 0.5),
+        ("fp8", "gb200", True, MatrixBytes(1.0, 1.0, 1.0), 0.5),
+        ("fp8", "h100", False, MatrixBytes(4.0, 2.0, 4.0), 1.0),
+        ("mxfp8", "gb200", True, MatrixBytes(33 / 16, 33 / 32, 33 / 16), 33 / 64),
+        ("nvfp4", "gb200", True, MatrixBytes(2 + 9 / 8, 2.0, 2 + 9 / 8), 1.0),
+    ],
+)
+def test_matrices_are_kept_and_gathered_as_the_recipe_has_it(
+    precision: str, cluster: str, gathers: bool, matrices: MatrixBytes, quantised: float
+) -> None:
+    asked = job(precision, cluster=cluster, recipe={"fp8_param_gather": gathers})
+    found = options_of(asked, Cluster.preset(cluster).device)
+    assert (found.matrices, found.quantised) == (matrices, quantised)
+
+
+def test_a_job_of_plaits_own_has_plaits_own_options() -> None:
+    device = Cluster.preset("gb200").device
+    assert options_of(job(), device) == plait_on(device)
+
+
+def test_layers_products_alone_get_faster_and_their_matrices_smaller() -> None:
+    """6.98e9 parameters of matrices, a byte each on Blackwell in fp8; no host is late for four sequences."""
+    train, strategy = {"global_batch_size": 32, "micro_batch_size": 4}, {**STRATEGY, "tp": 1, "dp": 8}
+    bf16, fp8 = (
+        predicted(job(train={**train, "precision": name}, strategy=strategy)) for name in ("bf16-mixed", "fp8")
+    )
+    layers = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+    saved = bf16.memory.fullest.place.memory.parameters - fp8.memory.fullest.place.memory.parameters
+    assert saved == pytest.approx(layers, rel=1e-6)
+    assert fp8.closed_form == fp8.seconds < bf16.seconds
+    cluster = Cluster.preset("gb200")
+    sixteen, eight = (cluster.device.peak[name].value for name in ("bf16-mixed", "fp8"))
+    told = cluster.efficiency
+    products = 6 * 32 * 4096 * layers / 8  # of a rank, whose share of peak is the precision's
+    least = products / (sixteen * told.matmul.value) - products / (eight * told.matmul_fp8.value)
+    assert bf16.closed_form is not None
+    assert bf16.closed_form - fp8.seconds == pytest.approx(least, rel=0.1)
+
+
+def test_gathers_of_new_parameters_take_half_as_long() -> None:
+    both = [predicted(job("fp8", recipe={"fp8_param_gather": gathers})) for gathers in (True, False)]
+    assert both[0].parts["dp"] < both[1].parts["dp"]
+    assert both[0].most_memory < both[1].most_memory
+
+
+def test_what_is_planned_and_not_trained_is_said_and_refused() -> None:
+    asked = job("mxfp8", recipe={"fp8_param_gather": False})
+    why = Planner(asked, Cluster.preset("gb200"), 128256).checked().why
+    said = "Planned in closed form, and not trained: train.precision = 'mxfp8', recipe.fp8_param_gather = False."
+    assert why[0] == said
+    with pytest.raises(JobError, match="can be planned for, and not be drawn yet") as refused:
+        asked.check_trains(asked.model_spec(128256), "drawn")
+    assert refused.value.key == "train.precision"
+    other = job(recipe={"fp8_param_gather": False})
+    with pytest.raises(JobError, match="can be planned for, and not be trained yet") as refused:
+        other.check_trains(other.model_spec(128256))
+    assert refused.value.key == "recipe.fp8_param_gather"
+    job().check_trains(job().model_spec(128256))
+
+
+def test_a_model_without_some_of_its_parts_is_planned_and_not_trained() -> None:
+    asked = job(model={"preset": "gemma2-9b"})
+    why = Planner(asked, Cluster.preset("gb200"), 256000).checked().why
+    assert why[0].startswith("Planned without norms after sublayers, the capping of scores and logits, GELU")
+    with pytest.raises(JobError, match="would be another one if it were trained") as refused:
+        asked.check_trains(asked.model_spec(256000))
+    assert refused.value.key == "model.without"
+    asked.check_trains(asked.model_spec(256000), "drawn")
+    described = job(model={"preset": "gemma2-9b", "without": []})
+    described.check_trains(described.model_spec(256000))
+
+
+def test_unequal_places_are_refused_where_lists_are_not_walked() -> None:
+    strategy = {**STRATEGY, "pp": 2, "dp": [2, 4], "tp": [4, 2]}
+    train = {"global_batch_size": 32, "micro_batch_size": 2, "precision": "fp8"}
+    asked = job(strategy=strategy, train=train)
+    with pytest.raises(JobError, match=r"strategy\.dp: are unequal places; train\.precision needs equal ones"):
+        Planner(asked, Cluster.preset("gb200"), 128256).predict(asked)
