@@ -22,7 +22,8 @@ from plait.core.cluster.efficiency import Constant
 from plait.plan.calibrate import FittedConstant
 
 TITLES = {
-    "ampere": "A100, A800", "hopper": "H100, H200, H20", "blackwell": "B200, B300, GB200, GB300", "ada": "L40S",
+    "ampere": "A100, A800", "hopper": "H100, H200, H20", "blackwell": "GB200, B200",
+    "blackwell-ultra": "GB300, B300", "ada": "L40S",
     "cdna3": "MI300X", "volta": "V100",
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ from plait.plan.band import P90, REGIMES, regimes
 from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
-FAMILIES = ("ampere", "hopper", "blackwell", "ada", "cdna3", "volta")
+FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-ultra", "ada", "cdna3", "volta")
 NOISE = 0.06
 """Relative, of a measurement and of the model's form: what remains within one source after any fit."""
 Floats = NDArray[np.float64]

@@ -276,14 +276,19 @@ def _precision(told: str) -> Precision:
     text = told.lower()
     if text.startswith(("bf16", "fp16")):
         return "bf16-mixed"
-    if text.startswith(("fp8", "mxfp8")):
+    if text.startswith("nvfp4"):
+        return "nvfp4"
+    if text.startswith(("mxfp8", "fp8-mx")):
+        return "mxfp8"
+    if text.startswith("fp8"):
         return "fp8"
     raise Skipped(f"precision is '{told}'")
 
 
 PRESETS = (
     (r"V100", "v100"), (r"A100-40", "a100-40"), (r"A100", "a100-80"), (r"A800", "a800"), (r"H100-96", "h100-96"),
-    (r"H100", "h100"), (r"H200", "h200"), (r"GB200", "gb200"),
+    (r"H100", "h100"), (r"H200", "h200"), (r"H20\b", "h20"), (r"GB200", "gb200"), (r"GB300", "gb300"), (r"B200", "b200"),
+    (r"B300", "b300"), (r"MI300X", "mi300x"), (r"L40S", "l40s"),
 )  # fmt: skip
 
 
@@ -292,7 +297,7 @@ def _cluster(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Cluster:
     if name is None:
         raise Skipped(f"{values['gpu'] or 'a device without a name'} is not described")
     ranks = int(numbers["gpus_per_node"] or 0)
-    return cluster_of(name, 0 if name == "gb200" else ranks, node_gigabits(values["inter_node"], ranks or 8))
+    return cluster_of(name, 0 if name in ("gb200", "gb300") else ranks, node_gigabits(values["inter_node"], ranks or 8))
 
 
 def node_gigabits(told: str, ranks: int) -> float:
