@@ -102,7 +102,7 @@ def test_a_vtrain_row(tmp_path: Path) -> None:
     "changed, reason",
     [({"recompute": ""}, "no recompute"), ({"tp": ""}, "no tp"), ({"arch_type": "moe"}, "no dense transformer"),
      ({"task": "lora"}, "not pre-training of all weights"), ({"gpu": "TPU v5p"}, "TPU v5p is not described"),
-     ({"precision": "nvfp4"}, "precision is 'nvfp4'"), ({"iter_time_s": ""}, "neither time nor memory"),
+     ({"precision": "int8"}, "precision is 'int8'"), ({"iter_time_s": ""}, "neither time nor memory"),
      ({"dp": "8"}, "degrees do not multiply to the GPUs"), ({"layers": "1.5"}, "layers is a fraction"),
      ({"outcome": "crashed"}, "outcome is 'crashed'")],
 )  # fmt: skip
