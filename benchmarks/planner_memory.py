@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from frameworks import FRAMEWORKS
 from numpy.typing import NDArray
 from planner_row import GIB, Row
 from planner_rows import default_files, read_rows
@@ -30,6 +29,7 @@ from plait.core.cluster.overhead import Overhead
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import MemoryColumns, communicators, step_memory, usable
 from plait.core.step.memory.memory_options import MemoryOptions
+from plait.plan.frameworks import KEPT
 
 MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "tensors"),
                ("peak over stages", "tensors"))  # fmt: skip
@@ -68,7 +68,7 @@ def options_of(row: Row) -> MemoryOptions:
     """What its framework keeps, and its own attention and recomputation."""
     told = row.told
     name = next(name for start, name in FRAMEWORK_OF if told.get("framework", "").startswith(start))
-    options = FRAMEWORKS[name]
+    options = KEPT[name]
     if name != "zero-bubble":  # which does not say, and keeps more than fused attention would
         options = replace(options, fused_attention=row.options.fused_attention)
     if name == "aleph-alpha" and "RMS kernel" not in told["attention"]:  # norms in single torch ops, in fp32

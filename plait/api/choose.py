@@ -33,6 +33,7 @@ def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
     from plait.plan.answer import Planner
 
     planner = Planner(job, the_cluster(job, lab), vocab)
+    planner.refuse_framework("trained")
     best = planner.chosen()
     where = f"{best.job.world_size:,} rank{'s' * (best.job.world_size > 1)} of {planner.cluster.name}"
     return best.job, f"planned for {where}: {told(best.job)}; a step is predicted to take {in_seconds(best.seconds)}"

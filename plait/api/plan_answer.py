@@ -77,7 +77,8 @@ class PlanAnswer(Shown):
         found, candidates = self.answer, self.candidates
         ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
         searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
-        yield f"{found.model.num_parameters:,} parameters on {ranks}{searched}"
+        runtime = f", run by {found.framework}" if found.framework else ""
+        yield f"{found.model.num_parameters:,} parameters on {ranks}{runtime}{searched}"
         if self.change:
             yield self.change.told(found.best)
         shared, shown = self._settings()

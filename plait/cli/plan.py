@@ -116,7 +116,6 @@ def plan(
         check_framework(emit)
         if as_json:
             raise JobError("prints settings, not JSON", key="--show", fix="Leave out one of --show and --json")
-    target = _target(job, out, what_if=bool(what_if))
     if draw:
         from plait.api.pictures import FORMATS, check_format
         from plait.core.base.files import check_target
@@ -126,10 +125,13 @@ def plan(
     with naming(job, given):
         place = place_of(question.on)
         asked = plan_job(job, given, place, what_if or [])
+        target = _target(asked, job, out, what_if=bool(what_if))
         _remark(asked)
         for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
             if wanted:
                 asked.planner.job.check_trains(asked.planner.model, doing)
+            if wanted and doing != "emitted":
+                asked.planner.refuse_framework(doing)
         found = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
@@ -153,24 +155,24 @@ def plan(
         terminal.text(f"The predicted step is drawn in {draw}.")
 
 
-def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
+def _target(asked: Planning, job: Path, out: Path | None, *, what_if: bool) -> Path | None:
     """Where the plan goes; None where none is written. Raises JobError and LaunchError for a file that could
     not be written, or would not be taken as a plan."""
     from plait.core.base.errors import JobError
     from plait.core.base.files import check_target
 
-    written = job.suffix == ".json"
-    if written or what_if:
+    framework, written = asked.planner.framework, asked.written is not None
+    if framework or written or what_if:
         if out:
             why = f"{job} is a plan already" if written else "--what-if is about what is not there"
+            why = f"{framework.version} does not obey a plan" if framework else why
             raise JobError(f"nothing is written, since {why}", key="--out", fix="Leave it out")
         return None
     target = out or job.parent / "plan.json"
     if target.suffix != ".json":
         fix = "Choose a name that ends in .json, by which plait train knows a plan"
         raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)
-    if job.is_file():  # what is wrong with it is said first
-        check_target(target, fix="Choose another with --out")
+    check_target(target, fix="Choose another with --out")
     return target
 
 

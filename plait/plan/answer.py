@@ -2,8 +2,8 @@
 why the first is the first.
 
 Finalists of the closed form are simulated, through the very schedule and segment lists that would run; their
-memory is the exact walk's. Models with experts, and what else no list of ops has (``job_options``), are
-predicted in closed form alone.
+memory is the exact walk's. Models with experts, what else no list of ops has (``job_options``), and jobs that
+another framework is to run are predicted in closed form alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from plait.plan.band import band
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
+from plait.plan.frameworks import Framework, framework_of
 from plait.plan.job_options import options_of, planned_only
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, memory_report
@@ -97,7 +98,8 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """candidates: the fastest first. why: sentences about the first. searched: points of the space."""
+    """candidates: the fastest first. why: sentences about the first. searched: points of the space.
+    framework: which is to run it, and its version; empty for Plait."""
 
     model: ModelSpec
     cluster: Cluster
@@ -105,6 +107,7 @@ class Answer:
     candidates: Sequence[Candidate]
     why: Sequence[str]
     searched: int
+    framework: str = ""
 
     @property
     def best(self) -> Candidate:
@@ -119,18 +122,25 @@ class Answer:
             "searched": self.searched,
             "why": list(self.why),
             "candidates": [one.to_dict() for one in self.candidates],
-        }
+        } | ({"framework": self.framework} if self.framework else {})
 
 
 @dataclass(frozen=True)
 class Planner:
     """Predicts strategies of one job on one cluster. vocab: of the job's tokenizer. slowed: so many times as
-    long as a device takes, ``cluster`` has it take; utilisation is of the device."""
+    long as a device takes, ``cluster`` has it take; utilisation is of the device. told_framework: the one
+    that is to run the job, with what a configuration of its own says; None: what ``plan.framework`` names."""
 
     job: Job
     cluster: Cluster
     vocab: int
     slowed: float = 1.0
+    told_framework: Framework | None = None
+
+    @property
+    def framework(self) -> Framework | None:
+        """Which is to run the job; None for Plait's own runtime."""
+        return self.told_framework or framework_of(self.job.plan.framework)
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -146,6 +156,8 @@ class Planner:
         """The space of the job. On this machine, where the job does not say how many ranks there are to be,
         of as many cores as can share its batch."""
         asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
+        if self.framework:
+            asked = self.framework.asked(asked, options_of(self.job, self.cluster.device, self.framework))
         said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
         for ranks in range(asked.ranks, 0, -1) if not said else ():
             fewer = replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
@@ -156,7 +168,7 @@ class Planner:
     @property
     def closed(self) -> bool:
         """Whether it is predicted in closed form alone, since lists of ops do not have all of it."""
-        return self.model.experts is not None or bool(self.job.untrained)
+        return bool(self.model.experts or self.job.untrained or self.framework)
 
     def answer(self) -> Answer:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
@@ -185,7 +197,9 @@ class Planner:
         own = self.predict(self.job, plan)
         if not own.memory.fits:
             raise self._too_large(own)
-        return self.told([own], searched=1)
+        answer = self.told([own], searched=1)
+        instead = self.framework.instead(point_of(self.job)) if self.framework else []
+        return replace(answer, why=[*instead, *answer.why])
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
         """The fastest first, of so many, of some ``more`` that may be faster than these, and of as many again
@@ -276,17 +290,20 @@ class Planner:
             points, limit = Points.of([point_of(job)]), usable(self.cluster.device, self.cluster.overhead)
             found = step_memory(
                 self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
-                options=options_of(job, self.cluster.device), overhead=self.cluster.overhead,
+                options=options_of(job, self.cluster.device, self.framework), overhead=self.cluster.overhead,
             )  # fmt: skip
-            return found.total[0] <= limit and next(walked) < PROPOSED and self.memory(job, self.draft(job)).fits
+            if found.total[0] > limit or next(walked) >= PROPOSED:
+                return False
+            return self.predict(job).memory.fits if self.closed else self.memory(job, self.draft(job)).fits
 
         return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
     def memory(self, job: Job, plan: Plan) -> MemoryReport:
         """What fills every place under a job's plan: walked, or in closed form where no list is."""
-        if not self.closed:
-            return memory_report(plan, self.cluster)
-        return closed_report(self.model, point_of(job), self.cluster, job)
+        return self._closed_memory(job, point_of(job)) if self.closed else memory_report(plan, self.cluster)
+
+    def _closed_memory(self, job: Job, point: Mapping[str, int]) -> MemoryReport:
+        return closed_report(self.model, point, self.cluster, job, options_of(job, self.cluster.device, self.framework))
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
         """An answer of candidates in this order."""
@@ -297,36 +314,35 @@ class Planner:
             candidates=found,
             why=[*planned_only(self.job, self.model), *self.why(found)],
             searched=searched,
+            framework=self.framework.version if self.framework else "",
         )
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
         """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
-        plan = plan or self.draft(job)
-        timed = {
-            "p1": plan.strategy.p1,
-            "p2": plan.strategy.p2,
-            "sequence_parallel": int(plan.strategy.sequence_parallel),
-            "overlap": OVERLAPS.index(plan.strategy.overlap),
-            "shard_overlap": SHARD_OVERLAPS.index(plan.strategy.shard_overlap),
-        }
-        point = point_of(job) | timed
+        if self.framework:
+            point = self.framework.point(point_of(job))
+            job = job_at(job, point)
+        else:
+            plan = plan or self.draft(job)
+            point = point_of(job) | _timed(plan)
         sequence, precision = job.data.sequence_length, job.train.precision
         points = Points.of([point])
         closed = None
         if len(set(job.degrees)) == 1:
-            told = options_of(job, self.cluster.device)
+            told = options_of(job, self.cluster.device, self.framework)
             closed = step_seconds(
                 self.model, points, self.cluster, sequence=sequence, precision=precision, options=told
             )
         if self.closed:
             if closed is None:
-                why = "experts need" if self.model.experts else f"{job.untrained[0][0]} needs"
+                others = [self.framework.version] if self.framework else [key for key, _ in self.job.untrained]
+                why = "experts need" if self.model.experts else f"{others[0]} needs"
                 raise JobError(f"are unequal places; {why} equal ones", key="strategy.dp", fix="Give one number")
             seconds, parts = float(closed.total[0]), closed_parts(closed)
-        else:
+        elif plan:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-        memory = self.memory(job, plan)
+        memory = memory_report(plan, self.cluster) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
@@ -345,8 +361,15 @@ class Planner:
             mfu_causal=causal / peak,
         )
 
+    def refuse_framework(self, doing: str) -> None:
+        """Raise JobError for a job that another framework is to run, which cannot be what ``doing`` says."""
+        if self.framework:
+            problem = f"what {self.framework.version} is to run cannot be {doing}: Plait does not run its steps"
+            raise JobError(problem, key="plan.framework", fix="Leave it out, or use --show to have its settings")
+
     def plan(self, job: Job) -> Plan:
-        """What ranks would obey."""
+        """What ranks would obey. Raises JobError for a job that another framework is to run."""
+        self.refuse_framework("made a plan that ranks obey")
         return make_plan(job, self.cluster.hosts, vocab=self.vocab)
 
     def draft(self, job: Job) -> Plan:
@@ -383,6 +406,15 @@ class Planner:
             return (self.predict(other) if self.closed else self.simulated(other)).seconds
         except PlaitError:
             return None
+
+
+def _timed(plan: Plan) -> dict[str, int]:
+    """Columns that timed steps may have chosen."""
+    strategy = plan.strategy
+    return {
+        "p1": strategy.p1, "p2": strategy.p2, "sequence_parallel": int(strategy.sequence_parallel),
+        "overlap": OVERLAPS.index(strategy.overlap), "shard_overlap": SHARD_OVERLAPS.index(strategy.shard_overlap),
+    }  # fmt: skip
 
 
 def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:

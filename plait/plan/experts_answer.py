@@ -1,5 +1,5 @@
-"""Prediction of one strategy of what segment lists do not have, as experts and quantised products: level 1
-alone. Nothing is simulated, and no list walked for memory."""
+"""Prediction of one strategy of what segment lists do not have, as experts, quantised products and other
+frameworks' runs: level 1 alone. Nothing is simulated, and no list walked for memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import step_memory, usable
 from plait.core.step.memory.estimate import Memory, PlaceEstimate
+from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import Seconds
-from plait.plan.job_options import options_of
 from plait.plan.memory_report import MemoryReport, PlaceMemory
 
 AXES = {
@@ -35,11 +35,13 @@ def closed_parts(seconds: Seconds) -> dict[str, float]:
     return {axis: float(sum(getattr(seconds, name)[0] for name in names)) for axis, names in AXES.items()}
 
 
-def closed_report(model: ModelSpec, point: Mapping[str, int], cluster: Cluster, job: Job) -> MemoryReport:
-    """Of the fullest place: no other is known. What is sent is not counted."""
+def closed_report(
+    model: ModelSpec, point: Mapping[str, int], cluster: Cluster, job: Job, options: MemoryOptions
+) -> MemoryReport:
+    """Of the fullest place: no other is known. options: of the runtime. What is sent is not counted."""
     found = step_memory(
         model, Points.of([point]), sequence=job.data.sequence_length, precision=job.train.precision,
-        options=options_of(job, cluster.device), overhead=cluster.overhead,
+        options=options, overhead=cluster.overhead,
     )  # fmt: skip
 
     def size(kind: str) -> int:

@@ -3,6 +3,7 @@
 | job | options |
 |---|---|
 | none of what follows | Plait's own runs (``plait_on``) |
+| ``plan.framework`` | that framework's (``frameworks``) |
 | ``train.precision`` = fp8, mxfp8, nvfp4 | layers' matrices quantised: kept, and gathered from shares |
 | ``recipe.fp8_param_gather = false`` | the same beside parameters in bf16, which are what is gathered |
 
@@ -23,11 +24,14 @@ from plait.core.model.precision import ITEMSIZE, QUANTISED
 from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.closed_memory import plait_on
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
+from plait.plan.frameworks import Framework, framework_of
 
 
-def options_of(job: Job, device: Device) -> MemoryOptions:
-    """Of a job on a device."""
-    return _quantised(job, device, plait_on(device))
+def options_of(job: Job, device: Device, framework: Framework | None = None) -> MemoryOptions:
+    """Of a job on a device. framework: the one that runs it, with what a configuration says; None: what
+    ``plan.framework`` names."""
+    other = framework or framework_of(job.plan.framework)
+    return _quantised(job, device, other.options if other else plait_on(device))
 
 
 def planned_only(job: Job, model: ModelSpec) -> list[str]:

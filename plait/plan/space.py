@@ -11,12 +11,13 @@ cells in full.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.core.base.errors import JobError
 from plait.core.job.constraint import Constraint
@@ -44,7 +45,11 @@ DEEPEST = 64
 class SearchRequest:
     """What a job leaves open, and for what. ranks: of the job. domain: neighbouring ranks of the innermost
     links, within which tensor parallelism is tried. fixed: what the job says, by column of ``Points``: a
-    value, or several. shard: a named sharding that the job asks for. options: how ranks compute."""
+    value, or several. shard: a named sharding that the job asks for. options: how ranks compute.
+
+    Of the framework that is to run it, has: values of columns; can: which points; ends: stages that embedding
+    and head may have to themselves.
+    """
 
     model: ModelSpec
     ranks: int
@@ -55,17 +60,21 @@ class SearchRequest:
     shard: str | None = None
     options: MemoryOptions = PLAIT
     constraints: Sequence[Constraint] = ()
+    has: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    can: Callable[[Points], NDArray[np.bool_]] | None = None
+    ends: int = 0
 
     def allows(self, name: str, value: int) -> bool:
-        """Whether a value of a column is neither excluded by the job nor by a constraint on it alone."""
-        if name in self.fixed and value not in self.fixed[name]:
+        """Whether a value of a column is excluded neither by the job, nor by a constraint on it alone, nor by
+        the framework."""
+        if any(name in some and value not in some[name] for some in (self.fixed, self.has)):
             return False
         quantity = QUANTITIES.get(name, name)
         return all(one.holds(value) for one in self.constraints if one.quantity == quantity)
 
     def among(self, name: str, values: Sequence[int]) -> list[int]:
         """Values of a column to try: those the job fixes even where nobody would try them."""
-        return [value for value in self.fixed.get(name, values) if self.allows(name, value)]
+        return [value for value in self.fixed.get(name, self.has.get(name, values)) if self.allows(name, value)]
 
 
 @dataclass(frozen=True)
@@ -146,14 +155,14 @@ def _count(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> int:
 
 
 def _some(asked: SearchRequest, points: Points) -> Points:
-    """Those that meet the constraints that can be told without a prediction."""
+    """Those that the framework has and that meet the constraints that can be told without a prediction."""
     columns = {QUANTITIES.get(name, name): column for name, column in points.columns().items()}
     columns["ulysses"] = points.cp // points.ring
     telling = [one for one in asked.constraints if one.quantity in columns]
-    held = np.ones(len(points), dtype=bool)
+    held = np.ones(len(points), dtype=bool) if asked.can is None else asked.can(points)
     for one in telling:
         held &= one.holds(columns[one.quantity])
-    return points.take(held) if telling else points
+    return points.take(held) if telling or asked.can else points
 
 
 def any_point(asked: SearchRequest) -> bool:
@@ -256,9 +265,11 @@ def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
         name, layers = SCHEDULES[schedule], asked.model.num_layers // pp
         virtual = [2] if name == "zb-v" else [1]
         if name == "interleaved":
-            virtual = [v for v in range(2, min(layers, 16 if deep else 4) + 1) if layers % v == 0]
+            most, ended = min(layers, 16 if deep else 4), asked.model.num_layers + asked.ends
+            virtual = [v for v in range(2, most + 2) if (v <= most and layers % v == 0)
+                       or (asked.ends and v <= ended // pp and ended % (pp * v) == 0)]  # fmt: skip
         allowed = [v for v in asked.among("virtual", virtual) if v in virtual or name == "interleaved"]
-        found += [(schedule, v) for v in allowed if pp * v <= asked.model.num_layers]
+        found += [(schedule, v) for v in allowed if pp * v <= asked.model.num_layers + asked.ends]
     return found
 
 

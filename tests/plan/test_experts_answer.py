@@ -73,7 +73,8 @@ def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, full
     h100, model, job = Cluster.preset("h100"), planner().model, planner().job
     row = {"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}
     point = Points.of([{**row, "schedule": SCHEDULES.index(schedule)}]).row(0)
-    report = closed_report(model, point, h100, job)
+    own = plait_on(h100.device)
+    report = closed_report(model, point, h100, job, own)
     found = step_memory(model, Points.of([point]), sequence=4096, options=plait_on(h100.device), overhead=h100.overhead)
     (one,) = report.places
     place, index = one.place, int(found.place[0])
@@ -85,9 +86,9 @@ def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, full
         assert getattr(place.memory, kind) == int(getattr(found, kind)[0])
     assert (one.overhead, report.usable) == (int(found.overhead[0]), int(usable(h100.device, h100.overhead)))
     assert (place.memory.when, place.memory.alive) == ("the fullest moment", 1)
-    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job).places[0]
+    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job, own).places[0]
     assert list(uneven.place.layers.values()) == [7]
-    never = closed_report(model, {**point, "pp": 64}, h100, job)
+    never = closed_report(model, {**point, "pp": 64}, h100, job, own)
     assert never.places[0].place.memory.parameters == 1 << 62
     assert not never.fits
 

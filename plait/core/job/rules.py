@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def check_job(job: Job) -> None:
     """Raise JobError for values that are fine alone and wrong together."""
     spec = job.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
-    check_stages(job.strategy, spec.num_layers, job.open)
+    check_stages(job.strategy, spec.num_layers, job.open, ends=0 if job.plan.framework == "plait" else 2)
     _check_batch(job)
     _check_rates(job)
     for text in job.plan.constraints:
@@ -120,14 +120,14 @@ def _of_places(job: Job, error: JobError, of: dict[str, int]) -> JobError:
 MOST_STAGES = 1_000
 
 
-def check_stages(section: StrategySection, layers: int, left_open: Collection[str]) -> None:
+def check_stages(section: StrategySection, layers: int, left_open: Collection[str], *, ends: int = 0) -> None:
     """Raise JobError before anything is written out for every stage. layers: of the model. left_open: keys
-    that the planner chooses."""
-    stages, most = section.pp * section.virtual_stages, min(layers, MOST_STAGES)
+    that the planner chooses. ends: stages that embedding and head may have to themselves."""
+    stages, most = section.pp * section.virtual_stages, min(layers + ends, MOST_STAGES)
     if stages > most:
         _check_name(section.schedule)  # no change of numbers helps a schedule that nobody knows
         problem = f"{layers} layers leave one of {stages} stages without a layer"
-        if stages <= layers:
+        if stages <= layers + ends:
             problem = f"{stages} stages are more than {MOST_STAGES}"
         fewer = [one for one in (most // section.virtual_stages, 1) if one and one < section.pp]
         changes: list[dict[str, Any]] = [{"strategy.pp": one} for one in dict.fromkeys(fewer)]

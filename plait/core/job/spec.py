@@ -9,7 +9,7 @@ A relative path in a file is meant from that file's folder, one on the command l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,16 @@ class Job(Section):
         job = decode(Job, located(values, Path(base)))
         job.check()
         return job
+
+    @staticmethod
+    def completed(
+        values: Mapping[str, Any], overrides: Sequence[str], complete: Callable[[dict[str, Any]], None]
+    ) -> Job:
+        """A checked job of values that say not all of it: with ``section.key=value`` overrides applied, and
+        with what ``complete`` then fills in."""
+        found, _ = override(values, overrides, _is_text)
+        complete(found)
+        return Job.from_dict(found)
 
     def changed(self, overrides: Sequence[str]) -> Job:
         """The same job with ``section.key=value`` overrides applied."""

@@ -91,7 +91,9 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
     for (whole, numel), count in place.units.items():
         padded = -(-numel // step) * step
         p, g = (1, 1) if whole else (params, grads)
-        found[0] += count * (padded // p * each[0] + (0 if whole else padded // copy * (second > 0) * each[0]))
+        stays = (p == 1) & (optim > 1) & options.gathers_stay
+        kept = np.where(stays, padded // optim * each[0] + padded * each[3], padded // p * each[0])
+        found[0] += count * (kept + (0 if whole else padded // copy * (second > 0) * each[0]))
         found[1] += count * (padded // g * each[1])
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size

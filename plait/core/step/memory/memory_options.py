@@ -50,7 +50,9 @@ class MemoryOptions(Options):
     computes and one in fp32).
     defers: Plait's own lists hide collectives behind weight gradients, which keeps what these read.
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
-    embedding and head count as a layer each.
+    embedding and head count as a layer each; ends_fill: they do where that makes stages equal, and nothing
+    else does. gathers_stay: where optimizer states are sharded and parameters are not, a rank has its shard
+    of them and, gathered, all (FSDP2's reshard_after_forward = never).
     """
 
     gpu: bool = True
@@ -72,6 +74,8 @@ class MemoryOptions(Options):
     logit_bytes: float | None = None
     logits_whole: bool = False
     ends_count: bool = False
+    ends_fill: bool = False
+    gathers_stay: bool = False
     defers: bool = True
 
     @staticmethod
@@ -90,7 +94,8 @@ class MemoryOptions(Options):
 
     def stages(self, num_layers: int, num_stages: int) -> tuple[Stage, ...]:
         """How layers are shared out."""
-        if not self.ends_count or num_stages == 1:
+        fill = self.ends_fill and num_layers % num_stages and not (num_layers + 2) % num_stages
+        if not (self.ends_count or fill) or num_stages == 1:
             return split_layers(num_layers, num_stages)
         sizes = list(slice_sizes(num_layers + 2, num_stages))
         sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
@@ -101,7 +106,7 @@ class MemoryOptions(Options):
 
     def most_stages(self, num_layers: int) -> int:
         """Of which each has something."""
-        return num_layers + 2 * self.ends_count
+        return num_layers + 2 * (self.ends_count or self.ends_fill)
 
 
 PLAIT = MemoryOptions()

@@ -24,7 +24,7 @@ from plait.core.step.seconds import micro_batch, owners, rates
 from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.owners import Owners
-from plait.core.step.seconds.pipeline_time import ZB_V, Stages, pipeline
+from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V, Stages, pipeline
 from plait.core.step.seconds.rates import Seconds as Column
 from plait.core.step.stages import crossing_bytes
 
@@ -180,7 +180,7 @@ class _SharedParts:
             stages,
             points,
             transfer=self._transfer(),
-            hidden=self.asked.options.transfers_hidden,
+            hidden=self._hidden(),
             steps_overlap=self.asked.options.steps_overlap,
         )
         # While a place waits, others have its part of the processors that they share.
@@ -212,6 +212,11 @@ class _SharedParts:
             straggler=spent * owned.late * cluster.efficiency.jitter.value,
             fixed=np.full_like(linear, cluster.efficiency.step.value),
         )
+
+    def _hidden(self) -> Any:
+        """Whether transfers between stages run beside computation."""
+        options, rounds = self.asked.options, self.points.schedule == INTERLEAVED
+        return np.asarray(options.transfers_hidden) | (np.asarray(options.rounds_hide_transfers) & rounds)
 
     def _transfer(self) -> Column:
         """One micro-batch's activations to the next stage; tensor-parallel ranks send a part each."""

@@ -42,10 +42,11 @@ class Options:
     kernels in use take than those that the cluster's constants are about. recompute_attention: selective
     recomputation repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
-    transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
-    way. weight_bytes: of a gathered parameter; quantised: of one of a layer's matrices, so many times that.
-    steps_overlap: a place begins the next step while others end
-    this one, and repairs what clipping would have changed (Qi 2023, arXiv 2401.10241).
+    transfers_hidden: transfers between stages run beside computation; rounds_hide_transfers: in interleaved
+    schedules alone (Megatron-LM's overlap_p2p_comm, which its 1F1B has not). gradient_bytes: of a gradient on
+    its way. weight_bytes: of a gathered parameter; quantised: of one of a layer's matrices, so many times
+    that. steps_overlap: a place begins the next step while others end this one, and repairs what clipping
+    would have changed (Qi 2023, arXiv 2401.10241).
     """
 
     fused_attention: Any = True
@@ -54,6 +55,7 @@ class Options:
     recompute_attention: Any = False
     recompute_collectives: Any = False
     transfers_hidden: Any = False
+    rounds_hide_transfers: Any = False
     gradient_bytes: Any = 4.0
     weight_bytes: Any = 2.0
     quantised: Any = 1.0

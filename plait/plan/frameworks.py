@@ -1,0 +1,244 @@
+"""Frameworks for which a job can be planned besides Plait: what their strategies can be, and what their runs
+keep in memory and hide behind computation.
+
+| framework | version | sources |
+|---|---|---|
+| megatron | Megatron-LM d98e8a64, August 2026 | its arguments.py and core; arXiv 2205.05198, 2104.04473 |
+| torchtitan | 0.3.0, with torch's FSDP2 | its configuration; torch/distributed/pipelining/stage.py |
+| deepspeed | 0.17 | ZeRO (arXiv 1910.02054); deepspeed/runtime/pipe/engine.py; BLOOM's runs |
+
+torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
+``KEPT`` has what published memory tells of these and of others (docs/adr/0014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.base.errors import JobError
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
+from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
+from plait.plan.relax import DEFAULTS
+from plait.plan.space import SearchRequest
+
+_OTHER = MemoryOptions(
+    recompute_attention=True, recompute_collectives=True, whole_layers=True, sums_in_place=True, rotary_in_place=True,
+    regathers=True, logit_bytes=10.0, defers=False, ends_fill=True,
+)  # fmt: skip
+"""What all others have in common. Logits: in bf16, in fp32, and what the softmax keeps."""
+_FSDP = replace(
+    _OTHER, parameter_bytes=4.0, gathered_bytes=2.0, main_gradient_bytes=4.0, optimizer_bytes=8.0, gathers_stay=True
+)  # fmt: skip
+KEPT: Mapping[str, MemoryOptions] = {
+    "plait": PLAIT,
+    "megatron": replace(_OTHER, fused_gate=True, rounds_hide_transfers=True),
+    "nemo": replace(_OTHER, fused_gate=True, main_gradient_bytes=2.0),  # distributed_fused_adam, grad_sync_dtype bf16
+    "megatron-deepspeed": replace(
+        _OTHER, main_gradient_bytes=2.0, optimizer_bytes=18.0, stream_bytes=2.0, fixed_bytes=2e9, logit_bytes=8.0,
+        gradient_bytes=2.0,
+    ),
+    "zero-bubble": replace(_OTHER, main_gradient_bytes=2.0, stream_bytes=2.0, ends_count=True, fused_attention=False),
+    "aleph-alpha": replace(
+        _OTHER, main_gradient_bytes=2.0, score_bytes=8.0, logit_bytes=22.0, logits_whole=True, regathers=False
+    ),
+    "internevo": replace(_OTHER, main_gradient_bytes=2.0, update_bytes=14.0),
+    "paddlenlp": replace(_OTHER, logit_bytes=22.0),
+    "fsdp": _FSDP,
+    "torchtitan": replace(_FSDP, logit_bytes=4.0),  # torch.compile makes one kernel of the loss
+    "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
+}  # fmt: skip
+
+Mask = NDArray[np.bool_]
+
+
+class Rule(NamedTuple):
+    """A sentence and the key and advice that go with it where a point does not keep it."""
+
+    sentence: str
+    key: str
+    fix: str
+    kept: Callable[[Points], Mask]
+
+
+def _whole(points: Points) -> Mask:
+    """Whether parameters and gradients are whole on every rank."""
+    return (points.params == 1) & (points.grads == 1)
+
+
+def _all_alike(points: Points) -> Mask:
+    """Whether parameters, gradients and optimizer states are shared out alike."""
+    return (points.params == points.grads) & (points.grads == points.optim)
+
+
+def _zero(points: Points) -> Mask:
+    """Whether each of the three is whole, or shared out over all."""
+    kept = np.ones(len(points), dtype=bool)
+    for factor in (points.params, points.grads, points.optim):
+        kept &= (factor == 1) | (factor == points.replicas)
+    return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """name: as a job says it. version: of which this is. options: its memory and time. has: by column of
+    ``Points`` its values, the first of them its default; any where none stand. rules: on several columns at
+    once. entry: the program that torchrun starts."""
+
+    name: str
+    version: str
+    options: MemoryOptions
+    has: Mapping[str, Sequence[int]]
+    rules: Sequence[Rule]
+    entry: str = ""
+
+    def can(self, points: Points) -> Mask:
+        """Of every point, whether it keeps the rules."""
+        kept = np.ones(len(points), dtype=bool)
+        for rule in self.rules:
+            kept &= rule.kept(points)
+        return kept
+
+    def within(self, fixed: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """By column, of the values that a job fixes those that the framework has; in place of Plait's default
+        the framework's. Raises JobError for any other value that it has not."""
+        found = {name: list(values) for name, values in fixed.items()}
+        for name in self.has.keys() & fixed.keys():
+            values = self.has[name]
+            both = [one for one in found[name] if one in values]
+            if not both and found[name] != [DEFAULTS.get(name)]:
+                told = ", ".join(_word(name, one) for one in found[name])
+                raise JobError(
+                    f"{told} is nothing that {self.version} has", key=KEYS.get(name, f"strategy.{name}"),
+                    fix=f"Use {' or '.join(_word(name, one) for one in values)}, or leave it out",
+                )  # fmt: skip
+            found[name] = both or [values[0]]
+        return found
+
+    def asked(self, asked: SearchRequest, options: MemoryOptions) -> SearchRequest:
+        """Of a space the part that the framework has. options: of the job on its device."""
+        ends = 2 if options.ends_fill else 0
+        return replace(asked, fixed=self.within(asked.fixed), has=self.has, can=self.can, options=options, ends=ends)
+
+    def point(self, point: Mapping[str, int]) -> dict[str, int]:
+        """A point as the framework runs it. Raises JobError where it cannot."""
+        settled = self.within({name: [value] for name, value in point.items()})
+        found = {name: values[0] for name, values in settled.items()}
+        points = Points.of([found])
+        for rule in self.rules:
+            if not rule.kept(points).all():
+                raise JobError(f"{rule.sentence} ({self.version})", key=rule.key, fix=rule.fix)
+        return found
+
+    def instead(self, point: Mapping[str, int]) -> list[str]:
+        """What stands for Plait's defaults that it has not, a sentence each."""
+        found = self.point(point)
+        return [
+            f"{_word(name, value)} is Plait's alone: {_word(name, found[name])} stands for it."
+            for name, value in point.items() if name in self.has and value != found[name]
+        ]  # fmt: skip
+
+
+KEYS = {
+    "overlap": "strategy.overlap", "p1": "strategy.slices", "p2": "strategy.slices", "secondary": "strategy.shard",
+    "recompute_layers": "strategy.recompute", "ring": "strategy.cp_comm_type", "shard_overlap": "strategy.overlap",
+}  # fmt: skip
+"""Keys of a job that say what a column holds, where they have other names."""
+WORDS: Mapping[str, Sequence[str]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS}
+
+
+def _word(name: str, value: int) -> str:
+    return WORDS[name][value] if name in WORDS else str(value)
+
+
+def _numbers(words: Sequence[str], *wanted: str) -> tuple[int, ...]:
+    return tuple(map(words.index, wanted))
+
+
+UNSLICED: Mapping[str, Sequence[int]] = {"p1": (1,), "p2": (1,), "secondary": (0,)}
+"""Of all others: no Domino, and no second copy of parameters."""
+FRAMEWORKS: Mapping[str, Framework] = {
+    "megatron": Framework(
+        name="megatron",
+        version="Megatron-LM d98e8a64 (August 2026)",
+        options=KEPT["megatron"],
+        has=UNSLICED | {
+            "overlap": _numbers(OVERLAPS, "async"),
+            "schedule": _numbers(SCHEDULES, "1f1b", "interleaved"),
+        },
+        rules=(
+            Rule(
+                "Its distributed optimizer shares out optimizer states alone, Megatron-FSDP all three alike",
+                "strategy.shard", 'Use "ddp", "zero1" or "fsdp"', lambda points: _whole(points) | _all_alike(points),
+            ),
+        ),
+        entry="pretrain_gpt.py",
+    ),
+    "torchtitan": Framework(
+        name="torchtitan",
+        version="torchtitan 0.3.0",
+        options=KEPT["torchtitan"],
+        has=UNSLICED | {
+            "overlap": _numbers(OVERLAPS, "sync", "async"),
+            "schedule": _numbers(SCHEDULES, "1f1b", "interleaved", "zb-v", "gpipe"),
+            "recompute": _numbers(RECOMPUTES, "none", "full"),
+            "recompute_layers": (-1,),
+            "ep": (1,),
+        },
+        rules=(
+            Rule(
+                "FSDP2 shares out parameters, gradients and optimizer states alike; under a pipeline parameters and "
+                "gradients stay whole until the last micro-batch",
+                "strategy.shard", 'Use "fsdp" without a pipeline, "zero1" with one',
+                lambda points: np.where(points.pp == 1, _all_alike(points), _whole(points)),
+            ),
+            Rule(
+                "FSDP2's shards are over the ranks of a sequence, too",
+                "strategy.shard", 'Use "fsdp" or "zero1"', lambda points: points.optim % points.cp == 0,
+            ),
+            Rule(
+                "Its context parallelism is a ring",
+                "strategy.cp_comm_type", 'Use "ring"', lambda points: points.ring == points.cp,
+            ),
+        ),
+        entry="-m torchtitan.train",
+    ),
+    "deepspeed": Framework(
+        name="deepspeed",
+        version="DeepSpeed 0.17",
+        options=KEPT["megatron-deepspeed"],
+        has={"p1": (1,), "p2": (1,), "sequence_parallel": (0,)} | {
+            "overlap": _numbers(OVERLAPS, "sync", "async"),
+            "schedule": _numbers(SCHEDULES, "1f1b"),
+            "recompute": _numbers(RECOMPUTES, "none", "full"),
+            "ring": (1,),
+        },
+        rules=(
+            Rule(
+                "ZeRO shares out over all ranks that hold the same, in stages", "strategy.shard",
+                'Use "ddp", "zero1", "zero2" or "zero3"', _zero,
+            ),
+            Rule(
+                "Its pipeline runs with ZeRO-1 at most, and without cp",
+                "strategy.pp", "Use pp = 1, or another sharding",
+                lambda points: (points.pp == 1) | (_whole(points) & (points.cp == 1)),
+            ),
+        ),
+        entry="pretrain_gpt.py",
+    ),
+}  # fmt: skip
+"""By the name that ``plan.framework`` has."""
+
+
+def framework_of(name: str) -> Framework | None:
+    """By the word of ``plan.framework``; None for Plait's own runtime."""
+    return FRAMEWORKS.get(name)
+
+
+def told_options(framework: Framework, changes: Mapping[str, Any]) -> Framework:
+    """The framework with options that a configuration says."""
+    return replace(framework, options=replace(framework.options, **changes)) if changes else framework

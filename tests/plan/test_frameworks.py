@@ -1,0 +1,165 @@
+"""Jobs for other frameworks: only what they have is searched, with their memory and their time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, SCHEDULES, Points
+from plait.core.step.memory.closed_memory import step_memory
+from plait.plan.answer import Planner
+from plait.plan.asking import asked_of, job_at, point_of
+from plait.plan.frameworks import FRAMEWORKS, KEPT
+from plait.plan.space import enumerate_space
+
+H100 = Cluster.preset("h100")
+NAMES = sorted(FRAMEWORKS)
+
+
+def job(framework: str, model: str = "llama3-8b", ranks: int = 16, **strategy: Any) -> Job:
+    """Searched whole, unless a strategy is given."""
+    values: dict[str, Any] = {
+        "model": {"preset": model},
+        "data": {"sequence_length": 4096},
+        "train": {"global_batch_size": 64, "micro_batch_size": "auto", "precision": "bf16-mixed"},
+        "cluster": {"preset": "h100", "ranks": ranks},
+        "plan": {"framework": framework, "top": 3, "points": 5000},
+    }
+    if strategy:
+        values |= {"strategy": strategy, "train": values["train"] | {"micro_batch_size": 1}}
+    return Job.from_dict(values)
+
+
+def planner(one: Job) -> Planner:
+    return Planner(one, H100, 128256)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_space_has_what_the_framework_has(name: str) -> None:
+    framework, one = FRAMEWORKS[name], job(name, ranks=64)
+    space = enumerate_space(planner(one).asked, most=50_000)
+    assert len(space) > 100 and framework.can(space).all()
+    for column, values in framework.has.items():
+        assert set(getattr(space, column).tolist()) <= set(values), column
+    everything = enumerate_space(asked_of(one, one.model_spec(128256), H100), most=50_000)
+    assert not framework.can(everything).all() or set(everything.overlap.tolist()) - set(framework.has["overlap"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_is_predicted_with_the_framework_s_memory_and_time(name: str) -> None:
+    one = planner(job(name))
+    found = one.answer()
+    assert found.framework == FRAMEWORKS[name].version
+    best = found.best
+    memory = step_memory(
+        one.model, Points.of([best.point]), sequence=4096, options=FRAMEWORKS[name].options, overhead=H100.overhead
+    )
+    assert best.most_memory == pytest.approx(memory.total[0], abs=8)
+    assert best.seconds == best.closed_form
+    assert sum(best.parts.values()) == pytest.approx(best.seconds)
+    assert [each.seconds for each in found.candidates] == sorted(each.seconds for each in found.candidates)
+
+
+def test_what_plait_s_defaults_are_the_framework_runs_otherwise_and_says_so() -> None:
+    one = job("megatron", dp=8, tp=2, shard="zero1")
+    found = planner(one).checked()
+    point = found.best.point
+    assert OVERLAPS[point["overlap"]] == "async" and SCHEDULES[point["schedule"]] == "1f1b"
+    assert found.why[:2] == [
+        "eager-1f1b is Plait's alone: 1f1b stands for it.", "domino is Plait's alone: async stands for it."
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "key"),
+    [
+        ("megatron", {"dp": 16, "schedule": "zb-v"}, "strategy.schedule"),
+        ("megatron", {"dp": 16, "overlap": "sync"}, "strategy.overlap"),
+        ("megatron", {"dp": 16, "shard": {"params": 1, "grads": 4, "optim": 16}}, "strategy.shard"),
+        ("megatron", {"dp": 8, "tp": 2, "slices": {"batch": 1, "columns": 2}}, "strategy.slices"),
+        ("torchtitan", {"dp": 16, "shard": "zero1"}, "strategy.shard"),
+        ("torchtitan", {"dp": 8, "cp": 2, "shard": "fsdp"}, "strategy.cp_comm_type"),
+        ("torchtitan", {"dp": 16, "recompute": "selective"}, "strategy.recompute"),
+        ("deepspeed", {"dp": 8, "pp": 2, "shard": "zero3"}, "strategy.pp"),
+        ("deepspeed", {"dp": 16, "shard": {"params": 1, "grads": 1, "optim": 8}}, "strategy.shard"),
+    ],
+)
+def test_what_a_framework_has_not_is_refused_by_its_key(name: str, strategy: dict[str, Any], key: str) -> None:
+    with pytest.raises(JobError) as error:
+        planner(job(name, **strategy)).checked()
+    assert error.value.key == key
+
+
+def test_a_search_respects_what_the_job_says() -> None:
+    found = planner(job("megatron", tp=2, dp="auto", pp="auto", shard="auto", schedule="auto", virtual_stages="auto"))
+    for one in found.answer().candidates:
+        assert one.point["tp"] == 2 and SCHEDULES[one.point["schedule"]] in ("1f1b", "interleaved")
+    with pytest.raises(JobError, match=r"strategy\.schedule: zb-h1 is nothing that Megatron-LM"):
+        planner(job("megatron", schedule="zb-h1", dp="auto", pp="auto")).answer()
+
+
+def test_plait_does_not_run_what_is_another_s() -> None:
+    one = planner(job("megatron", dp=16))
+    for obeyed in (lambda: one.plan(one.job), lambda: one.refuse_framework("drawn")):
+        with pytest.raises(JobError, match=r"plan\.framework"):
+            obeyed()
+
+
+def test_what_does_not_fit_names_a_change_that_fits() -> None:
+    one = job("torchtitan", model="llama3-70b", dp=16)
+    with pytest.raises(InfeasiblePlan, match="It would fit with") as error:
+        planner(one).checked()
+    changes = str(error.value).partition("It would fit with ")[2].rstrip(".").split()
+    assert planner(one.changed([*changes, "plan.framework=torchtitan"])).checked().best.memory.fits
+
+
+def test_embedding_and_head_take_stages_where_that_makes_them_equal() -> None:
+    """126 layers over 128 stages of 16 places: the first and the last stage have none."""
+    kept = KEPT["megatron"]
+    sizes = [stage.num_layers for stage in kept.stages(126, 128)]
+    assert sizes == [0, *[1] * 126, 0]
+    assert [stage.num_layers for stage in kept.stages(32, 8)] == [4] * 8
+    assert [stage.num_layers for stage in kept.stages(30, 8)] == [3, 4, 4, 4, 4, 4, 4, 3]
+    assert [stage.num_layers for stage in KEPT["plait"].stages(30, 8)] == [4, 4, 4, 4, 4, 4, 3, 3]
+    one = job("megatron", "llama3-405b", 128, tp=8, pp=16, schedule="interleaved", virtual_stages=8, shard="zero1")
+    asked = planner(one).asked
+    assert {8} == set(enumerate_space(asked, most=1000).virtual.tolist())
+    with pytest.raises(JobError, match="126 layers leave one of 128 stages without a layer"):
+        job("plait", "llama3-405b", 128, tp=8, pp=16, schedule="interleaved", virtual_stages=8, shard="zero1")
+
+
+def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
+    """FSDP2: fp32 parameters, gradients and two moments of a shard; under a pipeline 2 bytes of every
+    gathered parameter and 4 of its gradient besides."""
+    model = job("torchtitan").model_spec(128256)
+    free = {"sequence": 4096, "options": KEPT["torchtitan"]}
+    alone = step_memory(model, Points.of([{"dp": 8, "params": 8, "grads": 8, "optim": 8}]), **free)
+    states = alone.parameters + alone.gradients + alone.optimizer
+    assert states[0] == pytest.approx(16 * model.num_parameters / 8, rel=1e-3)
+    row = {"dp": 8, "pp": 2, "num_micro": 4, "optim": 8}
+    piped = step_memory(model, Points.of([row]), **free)
+    whole = model.num_parameters / 2
+    expected = whole * (2 + 4) + whole / 8 * (4 + 8)
+    assert (piped.parameters + piped.gradients + piped.optimizer)[0] == pytest.approx(expected, rel=1e-2)
+
+
+def test_points_of_jobs_are_points_of_their_framework() -> None:
+    one = job("megatron", dp=4, cp=2, tp=2, shard="zero1", cp_comm_type="ring", overlap="async", schedule="1f1b")
+    point = FRAMEWORKS["megatron"].point(point_of(one))
+    assert point == point_of(job_at(one, point))
+    assert FRAMEWORKS["megatron"].instead(point_of(one)) == []
+
+
+def test_transfers_of_interleaved_stages_are_hidden_and_others_are_not() -> None:
+    one = planner(job("megatron", pp=4, dp=4, shard="zero1", schedule="interleaved", virtual_stages=4))
+    other = replace(FRAMEWORKS["megatron"], options=replace(KEPT["megatron"], rounds_hide_transfers=False))
+    hidden, seen = (one.predict(one.job), replace(one, told_framework=other).predict(one.job))
+    assert hidden.parts["pp"] < seen.parts["pp"] and np.isclose(hidden.parts["compute"], seen.parts["compute"])
+    flat = planner(job("megatron", pp=4, dp=4, shard="zero1", schedule="1f1b"))
+    assert flat.predict(flat.job).seconds == replace(flat, told_framework=other).predict(flat.job).seconds
