@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,18 @@ def test_one_that_is_damaged_counts_as_none(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / "hang" / "rank-00000.json").write_bytes(bad)
     os.mkfifo(tmp_path / "hang" / "rank-00002.json")
     assert read_parts(tmp_path) == {1: OWN}
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damaged_ones_hide_no_others(tmp_path: Path, damaged: int) -> None:
+    """In whichever order a folder lists them."""
+    ask(tmp_path)
+    good = {rank: replace(OWN, rank=rank) for rank in range(8)}
+    for part in good.values():
+        write_part(tmp_path, part)
+    for rank in range(damaged, 8, 2):
+        (tmp_path / "hang" / f"rank-{rank:05d}.json").write_bytes(b"{")
+    assert read_parts(tmp_path) == {rank: part for rank, part in good.items() if rank % 2 != damaged}
 
 
 def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:

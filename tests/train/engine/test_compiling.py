@@ -16,6 +16,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.refine import refine
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
+from plait.train.engine import compiling
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import micro_batches
@@ -132,6 +133,15 @@ def test_a_compiler_that_fails_is_a_problem_of_every_rank(monkeypatch: pytest.Mo
     use_failing(monkeypatch, RuntimeError("no g++ here\nand more"))
     done = compile_ahead(part_of("plain", 2))
     assert done.problem.startswith("rank 0: ") and "no g++ here" in done.problem and "\n" not in done.problem
+
+
+def test_what_ranks_compile_is_told_of_those_who_took_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for each other; of several problems the first is told."""
+    others = [[3, 1e6, ""], [700, 0.5, "no g++"], [5, 2.0, "no room"]]
+    monkeypatch.setattr(compiling, "gather", lambda own: [own, *others])
+    monkeypatch.setattr(compiling, "_compile", lambda part: 4)
+    done = compile_ahead(part_of("plain", 2))
+    assert (done.functions, done.seconds, done.problem) == (700, 1e6, "rank 2: no g++")
 
 
 def timed_steps(steps_left: int) -> tuple[bool, str]:
