@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -182,7 +183,7 @@ def test_of_a_process_that_is_gone_the_moment_of_the_question_counts(
     ring.close()
 
 
-@pytest.mark.skipif(STACKS is None, reason="there is no signal for stacks")
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no signal for stacks")
 def test_a_process_is_asked_for_stacks_only_if_it_would_not_end_of_it() -> None:
     came = threading.Event()
     assert STACKS is not None
@@ -196,7 +197,7 @@ def test_a_process_is_asked_for_stacks_only_if_it_would_not_end_of_it() -> None:
         signal.signal(STACKS, before)
 
 
-@pytest.mark.skipif(STACKS is None, reason="there is no signal for stacks")
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no signal for stacks")
 def test_which_signals_a_process_catches_is_read_as_the_kernel_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sent, caught = list[tuple[int, int]](), 0
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
