@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.core.job.spec import Job
     from plait.plan.answer import Answer, Candidate, Planner
     from plait.plan.emit import Emitted
+    from plait.plan.told import Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class Planning(Shown):
 
     written: the plan, if one was given in place of a job. factors: changes of the cluster that are only
     tried; unchanged: the planner without them. warning: a sentence on a device that is not the cluster's.
-    note: a sentence on the vocabulary, or nothing. over: what readers passed over.
+    note: a sentence on the vocabulary, or nothing. over: what readers passed over. told: what a
+    configuration of another framework says, if one was given in place of a job.
     """
 
     planner: Planner
@@ -35,6 +37,7 @@ class Planning(Shown):
     warning: str = ""
     note: str = ""
     over: PassedOver = field(default_factory=PassedOver)
+    told: Told | None = None
 
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
         """The best strategies; with evaluate, or of a plan, its own strategy alone. explain: whether the
@@ -43,7 +46,8 @@ class Planning(Shown):
         from plait.core.base.errors import InfeasiblePlan
 
         def found(planner: Planner) -> Answer:
-            return planner.checked(self.written) if evaluate or self.written else planner.answer()
+            own = evaluate or self.written or (self.told and not planner.job.open)
+            return planner.checked(self.written) if own else planner.answer()
 
         change: Change | None = None
         if self.unchanged:
@@ -57,13 +61,15 @@ class Planning(Shown):
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""
         planner = self.planner
-        return {"job": planner.job.to_dict(), "cluster": planner.cluster.name, "what_if": dict(self.factors)}
+        found = {"job": planner.job.to_dict(), "cluster": planner.cluster.name, "what_if": dict(self.factors)}
+        return found | ({"read": self.told.to_dict()} if self.told else {})
 
     def parts(self) -> Iterator[Part]:
         """The job and its cluster in a sentence, and remarks."""
         planner = self.planner
         yield f"{planner.job.run.name}: {planner.model.num_parameters:,} parameters, for {planner.cluster.name}"
-        yield from (f"note: {one}" for one in (self.warning, self.note, *self.over.lines()) if one)
+        read = self.told.lines() if self.told else []
+        yield from (f"note: {one}" for one in (self.warning, self.note, *self.over.lines(), *read) if one)
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; the plan that was given, if one was."""
@@ -73,7 +79,8 @@ class Planning(Shown):
 def plan_job(
     file: Path | str, overrides: Sequence[str] = (), place: LaunchTarget | None = None, changes: Sequence[str] = ()
 ) -> Planning:
-    """Read a job file (TOML) or a plan (``plan.json``), and find its cluster.
+    """Read a job file (TOML), a plan (``plan.json``) or a configuration of another framework
+    (``plait.plan.read_config``), and find its cluster.
 
     place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
     Raises JobError and DataError.
@@ -84,6 +91,7 @@ def plan_job(
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
     from plait.plan.asking import with_own_vocabulary
+    from plait.plan.read_config import read_configuration
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
     from plait.plan.where import other_device
     from plait.train.checkpoint.weight_files import check_weights
@@ -91,28 +99,33 @@ def plan_job(
 
     file = Path(file)
     factors, over, note = parse_changes(changes), PassedOver(), ""
-    written: Plan | None = None
-    if file.suffix == ".json":
+    written, told = None, read_configuration(file)
+    if file.suffix == ".json" and told is None:
         if overrides:
             problem = f"'{overrides[0]}' would change the plan"
             raise JobError(problem, file=str(file), fix="Change the job file and plan again")
         written = Plan.read(file)
         job, vocab = job_of(written, file), written.model.vocab
     else:
-        asked = Job.read(file, overrides).named(file.stem)
+        asked = (told.job(overrides) if told else Job.read(file, overrides)).named(file.stem.partition(".")[0])
         job, over = with_own_vocabulary(asked), model_notes(asked)
         own, weights = load_tokenizer(asked.data.tokenizer).vocab, asked.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
             over.add(check_weights(Path(weights), asked.model_spec(own)))
-        note, vocab = vocabulary_note(asked, own, own=True), load_tokenizer(job.data.tokenizer).vocab
+        note = "" if told else vocabulary_note(asked, own, own=True)
+        vocab = load_tokenizer(job.data.tokenizer).vocab
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)
-    planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab, slowed)
-    unchanged = Planner(job, there, vocab) if factors else None
+    runs = told.runs if told else None
+    planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab, slowed, runs)
+    unchanged = Planner(job, there, vocab, told_framework=runs) if factors else None
+    if told:
+        over.add(told.over())
     return Planning(
-        planner=planner, written=written, factors=factors, unchanged=unchanged, warning=warning, note=note, over=over
-    )
+        planner=planner, written=written, factors=factors, unchanged=unchanged, warning=warning, note=note, over=over,
+        told=told,
+    )  # fmt: skip
 
 
 def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:

@@ -68,7 +68,11 @@ def plan(
     shown: PlanOutput,
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB]", help="The job file (TOML). Without one, the clusters that ship are listed."),
+        typer.Argument(
+            metavar="[JOB]",
+            help="The job file (TOML), a plan, or a configuration of Megatron-LM, torchtitan or DeepSpeed. Without "
+            "one, the clusters that ship are listed.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -180,5 +184,7 @@ def _remark(asked: Planning) -> None:
     """Say on standard error what was not taken, and what may surprise."""
     terminal.passed_over(asked.over)
     terminal.note(asked.note)
+    for line in asked.told.lines() if asked.told else ():
+        terminal.note(line)
     if asked.warning:
         typer.echo(f"plait: {asked.warning}", err=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,9 +70,9 @@ def _whole(points: Points) -> Mask:
     return (points.params == 1) & (points.grads == 1)
 
 
-def _all_alike(points: Points) -> Mask:
-    """Whether parameters, gradients and optimizer states are shared out alike."""
-    return (points.params == points.grads) & (points.grads == points.optim)
+def _alike(points: Points) -> Mask:
+    """Whether gradients are shared out as optimizer states, and parameters so, too, or not at all."""
+    return (points.grads == points.optim) & ((points.params == points.optim) | (points.params == 1))
 
 
 def _zero(points: Points) -> Mask:
@@ -172,8 +172,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
         },
         rules=(
             Rule(
-                "Its distributed optimizer shares out optimizer states alone, Megatron-FSDP all three alike",
-                "strategy.shard", 'Use "ddp", "zero1" or "fsdp"', lambda points: _whole(points) | _all_alike(points),
+                "Its distributed optimizer shares out optimizer states alone, Megatron-FSDP the rest as these",
+                "strategy.shard", 'Use "ddp", "zero1", "zero2" or "fsdp"',
+                lambda points: _whole(points) | _alike(points),
             ),
         ),
         entry="pretrain_gpt.py",
@@ -191,10 +192,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         },
         rules=(
             Rule(
-                "FSDP2 shares out parameters, gradients and optimizer states alike; under a pipeline parameters and "
-                "gradients stay whole until the last micro-batch",
+                "FSDP2 shares out gradients as optimizer states, and parameters so or not at all; under a pipeline "
+                "both stay whole until the last micro-batch",
                 "strategy.shard", 'Use "fsdp" without a pipeline, "zero1" with one',
-                lambda points: np.where(points.pp == 1, _all_alike(points), _whole(points)),
+                lambda points: np.where(points.pp == 1, _alike(points), _whole(points)),
             ),
             Rule(
                 "FSDP2's shards are over the ranks of a sequence, too",
@@ -237,8 +238,3 @@ FRAMEWORKS: Mapping[str, Framework] = {
 def framework_of(name: str) -> Framework | None:
     """By the word of ``plan.framework``; None for Plait's own runtime."""
     return FRAMEWORKS.get(name)
-
-
-def told_options(framework: Framework, changes: Mapping[str, Any]) -> Framework:
-    """The framework with options that a configuration says."""
-    return replace(framework, options=replace(framework.options, **changes)) if changes else framework

@@ -1,0 +1,146 @@
+"""Configurations of other frameworks, read from a file: which kind a file is, and its job.
+
+| file | read as |
+|---|---|
+| a shell script or a text with ``--flags`` | Megatron-LM's command line; also its YAML |
+| ``.py`` (``FILE.py:FUNCTION``) | a configuration of torchtitan, or a recipe of Megatron-Bridge |
+| ``.toml`` with a table ``[training]`` | torchtitan's, until February 2026 |
+| ``.json`` with DeepSpeed's keys | DeepSpeed's |
+| ``.json`` with a ``model_type`` | Hugging Face's ``config.json``: the model alone |
+
+Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.toml_text import read_toml
+from plait.core.base.codec.yaml_text import load
+from plait.core.base.errors import JobError
+from plait.core.base.files import contents_within, reason_of
+from plait.plan.megatron_flags import BRIDGE, PUBLISHED, SWITCHES
+from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told
+from plait.plan.read_literals import Called, Settings, python_settings
+from plait.plan.read_megatron import megatron_told
+from plait.plan.read_shell import Argument, arguments
+from plait.plan.read_torchtitan import torchtitan_told
+from plait.plan.told import Told
+
+LARGEST = 2 << 20
+"""Bytes of a configuration."""
+YAML = (".yaml", ".yml")
+PLAIN = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", "")
+"""Ends of names of files whose flags are read."""
+
+
+def read_configuration(path: Path) -> Told | None:
+    """What a file says, if it is another framework's; None for a job and a plan of Plait. Raises JobError."""
+    kind = path.suffix.partition(":")[0]
+    if kind == ".json":
+        return _json(path)
+    if kind == ".toml":
+        return _toml(path)
+    if kind == ".py":
+        return _python(path)
+    if kind in YAML:
+        return megatron_told(str(path), list(_arguments(load(_text(path)))))
+    if kind in PLAIN:
+        return _flags(path)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return contents_within(path, LARGEST).decode()
+    except (OSError, ValueError) as error:
+        raise JobError(f"cannot be read: {reason_of(error)}", file=str(path), fix="Name a text file") from None
+
+
+def _flags(path: Path) -> Told:
+    found = arguments(_text(path))
+    if not found:
+        raise JobError("has no --flags", file=str(path), fix="Name a job (.toml), a plan (.json) or a configuration")
+    return megatron_told(str(path), found)
+
+
+def _json(path: Path) -> Told | None:
+    try:
+        values = read_table(path, LARGEST, unique=True)
+    except (OSError, ValueError):
+        return None  # said where a plan is read
+    if {key.partition(".")[0] for key in UNDERSTOOD} & values.keys() and "strategy" not in values:
+        return deepspeed_told(str(path), values)
+    if "model_type" in values:
+        return Told("plait", str(path), {"model": {"huggingface": str(path)}})
+    return None
+
+
+def _toml(path: Path) -> Told | None:
+    if not path.is_file():
+        return None  # said where a job is read
+    values = read_toml(path)
+    if "training" not in values and "parallelism" not in values:
+        return None
+    flat = {f"{table}.{key}": value for table, some in values.items() if isinstance(some, Mapping)
+            for key, value in cast("Mapping[str, Any]", some).items()}  # fmt: skip
+    old = {key.replace("experimental.", "parallelism."): value for key, value in flat.items()}
+    return torchtitan_told(str(path), Settings(values=old), python=False)
+
+
+def _python(path: Path) -> Told:
+    name, _, function = path.name.partition(":")
+    file = path.with_name(name)
+    settings = python_settings(_text(file), str(file), function)
+    said = {module.partition(".")[0] for module in settings.modules}
+    if "torchtitan" in said:
+        return torchtitan_told(str(file), settings, python=True)
+    if "megatron" in said or any("parallel_size" in key for key in settings.values):
+        return _bridge(str(file), settings)
+    fix = "Name a module of torchtitan's configurations, or a recipe of Megatron-Bridge"
+    raise JobError("imports neither torchtitan nor megatron", file=str(file), fix=fix)
+
+
+def _bridge(file: str, settings: Settings) -> Told:
+    """A recipe: the last part of each name is a flag's, with ``_`` for ``-``."""
+    plain = {key.rpartition(".")[2]: value for key, value in settings.values.items() if not isinstance(value, Called)}
+    inverse = {"share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+               "add_bias_linear": "disable-bias-linear"}  # fmt: skip
+    named = {inverse[key]: not value for key, value in plain.items() if key in inverse and isinstance(value, bool)}
+    for key, value in plain.items():
+        if key not in inverse:
+            named.setdefault(BRIDGE.get(key, key.replace("_", "-")), value)
+    if named.get("grad-reduce-in-fp32") is False:
+        named["grad-reduce-in-bf16"] = True
+    named.pop("grad-reduce-in-fp32", None)
+    if "num-query-groups" in named:
+        named["group-query-attention"] = True
+    told = megatron_told(file, list(_arguments({"bf16": True, **named})))
+    told.unknown += [f"{one} (computed)" for one in settings.computed]
+    model = next((first for name, first in settings.calls if name.endswith("from_hf_pretrained")), "")
+    if "num_layers" not in told.values.get("model", {}) and model:
+        told.values.pop("model", None)
+        if model in PUBLISHED:
+            told.set("model.preset", PUBLISHED[model])
+        else:
+            told.unknown.append(f"the model {model}")
+    return told
+
+
+def _arguments(values: Any) -> Iterator[Argument]:
+    """Settings of a mapping as flags: True is a flag alone, False and null are none; tables within are gone
+    through."""
+    if not isinstance(values, Mapping):
+        return
+    for key, value in cast("Mapping[str, Any]", values).items():
+        name = str(key).lstrip("-").replace("_", "-")
+        if isinstance(value, Mapping):
+            yield from _arguments(value)
+        elif value is True:
+            yield Argument(name, ())
+        elif value is not None and value is not False:
+            some: list[Any] = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+            yield Argument(name, () if name in SWITCHES and not isinstance(value, str) else tuple(map(str, some)))

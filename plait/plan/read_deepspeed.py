@@ -1,0 +1,127 @@
+"""A DeepSpeed configuration (JSON) as a job. It says how gradients and optimizer states are shared out and
+how large batches are; models, sequences and ranks are asked for by their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from plait.plan.told import Told, whole_number
+
+STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+"""``zero_optimization.stage``, and the sharding that it is."""
+DEGREES = {"tensor_parallel.autotp_size": "strategy.tp", "pipeline.stages": "strategy.pp",
+           "sequence_parallel_size": "strategy.cp"}  # fmt: skip
+_UNDERSTOOD = """
+train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization.stage
+zero_optimization.overlap_comm zero_optimization.zero_hpz_partition_size bf16.enabled bfloat16.enabled
+fp16.enabled tensor_parallel.autotp_size pipeline.stages data_types.grad_accum_dtype communication_data_type
+sequence_parallel_size
+"""
+UNDERSTOOD = frozenset(_UNDERSTOOD.split())
+_UNMODELLED = """
+zero_optimization.offload_optimizer zero_optimization.offload_param activation_checkpointing
+zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
+zero_optimization.zero_quantized_nontrainable_weights zero_optimization.sub_group_size
+zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold
+zero_optimization.stage3_max_live_parameters zero_optimization.stage3_max_reuse_distance
+zero_optimization.mics_shard_size zero_optimization.mics_hierarchical_params_gather compile optimizer.type
+prescale_gradients zero_optimization.round_robin_gradients zero_optimization.contiguous_gradients
+"""
+UNMODELLED = frozenset(_UNMODELLED.split())
+"""Known to change time or memory, and not in the prediction; a table stands for all of its keys."""
+_HARMLESS = """
+optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state memory_breakdown
+tensorboard wandb csv_monitor comet flops_profiler comms_logger zero_allow_untested_optimizer
+zero_force_ds_cpu_optimizer checkpoint aio elasticity curriculum_learning data_efficiency seed
+gradient_predivide_factor sparse_gradients disable_allgather fp16 bf16 bfloat16
+zero_optimization.allgather_partitions zero_optimization.reduce_scatter
+zero_optimization.allgather_bucket_size zero_optimization.reduce_bucket_size
+zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.load_from_fp32_weights
+zero_optimization.elastic_checkpoint zero_optimization.ignore_unused_parameters amp.enabled
+zero_optimization.cpu_offload graph_harvesting dataloader_drop_last use_node_local_storage
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
+    """The job of a configuration. Raises JobError for contradictions and for values that are none."""
+    told, flat = Told("deepspeed", file), dict(_flat(values))
+    for key, value in flat.items():
+        starts = {key, key.rpartition(".")[0], key.partition(".")[0], ".".join(key.split(".")[:2])}
+        if key in UNDERSTOOD or value in ("auto", None):
+            if value == "auto":
+                told.unknown.append(f"{key} = auto (which Hugging Face's Trainer would fill in)")
+        elif starts & UNMODELLED:
+            told.unmodelled.append(f"{key} = {value}")
+        elif starts & HARMLESS:
+            told.harmless.append(key)
+        else:
+            told.unknown.append(f"{key} = {value}")
+    flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
+    _batches(told, flat)
+    _sharding(told, flat)
+    half = [key for key in ("bf16.enabled", "bfloat16.enabled", "fp16.enabled") if flat.get(key) is True]
+    if "fp16.enabled" in half and len(half) > 1:
+        raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
+    told.set("train.precision", "bf16-mixed" if half else "fp32")
+    if "fp16.enabled" in half:
+        told.notes.append("fp16 is counted as bf16: as fast and as large.")
+    for key, degree in (
+        ("tensor_parallel.autotp_size", "tp"),
+        ("pipeline.stages", "pp"),
+        ("sequence_parallel_size", "cp"),
+    ):
+        if key in flat:
+            told.set(f"strategy.{degree}", whole_number(told, key, flat[key]))
+    told.set("strategy.schedule", "1f1b")
+    return told
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(cast("Mapping[str, Any]", value), f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _batches(told: Told, flat: Mapping[str, Any]) -> None:
+    """train_batch_size = micro-batch x accumulation x replicas; two of them say how many replicas there are,
+    and a job says the rest."""
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    said = {key: whole_number(told, key, flat[key]) for key in keys if key in flat}
+    for key, value in said.items():
+        if value < 1:
+            raise told.refuse(key, f"{value} is not positive", "Use at least 1")
+    batch, micro, times = (said.get(key) for key in keys)
+    if batch:
+        told.set("train.global_batch_size", batch)
+    if micro:
+        told.set("train.micro_batch_size", micro)
+    if batch and micro and times:
+        if batch % (micro * times):
+            problem = f"{batch} is not {micro} x {times} times whole replicas"
+            raise told.refuse("train_batch_size", problem, f"Use a multiple of {micro * times}")
+        told.set("strategy.dp", batch // (micro * times))
+    elif micro and times:
+        told.local = micro * times
+    elif batch and times:
+        told.notes.append(
+            "train_micro_batch_size_per_gpu is missing: what train_batch_size leaves a replica is one step."
+        )
+
+
+def _sharding(told: Told, flat: Mapping[str, Any]) -> None:
+    stage = whole_number(told, "zero_optimization.stage", flat.get("zero_optimization.stage", 0))
+    if stage not in STAGES:
+        raise told.refuse("zero_optimization.stage", f"{stage} is unknown", f"Use {', '.join(map(str, STAGES))}")
+    told.set("strategy.shard", STAGES[stage])
+    overlap = flat.get("zero_optimization.overlap_comm", stage == 3)
+    told.set("strategy.overlap", {"tp": "sync", "shard": "both" if overlap else "none"})
+    if (near := flat.get("zero_optimization.zero_hpz_partition_size", 1)) not in (0, 1):
+        told.unmodelled.append(f"zero_optimization.zero_hpz_partition_size = {near}")
+    kind = flat.get("communication_data_type")
+    if kind in ("fp32", "fp16", "bfp16", "bf16"):
+        told.options["gradient_bytes"] = 4.0 if kind == "fp32" else 2.0

@@ -1,0 +1,202 @@
+"""torchtitan's configurations as a job: a module of its ``config_registry`` kind (0.3.0, 2026), and the TOML
+that it read until February 2026. Both have the same tables and nearly the same keys.
+
+What a file leaves out is torchtitan's default: FSDP2 over all ranks, 1F1B, micro-batches of one sequence in a
+pipeline, selective recomputation where a table of it stands without a mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plait.plan.emit_torchtitan import DETAILS, FLAVORS, SCHEDULES, TYPES
+from plait.plan.megatron_flags import ROPE_ORIGINAL
+from plait.plan.read_literals import Called, Settings
+from plait.plan.told import Told, whole_number
+
+TABLES = {"training", "parallelism", "model", "activation_checkpoint", "compile"}
+"""Tables whose keys are understood or named; all others are about data, logs, checkpoints and rates."""
+_UNDERSTOOD = """
+model.converters training.local_batch_size training.batch_size training.global_batch_size training.seq_len
+training.mixed_precision_param training.mixed_precision_reduce model.name model.flavor
+parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
+parallelism.enable_sequence_parallel parallelism.pipeline_parallel_degree
+parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size
+parallelism.pipeline_parallel_layers_per_stage parallelism.context_parallel_degree
+parallelism.fsdp_reshard_after_forward activation_checkpoint.mode activation_checkpoint compile.enable
+training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_per_model_part model_spec
+config.model_spec config.activation_checkpoint first parts
+"""
+UNDERSTOOD = frozenset(_UNDERSTOOD.split())
+_UNMODELLED = """
+compile.components training.disable_cuda_graphs activation_checkpoint.selective_ac_option
+parallelism.disable_loss_parallel parallelism.context_parallel_rotate_method
+parallelism.context_parallel_load_balancer parallelism.expert_tensor_parallel_degree
+training.enable_cpu_offload parallelism.fsdp_prefetch
+activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
+activation_checkpoint.memory_budget activation_checkpoint.preserve_rng_state
+activation_checkpoint.determinism_check config.model_converters
+"""
+UNMODELLED = frozenset(_UNMODELLED.split())
+"""Known to change time or memory a little, and not in the prediction."""
+_HARMLESS = """
+training.steps training.max_norm training.dataset training.dataset_path training.warmup_steps training.gc_freq
+training.gc_debug training.seed training.deterministic training.dtype training.data_parallel_type
+model.tokenizer_path model.hf_assets_path model.print_after_conversion model.norm_type training.debug
+hf_assets_path dump_folder description training.debug_moe_force_load_balance compile.backend
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+def torchtitan_told(file: str, settings: Settings, *, python: bool) -> Told:
+    """The job of a configuration. Raises JobError for contradictions and for values that are none."""
+    told, values = Told("torchtitan", file), settings.values
+    _sorted(told, settings)
+    _model(told, settings, python=python)
+    _batches(told, values)
+    _degrees(told, values)
+    _pipeline(told, values)
+    _recomputed(told, values)
+    kind = values.get("training.mixed_precision_param", "bfloat16")
+    known = {theirs: ours for ours, theirs in TYPES.items()}
+    if kind not in known:
+        raise told.refuse("training.mixed_precision_param", f"'{kind}' is unknown", f"Use {' or '.join(known)}")
+    told.set("train.precision", known[kind])
+    if values.get("training.mixed_precision_reduce") == "bfloat16":
+        told.options["gradient_bytes"] = 2.0
+    if any("float8" in name.lower() for name, _ in settings.calls) or "float8" in str(
+        values.get("model.converters", "")
+    ):
+        told.set("train.precision", "fp8")
+        told.set("recipe.fp8_param_gather", bool(values.get("float8.enable_fsdp_float8_all_gather", False)))
+    return told
+
+
+def _sorted(told: Told, settings: Settings) -> None:
+    for key, value in settings.values.items():
+        table = key.partition(".")[0]
+        if key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
+            continue
+        if key in UNMODELLED:
+            told.unmodelled.append(f"{key} = {value}")
+        elif key in HARMLESS or (table not in TABLES and "." in key):
+            told.harmless.append(key)
+        else:
+            told.unknown.append(f"{key} = {value}")
+    told.unknown += [f"{one} (computed)" for one in settings.computed if "module_fqns_per_model_part" not in one]
+
+
+def _model(told: Told, settings: Settings, *, python: bool) -> None:
+    """A flavor's shapes, as the table that emission uses has them."""
+    values, flavor = settings.values, str(settings.values.get("model.flavor", ""))
+    family = str(values.get("model.name", ""))
+    if python:
+        flavor = next((first for name, first in reversed(settings.calls) if name == "model_registry"), "")
+        named = [part for module in settings.modules for part in module.split(".") if part in DETAILS]
+        named += [part for part in Path(told.file).parts if part in DETAILS]
+        family = next(iter(named), "")
+    shape = next((shape for shape, one in FLAVORS.items() if (one.family, one.name) == (family, flavor)), None)
+    if shape is None:
+        told.unknown.append(f"the model {family or '(of no known family)'} {flavor}".strip())
+        return
+    layers, hidden, heads, kv, ffn, normed = shape
+    told.set("model", {
+        "family": "llama", "num_layers": layers, "hidden": hidden, "num_heads": heads, "num_kv_heads": kv,
+        "ffn_hidden": ffn, "qk_norm": normed, **DETAILS[family],
+    })  # fmt: skip
+    told.values["model"].pop("parallel_block")
+    if family == "llama3":
+        told.set("model.rope_scaling", {"factor": 8.0, **ROPE_ORIGINAL})
+
+
+def _number(told: Told, values: Mapping[str, Any], keys: Sequence[str], default: int) -> int:
+    """The first of the keys that stands."""
+    for key in keys:
+        if key in values:
+            return whole_number(told, key, values[key])
+    return default
+
+
+def _batches(told: Told, values: Mapping[str, Any]) -> None:
+    if "training.seq_len" in values:
+        told.set("data.sequence_length", whole_number(told, "training.seq_len", values["training.seq_len"]))
+        told.values.get("model", {})["max_sequence"] = told.get("data.sequence_length")
+    if (batch := _number(told, values, ["training.global_batch_size"], -1)) > 0:
+        told.set("train.global_batch_size", batch)
+
+
+def _degrees(told: Told, values: Mapping[str, Any]) -> None:
+    """Degrees, shards and the batch of a replica."""
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
+    degree = {name: _number(told, values, [f"parallelism.{name}_degree"], 1) for name in names}
+    for name, value in degree.items():
+        if value < 1:
+            raise told.refuse(f"parallelism.{name}_degree", f"{value} is not positive", "Use at least 1")
+    tp, pp, cp, copies = degree.values()
+    shard = _number(told, values, ["parallelism.data_parallel_shard_degree"], -1)
+    for key, value in (("tp", tp), ("pp", pp), ("cp", cp)):
+        told.set(f"strategy.{key}", value)
+    if cp > 1:
+        told.set("strategy.cp_comm_type", "ring")
+    local = _number(told, values, ["training.local_batch_size", "training.batch_size"], 1)
+    micro = _number(told, values, ["parallelism.pipeline_parallel_microbatch_size"], 1) if pp > 1 else local
+    if local % micro:
+        key = "parallelism.pipeline_parallel_microbatch_size"
+        raise told.refuse(key, f"{micro} does not divide a local batch of {local}", "Use a divisor of it")
+    told.set("train.micro_batch_size", micro)
+    told.local = local
+    if shard > 0:
+        told.set("cluster.ranks", copies * shard * tp * pp * cp)
+    stays = pp > 1 or values.get("parallelism.fsdp_reshard_after_forward") == "never"
+    told.set("strategy.shard", "zero1" if pp > 1 else "zero2" if stays else "fsdp")
+    told.instances = copies
+    beside = any(values.get(f"{table}.enable_async_tensor_parallel") is True for table in ("parallelism", "compile"))
+    flat = values.get("parallelism.enable_sequence_parallel", True)
+    told.set("strategy.sequence_parallel", tp > 1 and flat is not False)
+    told.set("strategy.overlap", {"tp": "async" if beside else "sync", "shard": "both"})
+    if beside and values.get("compile.enable", values.get("training.compile")) is not True:
+        raise told.refuse("parallelism.enable_async_tensor_parallel", "needs compile.enable = true", "Set both")
+
+
+def _pipeline(told: Told, values: Mapping[str, Any]) -> None:
+    name = str(values.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    pp, known = told.get("strategy.pp", 1), {theirs: ours for ours, theirs in SCHEDULES.items()}
+    if pp == 1:
+        told.set("strategy.schedule", "1f1b")
+        return
+    if name not in known:
+        told.unmodelled.append(f"parallelism.pipeline_parallel_schedule = {name} (1F1B is predicted)")
+    schedule, layers = known.get(name, "1f1b"), told.get("model.num_layers", 0)
+    told.set("strategy.schedule", schedule)
+    if schedule != "interleaved":
+        return
+    cuts, each = values.get("first"), _number(told, values, ["parallelism.pipeline_parallel_layers_per_stage"], 0)
+    stages = len(cuts) - 1 if isinstance(cuts, list) else -(-layers // each) if each and layers else 2 * pp
+    if stages % pp:
+        raise told.refuse("parallelism.pipeline_parallel_degree", f"{pp} does not divide {stages} stages",
+                          "Use a divisor of them")  # fmt: skip
+    told.set("strategy.virtual_stages", stages // pp)
+
+
+def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
+    """Selective recomputation keeps attention and every second product: half of a layer's work again."""
+    kind = values.get("config.activation_checkpoint", values.get("activation_checkpoint"))
+    mode = values.get("activation_checkpoint.mode")
+    if mode is None:
+        told_as = str(kind or "")
+        mode = "full" if told_as.startswith("FullAC") else "selective" if isinstance(kind, Called) else "none"
+    if mode not in ("none", "selective", "full"):
+        raise told.refuse("activation_checkpoint.mode", f"'{mode}' is unknown", "Use none, selective or full")
+    if mode == "selective":
+        layers, stages = (
+            told.get("model.num_layers", 2),
+            told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1),
+        )
+        told.set("strategy.recompute", {"kind": "full", "layers": -(-layers // stages // 2)})
+        told.notes.append("Selective recomputation is predicted as full recomputation of half of the layers.")
+        told.freed = ("recompute_layers",)
+    else:
+        told.set("strategy.recompute", mode)

@@ -1,0 +1,175 @@
+"""What a configuration of another framework says, as a job of ours, and what of it was not understood.
+
+A reader sorts every setting of a file:
+
+| kind | what becomes of it |
+|---|---|
+| understood | a value of the job, or an option of the framework's time and memory |
+| harmless | counted: it changes neither a step's time nor its memory (data, rates, logs, checkpoints) |
+| not modelled | named: known, and the prediction does not have it |
+| not understood | named: nobody looked at what it does |
+
+What contradicts itself is refused with file, key and value. What is missing is asked for by its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.core.job.spec import Job
+from plait.plan.frameworks import Framework, framework_of
+
+MISSING = {
+    "data.sequence_length": "tokens of a sequence, as in data.sequence_length=4096",
+    "train.global_batch_size": "sequences of a step, as in train.global_batch_size=512",
+}
+"""What no job is predicted without, and what is said of it."""
+
+
+@dataclass
+class Told:
+    """values: of a job, by section and key. options: of the framework's time and memory. instances: copies of
+    the shards. local: sequences of a step of one replica, 0 where none are said. freed: columns that take
+    values that the framework has only nearly. harmless: settings. unmodelled, unknown: settings as they
+    stand. notes: sentences on what is predicted otherwise than said."""
+
+    framework: str
+    file: str
+    values: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    instances: int = 1
+    local: int = 0
+    freed: tuple[str, ...] = ()
+    harmless: list[str] = field(default_factory=list[str])
+    unmodelled: list[str] = field(default_factory=list[str])
+    unknown: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def set(self, key: str, value: Any) -> None:
+        """A value of the job: ``section.key``, or ``model.experts.key``."""
+        table: dict[str, Any] = self.values
+        *sections, last = key.split(".")
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[last] = value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of the job."""
+        table: Any = self.values
+        for part in key.split("."):
+            if not isinstance(table, dict) or part not in table:
+                return default
+            table = table[part]
+        return table
+
+    def refuse(self, key: str, problem: str, fix: str) -> JobError:
+        """What contradicts itself in the file."""
+        return JobError(problem, file=self.file, key=key, fix=fix)
+
+    @property
+    def runs(self) -> Framework | None:
+        """The framework with what the file says of it; None where the file says a model alone."""
+        known = framework_of(self.framework)
+        if known is None:
+            return None
+        has = {name: values for name, values in known.has.items() if name not in self.freed}
+        return replace(known, options=replace(known.options, **self.options), has=has)
+
+    def over(self) -> PassedOver:
+        """The harmless settings, counted."""
+        found = PassedOver()
+        for name in self.harmless:
+            found.note("setting(s) without effect on time and memory", name)
+        return found
+
+    def lines(self) -> list[str]:
+        """Sentences: what is not understood comes first."""
+        found = list[str]()
+        if self.unknown:
+            found.append(
+                f"NOT UNDERSTOOD in {Path(self.file).name}, and not in the prediction: {_listed(self.unknown)}"
+            )
+        if self.unmodelled:
+            found.append(f"Known, and not in the prediction: {_listed(self.unmodelled)}")
+        return [*found, *self.notes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "framework": self.framework, "file": self.file, "options": dict(self.options),
+            "not_understood": list(self.unknown), "not_modelled": list(self.unmodelled),
+            "harmless": list(self.harmless), "notes": list(self.notes),
+        }  # fmt: skip
+
+    def job(self, overrides: Sequence[str] = ()) -> Job:
+        """The job, with ``section.key=value`` settings beside what the file says. Raises JobError for what is
+        missing or contradicts itself."""
+        values = self.values | {"plan": {"framework": self.framework}}
+        return Job.completed(values, overrides, self._complete if self.runs else lambda _: None)
+
+    def _complete(self, values: dict[str, Any]) -> None:
+        """Fill in what follows from the rest: replicas, shards, the batch."""
+        strategy, train = values.setdefault("strategy", {}), values.setdefault("train", {})
+        each = strategy.get("tp", 1) * strategy.get("pp", 1) * strategy.get("cp", 1)
+        ranks = values.setdefault("cluster", {}).get("ranks") or strategy.get("dp", 0) * each
+        if not ranks:
+            fix = "Add cluster.ranks=... to the command"
+            raise JobError("does not say how many ranks there are", file=self.file, key="cluster.ranks", fix=fix)
+        if ranks % each or ranks != each * strategy.get("dp", ranks // each):
+            told = f" x dp = {each * strategy['dp']}" if "dp" in strategy else f" = {each}"
+            problem = f"{ranks} ranks are no multiple of tp x pp x cp{told}"
+            raise JobError(problem, file=self.file, key="cluster.ranks", fix=f"Use a multiple of {each}")
+        values["cluster"]["ranks"], strategy["dp"] = ranks, ranks // each
+        replicas = strategy["dp"] * strategy.get("cp", 1)
+        if self.local:
+            train.setdefault("global_batch_size", self.local * strategy["dp"])
+        for key, what in MISSING.items():
+            section, name = key.split(".")
+            if not values.get(section, {}).get(name):
+                raise JobError(f"does not say {what}", file=self.file, key=key, fix=f"Add {key}=... to the command")
+        self._check_model(values.get("model", {}))
+        train.setdefault("micro_batch_size", train["global_batch_size"] // strategy["dp"])
+        if self.instances > 1:
+            if replicas % self.instances:
+                problem = f"{self.instances} do not divide the {replicas} ranks that hold the same weights"
+                raise JobError(problem, file=self.file, key="copies of the shards", fix="Use a divisor of them")
+            strategy["shard"] = _shares(strategy.get("shard", "ddp"), replicas // self.instances)
+
+    def _check_model(self, model: Mapping[str, Any]) -> None:
+        if not model:
+            fix = "Add model.preset=NAME, or model.huggingface=FOLDER, to the command"
+            raise JobError("does not say the model's shapes", file=self.file, key="model", fix=fix)
+        if not {"preset", "huggingface", "vocab"} & model.keys():
+            problem = "does not say how many tokens the vocabulary has"
+            raise JobError(problem, file=self.file, key="model.vocab", fix="Add model.vocab=... to the command")
+
+
+def _shares(named: str, ranks: int) -> dict[str, int]:
+    """A named sharding over fewer ranks than hold the same weights."""
+    params, grads = (ranks if named == "fsdp" else 1), (ranks if named in ("fsdp", "zero2") else 1)
+    return {"params": params, "grads": grads, "optim": ranks if named != "ddp" else 1, "secondary": 0}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)
+
+
+def whole_number(told: Told, key: str, text: Any) -> int:
+    """A value as a whole number. Raises JobError naming file, key and value."""
+    try:
+        return int(str(text).replace("_", ""))
+    except ValueError:
+        raise told.refuse(key, f"'{text}' is not a whole number", "Write the number itself") from None
+
+
+def number(told: Told, key: str, text: Any) -> float:
+    """A value as a number. Raises JobError naming file, key and value."""
+    try:
+        return float(str(text))
+    except ValueError:
+        raise told.refuse(key, f"'{text}' is not a number", "Write the number itself") from None

@@ -1,0 +1,274 @@
+"""Configurations of torchtitan, DeepSpeed, Megatron-Bridge and Hugging Face, read from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.step.columns.points import SCHEDULES
+from plait.plan.answer import Planner
+from plait.plan.asking import point_of
+from plait.plan.emit import emit
+from plait.plan.frameworks import FRAMEWORKS
+from plait.plan.read_config import read_configuration
+from plait.plan.read_literals import Called, python_settings
+from plait.plan.told import Told
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+batch_size = 4
+seq_len = 8192
+steps = 10
+[parallelism]
+data_parallel_replicate_degree = 2
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+[checkpoint]
+interval = 500
+"""
+REGISTRY = """
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.models.llama3 import model_registry
+SEQ: int = 4096
+
+def small():
+    return Trainer.Config(
+        model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1, seq_len=2 * SEQ),
+        activation_checkpoint=ActivationCheckpointConfig(mode="selective"), metrics=M.Config(log_freq=1),
+    )
+
+def piped(layers=32):
+    config = small()
+    config.parallelism.pipeline_parallel_degree = 2
+    config.parallelism.pipeline_parallel_schedule = "Interleaved1F1B"
+    config.training.local_batch_size = 8
+    config.training.dtype_of_my_own = "float4"
+    config.activation_checkpoint = FullAC.Config()
+    config.training.seed = os.environ["SEED"]
+    return config
+"""
+BRIDGE = """
+import torch
+from megatron.bridge import AutoBridge
+
+def llama3_70b():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-70B").to_megatron_provider()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.virtual_pipeline_model_parallel_size = 5
+    cfg.model.context_parallel_size = 2
+    cfg.model.sequence_parallel = True
+    cfg.model.pipeline_model_parallel_layout = None
+    cfg.dataset.seq_length = 8192
+    cfg.train.global_batch_size = 512
+    cfg.train.micro_batch_size = 1
+    cfg.train.train_iters = 1000
+    cfg.ddp.overlap_grad_reduce = True
+    cfg.ddp.overlap_param_gather = True
+    cfg.ddp.use_distributed_optimizer = True
+    cfg.ddp.use_megatron_fsdp = False
+    cfg.ddp.grad_reduce_in_fp32 = True
+    cfg.ddp.data_parallel_sharding_strategy = "no_shard"
+    cfg.model.my_switch = 3
+    return cfg
+"""
+DEEPSPEED = {
+    "train_batch_size": 512, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "offload_param": {"nvme": 1}},
+    "bf16": {"enabled": True}, "gradient_clipping": 1.0, "my_key": 1,
+}  # fmt: skip
+ASKED = ["cluster.preset=h100", "data.sequence_length=4096", "model.preset=llama3-8b"]
+
+
+def told(folder: Path, name: str, text: str) -> Told:
+    file = folder / name.partition(":")[0]
+    file.write_text(text)
+    found = read_configuration(folder / name)
+    assert found
+    return found
+
+
+def point(one: Told, *more: str) -> dict[str, int]:
+    """As the framework runs it, on H100."""
+    job = one.job(["cluster.preset=h100", *more])
+    planner = Planner(job, Cluster.preset("h100"), job.model_spec(1).vocab, told_framework=one.runs)
+    return dict(planner.predict(job).point)
+
+
+def test_torchtitan_s_toml(tmp_path: Path) -> None:
+    one = told(tmp_path, "train.toml", TITAN)
+    found = point(one, "cluster.ranks=64")
+    wanted = {"tp": 8, "dp": 8, "optim": 4, "params": 4, "micro": 4, "num_micro": 1, "sequence_parallel": 1}
+    assert {name: found[name] for name in wanted} == wanted
+    assert one.get("model.hidden") == 8192 and one.get("strategy.recompute") == "full"
+    assert one.unknown == [] and one.harmless == ["training.steps", "checkpoint.interval"]
+
+
+def test_torchtitan_s_module(tmp_path: Path) -> None:
+    one = told(tmp_path, "registry.py:small", REGISTRY)
+    found = point(one, "cluster.ranks=16", "train.global_batch_size=32")
+    assert (found["dp"], found["optim"], found["num_micro"], found["recompute_layers"]) == (16, 16, 2, 16)
+    assert one.get("data.sequence_length") == 8192 and one.unknown == []
+    assert one.notes == ["Selective recomputation is predicted as full recomputation of half of the layers."]
+    two = told(tmp_path, "registry.py:piped", REGISTRY)
+    found = point(two, "cluster.ranks=16")
+    assert (found["pp"], found["virtual"], found["micro"], found["num_micro"]) == (2, 2, 1, 8)
+    assert SCHEDULES[found["schedule"]] == "interleaved" and found["optim"] == 8 and found["params"] == 1
+    assert two.get("strategy.recompute") == "full"
+    assert two.unknown == [
+        "training.dtype_of_my_own = float4", "training.seed = os.environ['SEED'] (computed)",
+    ]  # fmt: skip
+
+
+def test_a_function_of_a_module_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="has 2 functions") as error:
+        told(tmp_path, "registry.py", REGISTRY)
+    assert "registry.py:small. There are: small, piped" in str(error.value)
+    with pytest.raises(JobError, match="has no function 'other'"):
+        told(tmp_path, "registry.py:other", REGISTRY)
+    with pytest.raises(JobError, match="is no Python"):
+        told(tmp_path, "registry.py", "def (")
+    with pytest.raises(JobError, match="imports neither torchtitan nor megatron"):
+        told(tmp_path, "registry.py", "import os")
+
+
+def test_nothing_of_a_module_is_executed(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    text = f"import torchtitan\nopen({str(marker)!r}, 'w')\n{REGISTRY}"
+    told(tmp_path, "registry.py:small", text)
+    assert not marker.exists()
+
+
+def test_a_recipe_of_megatron_bridge(tmp_path: Path) -> None:
+    one = told(tmp_path, "recipe.py", BRIDGE)
+    found = point(one, "cluster.ranks=64")
+    wanted = {"tp": 4, "pp": 4, "cp": 2, "virtual": 5, "dp": 2, "optim": 4, "sequence_parallel": 1, "micro": 1}
+    assert {name: found[name] for name in wanted} == wanted
+    assert one.get("model") == {"preset": "llama3-70b"} and one.unknown == ["--my-switch 3"]
+
+
+def test_deepspeed_s_json(tmp_path: Path) -> None:
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED))
+    found = point(one, *ASKED[1:])
+    assert (found["dp"], found["params"], found["micro"], found["num_micro"]) == (64, 64, 2, 4)
+    assert one.unknown == ["my_key = 1"]
+    assert one.unmodelled == ["zero_optimization.offload_param.nvme = 1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "key"),
+    [
+        ({"train_batch_size": 500}, ASKED, "train_batch_size"),
+        ({"zero_optimization": {"stage": 4}}, ASKED, "zero_optimization.stage"),
+        ({"fp16": {"enabled": True}}, ASKED, "fp16.enabled"),
+        ({"train_batch_size": "many"}, ASKED, "train_batch_size"),
+        ({}, ASKED[:2], "model"),
+        ({}, [ASKED[0], ASKED[2]], "data.sequence_length"),
+        ({"train_batch_size": "auto"}, ASKED, "cluster.ranks"),
+        ({}, [*ASKED, "cluster.ranks=32"], "cluster.ranks"),
+    ],
+)
+def test_what_deepspeed_does_not_say_is_asked_for(
+    tmp_path: Path, changed: dict[str, Any], more: list[str], key: str
+) -> None:
+    with pytest.raises(JobError) as error:
+        told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed)).job(more)
+    assert error.value.key == key and str(error.value.file).endswith("ds.json")
+
+
+def test_micro_batches_and_ranks_make_a_batch(tmp_path: Path) -> None:
+    values = {key: value for key, value in DEEPSPEED.items() if key != "train_batch_size"}
+    one = told(tmp_path, "ds.json", json.dumps(values)).job([*ASKED, "cluster.ranks=16"])
+    assert (one.train.global_batch_size, one.num_micro_batches) == (128, 4)
+
+
+def test_megatron_s_yaml(tmp_path: Path) -> None:
+    text = """
+language_model: {num_layers: 8, hidden_size: 512, num_attention_heads: 8, hidden_dropout: 0.0}
+model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true}
+MODEL_ARGS: {--seq-length: 256, --max-position-embeddings: 256, --bf16: true, --use-distributed-optimizer: true,
+             --fp16: false, --vocab-size: 1024}
+micro_batch_size: 1
+global_batch_size: 16
+"""
+    one = told(tmp_path, "config.yaml", text)
+    found = point(one, "cluster.ranks=8")
+    assert (found["tp"], found["dp"], found["optim"], found["sequence_parallel"]) == (2, 4, 4, 1)
+    assert one.unknown == []
+
+
+def test_hugging_face_s_config_is_a_model(tmp_path: Path) -> None:
+    from plait.api.planning import plan_job
+
+    values = {
+        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "intermediate_size": 1024, "vocab_size": 1024, "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    more = ["cluster.preset=h100", "cluster.ranks=8", "data.sequence_length=512", "train.global_batch_size=16"]
+    found = plan_job(tmp_path / "config.json", [*more, "train.precision=bf16-mixed"]).answer()
+    assert found.answer.model.hidden == 512 and found.answer.framework == "" and found.answer.ranks == 8
+
+
+@pytest.mark.parametrize("name", ["job.toml", "plan.json", "missing.json", "missing.toml"])
+def test_what_is_plait_s_own_is_left_to_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.toml").write_text('[model]\npreset = "gpt3-125m"\n')
+    (tmp_path / "plan.json").write_text("{}")
+    assert read_configuration(tmp_path / name) is None
+
+
+def test_a_text_without_flags_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="has no --flags"):
+        told(tmp_path, "train.sh", "echo")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("config.a.b = 3", {"a.b": 3}),
+        ("c = Config(t=Table(k=-1, l=[1, 2]))", {"t": Called("Table"), "t.k": -1, "t.l": [1, 2]}),
+        ("N = 4\nconfig.a.b = N * 2 + 1", {"a.b": 9}),
+        ("config.a.b = f()", {"a.b": Called("f")}),
+        ("config.a.b = torch.bfloat16", {"a.b": "torch.bfloat16"}),
+    ],
+)
+def test_literals(text: str, values: dict[str, Any]) -> None:
+    body = "\n".join(f"    {line}" for line in text.splitlines())
+    found = python_settings(f"def planned():\n{body}\n", "a.py").values
+    assert {key: value for key, value in found.items() if key != "N"} == values
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"dp": 8, "shard": "fsdp", "recompute": "full"},
+        {"dp": 4, "tp": 2, "shard": "fsdp", "sequence_parallel": True, "overlap": {"tp": "sync", "shard": "both"}},
+        {"dp": 4, "pp": 2, "shard": "zero1", "schedule": "1f1b"},
+        {"dp": 2, "pp": 2, "tp": 2, "shard": "zero1", "schedule": "interleaved", "virtual_stages": 4,
+         "overlap": "async"},
+        {"dp": 2, "cp": 4, "shard": "fsdp", "cp_comm_type": "ring"},
+        {"dp": 8, "shard": {"params": 4, "grads": 4, "optim": 4}},
+    ],
+)  # fmt: skip
+def test_what_is_emitted_for_torchtitan_is_read_back(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    values = {
+        "model": {"preset": "llama3-8b"}, "data": {"sequence_length": 4096}, "strategy": strategy,
+        "train": {"global_batch_size": 64, "micro_batch_size": 2, "precision": "bf16-mixed"},
+    }  # fmt: skip
+    one = Job.from_dict(values | {"plan": {"framework": "torchtitan"}})
+    back = told(tmp_path, "plait_plan.py", emit(one, "torchtitan").text)
+    assert back.unknown == []
+    read, framework = back.job([f"cluster.ranks={one.world_size}"]), FRAMEWORKS["torchtitan"]
+    assert framework.point(point_of(read)) == framework.point(point_of(one))
+    assert read.model_spec(1).num_parameters == one.model_spec(128256).num_parameters

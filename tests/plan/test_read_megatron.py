@@ -1,0 +1,307 @@
+"""Megatron-LM's command lines as jobs: five public recipes, and what a flag means both ways.
+
+Facts of the recipes: Megatron-LM's examples/gpt3/train_gpt3_175b_distributed.sh,
+examples/llama/train_llama3_8b_h100_fp8.sh and examples/mixtral (commit 157006d6 and before; Mixtral's as in
+NVIDIA's MLPerf and NeMo recipes, tp 1, ep 8, pp 4 with 8 rounds), Nemotron-4 340B (arXiv 2406.11704, section
+2.3), and Llama 3.1 70B as in Megatron-Bridge's recipe (tp 4, pp 4, cp 2, 5 rounds, on 64 GPUs).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.plan.answer import Answer, Planner
+from plait.plan.asking import job_at, point_of
+from plait.plan.emit import emit
+from plait.plan.frameworks import FRAMEWORKS
+from plait.plan.megatron_flags import DEGREES, EXPERTS, HARMLESS, MORE_SHAPES, SHAPES, SWITCHES, UNMODELLED, VALUES
+from plait.plan.read_megatron import megatron_told
+from plait.plan.read_shell import Argument, arguments
+from plait.plan.told import Told
+from tests.plan.test_emit_rules import ONE, SPACE
+
+GPT3 = """
+GPUS=8
+NODES=128
+ARGS=( --num-layers 96 --hidden-size 12288
+  --num-attention-heads 96   # of 128
+  --seq-length 2048 --max-position-embeddings 2048 )
+torchrun --nproc_per_node $GPUS --nnodes ${NODES} --master_port 6000 pretrain_gpt.py ${ARGS[@]} \\
+  --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --micro-batch-size 1 \\
+  --global-batch-size 1536 --fp16 --lr 6.0e-5 --vocab-file $1 --save $2
+"""
+LLAMA3 = """
+SEQ=8192
+if [[ $DTYPE == fp8 ]]; then
+  FP8+=( "--fp8-format hybrid" "--fp8-amax-history-len 1024" "--fp8-param-gather" )
+fi
+torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+  --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\
+  --kv-channels 128 --seq-length $SEQ --max-position-embeddings ${SEQ} --position-embedding-type rope \\
+  --rotary-base 1000000 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --apply-layernorm-1p \\
+  --untie-embeddings-and-output-weights --disable-bias-linear --micro-batch-size 1 --global-batch-size 128 \\
+  --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion ${FP8[@]} --tensor-model-parallel-size 1 \\
+  --context-parallel-size 2 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce \\
+  --overlap-param-gather --vocab-size 128256 --train-samples 1953125000 --mock-data
+"""
+MIXTRAL = """
+--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+--num-query-groups 8 --seq-length 4096 --max-position-embeddings 32768 --normalization RMSNorm --swiglu
+--position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --hidden-dropout 0.0
+--attention-dropout 0.0 --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm
+--moe-token-dispatcher-type alltoall --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 8
+--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1
+--sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --bf16
+--micro-batch-size 1 --global-batch-size 256 --vocab-size 32000
+"""
+NEMOTRON = """
+--num-layers 96 --hidden-size 18432 --ffn-hidden-size 73728 --num-attention-heads 96 --group-query-attention
+--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --squared-relu --position-embedding-type rope
+--rotary-percent 0.5 --apply-layernorm-1p --untie-embeddings-and-output-weights --disable-bias-linear
+--hidden-dropout 0.0 --attention-dropout 0.0 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 12
+--num-virtual-stages-per-pipeline-rank 8 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce
+--overlap-param-gather --bf16 --micro-batch-size 1 --global-batch-size 768 --vocab-size 256000
+"""
+LLAMA70 = """
+torchrun --nproc-per-node=8 --nnodes=8 pretrain_gpt.py --num-layers=80 --hidden-size=8192
+  --ffn-hidden-size=28672 --num-attention-heads=64 --group-query-attention --num-query-groups=8 --seq-length=8192
+  --max-position-embeddings=8192 --position-embedding-type=rope --rotary-base=500000 --use-rope-scaling
+  --normalization=RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --hidden-dropout=0
+  --attention-dropout=0 --tensor-model-parallel-size=4 --pipeline-model-parallel-size=4 --context-parallel-size=2
+  --num-virtual-stages-per-pipeline-rank=5 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce
+  --overlap-param-gather --bf16 --micro-batch-size=1 --global-batch-size=512 --vocab-size=128256 --tp-comm-overlap
+""".replace("\n", " ")
+
+
+def read(text: str) -> Told:
+    return megatron_told("recipe.sh", arguments(text))
+
+
+def predicted(text: str, cluster: str, *more: str) -> Answer:
+    told, on = read(text), Cluster.preset(cluster)
+    one = told.job(more)
+    return Planner(one, on, one.model_spec(1).vocab, told_framework=told.runs).checked()
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "more", "parameters", "point", "mfu"),
+    [
+        (GPT3, "a100-80", [], 175e9, {"tp": 8, "pp": 16, "dp": 8, "optim": 1, "num_micro": 192}, (0.40, 0.60)),
+        (LLAMA3, "h100", [], 8.0e9, {"cp": 2, "ring": 2, "dp": 4, "optim": 8, "sequence_parallel": 0}, (0.25, 0.60)),
+        (MIXTRAL, "h100", ["cluster.ranks=64"], 46.7e9, {"pp": 4, "virtual": 8, "ep": 8, "dp": 16}, (0.25, 0.60)),
+        (NEMOTRON, "h100", ["cluster.ranks=1536"], 341e9, {"pp": 12, "virtual": 8, "dp": 16, "optim": 16}, (0.35, 0.5)),
+        (LLAMA70, "h100", [], 70.6e9, {"pp": 4, "cp": 2, "virtual": 5, "dp": 2, "optim": 4}, (0.40, 0.60)),
+    ],
+    ids=["gpt3-175b", "llama3-8b-fp8", "mixtral-8x7b", "nemotron-4-340b", "llama3-70b"],
+)  # fmt: skip
+def test_a_public_recipe_is_read_checked_and_predicted(
+    text: str, cluster: str, more: list[str], parameters: float, point: dict[str, int], mfu: tuple[float, float]
+) -> None:
+    told, found = read(text), predicted(text, cluster, *more)
+    assert told.unknown == []
+    assert found.model.num_parameters == pytest.approx(parameters, rel=0.01)
+    best = found.best
+    assert {name: best.point[name] for name in point} == point
+    assert best.memory.fits and mfu[0] < best.mfu < mfu[1]
+    assert best.low < best.seconds < best.high
+
+
+def test_what_is_said_of_a_recipe() -> None:
+    assert read(LLAMA70).unmodelled == ["--tp-comm-overlap"]
+    assert read(LLAMA3).job().train.precision == "fp8"
+    told = read(LLAMA3.replace("--mock-data", "--frobnicate 3 --mock-data"))
+    assert told.unknown == ["--frobnicate 3"] and "NOT UNDERSTOOD in recipe.sh" in told.lines()[0]
+    assert {"--train-samples", "--mock-data"} <= set(told.harmless)
+    assert read(LLAMA3).options == {"gradient_bytes": 2.0, "main_gradient_bytes": 2.0}
+
+
+def flags(**changed: str | None) -> str:
+    """A small command line with flags changed, or left out."""
+    plain = {
+        "num-layers": "8", "hidden-size": "512", "num-attention-heads": "8", "seq-length": "256",
+        "max-position-embeddings": "256", "micro-batch-size": "1", "global-batch-size": "16", "vocab-size": "1024",
+        "bf16": "", "nproc-per-node": "8", "nnodes": "1",
+    }  # fmt: skip
+    plain |= {name.replace("_", "-"): value for name, value in changed.items()}  # type: ignore[misc]
+    return " ".join(f"--{name} {value}".strip() for name, value in plain.items() if value is not None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "where", "problem"),
+    [
+        ({"overlap_param_gather": ""}, "--overlap-param-gather", "stands without --use-distributed-optimizer"),
+        ({"fp16": ""}, "--bf16", "stands beside --fp16"),
+        ({"recompute_method": "block"}, "--recompute-method", "stands beside --recompute-granularity (none)"),
+        ({"recompute_granularity": "some"}, "--recompute-granularity", "'some' is unknown"),
+        ({"pipeline_model_parallel_size": "3"}, "--num-layers", "8 layers do not divide over 3 stages"),
+        ({"pipeline_model_parallel_layout": "Et*3|t*4L", "pipeline_model_parallel_size": "2"},
+         "--pipeline-model-parallel-layout", "it has 7 layers, not the 8"),
+        ({"pipeline_model_parallel_layout": "x"}, "--pipeline-model-parallel-layout", "'x' cannot be read"),
+        ({"num_virtual_stages_per_pipeline_rank": "2", "pipeline_model_parallel_layout": "Et*4|t*4L",
+          "pipeline_model_parallel_size": "2"}, "--num-virtual-stages-per-pipeline-rank", "stands beside"),
+        ({"num_virtual_stages_per_pipeline_rank": "2"}, "--num-virtual-stages-per-pipeline-rank", "without a pipeline"),
+        ({"cp_comm_type": "a2a+p2p", "context_parallel_size": "4"}, "--cp-comm-type", "stands without"),
+        ({"context_parallel_size": "4", "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "2 4"},
+         "--hierarchical-context-parallel-sizes", "2 x 4 is not"),
+        ({"num_layers": "eight"}, "--num-layers", "'eight' is not a whole number"),
+        ({"hidden_size": None}, "--hidden-size", "is missing"),
+        ({"tensor_model_parallel_size": "0"}, "--tensor-model-parallel-size", "0 is not positive"),
+        ({"micro_batch_size": ""}, "--micro-batch-size", "has no value"),
+        ({"global_batch_size": None}, "train.global_batch_size", "does not say"),
+        ({"vocab_size": None}, "model.vocab", "does not say how many tokens"),
+        ({"nnodes": None}, "cluster.ranks", "does not say how many ranks"),
+        ({"tensor_model_parallel_size": "16", "nnodes": None}, "cluster.ranks", "does not say how many ranks"),
+        ({"num_layers": None}, "model", "does not say the model's shapes"),
+    ],
+)  # fmt: skip
+def test_contradictions_and_what_is_missing_are_refused_by_key(
+    changed: dict[str, str | None], where: str, problem: str
+) -> None:
+    with pytest.raises(JobError) as error:
+        read(flags(**changed)).job()
+    assert (error.value.file, error.value.key) == ("recipe.sh", where)
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "value"),
+    [
+        ({"use_distributed_optimizer": ""}, "strategy.shard", "zero1"),
+        ({"use_megatron_fsdp": "", "data_parallel_sharding_strategy": "optim_grads_params"}, "strategy.shard", "fsdp"),
+        ({}, "strategy.shard", "ddp"),
+        ({"overlap_grad_reduce": ""}, "strategy.overlap", {"tp": "async", "shard": "backward"}),
+        ({"no_async_tensor_model_parallel_allreduce": ""}, "strategy.overlap", {"tp": "sync", "shard": "none"}),
+        ({"recompute_activations": ""}, "strategy.recompute", "selective"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "1"},
+         "strategy.recompute", "full"),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "3"},
+         "strategy.recompute", {"kind": "full", "layers": 3}),
+        ({"swiglu": ""}, "model.ffn_hidden", 1344),
+        ({"hidden_dropout": None}, "model.dropout", 0.1),
+        ({"vocab_size": "1000"}, "model.vocab", 1024),
+        ({"context_parallel_size": "2", "cp_comm_type": "a2a"}, "strategy.cp_comm_type", "ulysses"),
+        ({"pipeline_model_parallel_size": "2", "num_layers_per_virtual_pipeline_stage": "2"},
+         "strategy.virtual_stages", 2),
+        ({"pipeline_model_parallel_size": "5", "pipeline_model_parallel_layout": "'Et|(tt|)*3tL'"},
+         "strategy.virtual_stages", 1),
+        ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "train.precision", "mxfp8"),
+        ({"bf16": None}, "train.precision", "fp32"),
+    ],
+)  # fmt: skip
+def test_what_flags_mean(changed: dict[str, str | None], key: str, value: Any) -> None:
+    assert read(flags(**changed)).get(key) == value
+
+
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        ({}, {}),
+        ({"grad_reduce_in_bf16": ""}, {"gradient_bytes": 2.0, "main_gradient_bytes": 2.0}),
+        ({"no_overlap_p2p_communication": ""}, {"rounds_hide_transfers": False}),
+        ({"attention_backend": "unfused"}, {"fused_attention": False}),
+        ({"recompute_granularity": "selective", "recompute_modules": "layernorm"}, {"recompute_attention": False}),
+        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16",
+          "main_grads_dtype": "bf16"}, {"optimizer_bytes": 8.0, "main_gradient_bytes": 2.0}),
+    ],
+)  # fmt: skip
+def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], options: dict[str, Any]) -> None:
+    told = read(flags(**changed))
+    assert told.options == options
+    runs = told.runs
+    assert runs and all(getattr(runs.options, name) == value for name, value in options.items())
+
+
+def test_every_flag_is_of_one_kind() -> None:
+    understood = {*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES}
+    assert not understood & HARMLESS and not understood & UNMODELLED and not HARMLESS & UNMODELLED
+
+
+def test_a_job_of_settings_of_its_own_beside_a_file() -> None:
+    one = read(flags(nnodes=None)).job(["cluster.ranks=64", "train.micro_batch_size=2", "train.global_batch_size=256"])
+    assert (one.world_size, one.strategy.dp, one.train.micro_batch_size) == (64, 64, 2)
+    assert one.plan.framework == "megatron"
+
+
+def test_copies_of_the_optimizer_s_shards() -> None:
+    told = read(flags(use_distributed_optimizer="", num_distributed_optimizer_instances="2"))
+    assert told.job().sharding(8).optim == 4
+    told.instances = 3
+    with pytest.raises(JobError, match="3 do not divide the 8 ranks"):
+        told.job()
+
+
+def test_a_layer_without_a_gate_is_counted_as_large() -> None:
+    """Nemotron-4 340B: 340 billion parameters (arXiv 2406.11704), squared ReLU, shared keys."""
+    model = read(NEMOTRON).job(["cluster.ranks=1536"]).model_spec(1)
+    assert model.ffn_hidden == 73728 * 2 // 3
+    gated = 3 * model.hidden * model.ffn_hidden
+    assert gated == 2 * 18432 * 73728
+
+
+def emitted(one: Job) -> Told:
+    return read(emit(one, "megatron").text)
+
+
+@given(st.integers(0, len(SPACE) - 1))
+def test_what_is_emitted_is_read_back(at: int) -> None:
+    """But for what Megatron-LM cannot say: its point is the nearest."""
+    point, framework = dict(SPACE.row(at)), FRAMEWORKS["megatron"]
+    one = job_at(ONE, point)
+    told = emitted(one)
+    assert told.unknown == told.unmodelled == []
+    back = told.job([f"cluster.ranks={one.world_size}", "model.vocab=257"])
+    got = framework.point(point_of(back))
+    assert back.model_spec(257) == ModelSpec.from_dict(
+        one.model_spec(257).to_dict() | {"dropout": one.model_spec(257).dropout}
+    )
+    always = ("pp", "dp", "cp", "tp", "ring", "micro", "num_micro", "sequence_parallel", "optim")
+    same = {name for name in always if got[name] == point[name]}
+    assert same == set(always), {name: (got[name], point[name]) for name in always}
+
+
+def test_numbers_in_a_script_are_computed_and_what_is_left_open_is_named() -> None:
+    found = {one.name: one.values for one in arguments("A=4\nB=$((A*2+1))\nrun --x $B --y ${C:-7} --z $D --w ${A}k")}
+    assert found == {"x": ("9",), "y": ("7",), "z": ("$D",), "w": ("4k",)}
+    told = read(flags(tensor_model_parallel_size="$TP"))
+    assert told.unknown == ["--tensor-model-parallel-size $TP"]
+    with pytest.raises(JobError, match="is left to whoever starts it"):
+        read(flags(recompute_granularity="full", recompute_method="block", recompute_num_layers="$1")).job()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# --a 1\n--b 2 # --c 3", [("b", ("2",))]),
+        ("ARGS=(\n  --a 1 # one\n # --b 2\n --c\n)\nrun ${ARGS[@]}", [("a", ("1",)), ("c", ())]),
+        ("ARGS='--a 1\n --b'\nrun $ARGS", [("a", ("1",)), ("b", ())]),
+        ("X=1\nX=2\nrun --a $X", [("a", ("2",))]),
+        ("A=(--a 1)\nA+=(--b 2)\nrun ${A[*]}", [("a", ("1",)), ("b", ("2",))]),
+        ("run --a 1 | tee log --b", [("a", ("1",)), ("b", ())]),
+        ("run --a_b=3 --c 'x y'", [("a-b", ("3",)), ("c", ("x y",))]),
+        ("A=(--a $1)", [("a", ("$1",))]),
+        ("A=$A\nrun --a $A", [("a", ("$A",))]),
+    ],
+)  # fmt: skip
+def test_arguments_of_scripts(text: str, found: list[tuple[str, tuple[str, ...]]]) -> None:
+    assert arguments(text) == [Argument(*one) for one in found]
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    from plait.api.planning import plan_job
+
+    file = tmp_path / "gpt3.sh"
+    file.write_text(GPT3)
+    asked = plan_job(file, ["cluster.preset=a100-80"])
+    found = asked.answer()
+    assert found.answer.framework == FRAMEWORKS["megatron"].version and len(found.candidates) == 1
+    assert asked.to_dict()["read"]["not_understood"] == []
+    assert asked.planner.job.run.name == "gpt3"
