@@ -220,7 +220,7 @@ class Place:
     def copies(self) -> int:
         """Bytes of gradients that several tensor-parallel ranks hold."""
         numbers = sum(replicated_numbers(self.step.model, self.strategy, stage) for stage in self.stages)
-        return -(-numbers // self.sharding.optim) * self.step.workload.master if self.strategy.tp > 1 else 0
+        return -(-numbers // self.sharding.optim) * self.step.workload.master
 
     @cached_property
     def phases(self) -> list[tuple[int, Phase]]:

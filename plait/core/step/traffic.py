@@ -78,10 +78,11 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     every set of ranks that hold the same ones: key/value heads that several hold, norms of heads; where the
     sequence is cut, norms and biases after it."""
     copies, letters = {"kv": strategy.kv_replicas(model), "": strategy.tp}, model.letters
+    cut = strategy.sequence_parallel and strategy.tp > 1
     times: Counter[Site] = Counter(at.site for at in placed_sites(model, stage))
     return sum(
         times[site] * row.numbers(letters)
         for site, rows in rows_of(model, embeds=stage.embeds).items()
         for row in rows
-        if (row.sums == "always" and copies[row.cut] > 1) or (row.sums == "cut" and strategy.sequence_parallel)
+        if (row.sums == "always" and copies[row.cut] > 1) or (row.sums == "cut" and cut)
     )

@@ -70,7 +70,7 @@ def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, 
     return Held(
         Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
         Counter(numel for unit, numel in units.items() if unit[0] in LAYERS),
-        sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
+        sum(replicated_numbers(model, strategy, stage) for stage in stages),
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
     )
