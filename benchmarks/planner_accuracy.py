@@ -5,8 +5,10 @@
 By source: absolute relative error of the step time, how many of the measured times lie in the printed band
 (aim: 80 %), error of the memory where it is known, how many of the runs that fitted are said to fit, and how
 many of those out of memory not to. By job of which many layouts were measured: where the best measured one
-stands among the predicted, and what is lost by running the predicted best. --leave-one-out: every source is
-predicted by constants fitted to all other sources.
+stands among the predicted, and what is lost by running the predicted best. Memory as a
+risk: what of rows said to fit ran, and of sweeps with rows that ran out of memory, whether the predicted best
+ran, with the margin that plans keep and without. --leave-one-out: every source is predicted by constants
+fitted to all other sources.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from planner_fit import Batch, Floats, batches, left_out
 from planner_memory import measured as weight
 from planner_memory import row_memory
 from planner_moe import read_moe
+from planner_risk import RISKS, Sizes, doubts_left_out, kept_free, risk
 from planner_row import Row
 from planner_rows import default_files, read_rows
 
@@ -127,6 +130,22 @@ def choice(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
     return {name: _choices(entries) for name, entries in {"overall": every, **found}.items() if entries}
 
 
+def memory_risks(rows: Sequence[Row], predicted: Predicted, leave_out: bool) -> dict[str, dict[str, Any]]:
+    """Figures of ``RISKS`` by the median of predicted memory, and with the margin that plans keep; of all
+    sources, and of each with rows that ran out of memory."""
+    ended = [at for at, row in enumerate(rows) if row.told.get("outcome")]
+    some, seconds = [rows[at] for at in ended], predicted.seconds[ended]
+    sizes = Sizes.of(some)
+    kept = kept_free(sizes, doubts_left_out(sizes) if leave_out else None)
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("", *dict.fromkeys(row.source for row in some if row.oom)):
+        which = [at for at, row in enumerate(some) if not name or row.source == name]
+        for words, margin in (("by the median", 0 * kept), ("with the margin", kept)):
+            fits = (sizes.kinds.sum(axis=0) + margin <= sizes.limit)[which]
+            found[f"{name or 'all'}, {words}"] = risk([some[at] for at in which], seconds[which], fits)
+    return found
+
+
 CHOICE = ("jobs", "best_in_top_10", "best_in_top_third", "mean_loss", "worst_loss", "within_5_percent")
 
 
@@ -178,6 +197,9 @@ def main() -> int:
     chosen = choice(rows, predicted)
     print("rows skipped:", ", ".join(f"{count} ({reason})" for reason, count in Counter(read.skipped).most_common()))
     print(table({**sources, "full, A100 and H100": aimed, "overall": overall}, KEYS))
+    risks = memory_risks(rows, predicted, told.leave_one_out)
+    print("\nmemory as a risk: rows that say how they ended, and sweeps with rows that ran out of memory")
+    print(table(risks, RISKS))
     if chosen:
         print("\nchoice among measured layouts of one job")
         print(table(chosen, CHOICE))
@@ -188,7 +210,7 @@ def main() -> int:
         print(table(unfitted, TIMES))
     if told.json:
         line = {"experts": unfitted, "overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
-                "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip
+                "risk": risks, "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip
         print(json.dumps(line))
     return 0
 

@@ -4,7 +4,8 @@ what ran is said to fit and what ran out of memory is not.
     python benchmarks/planner_memory.py [--json] [--rows FILE ...] [--fit]
 
 Per source: rows with memory and their errors, ``fit_right`` (of rows that ran), ``oom_right`` (of rows that
-did not). --fit: the overhead's constants fitted to rows of nvidia-smi, all sources and each left out.
+did not). --fit: the overhead's constants fitted to rows of nvidia-smi, and how far memory may be off
+(``Doubt``) to all rows; of all sources, and with each left out.
 """
 
 from __future__ import annotations
@@ -31,9 +32,18 @@ from plait.core.step.memory.closed_memory import MemoryColumns, communicators, s
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.plan.frameworks import KEPT
 
-MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "tensors"),
+MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "reserved"),
                ("peak over stages", "tensors"))  # fmt: skip
-"""What a row's ``peak_mem_kind`` speaks of."""
+"""What a row's ``peak_mem_kind`` speaks of. What torchtitan logs is what its allocator has reserved, tensors
+or not (max_reserved_gib since commit 9f5a56d67, 2024-03-15), with segments that grow (expandable_segments in
+run_llama_train.sh), of which only what is stuck is wasted."""
+EAGER = (("", "2024-10-22"), ("2024-12-18", "2025-02-20"))
+"""From when to when torchtitan did not compile its loss (commits e10cb9494, e8977b007, d1f62be73); what says
+a month alone means its end."""
+EAGER_LOGIT_BYTES = 12.0
+"""In the loss's backward: fp32 log-probabilities, and two gradients as large."""
+EMBEDDING_COUNTS = "type:transformer|embedding"
+"""DeepSpeed's partition in which an embedding counts as a layer (--pp-partition-method)."""
 FRAMEWORK_OF = (
     ("Megatron-LM (ZB fork)", "zero-bubble"),
     ("Megatron-DeepSpeed", "megatron-deepspeed"),
@@ -73,10 +83,14 @@ def options_of(row: Row) -> MemoryOptions:
         options = replace(options, fused_attention=row.options.fused_attention)
     if name == "aleph-alpha" and "RMS kernel" not in told["attention"]:  # norms in single torch ops, in fp32
         options = replace(options, stream_bytes=16.0)
+    if name == "torchtitan" and not _compiled_loss(told):
+        options = replace(options, logit_bytes=EAGER_LOGIT_BYTES)
     if name == "torchtitan" and int(row.point.tp[0]) > 1:  # a loss over shards is not compiled into one kernel
         options = replace(options, logit_bytes=20.0)
+    if EMBEDDING_COUNTS in told.get("notes", ""):
+        options = replace(options, ends_count=True)
     if "fp32 grad" in told.get("precision", ""):
-        options = replace(options, main_gradient_bytes=6.0)
+        options = replace(options, main_gradient_bytes=8.0)  # each micro-batch makes those in bf16 anew: held twice
     if told.get("recompute", "").startswith("selective("):  # every second product's result is kept
         model = row.shapes
         products = 2 + 2 * (model.query + 2 * model.kv) / model.hidden + 2 * (2 * model.ffn_hidden / model.hidden)
@@ -84,8 +98,14 @@ def options_of(row: Row) -> MemoryOptions:
     return options
 
 
+def _compiled_loss(told: Mapping[str, str]) -> bool:
+    """Whether a row of torchtitan has one kernel for its loss."""
+    date = told["date"] if told["date"].count("-") > 1 else f"{told['date']}-31"
+    return "compile" in told.get("notes", "") and not any(first <= date < end for first, end in EAGER)
+
+
 def measured(row: Row) -> tuple[float, str] | None:
-    """Bytes, and of what: ``device`` or ``tensors``."""
+    """Bytes, and of what: ``device``, ``reserved`` by an allocator, or ``tensors``."""
     told = row.told
     kind = told.get("peak_mem_kind", "") + told.get("peak_mem_unit", "")
     what = next((what for words, what in MEASURED_BY if words in kind), "tensors")
@@ -110,6 +130,14 @@ def predict(rows: Sequence[Row], overhead: Overhead | None = None) -> list[Memor
         for number, at in enumerate(which):
             found[at] = MemoryColumns(**{name: value[number : number + 1] for name, value in vars(columns).items()})
     return [one for one in found if one is not None]
+
+
+def predicted_bytes(found: MemoryColumns, row: Row, what: str) -> float:
+    """Of one row, of what it measured: ``device``, ``reserved`` or ``tensors``."""
+    if what == "device":
+        return float(found.shown[0])
+    stuck = row.cluster.overhead.stuck.value if what == "reserved" else 0.0
+    return float(found.allocated[0] + stuck * found.moving[0])
 
 
 def room(row: Row) -> float:
@@ -138,7 +166,7 @@ def judge(rows: Sequence[Row]) -> list[Judged]:
     judged: list[Judged] = []
     for row, one in zip(rows, predict(rows), strict=True):
         truth, needed = measured(row), float(one.total[0])
-        bytes_ = float((one.shown if truth and truth[1] == "device" else one.allocated)[0])
+        bytes_ = predicted_bytes(one, row, truth[1] if truth else "tensors")
         error = bytes_ / truth[0] - 1 if truth else None
         judged.append(Judged(row, bytes_, needed, needed <= room(row), error))
     return judged
@@ -200,7 +228,7 @@ def _equations(rows: Sequence[Row]) -> tuple[Floats, Floats]:
         if known is None or known[1] != "device":
             continue
         point = Points.of([_whole(row.point)])
-        moving = float((one.activations + one.buffers)[0])
+        moving = float(one.moving[0])
         lines.append([1 / known[0], float(communicators(point)[0]) / known[0], moving / known[0]])
         truth.append((known[0] - float(one.allocated[0])) / known[0])
     return np.array(lines), np.array(truth)
@@ -229,7 +257,14 @@ def main() -> None:
     rows = read_rows(given.rows or default_files()).rows
     rows = [row for row in rows if row.told.get("outcome")]
     if given.fit:
-        print(json.dumps({"all": fit(rows), "left_out": left_out(rows)}, indent=1))
+        from planner_risk import KINDS, Sizes, coverage, doubts_left_out, fit_doubt
+
+        sizes = Sizes.of(rows)
+        without = doubts_left_out(sizes)
+        named = {name: dict(zip(KINDS, found.tolist(), strict=True)) for name, found in without.items()}
+        doubt = {"all": dict(zip(KINDS, fit_doubt(sizes).tolist(), strict=True)), "left_out": named,
+                 "rows_and_share_in_the_band": coverage(sizes, without)}  # fmt: skip
+        print(json.dumps({"all": fit(rows), "left_out": left_out(rows), "doubt": doubt}, indent=1))
         return
     judged = judge(rows)
     by_source: dict[str, list[Judged]] = defaultdict(list)

@@ -11,6 +11,8 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Answer, Candidate
 from plait.plan.fits import KINDS
+from plait.plan.freeing import told_together
+from plait.plan.memory_report import percent
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
 from plait.plan.what_if import CHANGES
 
@@ -94,6 +96,9 @@ class PlanAnswer(Shown):
         tensors, beside = in_bytes(fullest.place.memory.total), in_bytes(fullest.overhead)
         what = "the fullest rank's tensors and what its process holds beside them"
         yield f"{name}: {what}; of 1, {tensors} and {beside}."
+        yield f"1 {found.best.memory.told}."
+        if frees := told_together(found.frees):
+            yield frees
         yield from found.why
         if self.explain:
             yield from _explained(found.best)
@@ -304,6 +309,7 @@ FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
 """Which of them are shown unasked: as many as 80 columns hold."""
 RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)), ("MFU", lambda one: f"{one.mfu:.0%}"))
 MORE: Sequence[Told] = (
+    ("sure to fit", lambda one: percent(one.memory.likely)),
     ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
     ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
     ("micro-batches", lambda one: str(one.point["num_micro"])),

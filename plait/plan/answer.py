@@ -20,13 +20,13 @@ import numpy as np
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
-from plait.core.job.constraint import Constraint
+from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
 from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
-from plait.core.step.memory.closed_memory import step_memory, usable
+from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
@@ -35,10 +35,13 @@ from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
 from plait.plan.frameworks import Framework, framework_of
+from plait.plan.freeing import Freed, freed, told_together
 from plait.plan.job_options import options_of, planned_only
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report
+from plait.plan.memory_report import MemoryReport, memory_report, percent
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
+from plait.plan.needs import Needs
+from plait.plan.safest import LONGER, roomiest
 from plait.plan.search import Ranked, search
 from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
@@ -53,6 +56,8 @@ PROPOSED = 24
 """Changes that are walked where a strategy does not fit, at most."""
 MORE = 8
 """So many times as many are walked where none of them fits."""
+CROWDED = 0.5
+"""Of a device's memory: what fills less needs no advice on freeing it."""
 LISTS = (
     "pp", "virtual", "tp", "sequence_parallel", "micro", "schedule", "recompute", "recompute_layers", "overlap", "p1",
     "p2",
@@ -92,14 +97,15 @@ class Candidate:
                 asdict(each.place.memory) | {"overhead": each.overhead, "total": each.total}
                 for each in self.memory.places
             ],
-            "usable_memory": self.memory.usable,
+            **self.memory.to_dict(),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """candidates: the fastest first. why: sentences about the first. searched: points of the space.
-    framework: which is to run it, and its version; empty for Plait."""
+    """candidates: the fastest first; where the safest is asked for, this and then the fastest. why: sentences
+    about the first. frees: what would free memory of it. searched: points of the space. framework: which is
+    to run it, and its version; empty for Plait."""
 
     model: ModelSpec
     cluster: Cluster
@@ -108,10 +114,11 @@ class Answer:
     why: Sequence[str]
     searched: int
     framework: str = ""
+    frees: Sequence[Freed] = ()
 
     @property
     def best(self) -> Candidate:
-        """The fastest."""
+        """The first."""
         return self.candidates[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,6 +128,8 @@ class Answer:
             "ranks": self.ranks,
             "searched": self.searched,
             "why": list(self.why),
+            "memory_margin": asdict(self.best.memory.margin),
+            "would_free_memory": [one.to_dict() for one in self.frees],
             "candidates": [one.to_dict() for one in self.candidates],
         } | ({"framework": self.framework} if self.framework else {})
 
@@ -152,6 +161,11 @@ class Planner:
         return model
 
     @cached_property
+    def margin(self) -> Margin:
+        """Memory of every device that a plan leaves free."""
+        return Margin.parse(self.job.plan.memory_margin)
+
+    @cached_property
     def asked(self) -> SearchRequest:
         """The space of the job. On this machine, where the job does not say how many ranks there are to be,
         of as many cores as can share its batch."""
@@ -175,11 +189,25 @@ class Planner:
         fits."""
         shown = self.job.plan.top
         found, searched = self._finalists(shown, more=SIMULATED)
+        found = self._safest_first(found) if self.margin.safest else found
         return self.told(found[:shown], searched=searched)
 
     def chosen(self) -> Candidate:
         """The best, of fewer finalists than ``answer`` simulates. Raises as it does."""
-        return self._finalists(FEW)[0][0]
+        found, _ = self._finalists(FEW)
+        return self._safest_first(found)[0] if self.margin.safest else found[0]
+
+    def _safest_first(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Before candidates, the fastest first, the one that is most sure to fit of those that take hardly
+        longer than the fastest."""
+        fastest = found[0]
+        limit = LONGER * (fastest.closed_form or fastest.seconds)
+        points = roomiest(self.asked, self.cluster, self.job.train.precision, seconds=limit, keep=SIMULATED,
+                          most=self.job.plan.points)  # fmt: skip
+        tried = self._finalists_of([points.row(at) for at in range(len(points))])
+        near = [one for one in (*found, *tried) if one and one.seconds <= LONGER * fastest.seconds]
+        safest = min(near, key=lambda one: (-one.memory.likely, one.most_memory, one.seconds))
+        return [safest, *(one for one in found if one.point != safest.point)]
 
     def checked(self, plan: Plan | None = None) -> Answer:
         """The job's own strategy. plan: the job's as it stands, if there is one, with the slices and the
@@ -252,7 +280,7 @@ class Planner:
             one = self.predict(job_at(self.job, point))
         except PlaitError:
             return None
-        return one if one.memory.fits and not self._broken(one) else None
+        return one if one.memory.safe and not self._broken(one) else None
 
     def _refusal(self, point: Mapping[str, int]) -> str:
         """A rule that columns do not know, or memory."""
@@ -260,7 +288,7 @@ class Planner:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
             return str(error)
-        return self._broken(one) if one.memory.fits else str(self._too_large(one))
+        return self._broken(one) if one.memory.safe else str(self._too_large(one))
 
     def _broken(self, one: Candidate) -> str:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
@@ -272,13 +300,17 @@ class Planner:
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         fullest, usable = one.memory.fullest, one.memory.usable
         room = f"{in_bytes(fullest.total - usable)} more than the {in_bytes(usable)} of {self.cluster.device.name}"
+        if one.memory.fits:
+            kept = f"{in_bytes(one.memory.kept(fullest))} are to stay free, {one.memory.margin.why}"
+            return InfeasiblePlan(f"The strategy leaves too little memory free: it {one.memory.told}: {kept}")
         change = self._nearest_change(one)
+        frees = " ".join([*filter(None, [told_together(self.freeing(one))]), ""])
         nothing = "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
         what = by_kind(fullest.place.memory)
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
             f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {room} that a plan may "
-            f"fill. {would_fit(change) if change else f'{nothing}sequences'}."
+            f"fill. {frees}{would_fit(change) if change else f'{nothing}sequences'}."
         )
 
     def _nearest_change(self, one: Candidate) -> dict[str, Any] | None:
@@ -287,20 +319,22 @@ class Planner:
 
         def fits(job: Job) -> bool:
             ranks_of(job, self.cluster)
-            points, limit = Points.of([point_of(job)]), usable(self.cluster.device, self.cluster.overhead)
             found = step_memory(
-                self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
-                options=options_of(job, self.cluster.device, self.framework), overhead=self.cluster.overhead,
+                self.model, Points.of([point_of(job)]), sequence=job.data.sequence_length,
+                precision=job.train.precision, options=options_of(job, self.cluster.device, self.framework),
+                overhead=self.cluster.overhead,
             )  # fmt: skip
-            if found.total[0] > limit or next(walked) >= PROPOSED:
+            if not Needs.of(found, self.margin, self.cluster).fits()[0] or next(walked) >= PROPOSED:
                 return False
-            return self.predict(job).memory.fits if self.closed else self.memory(job, self.draft(job)).fits
+            return (self.predict(job).memory if self.closed else self.memory(job, self.draft(job))).safe
 
         return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
     def memory(self, job: Job, plan: Plan) -> MemoryReport:
         """What fills every place under a job's plan: walked, or in closed form where no list is."""
-        return self._closed_memory(job, point_of(job)) if self.closed else memory_report(plan, self.cluster)
+        if self.closed:
+            return self._closed_memory(job, point_of(job))
+        return memory_report(plan, self.cluster, self.margin)
 
     def _closed_memory(self, job: Job, point: Mapping[str, int]) -> MemoryReport:
         return closed_report(self.model, point, self.cluster, job, options_of(job, self.cluster.device, self.framework))
@@ -315,7 +349,16 @@ class Planner:
             why=[*planned_only(self.job, self.model), *self.why(found)],
             searched=searched,
             framework=self.framework.version if self.framework else "",
+            frees=self.freeing(found[0]),
         )
+
+    def freeing(self, one: Candidate) -> list[Freed]:
+        """What would free memory of a strategy that fills more than half of its fullest device; nothing of
+        one whose places differ."""
+        if one.most_memory < CROWDED * one.memory.usable or len(set(one.job.degrees)) > 1:
+            return []
+        options = options_of(one.job, self.cluster.device, self.framework)
+        return freed(self.model, one.job, one.point, one.memory, self.cluster, options)
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
         """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
@@ -342,7 +385,7 @@ class Planner:
         elif plan:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-        memory = memory_report(plan, self.cluster) if plan and not self.closed else self._closed_memory(job, point)
+        memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
@@ -384,7 +427,10 @@ class Planner:
         """What limits the best, what the runner-up loses, what every overlap gains."""
         best = found[0]
         lines = [reasons.limits(best.parts, best.seconds)]
-        if len(found) > 1:
+        fastest = min(found, key=lambda one: one.seconds)
+        if self.margin.safest and len(found) > 1:
+            lines.append(self._given_up(best, fastest))
+        elif len(found) > 1:
             second = found[1]
             part, seconds = reasons.loses(best.parts, second.parts)
             longer = f"{second.seconds / best.seconds - 1:.1%} longer, {in_seconds(seconds)} more of it {part}"
@@ -398,6 +444,20 @@ class Planner:
                 told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
                 lines.append(f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}.")
         return lines
+
+    def _given_up(self, best: Candidate, fastest: Candidate) -> str:
+        """What the safest strategy costs."""
+        if fastest is best:
+            return "The safest is the fastest as well: nothing is given up."
+        what = reasons.instead(best.point, fastest.point)
+        likely = [percent(one.memory.likely) for one in (best, fastest)]
+        sizes = [in_bytes(one.most_memory) for one in (best, fastest)]
+        return (
+            f"The safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it fills {sizes[0]} in "
+            f"place of {sizes[1]} and is {likely[0]} in place of {likely[1]} sure to fit. It gives up "
+            f"{best.seconds / fastest.seconds - 1:.1%} of time against the fastest ({what}), which takes "
+            f"{in_seconds(fastest.seconds)}."
+        )
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""

@@ -10,7 +10,7 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import check_number
 from plait.core.cluster.hardware import Cluster
-from plait.core.job.constraint import Constraint
+from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -42,6 +42,7 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         shard=shard if "strategy.shard" not in job.open and isinstance(shard, str) else None,
         options=options_of(job, cluster.device),
         constraints=tuple(map(Constraint.parse, job.plan.constraints)),
+        margin=Margin.parse(job.plan.memory_margin),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.job.constraint import Margin
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import Points
@@ -55,4 +56,5 @@ def closed_report(
         index=index, ranks=(index * each, (index + 1) * each - 1), dp=point["dp"], cp=point["cp"], tp=point["tp"],
         layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
     )  # fmt: skip
-    return MemoryReport((PlaceMemory(place, size("overhead")),), int(usable(cluster.device, cluster.overhead)))
+    filled = PlaceMemory.of(place, size("overhead"), cluster.overhead)
+    return MemoryReport((filled,), int(usable(cluster.device, cluster.overhead)), Margin.parse(job.plan.memory_margin))

@@ -1,4 +1,4 @@
-"""What fills each device under one strategy, and when in a step.
+"""What fills each device under one strategy, when in a step, and how sure it is to fit.
 
 Exact where ``step.memory.estimate`` is: the chosen strategy is walked place by place. Changes are tried
 all at once, in closed form.
@@ -8,39 +8,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.overhead import Overhead
+from plait.core.job.constraint import NO_MARGIN, Margin
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import device_overhead, usable
 from plait.core.step.memory.estimate import PlaceEstimate, estimate
 from plait.core.step.step import Step
+from plait.plan.band import P90, memory_deviation
 from plait.plan.fits import KINDS
 
 
 @dataclass(frozen=True)
 class PlaceMemory:
     """Of the ranks of one place of the pipeline: bytes of tensors by kind, and of what the device holds
-    besides."""
+    besides; deviation: standard deviation of their sum, in bytes."""
 
     place: PlaceEstimate
     overhead: int
+    deviation: float = 0.0
+
+    @staticmethod
+    def of(place: PlaceEstimate, beside: int, overhead: Overhead) -> PlaceMemory:
+        """With its deviation. beside: bytes that are no tensors."""
+        moving = place.memory.activations + place.memory.buffers
+        lasting = place.memory.total - moving
+        sizes = (np.array(float(size)) for size in (lasting, moving, beside))
+        return PlaceMemory(place, beside, float(memory_deviation(overhead, *sizes)))
 
     @property
     def total(self) -> int:
         """All of it."""
         return self.place.memory.total + self.overhead
 
+    @property
+    def band(self) -> tuple[int, int]:
+        """p10 and p90 of it."""
+        return int(self.total - P90 * self.deviation), int(self.total + P90 * self.deviation)
+
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Of every place. usable: bytes of a device that a plan may fill."""
+    """Of every place. usable: bytes of a device that a plan may fill. margin: what of them is to stay
+    free."""
 
     places: tuple[PlaceMemory, ...]
     usable: int
+    margin: Margin = NO_MARGIN
 
     @property
     def fullest(self) -> PlaceMemory:
@@ -49,12 +70,48 @@ class MemoryReport:
 
     @property
     def fits(self) -> bool:
-        """Whether every device holds what it must."""
+        """Whether every device holds what it must, if it is as predicted."""
         return self.fullest.total <= self.usable
+
+    @property
+    def safe(self) -> bool:
+        """Whether every device has as much free as is to stay so."""
+        return all(place.total + self.kept(place) <= self.usable for place in self.places)
+
+    def kept(self, place: PlaceMemory) -> int:
+        """Bytes of its devices that are to stay free."""
+        return int(self.margin.kept(place.deviation, self.usable))
+
+    @property
+    def likely(self) -> float:
+        """Probability that it fits: the least of all places, whose errors are taken to go together."""
+        return min(_probability(self.usable - place.total, place.deviation) for place in self.places)
+
+    @property
+    def told(self) -> str:
+        """How full the fullest device is, what is free, and how sure that is to be enough."""
+        full, margin = self.fullest, self.margin
+        room, kept = self.usable - full.total, in_bytes(self.kept(full))
+        free = f"{in_bytes(room)} stay free" if room >= 0 else f"{in_bytes(-room)} too much"
+        told = f"fills {in_bytes(full.total)} of {in_bytes(self.usable)}, {free}: {percent(self.likely)} sure to fit"
+        if margin.kept(1.0, 1.0):
+            return f"{told} ({kept} are to stay free, {margin.why}{'' if self.safe else ': more than do'})"
+        return f"{told}, {percent(1 - self.likely)} to run out of memory"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        low, high = self.fullest.band
+        return {
+            "usable_memory": self.usable,
+            "memory_p10": low,
+            "memory_p90": high,
+            "memory_kept_free": self.kept(self.fullest),
+            "probability_to_fit": self.likely,
+        }
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """A table: its head, then a row a place."""
-        yield "place", "layers", *KINDS, "overhead", "total", "of device", "fullest"
+        yield "place", "layers", *KINDS, "overhead", "total", "p10-p90", "of device", "fullest"
         for each in self.places:
             memory, place = each.place.memory, each.place
             sizes = [getattr(memory, kind) for kind in KINDS]
@@ -62,10 +119,11 @@ class MemoryReport:
             alive = f", {memory.alive} micro-batches alive" if memory.alive > 1 else ""
             share = f"{each.total / self.usable:.0%}"
             words = [in_bytes(size) for size in (*sizes, each.overhead, each.total)]
+            words.append("-".join(map(in_bytes, each.band)))
             yield str(place.index), layers, *words, share, memory.when + alive
 
 
-def memory_report(step: Step, cluster: Cluster) -> MemoryReport:
+def memory_report(step: Step, cluster: Cluster, margin: Margin = NO_MARGIN) -> MemoryReport:
     """Of a strategy that was chosen. The rank with the largest share stands for a place, and what it sends is
     not counted."""
     found, overhead = estimate(step, gpu=cluster.device.kind == "cuda", traffic=False), cluster.overhead
@@ -76,8 +134,26 @@ def memory_report(step: Step, cluster: Cluster) -> MemoryReport:
         for place, sharding in zip(found.places, step.shardings, strict=True)
     ])  # fmt: skip
     extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
-    places = tuple(PlaceMemory(place, int(more)) for place, more in zip(found.places, extra, strict=True))
-    return MemoryReport(places, int(usable(cluster.device, overhead)))
+    places = tuple(PlaceMemory.of(place, int(more), overhead) for place, more in zip(found.places, extra, strict=True))
+    return MemoryReport(places, int(usable(cluster.device, overhead)), margin)
+
+
+def _probability(room: float, deviation: float) -> float:
+    """That an error is no larger than the room there is."""
+    return NormalDist().cdf(room / deviation) if deviation > 0 else float(room >= 0)
+
+
+def percent(share: float) -> str:
+    """A probability in words; what is nearly sure is not said to be so.
+
+    >>> percent(0.9), percent(0.9996), percent(0.0004)
+    ('90%', 'over 99.9%', 'under 0.1%')
+    """
+    if share > 0.999:
+        return "over 99.9%"
+    if share < 0.001:
+        return "under 0.1%"
+    return f"{share:.0%}" if 0.01 <= share <= 0.99 else f"{share:.1%}"
 
 
 def _factors(sharding: Sharding) -> dict[str, int]:

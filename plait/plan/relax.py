@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
-from plait.core.job.constraint import Constraint
+from plait.core.job.constraint import MARGIN_KEY, Constraint
 from plait.core.parallel.strategy import WORDS
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
+from plait.plan.needs import Needs
 from plait.plan.space import SearchRequest, any_point, arrangements, column_of, enumerate_space
 
-Memory = Callable[[Points], NDArray[np.float64]]
-"""Bytes of the fullest rank of every point."""
+Memory = Callable[[Points], Needs]
+"""What the fullest rank of every point needs."""
 KEYS = {
     "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_comm_type",
     "recompute_layers": "strategy.recompute", "shard_overlap": "strategy.overlap", "p1": "strategy.slices",
@@ -94,11 +95,6 @@ class Relaxing:
     memory: Memory
     limit: float = math.inf
 
-    @property
-    def bound(self) -> float:
-        """The limit, or what the job sets below it."""
-        return self._bound(self.asked)
-
     def empty(self) -> JobError:
         """What is said of a request without any strategy, memory aside."""
         asked, (needed, fix) = self.asked, self._advice()
@@ -114,21 +110,34 @@ class Relaxing:
             told += f": {name} can be {', '.join(filter(None, shown))}"
         return JobError(told, key=needed[0].key, fix=fix)
 
-    def short(self, space: Points, smallest: int, memory: NDArray[np.float64]) -> InfeasiblePlan:
+    def within(self, needs: Needs) -> NDArray[np.bool_]:
+        """What fits into the limit, and into what the job sets below it."""
+        return self._within(self.asked, needs)
+
+    def short(self, space: Points, smallest: int, needs: Needs) -> InfeasiblePlan:
         """What is said of a space of which nothing fits. smallest: the number of the point that needs least
-        memory. memory: what that needs; what all need, where it is less than the bound."""
-        bound, row, missing = int(self.bound), space.row(smallest), int(memory.min())
-        if missing <= bound:
-            fitting = [in_bytes(int(some(memory[memory <= self.limit]))) for some in (np.min, np.max)]
+        memory. needs: what that needs; what all need, where it is less than the bound."""
+        bound, row, least = int(self._bound(self.asked)), space.row(smallest), int(np.argmin(needs.all))
+        missing, kept = int(needs.total[least]), int(needs.kept[least])
+        if self.within(needs).any():
+            fitting = [in_bytes(int(some(needs.total[needs.fits()]))) for some in (np.min, np.max)]
             texts = _listed([f"'{one.text}'" for one in self.asked.constraints if one.quantity == "memory"])
             told = (
                 f"No strategy meets {texts}: those that fit, of {len(space):,}, need {' to '.join(fitting)} on a rank"
             )
         else:
             shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
+            shape = f"needs {in_bytes(missing)} on a rank ({shape}, micro-batches of {row['micro']})"
             there = f"the {in_bytes(bound)} {'there are' if bound >= int(self.limit) else 'allowed'}"
-            told = f"No strategy fits: the smallest of {len(space):,} needs {in_bytes(missing)} on a rank ({shape}, "
-            told += f"micro-batches of {row['micro']}), {in_bytes(missing - bound)} more than {there}"
+            if missing > bound:
+                told = f"No strategy fits: the smallest of {len(space):,} {shape}, {in_bytes(missing - bound)} more "
+                told += f"than {there}"
+            else:
+                told = f"No strategy leaves enough memory free: the smallest of {len(space):,} {shape}, and of the "
+                told += f"{in_bytes(int(self.limit))} there are {in_bytes(kept)} are to stay free, "
+                told += (
+                    f"{self.asked.margin.why}. {MARGIN_KEY}=fastest would do, at the risk that it runs out of memory"
+                )
         return InfeasiblePlan(f"{told}. {self._advice()[1]}.")
 
     # ---- searching again ----
@@ -144,8 +153,8 @@ class Relaxing:
             if not len(space):
                 continue
             space = space.take(slice(0, None, -(-len(space) // MOST)))
-            memory = self.memory(space)
-            held = memory <= SURE * self._bound(asked)
+            needs = self.memory(space)
+            memory, held = needs.total, self._within(asked, needs, SURE)
             for limit in asked.constraints:
                 if limit.quantity == "memory" and not _is_limit(limit):
                     held &= limit.holds(memory)
@@ -153,7 +162,11 @@ class Relaxing:
                 return memory[held]
         return np.zeros(0)
 
+    def _within(self, asked: SearchRequest, needs: Needs, share: float = 1.0) -> NDArray[np.bool_]:
+        return needs.fits(share) & (needs.total <= share * self._bound(asked))
+
     def _bound(self, asked: SearchRequest) -> float:
+        """The limit, or what a job sets below it."""
         return min([self.limit, *(one.values[0] for one in asked.constraints if _is_limit(one))])
 
     # ---- conditions ----

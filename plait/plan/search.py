@@ -21,6 +21,7 @@ from plait.core.step.columns.distinct import Ints, distinct
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
+from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
 
@@ -65,7 +66,7 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
     order = np.argsort(seconds, kind="stable")
-    order = order[_first_of_family(points.take(order))][:keep]
+    order = order[first_of_family(points.take(order))][:keep]
     return Ranked(points.take(order), seconds[order], memory[order], len(space) + len(finer))
 
 
@@ -109,17 +110,17 @@ class _Search:
             found, memory = np.concatenate([found, here[more]]), np.concatenate([memory, sizes])
             start, size = start + size, min(8 * size, BLOCK)
         if not len(found):
-            everything = _Rough(space.take(order), np.concatenate([each.least for each in rough]))
-            at, least = self._smallest(everything)
-            fitting = self.relaxing.bound >= least  # yet a constraint on memory is not met
-            memory = self._exact(everything, np.arange(len(order))) if fitting else np.array([least])
-            raise self.relaxing.short(everything.points, at, memory)
+            everything = _Rough(space.take(order), Needs.joined([each.least for each in rough]))
+            at, smallest = self._smallest(everything)
+            fitting = self.relaxing.within(smallest)[0]  # yet a constraint on memory is not met
+            needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
+            raise self.relaxing.short(everything.points, at, needs)
         best = found[: self.keep]
         return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
 
-    def memory(self, points: Points) -> NDArray[np.float64]:
+    def needs(self, points: Points) -> Needs:
         """Bytes of the fullest rank."""
-        return self._columns(points).total
+        return Needs.of(self._columns(points), self.asked.margin, self.cluster)
 
     def _columns(self, points: Points, *, at_least: bool = False) -> MemoryColumns:
         asked = self.asked
@@ -130,31 +131,34 @@ class _Search:
 
     def _rough(self, points: Points) -> _Rough:
         """What memory they need at least; of a model that is ``walked`` all that they need."""
-        found = self._columns(points, at_least=True)
-        least = found.allocated + device_overhead(self.cluster.overhead, points, np.zeros(len(points)))
-        return _Rough(points, found.total if self.walked else least)
+        found, margin = self._columns(points, at_least=True), self.asked.margin
+        if self.walked:
+            return _Rough(points, Needs.of(found, margin, self.cluster))
+        least = device_overhead(self.cluster.overhead, points, np.zeros(len(points)))
+        return _Rough(points, Needs.beside(found, least, margin, self.cluster))
 
-    def _exact(self, rough: _Rough, which: Ints) -> NDArray[np.float64]:
+    def _exact(self, rough: _Rough, which: Ints) -> Needs:
         """Memory of some of the points."""
-        return rough.least[which] if self.walked else self.memory(rough.points.take(which))
+        return rough.least.take(which) if self.walked else self.needs(rough.points.take(which))
 
-    def _smallest(self, rough: _Rough) -> tuple[int, float]:
+    def _smallest(self, rough: _Rough) -> tuple[int, Needs]:
         """The number of the point that needs least memory, the fastest of equal ones, and what it needs."""
-        order, best, ask = np.argsort(rough.least, kind="stable"), (np.inf, 0), SURE
-        while len(order) and rough.least[order[0]] <= best[0]:
+        least = rough.least.all
+        order, best, ask = np.argsort(least, kind="stable"), (np.inf, 0), SURE
+        while len(order) and least[order[0]] <= best[0]:
             some, order, ask = order[:ask], order[ask:], 2 * ask
-            best = min(best, *zip(self._exact(rough, some).tolist(), some.tolist(), strict=True))
-        return int(best[1]), float(best[0])
+            best = min(best, *zip(self._exact(rough, some).all.tolist(), some.tolist(), strict=True))
+        return int(best[1]), self._exact(rough, np.array([best[1]], dtype=np.int64))
 
     def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many
         families that there are enough of them with those that are known."""
         found, sizes, missing, ask = list[int](), list[float](), self.keep - len(known), SURE
-        left = np.flatnonzero((rough.least <= self.relaxing.bound) & ~np.isin(family, known))
+        left = np.flatnonzero(self.relaxing.within(rough.least) & ~np.isin(family, known))
         while len(left) and len(found) < missing:
             some = left[:ask]
-            memory = self._exact(rough, some)
-            fits = np.flatnonzero(self._fits(memory))
+            needs = self._exact(rough, some)
+            memory, fits = needs.total, np.flatnonzero(self._fits(needs))
             first, _ = distinct([family[some[fits]]])
             new = np.sort(fits[first])
             found, sizes = [*found, *some[new].tolist()], [*sizes, *memory[new].tolist()]
@@ -165,13 +169,13 @@ class _Search:
     @property
     def relaxing(self) -> Relaxing:
         """The same search with conditions relaxed, where it finds nothing."""
-        return Relaxing(self.asked, self.memory, self.limit)
+        return Relaxing(self.asked, self.needs, self.limit)
 
-    def _fits(self, memory: NDArray[np.float64]) -> NDArray[np.bool_]:
-        fits = memory <= self.limit
+    def _fits(self, needs: Needs) -> NDArray[np.bool_]:
+        fits = needs.fits()
         for one in self.asked.constraints:
             if one.quantity == "memory":
-                fits &= one.holds(memory)
+                fits &= one.holds(needs.total)
         return fits
 
 
@@ -180,13 +184,13 @@ class _Rough:
     """Points, and the memory that they need at least."""
 
     points: Points
-    least: NDArray[np.float64]
+    least: Needs
 
 
 def _families(points: Points) -> list[Ints]:
     return [getattr(points, name) for name in FAMILY]
 
 
-def _first_of_family(points: Points) -> Ints:
+def first_of_family(points: Points) -> Ints:
     """Numbers of the points that are the first of their family, in order."""
     return np.sort(distinct(_families(points))[0])

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import JobError
-from plait.core.job.constraint import Constraint
+from plait.core.job.constraint import NO_MARGIN, Constraint, Margin
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
@@ -45,7 +45,8 @@ DEEPEST = 64
 class SearchRequest:
     """What a job leaves open, and for what. ranks: of the job. domain: neighbouring ranks of the innermost
     links, within which tensor parallelism is tried. fixed: what the job says, by column of ``Points``: a
-    value, or several. shard: a named sharding that the job asks for. options: how ranks compute.
+    value, or several. shard: a named sharding that the job asks for. margin: memory that is to stay free.
+    options: how ranks compute.
 
     Of the framework that is to run it, has: values of columns; can: which points; ends: stages that embedding
     and head may have to themselves.
@@ -63,6 +64,7 @@ class SearchRequest:
     has: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     can: Callable[[Points], NDArray[np.bool_]] | None = None
     ends: int = 0
+    margin: Margin = NO_MARGIN
 
     def allows(self, name: str, value: int) -> bool:
         """Whether a value of a column is excluded neither by the job, nor by a constraint on it alone, nor by

@@ -86,8 +86,9 @@ def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, full
         assert getattr(place.memory, kind) == int(getattr(found, kind)[0])
     assert (one.overhead, report.usable) == (int(found.overhead[0]), int(usable(h100.device, h100.overhead)))
     assert (place.memory.when, place.memory.alive) == ("the fullest moment", 1)
-    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job, own).places[0]
-    assert list(uneven.place.layers.values()) == [7]
+    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job.changed(["plan.memory_margin=0.1"]), own)
+    assert list(uneven.places[0].place.layers.values()) == [7]
+    assert uneven.kept(uneven.places[0]) == int(0.1 * usable(h100.device, h100.overhead))
     never = closed_report(model, {**point, "pp": 64}, h100, job, own)
     assert never.places[0].place.memory.parameters == 1 << 62
     assert not never.fits

@@ -19,6 +19,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.asking import asked_of
+from plait.plan.needs import Needs
 from plait.plan.relax import KEYS, MOST, SURE, Relaxing, key_of
 from plait.plan.search import search
 from plait.plan.space import SearchRequest, enumerate_space
@@ -36,7 +37,12 @@ def even(gib: float) -> Memory:
 
 def relaxing(one: SearchRequest, limit: float = 1, memory: Memory = even(0)) -> Relaxing:  # noqa: B008
     """limit, memory: in GiB."""
-    return Relaxing(one, lambda points: memory(points) * GIB, limit * GIB)
+    return Relaxing(one, lambda points: needs(memory(points), limit), limit * GIB)
+
+
+def needs(memory: Any, limit: float, kept: float = 0.0) -> Needs:
+    """limit, memory, kept: in GiB."""
+    return Needs(memory * GIB, np.full(len(memory), kept * GIB), limit * GIB)
 
 
 def refused(asked: SearchRequest, memory: Memory = even(0)) -> JobError | None:  # noqa: B008
@@ -243,8 +249,8 @@ def asked(*constraints: str, ranks: int = 4, batch: int = 8, **more: Any) -> Sea
 
 def told(one: SearchRequest, limit: float, memory: Memory) -> str:
     points = enumerate_space(one, most=2_000)
-    needed = memory(points) * GIB
-    return str(relaxing(one, limit, memory).short(points, int(np.argmin(needed)), needed))
+    needed = memory(points)
+    return str(relaxing(one, limit, memory).short(points, int(np.argmin(needed)), needs(needed, limit)))
 
 
 @pytest.mark.parametrize(
@@ -302,9 +308,10 @@ def test_a_limit_that_is_set_too_low_is_raised_as_far_as_there_is_memory(limit: 
 
 def test_the_lowest_of_several_limits_counts() -> None:
     limits = ["memory <= 3 GiB", "memory < 1 GiB", "memory >= 0.5 GiB"]
-    assert relaxing(asked(*limits), 80).bound == GIB
-    assert relaxing(asked("memory >= 3 GiB"), 2).bound == 2 * GIB
-    assert relaxing(asked("memory <= 3 GiB"), 2).bound == 2 * GIB
+    assert relaxing(asked(*limits), 80).within(needs(np.array([1.0, 1.1]), 80)).tolist() == [True, False]
+    assert relaxing(asked("memory >= 3 GiB"), 2).within(needs(np.array([2.0, 2.1]), 2)).tolist() == [True, False]
+    assert not relaxing(asked(), 2).within(needs(np.array([1.5]), 2, kept=0.6)).any()
+    assert relaxing(asked("memory <= 3 GiB"), 2).within(needs(np.array([2.0, 2.1]), 2)).tolist() == [True, False]
     assert "'memory <= 2.25 GiB' in place of 'memory < 1 GiB' would do" in told(asked(*limits), 80, even(2))
     both = told(asked("memory <= 1.5 GiB", "memory < 1 GiB"), 80, even(2))
     told_of = [f"'memory <= 2.25 GiB' in place of '{one}'" for one in ("memory <= 1.5 GiB", "memory < 1 GiB")]
@@ -361,7 +368,7 @@ def test_no_sequence_is_named_that_is_much_shorter() -> None:
     one = asked(ranks=128, batch=128, sequence=1100, cp=[128])
     space = enumerate_space(replace(one, sequence=8192), most=2_000)
     said = relaxing(one, 1, lambda points: np.where(points.cp == 128, 0.5, 3)).short(
-        space, 0, np.full(len(space), 3 * GIB)
+        space, 0, needs(np.full(len(space), 3.0), 1)
     )
     assert "data.sequence_length" not in str(said)
     flat = told(asked(ranks=16, batch=16, sequence=8200), 1, even(3))

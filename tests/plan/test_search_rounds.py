@@ -43,12 +43,14 @@ class Found:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
         self.exact = self.rough = 0
 
-        def memory(_model: object, points: Points, *, at_least: bool = False, **_: Any) -> Any:
+        def memory(_model: ModelSpec, points: Points, *, at_least: bool = False, **_: Any) -> Any:
             self.rough += at_least * len(points)
             self.exact += (not at_least) * len(points)
             total = self.total(points)
             held = device_overhead(A100.overhead, points, np.zeros(len(points)))
-            return SimpleNamespace(total=total, allocated=total * 0.9 - held)
+            if at_least and not _model.levels:
+                return SimpleNamespace(allocated=total * 0.9 - held, overhead=held)
+            return SimpleNamespace(allocated=total - held, overhead=held)
 
         self.share = share
         monkeypatch.setattr(module, "step_memory", memory)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import nearest_batch
-from plait.core.job.constraint import Constraint
+from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.settings import RecomputeLayers, StrategySection
 from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
@@ -28,6 +28,7 @@ def check_job(job: Job) -> None:
     _check_rates(job)
     for text in job.plan.constraints:
         Constraint.parse(text)
+    Margin.parse(job.plan.memory_margin)
     for dp, tp in dict.fromkeys(job.degrees):
         try:
             _check_place(job, spec, dp, tp)

@@ -233,6 +233,10 @@ class PlanSection(Section):
     constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or
     ``"memory <= 70 GiB"``."""
+    memory_margin: float | str = "auto"
+    """Memory of a device that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4 GiB"``.
+    ``auto``: so much that it is 90 % sure to fit. ``safest``: of the plans that take at most 5 % longer than
+    the fastest, the one that is most sure to fit. ``fastest``: nothing, as 0."""
     top: Count = 10
     """How many strategies are shown."""
     points: Count = 250_000

@@ -336,7 +336,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                  "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
                  "cuda_graphs": False},
     "cluster": {"preset": "here", "ranks": 0},
-    "plan": {"framework": "plait", "constraints": [], "points": 250_000, "top": 10},
+    "plan": {"framework": "plait", "constraints": [], "memory_margin": "auto", "points": 250_000, "top": 10},
     "run": {"name": "", "folder": "runs", "device": "auto", "threads": 1, "timeout": 600.0, "hang_deadline": 0.0,
             "restarts": 3, "spares": 0, "shrink": True, "selfcheck": "warn", "memory_every": 0,
             "memory_neighbour": True, "on_save_failure": "continue", "timeline_steps": 200, "timeline_sample": 100,

@@ -59,9 +59,19 @@ class MemoryColumns:
     place: Ints
 
     @property
+    def lasting(self) -> Column:
+        """Of tensors that last from step to step."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def moving(self) -> Column:
+        """Of tensors that come and go."""
+        return self.buffers + self.activations
+
+    @property
     def allocated(self) -> Column:
         """Of all tensors: what an allocator reports as its peak."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
+        return self.lasting + self.moving
 
     @property
     def total(self) -> Column:

@@ -1,0 +1,148 @@
+"""Memory as a risk: bands, what stays free, what is refused, and what the safest strategy gives up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.overhead import Overhead
+from plait.core.job.constraint import NO_MARGIN, SURE, Margin
+from plait.core.job.spec import Job
+from plait.core.step.memory.closed_memory import step_memory
+from plait.plan.answer import Answer, Planner
+from plait.plan.band import memory_deviation
+from plait.plan.memory_report import MemoryReport, PlaceMemory, percent
+from plait.plan.needs import Needs
+from plait.plan.safest import LONGER
+from tests.plan.test_search import A100, MODEL, SMALL, asked, brute_force, cluster
+
+GIB = 1 << 30
+P90 = NormalDist().inv_cdf(SURE)
+
+
+def job(margin: float | str = "auto", **sections: Any) -> Job:
+    given = {
+        "model": {"preset": "llama2-7b"}, "data": {"sequence_length": 4096},
+        "train": {"global_batch_size": 64, "precision": "bf16-mixed"}, "cluster": {"preset": "h100", "ranks": 8},
+        "plan": {"memory_margin": margin, "top": 4, "points": 20_000},
+    }  # fmt: skip
+    return Job.from_dict(given | sections)
+
+
+def answer(margin: float | str) -> Answer:
+    return Planner(job(margin), Cluster.preset("h100"), 32_000).answer()
+
+
+def test_kinds_of_memory_err_apart() -> None:
+    """By hand: a share of each, squares added up."""
+    sizes = [np.array([value]) for value in (20e9, 40e9, 3e9)]
+    doubt = Overhead().doubt
+    told = [one.value * float(size[0]) for (_, one), size in zip(doubt, sizes, strict=True)]
+    assert memory_deviation(Overhead(), *sizes)[0] == pytest.approx(sum(each**2 for each in told) ** 0.5)
+    assert memory_deviation(Overhead(), *(0 * size for size in sizes))[0] == 0
+
+
+def test_needs_are_memory_and_what_stays_free() -> None:
+    points, _, _ = brute_force(asked(4, 4, **SMALL), A100)
+    found = step_memory(MODEL, points, sequence=1024, overhead=A100.overhead)
+    none, likely = (Needs.of(found, margin, A100) for margin in (NO_MARGIN, Margin(sure=SURE)))
+    assert (none.all == found.total).all() and (likely.total == found.total).all()
+    deviation = memory_deviation(A100.overhead, found.lasting, found.moving, found.overhead)
+    assert likely.kept == pytest.approx(P90 * deviation)
+    halves = Needs.joined([likely.take(np.arange(3)), likely.take(np.arange(3, len(points)))])
+    assert (halves.all == likely.all).all() and (likely.fits() <= none.fits()).all()
+
+
+def report(total: float, deviation: float, margin: Margin = NO_MARGIN) -> MemoryReport:
+    """Of 80 GiB."""
+    planner = Planner(job(), Cluster.preset("h100"), 32_000)
+    place = planner.predict(planner.job.changed(["strategy.dp=8"])).memory.places[0].place
+    beside = int(total * GIB) - place.memory.total
+    return MemoryReport((PlaceMemory(place, beside, deviation * GIB),), 80 * GIB, margin)
+
+
+def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
+    tight = report(70, 5, Margin(sure=SURE))
+    assert tight.fits and tight.safe
+    assert tight.likely == pytest.approx(NormalDist().cdf(2))
+    assert tight.fullest.band == (int((70 - 5 * P90) * GIB), int((70 + 5 * P90) * GIB))
+    assert tight.told == (
+        "fills 70 GiB of 80 GiB, 10 GiB stay free: 98% sure to fit (6.408 GiB are to stay free, to be 90% sure that "
+        "it fits)"
+    )
+    full = report(75, 5, Margin(sure=SURE))
+    assert full.fits and not full.safe
+    assert full.told.endswith("84% sure to fit (6.408 GiB are to stay free, to be 90% sure that it fits: more than do)")
+    risky = report(81, 5)
+    assert not risky.fits
+    assert risky.told == "fills 81 GiB of 80 GiB, 1 GiB too much: 42% sure to fit, 58% to run out of memory"
+    values = tight.to_dict()
+    assert values["memory_kept_free"] == int(P90 * 5 * GIB) and values["probability_to_fit"] == tight.likely
+    assert (report(70, 0).likely, report(81, 0).likely) == (1.0, 0.0)
+    assert [percent(each) for each in (0.5, 0.995, 0.005, 1.0, 0.0)] == ["50%", "99.5%", "0.5%", "over 99.9%",
+                                                                         "under 0.1%"]  # fmt: skip
+
+
+def test_the_least_sure_place_counts() -> None:
+    """Not the fullest, whose memory is known better."""
+    one = report(70, 1).places[0]
+    other = replace(one, overhead=one.overhead - 2 * GIB, deviation=20.0 * GIB)
+    assert MemoryReport((one, other), 80 * GIB).likely == pytest.approx(NormalDist().cdf(12 / 20))
+
+
+@pytest.mark.parametrize("margin", [Margin(), Margin(share=0.3), Margin(size=2 * GIB), Margin(sure=SURE)])
+def test_a_search_keeps_its_margin(margin: Margin) -> None:
+    """The best in closed form is the best of all that leave so much free."""
+    from plait.plan.search import search
+
+    one, on = replace(asked(4, 4, **SMALL), margin=margin), cluster(6.0)
+    points, seconds, _ = brute_force(one, on)
+    needs = Needs.of(step_memory(MODEL, points, sequence=1024, overhead=on.overhead), margin, on)
+    found = search(one, on, "bf16-mixed", most=10**9)
+    assert found.seconds[0] == pytest.approx(seconds[needs.fits()].min())
+    assert Needs.of(step_memory(MODEL, found.points, sequence=1024, overhead=on.overhead), margin, on).fits().all()
+
+
+def test_margins_change_the_plan_and_its_risk() -> None:
+    plans = {margin: answer(margin) for margin in ("auto", "fastest", "safest", 0.2)}
+    auto, fastest, safest, share = plans.values()
+    assert auto.best.memory.likely >= SURE > fastest.best.memory.likely
+    assert fastest.best.seconds < auto.best.seconds
+    assert safest.best.memory.likely > auto.best.memory.likely
+    assert safest.best.seconds <= LONGER * auto.best.seconds
+    assert safest.candidates[1].seconds == pytest.approx(auto.best.seconds)
+    assert "It gives up " in safest.why[1] and "of time against the fastest" in safest.why[1]
+    assert share.best.most_memory <= 0.8 * share.best.memory.usable
+    values = auto.to_dict()
+    assert values["memory_margin"] == {"sure": 0.9, "share": 0.0, "size": 0.0, "safest": False}
+    assert values["candidates"][0]["probability_to_fit"] == auto.best.memory.likely
+    assert [one["kind"] for one in values["would_free_memory"]] == [one.change.kind for one in auto.frees]
+
+
+def test_what_leaves_too_little_free_is_refused_and_the_risk_is_named() -> None:
+    """A device that just holds what takes least."""
+    near = Cluster.preset("h100")
+    memory = near.device.memory.model_copy(update={"value": 16.6 * GIB})
+    near = near.model_copy(update={"device": near.device.model_copy(update={"memory": memory})})
+    risky = Planner(job("fastest"), near, 32_000).answer()
+    assert risky.best.memory.likely < SURE
+    with pytest.raises(InfeasiblePlan) as caught:
+        Planner(job("auto"), near, 32_000).answer()
+    told = str(caught.value)
+    assert told.startswith("No strategy leaves enough memory free: the smallest of")
+    assert "are to stay free, to be 90% sure that it fits. plan.memory_margin=fastest would do" in told
+
+
+def test_a_strategy_of_ones_own_is_told_its_risk_and_not_refused() -> None:
+    own = {"dp": 8, "shard": {"params": 1, "grads": 8, "optim": 8}}
+    train = {"global_batch_size": 64, "precision": "bf16-mixed", "micro_batch_size": 2}
+    planner = Planner(job(strategy=own, train=train), Cluster.preset("h100"), 32_000)
+    one = planner.checked().best
+    room = one.memory.usable - one.most_memory
+    assert one.memory.fits and (room < one.memory.kept(one.memory.fullest)) == (not one.memory.safe)
