@@ -3,8 +3,9 @@
 Such rows name a model and a layout and little else: shapes are the preset's, layers the row's where it
 gives them (proxies have fewer); of recomputation they say nothing, and none is taken. Nothing is fitted to
 these rows, and they are in no total of dense ones. What cannot be described is skipped, with a reason:
-other attention than Plait's (DeepSeek-V3), experts that are shared out over tensor-parallel ranks too,
-devices without a description.
+other attention than Plait's (DeepSeek-V3), devices without a description. Experts are whole where they can
+only be shared out over tensor-parallel ranks too. Megatron-Bridge sends tokens of Qwen3 by HybridEP on
+Blackwell since 26.06 (scripts/performance/configs/qwen, commit 05c0c90); of older releases no file was read.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MODELS = (
     (r"mixtral_8x7b", "mixtral-8x7b"), (r"mixtral_8x22b", "mixtral-8x22b"),
 )  # fmt: skip
 """Names in measurements, to presets."""
+ONCE_SINCE = "26.06"
+"""Releases of Megatron-Bridge whose recipes send a token once to a rank."""
 
 
 def read_moe(files: Iterable[Path]) -> Rows:
@@ -64,11 +67,14 @@ def _moe(values: Mapping[str, str], stem: str) -> Row:
         raise Skipped("degrees do not multiply to the GPUs")
     try:
         model = replace(model, num_layers=layers) if layers else model
-        check_expert_parallel(model, ep, replicas)
+        if model.experts and "tokendrop" in values["model"]:
+            model = replace(model, experts=replace(model.experts, capacity=1.0))
+        cut = replicas % ep == 0
+        check_expert_parallel(model, ep, replicas * (1 if cut else tp))
     except JobError as error:
         if error.key == "model.experts.first_dense":
             raise Skipped("experts: in none of the layers") from None
-        raise Skipped("experts: shared out over tensor-parallel ranks too") from None
+        raise Skipped("experts: degrees that do not divide them") from None
     told = {
         "arch_type": "dense", "layers": model.num_layers, "hidden": model.hidden, "heads": model.num_heads,
         "kv_heads": model.num_kv_heads, "ffn": model.ffn_hidden, "gated_mlp": 1, "vocab": model.vocab,
@@ -77,7 +83,13 @@ def _moe(values: Mapping[str, str], stem: str) -> Row:
     }  # fmt: skip
     row = read_measurement({**values, **{name: str(value) for name, value in told.items()}}, stem)
     point = replace(row.point, ep=np.array([ep]))
-    return replace(row, source=f"{row.source}-moe", shapes=Shapes.of(model), point=point, full=False)
+    once = (
+        values["source_id"] == "megatron-bridge-perf"
+        and re.match("G?B", values["gpu"]) is not None
+        and values["date"] >= ONCE_SINCE
+    )
+    options = replace(row.options, experts_whole=not cut, dispatch_once=once)
+    return replace(row, source=f"{row.source}-moe", shapes=Shapes.of(model), point=point, full=False, options=options)
 
 
 @cache

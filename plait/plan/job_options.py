@@ -6,6 +6,9 @@
 | ``plan.framework`` | that framework's (``frameworks``) |
 | ``train.precision`` = fp8, mxfp8, nvfp4 | layers' matrices quantised: kept, and gathered from shares |
 | ``recipe.fp8_param_gather = false`` | the same beside parameters in bf16, which are what is gathered |
+| ``recipe.moe_token_dispatcher = "deepep"`` | a token is sent once to a node and a rank |
+| ``recipe.overlap_moe_expert_parallel_comm`` | beside another micro-batch, which stays in memory meanwhile |
+| ``recipe.expert_tensor_parallel_size = 1`` | experts are whole |
 
 Quantised copies live as long as the parameters that they are of: from step to step where a rank keeps
 parameters whole, since the first micro-batch quantises for all (Transformer Engine's is_first_microbatch),
@@ -30,8 +33,15 @@ from plait.plan.frameworks import Framework, framework_of
 def options_of(job: Job, device: Device, framework: Framework | None = None) -> MemoryOptions:
     """Of a job on a device. framework: the one that runs it, with what a configuration says; None: what
     ``plan.framework`` names."""
-    other = framework or framework_of(job.plan.framework)
-    return _quantised(job, device, other.options if other else plait_on(device))
+    other, recipe = framework or framework_of(job.plan.framework), job.recipe
+    options = replace(
+        other.options if other else plait_on(device),
+        dispatch_once=recipe.moe_token_dispatcher == "deepep",
+        exchange_hidden=recipe.overlap_moe_expert_parallel_comm,
+        more_alive=int(recipe.overlap_moe_expert_parallel_comm),
+        experts_whole=recipe.expert_tensor_parallel_size == 1,
+    )
+    return _quantised(job, device, options)
 
 
 def planned_only(job: Job, model: ModelSpec) -> list[str]:

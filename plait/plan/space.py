@@ -189,9 +189,12 @@ def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
             dp = ranks // (pp * tp * cp)
             if asked.global_batch % dp or not asked.allows("dp", dp):
                 continue
-            flats = (0, 1) if coarse.both_streams or tp == 1 else (1,)
+            whole = bool(asked.options.experts_whole)
+            flats = (0, 1) if (coarse.both_streams and not whole) or tp == 1 else (1,)
             streams = asked.among("sequence_parallel", flats)
-            for ring, flat, ep in product(_rings(asked, cp, tp, coarse), streams, _shares(asked, dp * cp)):
+            for ring, flat, ep in product(
+                _rings(asked, cp, tp, coarse), streams, _shares(asked, dp * cp * (tp if whole else 1))
+            ):
                 ulysses_held = all(one.holds(cp // ring) for one in asked.constraints if one.quantity == "ulysses")
                 if cp % ring == 0 and ulysses_held and valid(tp, cp, ring, bool(flat)):
                     yield Cell(pp, dp, cp, ring, tp, flat, ep)

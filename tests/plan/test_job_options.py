@@ -113,3 +113,44 @@ def test_unequal_places_are_refused_where_lists_are_not_walked() -> None:
     asked = job(strategy=strategy, train=train)
     with pytest.raises(JobError, match=r"strategy\.dp: are unequal places; train\.precision needs equal ones"):
         Planner(asked, Cluster.preset("gb200"), 128256).predict(asked)
+
+
+MOE = {**STRATEGY, "tp": 2, "dp": 4, "ep": 8, "sequence_parallel": True}
+
+
+def mixtral(strategy: dict[str, Any] = MOE, **recipe: Any) -> Job:
+    return job(model={"preset": "mixtral-8x7b"}, strategy=strategy, recipe=recipe, cluster="h200")
+
+
+def test_whole_experts_are_shared_out_over_tensor_parallel_ranks_too() -> None:
+    with pytest.raises(JobError, match=r"8 does not divide the 4 ranks of dp x cp"):
+        mixtral()
+    whole = mixtral(expert_tensor_parallel_size=1)
+    with pytest.raises(JobError, match="need tokens that are cut over its ranks") as refused:
+        mixtral({**MOE, "sequence_parallel": False}, expert_tensor_parallel_size=1)
+    assert refused.value.key == "recipe.expert_tensor_parallel_size"
+    cut = mixtral({**MOE, "ep": 4})
+    found = [Planner(one, Cluster.preset("h200"), 32000).memory(one, None) for one in (whole, cut)]  # type: ignore[arg-type]
+    states = [one.fullest.place.memory for one in found]
+    assert states[0].optimizer == states[1].optimizer  # an eighth of the experts' each
+    assert states[0].activations < states[1].activations
+
+
+def test_exchanges_beside_another_micro_batch_keep_it_in_memory() -> None:
+    base: dict[str, Any] = {"expert_tensor_parallel_size": 1, "moe_token_dispatcher": "deepep"}
+    plain, hidden = (mixtral(**base, overlap_moe_expert_parallel_comm=one) for one in (False, True))
+    cluster = Cluster.preset("h200")
+    one, other = (Planner(each, cluster, 32000).predict(each) for each in (plain, hidden))
+    assert other.seconds < one.seconds
+    assert other.parts["ep"] < one.parts["ep"] / 2
+    assert other.memory.fullest.place.memory.activations > 1.5 * one.memory.fullest.place.memory.activations
+
+
+def test_a_search_with_whole_experts_finds_more_ranks_for_them() -> None:
+    values = mixtral(expert_tensor_parallel_size=1).to_dict()
+    del values["strategy"]
+    values |= {"cluster": {"preset": "h200", "ranks": 8}, "train": {"global_batch_size": 32, "precision": "bf16-mixed"}}
+    values["plan"] = {"constraints": ["tp = 2", "pp = 1", "cp = 1"], "top": 4, "points": 5_000}
+    found = Planner(Job.from_dict(values), Cluster.preset("h200"), 32000).answer()
+    assert {one.point["sequence_parallel"] for one in found.candidates} == {1}
+    assert any(one.point["ep"] == 8 > one.point["dp"] for one in found.candidates)

@@ -5,7 +5,7 @@ time and memory, in ``plait.plan.job_options``."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from plait.core.base.codec.data import Section
 from plait.core.base.errors import JobError
@@ -25,6 +25,14 @@ class RecipeSection(Section):
     fp8_param_gather: bool = True
     """Whether fp8 and mxfp8 keep and gather parameters quantised, with no copy in bf16 beside the fp32
     masters, as NVIDIA's recipes have it. If not, quantised copies stand beside parameters in bf16."""
+    moe_token_dispatcher: Literal["alltoall", "deepep"] = "alltoall"
+    """How tokens reach their experts: ``alltoall``, NCCL's, sends a token once for every expert that it goes
+    to; ``deepep`` (and HybridEP) once to every node, and there once to every rank."""
+    overlap_moe_expert_parallel_comm: bool = False
+    """Whether tokens travel beside another micro-batch's layers, whose activations are kept meanwhile."""
+    expert_tensor_parallel_size: Literal[0, 1] = 0
+    """1: tensor parallelism cuts no expert, and ``ep`` shares experts out over neighbours of dp x cp x tp,
+    with sequence parallelism. 0: it cuts each expert."""
 
 
 def untrained_keys(job: Job) -> Iterator[tuple[str, Any, Any]]:

@@ -98,7 +98,12 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
                 {"strategy.shard": "zero1"},
             ],
         )
-    check_expert_parallel(spec, job.strategy.ep, replicas)
+    whole = spec.experts is not None and job.recipe.expert_tensor_parallel_size == 1
+    if whole and tp > 1 and not strategy.sequence_parallel and "strategy.sequence_parallel" not in job.open:
+        problem = "whole experts beside tensor parallelism need tokens that are cut over its ranks"
+        raise JobError(problem, key="recipe.expert_tensor_parallel_size",
+                       changes=[{"strategy.sequence_parallel": True}])  # fmt: skip
+    check_expert_parallel(spec, job.strategy.ep, replicas * (tp if whole else 1))
 
 
 def _of_places(job: Job, error: JobError, of: dict[str, int]) -> JobError:

@@ -29,7 +29,7 @@ class Shapes:
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
-    layers, the part that has experts.
+    layers, the part that has experts; dropless: whether an expert takes as many tokens as come (0 or 1).
     """
 
     num_layers: Number
@@ -52,6 +52,7 @@ class Shapes:
     expert_ffn: Number = 0
     shared_ffn: Number = 0
     expert_share: Number = 0
+    dropless: Number = 0
 
     @staticmethod
     def of(model: ModelSpec | Shapes) -> Shapes:
@@ -63,7 +64,8 @@ class Shapes:
         if told is None:
             return Shapes(**plain)
         share = model.num_expert_layers / model.num_layers
-        routed = dict(zip(EXPERTS, (told.count, told.load, told.ffn_hidden, told.shared_width, share), strict=True))
+        known = (told.count, told.load, told.ffn_hidden, told.shared_width, share, int(not told.capacity))
+        routed = dict(zip(EXPERTS, known, strict=True))
         return Shapes(**plain, **routed)
 
     @staticmethod
@@ -122,7 +124,7 @@ class Shapes:
         return self.vocab * self.hidden
 
 
-EXPERTS = ("experts", "routed", "expert_ffn", "shared_ffn", "expert_share")
+EXPERTS = ("experts", "routed", "expert_ffn", "shared_ffn", "expert_share", "dropless")
 """Fields that a dense model leaves at 0."""
 
 
@@ -171,6 +173,6 @@ def _experts(model: Shapes, num_layers: int) -> Experts:
     per_token = max(1, math.ceil(float(model.routed)))
     return Experts(
         count=count, per_token=per_token, ffn_hidden=int(model.expert_ffn), shared=int(width > 0),
-        shared_ffn_hidden=width, capacity=float(model.routed) / per_token,
+        shared_ffn_hidden=width, capacity=0.0 if model.dropless else float(model.routed) / per_token,
         first_dense=num_layers - round(share * num_layers),
     )  # fmt: skip

@@ -86,7 +86,9 @@ def size_rows(
         ):  # fmt: skip
             found[:, at : at + wide] = plain[:, source : source + wide] * some
     if model.experts:
-        found += routed_sizes(model, rows.points, mixed[first], sequence=sequence, itemsize=itemsize)
+        found += routed_sizes(
+            model, rows.points, mixed[first], sequence=sequence, itemsize=itemsize, whole=bool(options.experts_whole)
+        )
     return found, row_of
 
 

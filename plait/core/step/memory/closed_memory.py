@@ -179,6 +179,9 @@ class _Step:
                     live_bytes = (mine @ rows[:, : live.STREAM].T + stream[part, None] * rows[:, live.STREAM]).max(
                         axis=1
                     )
+                    if self.options.more_alive:
+                        layers = np.ceil(self.model.num_layers / self.num_stages[part])
+                        live_bytes = live_bytes + self.options.more_alive * layers * mine[:, live.KEPT_LAYER]
                     held = states[slot][:, state_of[part]]
                     live_bytes = np.maximum(live_bytes, held[KINDS.index("ends")])
                     total = held[: KINDS.index("ends")].sum(axis=0) + live_bytes
@@ -240,10 +243,9 @@ class _Step:
                 held = held_by(resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize)
                 found[slot][:, which] = place_states(held, factors, itemsize=self.itemsize, options=self.options)
                 if self.model.experts:
-                    held, own = (
-                        held_experts(self.model, mine, tp=at["tp"], ep=at["ep"]),
-                        expert_factors(factors, at["ep"]),
-                    )
+                    among = at["tp"] if self.options.experts_whole else 1
+                    held = held_experts(self.model, mine, tp=at["tp"] // among, ep=at["ep"])
+                    own = expert_factors(factors, at["ep"], among)
                     found[slot][:, which] += place_states(held, own, itemsize=self.itemsize, options=self.options)
         return found, row_of
 

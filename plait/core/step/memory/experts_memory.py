@@ -67,22 +67,25 @@ def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: in
     return Held({(False, each): layers}, {each: layers}, experts=True) if layers else Held({}, experts=True)
 
 
-def expert_factors(factors: Factors, ep: int) -> Factors:
-    """What factors of sharding over dp x cp are over the ranks that have the same experts."""
-    return Factors(*(cut_by(getattr(factors, field.name), ep) for field in fields(Factors)))
+def expert_factors(factors: Factors, ep: int, among: int = 1) -> Factors:
+    """What factors of sharding over dp x cp are over the ranks that have the same experts. among:
+    tensor-parallel ranks among which experts are told apart."""
+    return Factors(*(cut_by(getattr(factors, field.name), ep, among) for field in fields(Factors)))
 
 
 def routed_sizes(
-    model: ModelSpec, points: Points, mixed: NDArray[np.bool_], *, sequence: int, itemsize: int
+    model: ModelSpec, points: Points, mixed: NDArray[np.bool_], *, sequence: int, itemsize: int, whole: bool = False
 ) -> NDArray[np.float64]:
     """[points, STREAM] bytes, to be added to ``size_rows``: rows that experts take in and give back, and the
-    router's scores. mixed: points with layers that compute again beside layers that do not."""
+    router's scores. mixed: points with layers that compute again beside layers that do not. whole: no expert
+    is cut."""
     shapes = Shapes.of(model)
     tokens = (points.micro * (sequence // points.cp)).astype(np.float64)
     here = tokens / np.where(points.sequence_parallel > 0, points.tp, 1)
     rows = shapes.expert_share * shapes.routed * model.hidden * itemsize
-    # Inputs, of all the tensor-parallel group's tokens; outputs, which the router's gradient needs.
-    kept = rows * (tokens + here) + shapes.expert_share * shapes.experts * here * SCORE_BYTES
+    # Inputs, of all the tensor-parallel group's tokens unless experts are whole; outputs, which the router's
+    # gradient needs.
+    kept = rows * ((here if whole else tokens) + here) + shapes.expert_share * shapes.experts * here * SCORE_BYTES
     working = rows * 2 * here  # on the way, sent and received
     found, again = np.zeros((len(points), STREAM)), points.recompute == FULL
     found[:, KEPT_LAYER] = kept * ~again

@@ -34,6 +34,8 @@ class MemoryOptions(Options):
 
     parameter_bytes, main_gradient_bytes, optimizer_bytes: of one number that a rank keeps; None as in Plait:
     parameters as the model computes, gradients in fp32, two moments and a master copy in fp32.
+    more_alive: so many micro-batches more than the schedule has are kept of a stage's layers.
+
     gathered_bytes: of a number of a gathered parameter. matrices: of those of layers, in place of
     parameter_bytes and gathered_bytes, where they are quantised. update_bytes: of a number whose optimizer
     state a rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start.
@@ -59,6 +61,7 @@ class MemoryOptions(Options):
     parameter_bytes: float | None = None
     main_gradient_bytes: float | None = None
     optimizer_bytes: float | None = None
+    more_alive: int = 0
     gathered_bytes: float | None = None
     matrices: MatrixBytes | None = None
     update_bytes: float = 0.0

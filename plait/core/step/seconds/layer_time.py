@@ -46,7 +46,11 @@ class Options:
     schedules alone (Megatron-LM's overlap_p2p_comm, which its 1F1B has not). gradient_bytes: of a gradient on
     its way. weight_bytes: of a gathered parameter; quantised: of one of a layer's matrices, so many times
     that. steps_overlap: a place begins the next step while others end this one, and repairs what clipping
-    would have changed (Qi 2023, arXiv 2401.10241).
+    would have changed (Qi 2023, arXiv 2401.10241). dispatch_once: a token is sent once to each node
+    and rank with experts of its own (``dispatch_time``). exchange_hidden: exchanges of routed tokens run
+    beside another micro-batch's layers: the forward of one and the backward of another go together
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.1). experts_whole: tensor parallelism cuts no expert; those
+    who share them out are neighbours of dp x cp x tp (Megatron-LM's expert-tensor-parallel-size 1).
     """
 
     fused_attention: Any = True
@@ -60,6 +64,9 @@ class Options:
     weight_bytes: Any = 2.0
     quantised: Any = 1.0
     steps_overlap: Any = False
+    dispatch_once: Any = False
+    exchange_hidden: Any = False
+    experts_whole: Any = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,11 @@ class Layer:
     @cached_property
     def routed(self) -> Routed:
         """What experts add."""
-        return Routed(self.model, self.points, self.cluster, self.tokens, self.precision)
+        told = self.options
+        return Routed(
+            self.model, self.points, self.cluster, self.tokens, self.precision,
+            dispatch_once=told.dispatch_once, whole=told.experts_whole,
+        )  # fmt: skip
 
     @cached_property
     def attention_forward(self) -> Seconds:
@@ -178,7 +189,7 @@ class Layer:
     def waits_for_host(self, device: Seconds) -> Seconds:
         """What a direction takes longer than ``device`` seconds because the host has not launched it yet."""
         told, tp = self.cluster.efficiency, self.points.tp
-        launched = told.host_layer.value + np.where(tp > 1, 2 * told.host_collective.value, 0)
+        launched = told.host_layer.value + np.where(tp > 1, 2 * told.host_collective.value, 0) + self.routed.launches
         return np.maximum(0, launched - device)
 
     @cached_property
@@ -306,8 +317,11 @@ class Layer:
 
     @cached_property
     def ep_forward(self) -> Seconds:
-        """Tokens to their experts and back: nothing runs beside it. The backward takes as long."""
-        return self.routed.exchange(self._residual)
+        """Exposed of tokens to their experts and back, of a direction: a half of both. Unless hidden behind
+        another micro-batch's layer, nothing runs beside it."""
+        sent, busy = self.routed.exchange(self._residual), self.forward + self.backward
+        beside = (rates.together(self.cluster, busy, 2 * sent) - busy) / 2
+        return np.where(self.options.exchange_hidden, beside, sent)
 
     @cached_property
     def ep_again(self) -> Seconds:

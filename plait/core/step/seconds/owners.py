@@ -107,7 +107,7 @@ class _Cut:
         """Parameters of routed experts on the rank that has most of them, before sharding."""
         points = self.points
         most = np.maximum(layers[0], np.where(points.pp > 2, layers[1], np.maximum(layers[0], layers[2])))
-        return most * self.model.expert_weights / (points.tp * points.ep)
+        return most * self.model.expert_weights / (np.where(self.options.experts_whole, 1, points.tp) * points.ep)
 
     def _sync(self, layers: tuple[Column, Column, Column]) -> tuple[Column, Column]:
         """Gradients to their owners, over replicas of these, and new parameters back: the chain of
@@ -117,7 +117,9 @@ class _Cut:
         down, up = self._moved(self.points, self._weights(layers), 2 * layers[1] + 1, each)
         if self.model.has_experts:
             each = told.weight_bytes * told.quantised
-            more = self._moved(of_experts(self.points), self._expert_weights(layers), layers[1], each)
+            more = self._moved(
+                of_experts(self.points, told.experts_whole), self._expert_weights(layers), layers[1], each
+            )
             some = np.asarray(self.model.expert_weights) > 0
             down, up = down + some * more[0], up + some * more[1]
         return down, up
@@ -153,7 +155,8 @@ class _Cut:
     def _optimizer(self, layers: tuple[Column, Column, Column]) -> Column:
         points, cluster = self.points, self.cluster
         owned = self._weights(layers) / points.optim
-        owned = owned + self._expert_weights(layers) / cut_by(points.optim, points.ep)
+        among = np.where(self.options.experts_whole, points.tp, 1)
+        owned = owned + self._expert_weights(layers) / cut_by(points.optim, points.ep, among)
         return rates.memory_bound(cluster, owned * cluster.efficiency.optimizer_bytes.value)
 
 

@@ -116,13 +116,13 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
         last = at == len(cluster.tiers) - 1
         within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
         part = _links(cluster, at)
-        rate = part.share.value * tier.rate.value * _of_mesh(tier, within)
+        rate = part.share.value * rate_of(tier, within)
         taken = _wire(kind, whole, n, pooled) / rate
         pieces = n - pooled if kind in RINGS else np.log2(np.maximum(n, 2) / pooled)
         taken = taken + part.half.value * pieces / (pooled * rate)
         crosses = within > pooled
         longest = longest + np.where(crosses, taken, 0)
-        delay += tier.latency.value * part.latency.value * np.log2(within / pooled)
+        delay += latency(cluster, at) * np.log2(within / pooled)
         if kind in RINGS:
             delay += tier.latency.value * part.hop.value * (within / pooled - 1) * (n / within)
         pooled = within
@@ -145,8 +145,8 @@ def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) ->
     inner = 1
     for at, tier in enumerate(cluster.tiers):
         part = _links(cluster, at)
-        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value * _of_mesh(tier, 2))
-        taken = taken + tier.latency.value * part.latency.value
+        taken = (nbytes + part.half.value) / (part.share.value * rate_of(tier, 2))
+        taken = taken + latency(cluster, at)
         seconds = np.where((ranks - 1) * stride >= inner, taken, seconds)
         inner = tier.ranks or 2**31
     return np.where(ranks > 1, seconds, 0.0)
@@ -160,10 +160,15 @@ def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> 
     return np.where(outlasts, busy + sent * k_m * (1 - 1 / k_c), sent + busy * k_c * (1 - 1 / k_m))
 
 
-def _of_mesh(tier: Tier, ranks: Any) -> Any:
-    """Of a tier's rate, the part that a rank in a group of so many of its ranks has: all of it unless every
+def rate_of(tier: Tier, ranks: Any) -> Any:
+    """Bytes per second that a rank in a group of so many of a tier's ranks has: all of the rate unless every
     pair has a link of its own."""
-    return np.maximum(1, np.asarray(ranks) - 1) / (tier.ranks - 1) if tier.mesh else 1.0
+    return tier.rate.value * (np.maximum(1, np.asarray(ranks) - 1) / (tier.ranks - 1) if tier.mesh else 1.0)
+
+
+def latency(cluster: Cluster, tier: int) -> float:
+    """Seconds of a collective of two ranks over a tier, however little is sent."""
+    return cluster.tiers[tier].latency.value * _links(cluster, tier).latency.value
 
 
 def _links(cluster: Cluster, tier: int) -> Links:

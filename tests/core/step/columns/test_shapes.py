@@ -43,6 +43,6 @@ def test_experts_are_in_the_last_layers_as_far_as_shapes_tell() -> None:
     again = Shapes.of(found)
     assert again == shapes
     none = model_of(Shapes.of(MIXTRAL)).experts
-    assert none and (none.shared, none.shared_ffn_hidden, none.first_dense, none.capacity) == (0, 0, 0, 1.0)
+    assert none and (none.shared, none.shared_ffn_hidden, none.first_dense, none.capacity) == (0, 0, 0, 0.0)
     dropping = model_of(replace(shapes, routed=0.25)).experts
     assert dropping and (dropping.per_token, dropping.capacity) == (1, 0.25)

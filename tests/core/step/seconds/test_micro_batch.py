@@ -9,6 +9,7 @@ import pytest
 from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
+from plait.core.step.seconds.experts_time import LAUNCHES
 from plait.core.step.seconds.layer_time import Options
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from tests.plan.layers import BF16, FLAT, LLAMA, MIXTRAL, SEQUENCE, layer, same
@@ -45,7 +46,7 @@ def test_a_slow_host_is_late_in_each_direction() -> None:
     back = one.tp_backward + one.cp_backward + one.shard_backward
     same(MicroBatchSeconds.of(one).host, 24 - one.forward - ahead - one.backward - back)
     routed = layer(MIXTRAL, None, BF16, late, dp=8, ep=8)
-    told = 20 - routed.forward - routed.backward - 2 * routed.ep_forward
+    told = 20 + 2 * LAUNCHES - routed.forward - routed.backward - 2 * routed.ep_forward
     same(MicroBatchSeconds.of(routed).host, told - routed.shard_forward - routed.shard_backward)
 
 
