@@ -8,6 +8,7 @@ C(E - E/m, k) / C(E, k). Parts that have one are what a token is sent to.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ def reached(parts: Any, experts: Any, per_token: Any) -> Any:
     (2.0, 5.43, 1.0)
     """
     parts, experts, chosen = (np.asarray(value, dtype=np.float64) for value in (parts, experts, per_token))
-    none, others = np.ones(np.broadcast_shapes(parts.shape, experts.shape, chosen.shape)), experts - experts / parts
-    for one in range(int(np.ceil(np.max(chosen, initial=0)))):
-        missed = np.maximum(0, others - one) / np.maximum(1, experts - one)
-        none = none * np.where(chosen >= one + 1, missed, 1 - np.maximum(0, chosen - one) * (1 - missed))
-    return parts * (1 - none)
+    others = experts - experts / parts
+    missed: list[Any] = [
+        1 - np.clip(chosen - one, 0, 1) * (1 - np.maximum(0, others - one) / np.maximum(1, experts - one))
+        for one in range(int(np.ceil(np.max(chosen, initial=0))))
+    ]
+    return parts * (1 - prod(missed, start=1.0))
 
 
 def dispatch(cluster: Cluster, row: Any, ranks: Any, stride: Any, *, experts: Any, per_token: Any) -> Seconds:

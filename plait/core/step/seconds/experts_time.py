@@ -47,7 +47,7 @@ def cut_by(factor: Any, ep: Any, tp: Any = 1) -> Any:
     >>> [int(cut_by(factor, 8, 2)) for factor in (0, 1, 8, 16)]
     [0, 1, 2, 4]
     """
-    ranks = np.where(np.asarray(factor) > 1, factor * np.asarray(tp), factor)
+    ranks = factor * np.where(factor > 1, tp, 1)
     return ranks // np.gcd(ranks, ep)
 
 
