@@ -6,6 +6,7 @@ keep in memory and hide behind computation.
 | megatron | Megatron-LM d98e8a64, August 2026 | its arguments.py and core; arXiv 2205.05198, 2104.04473 |
 | torchtitan | 0.3.0, with torch's FSDP2 | its configuration; torch/distributed/pipelining/stage.py |
 | deepspeed | 0.17 | ZeRO (arXiv 1910.02054); deepspeed/runtime/pipe/engine.py; BLOOM's runs |
+| llama3 | Meta's training of Llama 3, not public | arXiv 2407.21783, section 3.3.2, taken at its word |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
 ``KEPT`` has what published memory tells of these and of others (docs/adr/0014).
@@ -48,6 +49,9 @@ KEPT: Mapping[str, MemoryOptions] = {
     ),
     "internevo": replace(_OTHER, main_gradient_bytes=2.0, update_bytes=14.0),
     "paddlenlp": replace(_OTHER, logit_bytes=22.0),
+    "llama3": replace(
+        _OTHER, fused_gate=True, transfers_hidden=True, rounds_reduce=True, frees_inputs=True
+    ),  # FSDP shares out gradients and optimizer states; inputs of stages are let go of; transfers asynchronous
     "fsdp": _FSDP,
     "torchtitan": replace(_FSDP, logit_bytes=4.0),  # torch.compile makes one kernel of the loss
     "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
@@ -178,6 +182,22 @@ FRAMEWORKS: Mapping[str, Framework] = {
             ),
         ),
         entry="pretrain_gpt.py",
+    ),
+    "llama3": Framework(
+        name="llama3",
+        version="Meta's training of Llama 3 (arXiv 2407.21783)",
+        options=KEPT["llama3"],
+        has=UNSLICED | {
+            "overlap": _numbers(OVERLAPS, "async"),
+            "schedule": _numbers(SCHEDULES, "1f1b", "interleaved"),
+        },
+        rules=(
+            Rule(
+                "Its parameters stay gathered from forward to backward, and a stage's gradients are whole while its "
+                "micro-batches follow each other",
+                "strategy.shard", 'Use "zero1"', _whole,
+            ),
+        ),
     ),
     "torchtitan": Framework(
         name="torchtitan",

@@ -226,9 +226,10 @@ class ClusterSection(Section):
 class PlanSection(Section):
     """What the planner may choose."""
 
-    framework: Literal["plait", "megatron", "torchtitan", "deepspeed"] = "plait"
+    framework: Literal["plait", "megatron", "torchtitan", "deepspeed", "llama3"] = "plait"
     """Which framework is to run the job: only what it can do is searched, and time and memory are those of
-    its runs. Plait's own runs obey plans for ``plait`` alone."""
+    its runs. ``llama3``: what Meta tells of its own, to compare with. Plait's own runs obey plans for
+    ``plait`` alone."""
 
     constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or

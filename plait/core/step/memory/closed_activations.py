@@ -200,6 +200,9 @@ class _Rows:
         kept = np.where(whole, stream * options.kept_bytes, layer + scores * ~attention_again)
         found[:, HELD_LAYER] += np.minimum(0, more - 2 * gathered) * self.split
         found[:, KEPT_LAYER] = kept
+        if options.frees_inputs:
+            for name in ("middle", "heads"):
+                found[:, KEPT + TYPES.index(name)] -= stream * self.itemsize * ~full
         found[:, FORWARD : FORWARD + len(TYPES)] += (working - gathered)[:, None] * attention_again[:, None]
         found[:, BACKWARD : BACKWARD + len(TYPES)] += working[:, None]
         if options.logit_bytes is not None or options.whole_layers:

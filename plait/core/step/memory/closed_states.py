@@ -48,14 +48,15 @@ class Held:
     """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers);
     matrices: of them, those of layers' matrices, by numbers. copies: numbers that tensor-parallel ranks hold
     alike; tied: numbers of tied embeddings that the first and the last stage both hold. tables: bytes of
-    tables of positions. experts: it is a place's routed experts, and what is fixed is counted with the
-    rest."""
+    tables of positions. rounds: how many stages it holds. experts: it is a place's routed experts, and what
+    is fixed is counted with the rest."""
 
     units: Mapping[tuple[bool, int], int]
     matrices: Mapping[int, int] = field(default_factory=dict[int, int])
     copies: int = 0
     tied: int = 0
     tables: int = 0
+    rounds: int = 1
     experts: bool = False
 
 
@@ -73,6 +74,7 @@ def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, 
         sum(replicated_numbers(model, strategy, stage) for stage in stages),
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
+        len(stages),
     )
 
 
@@ -94,7 +96,8 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         stays = (p == 1) & (optim > 1) & options.gathers_stay
         kept = np.where(stays, padded // optim * each[0] + padded * each[3], padded // p * each[0])
         found[0] += count * (kept + (0 if whole else padded // copy * (second > 0) * each[0]))
-        found[1] += count * (padded // g * each[1])
+        own = (g == 1) & (optim > 1) & options.rounds_reduce
+        found[1] += count * np.where(own, padded // optim + padded / place.rounds, padded // g) * each[1]
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size
             found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])

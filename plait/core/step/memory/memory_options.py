@@ -54,7 +54,9 @@ class MemoryOptions(Options):
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
     embedding and head count as a layer each; ends_fill: they do where that makes stages equal, and nothing
     else does. gathers_stay: where optimizer states are sharded and parameters are not, a rank has its shard
-    of them and, gathered, all (FSDP2's reshard_after_forward = never).
+    of them and, gathered, all (FSDP2's reshard_after_forward = never). rounds_reduce: micro-batches of a
+    stage follow each other, and its gradients are then reduced to shares: one stage's are whole at a time.
+    frees_inputs: a stage lets go of what it received once its first norm has read it.
     """
 
     gpu: bool = True
@@ -79,6 +81,8 @@ class MemoryOptions(Options):
     ends_count: bool = False
     ends_fill: bool = False
     gathers_stay: bool = False
+    rounds_reduce: bool = False
+    frees_inputs: bool = False
     defers: bool = True
 
     @staticmethod
