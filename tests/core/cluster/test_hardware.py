@@ -89,7 +89,7 @@ def test_a_device_without_any_peak_and_one_whose_memory_is_all_reserved(tmp_path
     file.write_text(f"{head}peak = {{}}\n[[tiers]]{rest.partition('[[tiers]]')[2]}")
     with pytest.raises(JobError, match=r"device\.peak: is empty"):
         Cluster.read(file)
-    file.write_text(f"{H100}\n[overhead]\nreserve = {{ value = 1.0, {ORIGIN} }}\n")
+    file.write_text(H100.replace("reserve = { value = 0.0111,", "reserve = { value = 1.0,"))
     with pytest.raises(JobError, match=r"overhead\.reserve\.value: 1 leaves no memory"):
         Cluster.read(file)
 
@@ -191,8 +191,10 @@ def test_what_a_tier_would_cut_is_named(tmp_path: Path, old: str, new: str, says
 
 
 def test_bounds_that_may_just_be_reached(tmp_path: Path) -> None:
-    text = H100.replace(*own("slow_computation", 1))
-    (tmp_path / "mine.toml").write_text(f"{text}\n[overhead]\nreserve = {{ value = 0.999, {ORIGIN} }}\n")
+    text = H100.replace(*own("slow_computation", 1)).replace(
+        "reserve = { value = 0.0111,", "reserve = { value = 0.999,"
+    )
+    (tmp_path / "mine.toml").write_text(text)
     cluster = Cluster.read(tmp_path / "mine.toml")
     assert (cluster.efficiency.slow_computation.value, cluster.overhead.reserve.value) == (1, 0.999)
 
