@@ -114,7 +114,7 @@ def test_segments_hold_the_tensors_of_the_table(name: str, way: str, overlap: Ov
     assert differences(MODELS[name], overlap, **WAYS[way])[:3] == []
 
 
-@pytest.mark.parametrize("name", ["dropped gpt", "dropped llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "block", "dropped gpt", "dropped llama"])
 def test_segments_with_a_part_of_a_sequence_hold_the_tensors_of_the_table(name: str) -> None:
     for asked in ({}, {"p1": 2, "p2": 2}, {"recompute": "full"}, {"recompute": "selective", "p1": 2}):
         assert differences(MODELS[name], "domino", tp=2, sequence_parallel=True, **asked)[:3] == []

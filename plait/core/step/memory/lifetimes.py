@@ -111,8 +111,7 @@ class StageTensors:
                     count[last[name]] += 1
             for name in (name for (of, name), *_ in step.makes if of == owner):
                 last[name] = owner, number, name
-                # A stream's gradient is counted as if it stayed where it is gathered to be read.
-                count[last[name]] = name == "g" and {"g_full", "g_n"} <= names and not self.dropped
+                count[last[name]] = 0
         return _Readers(names, count)
 
     # ---- rows ----

@@ -68,9 +68,7 @@ def test_nothing_is_left_of_a_step_but_tokens(name: str, recompute: Any) -> None
             begins = one.now
             phases: Any = ("F", "I", "W") if split else ("F", "B")
             (kept, _), *_, (left, _) = one.phases([sync_order(replace(one.graph, phase=phase)) for phase in phases])
-            flat = way.get("sequence_parallel") and not model.dropout
-            assert kept > begins
-            assert left == begins or flat, (way, stage)
+            assert kept > begins == left, (way, stage)
 
 
 def made(site: str, kind: str, **strategy: Any) -> dict[str, int]:
