@@ -19,7 +19,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
-from plait.core.step.memory.states import position_tables
+from plait.core.step.memory.states import WORKSPACE, position_tables
 from plait.core.step.segments import LAYERS
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import replicated_numbers
@@ -106,7 +106,7 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
     found[3] += place.tables
     if not options.gpu:
         found[3] += _reductions(place.units, factors) * master
-    found[3] += 0 if place.experts else options.fixed_bytes
+    found[3] += 0 if place.experts else options.fixed_bytes + WORKSPACE * options.gpu
     if not options.sums_in_place:
         tied = np.minimum(-(-place.tied // step) * step // optim, place.tied)  # what an optimizer has of it
         found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)

@@ -15,7 +15,7 @@ from plait.core.model.experts import refuse_experts
 from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
-from plait.core.step.memory.states import position_tables, reduction_buffers, states
+from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 from plait.core.step.step import Place, Step
@@ -25,9 +25,9 @@ from plait.core.step.unit_traffic import step_bytes
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. buffers: of gathered units and open gradients, rotary tables, what gloo's reductions
-    keep. activations: the most at any moment of a step; when that is, and how many micro-batches are alive
-    then."""
+    """Bytes of one rank. buffers: of gathered units and open gradients, rotary tables, what libraries keep
+    (cuBLAS' workspaces, gloo's reductions). activations: the most at any moment of a step; when that is, and
+    how many micro-batches are alive then."""
 
     parameters: int
     gradients: int
@@ -187,7 +187,9 @@ class MemoryOfPlace:
         buffers = lasting.buffers + len(place.stages) * position_tables(
             self.step.model, place.strategy, sequence=work.sequence, itemsize=work.itemsize
         )
-        if not self.gpu:
+        if self.gpu:
+            buffers += WORKSPACE * (2 if place.strategy.cuda_graphs else 1)
+        else:
             buffers += reduction_buffers(place.unit_sizes, place.sharding, itemsize=work.itemsize) + walked.staging
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive

@@ -14,6 +14,10 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import WHOLE, Sharding, Unit
 from plait.core.parallel.strategy import Strategy
 
+WORKSPACE = 32 << 20
+"""Bytes of a GPU's allocator that cuBLAS takes for each stream on which products run, those of a graph apart:
+on Hopper and later, 8 MiB before (torch 2.11, getChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp)."""
+
 
 @dataclass(frozen=True)
 class States:

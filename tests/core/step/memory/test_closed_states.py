@@ -15,7 +15,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.closed_states import Factors, Held, held_by, place_states
 from plait.core.step.memory.experts_memory import expert_factors, held_experts
 from plait.core.step.memory.memory_options import PLAIT, MatrixBytes, MemoryOptions
-from plait.core.step.memory.states import position_tables, reduction_buffers, states
+from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import replicated_numbers
 from plait.core.step.unit_traffic import unit_sizes
@@ -67,7 +67,7 @@ def test_columns_are_what_is_counted_unit_by_unit(
             units |= unit_sizes(model, strategy, stage, sharding)
         lasting = states(units, sharding, itemsize=itemsize)
         tables = len(stages) * position_tables(model, strategy, sequence=32, itemsize=itemsize)
-        kept = 0 if gpu else reduction_buffers(units, sharding, itemsize=itemsize)
+        kept = WORKSPACE if gpu else reduction_buffers(units, sharding, itemsize=itemsize)
         assert columns[:4, at].tolist() == [
             lasting.parameters, lasting.gradients, lasting.optimizer, lasting.buffers + tables + kept,
         ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_bytes_of_numbers_in_other_frameworks() -> None:
     assert other[0] == plait[0] / 2 * 3
     assert other[1] == plait[1] / 4 * 5
     assert other[2] == plait[2] / 12 * 7
-    tables = position_tables(LLAMA, Strategy(), sequence=32, itemsize=2)
+    tables = WORKSPACE + position_tables(LLAMA, Strategy(), sequence=32, itemsize=2)
     assert other[3] - 1e6 - tables == (plait[3] - tables) / 6 * 16
 
 
@@ -182,5 +182,7 @@ def test_factors_are_of_replicas_that_have_the_same_experts() -> None:
     assert fixed[3].tolist() == [0]  # which the rest of the place has
 
 
-def test_a_place_without_units_holds_nothing() -> None:
-    assert not place_states(Held({}), factors(SHARDINGS), itemsize=2, options=PLAIT).any()
+def test_a_place_without_units_holds_what_libraries_keep() -> None:
+    assert not place_states(Held({}), factors(SHARDINGS), itemsize=2, options=MemoryOptions(gpu=False)).any()
+    found = place_states(Held({}), factors(SHARDINGS), itemsize=2, options=PLAIT)
+    assert (found == np.array([0, 0, 0, WORKSPACE, 0])[:, None]).all()

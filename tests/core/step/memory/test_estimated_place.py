@@ -13,7 +13,7 @@ from plait.core.model.experts import Experts
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.estimate import Estimate, estimate, hidden_behind
-from plait.core.step.memory.states import position_tables, reduction_buffers, states
+from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.step import Step
 from plait.core.step.traffic import SegmentTraffic, micro_batch_bytes, replicated_numbers
@@ -127,7 +127,10 @@ def test_memory_is_that_of_states_buffers_and_activations(gpu: bool) -> None:
     )  # fmt: skip
     tables = 2 * position_tables(one.model, one.strategy, sequence=32, itemsize=4)
     kept = reduction_buffers(units, one.shardings[0], itemsize=4)
-    assert memory.buffers == lasting.buffers + tables + (0 if gpu else kept + TILE)  # a reduce-scatter at a time
+    libraries = WORKSPACE if gpu else kept + TILE  # a reduce-scatter at a time
+    assert memory.buffers == lasting.buffers + tables + libraries
+    captured = estimate(replace(one, strategy=replace(one.strategy, cuda_graphs=True)), gpu=gpu).places[0].memory
+    assert captured.buffers - memory.buffers == (WORKSPACE if gpu else 0)
     assert memory.total == lasting.total - lasting.buffers + memory.buffers + memory.activations
     assert place.layers == {0: 1, 2: 1}
     assert memory.alive > 1
