@@ -346,11 +346,24 @@ class Planner:
             cluster=self.cluster,
             ranks=found[0].job.world_size,
             candidates=found,
-            why=[*planned_only(self.job, self.model), *self.why(found)],
+            why=[*planned_only(self.job, self.model, self._trained(found[0])), *self.why(found)],
             searched=searched,
             framework=self.framework.version if self.framework else "",
             frees=self.freeing(found[0]),
         )
+
+    def _trained(self, one: Candidate) -> float | None:
+        """Seconds in closed form of a strategy without what can be planned for alone; None where there is
+        nothing of that, or a rule forbids to leave it out."""
+        if not self.job.untrained:
+            return None
+        try:
+            job, points = one.job.trained, Points.of([dict(one.point)])
+            told = options_of(job, self.cluster.device, self.framework)
+            asked = {"sequence": job.data.sequence_length, "precision": job.train.precision, "options": told}
+            return float(step_seconds(self.model, points, self.cluster, **asked).total[0])
+        except JobError:
+            return None
 
     def freeing(self, one: Candidate) -> list[Freed]:
         """What would free memory of a strategy that fills more than half of its fullest device; nothing of

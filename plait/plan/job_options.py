@@ -9,6 +9,9 @@
 | ``recipe.moe_token_dispatcher = "deepep"`` | a token is sent once to a node and a rank |
 | ``recipe.overlap_moe_expert_parallel_comm`` | beside another micro-batch, which stays in memory meanwhile |
 | ``recipe.expert_tensor_parallel_size = 1`` | experts are whole |
+| ``recipe.grad_reduce_in_bf16``, ``exp_avg_dtype``, ``exp_avg_sq_dtype`` | bytes of gradients and moments |
+| ``recipe.optimizer_offload_fraction``, ``activation_offload_fraction`` | less memory, and the host's link |
+| ``recipe.vocabulary_parallel_stages`` | embedding and head cut over stages |
 
 Quantised copies live as long as the parameters that they are of: from step to step where a rank keeps
 parameters whole, since the first micro-batch quantises for all (Transformer Engine's is_first_microbatch),
@@ -20,10 +23,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plait.core.base.errors import JobError
 from plait.core.base.numbers import shown
+from plait.core.base.text import in_seconds
 from plait.core.cluster.hardware import Device
 from plait.core.job.spec import Job
-from plait.core.model.precision import ITEMSIZE, QUANTISED
+from plait.core.model.precision import ITEMSIZE, MASTER, QUANTISED
 from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.closed_memory import plait_on
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
@@ -38,16 +43,50 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
         other.options if other else plait_on(device),
         dispatch_once=recipe.moe_token_dispatcher == "deepep",
         exchange_hidden=recipe.overlap_moe_expert_parallel_comm,
-        more_alive=int(recipe.overlap_moe_expert_parallel_comm),
+        more_alive=int(recipe.overlap_moe_expert_parallel_comm) + int(recipe.vocabulary_parallel_stages),
         experts_whole=recipe.expert_tensor_parallel_size == 1,
+        ends_shared=recipe.vocabulary_parallel_stages,
+        kept_on_host=recipe.activation_offload_fraction,
     )
-    return _quantised(job, device, options)
+    for key, rates in (("activation_offload_fraction", RATES[:1]), ("optimizer_offload_fraction", RATES)):
+        missing = [name for name in rates if getattr(device, name) is None]
+        if missing and getattr(recipe, key):
+            problem = f"{device.name} has no {' and no '.join(missing)}"
+            fix = f"Give cluster.device.{missing[0]} in a cluster file, or leave recipe.{key} out"
+            raise JobError(problem, key=f"recipe.{key}", fix=fix)
+    return _quantised(job, device, _states(job, options))
 
 
-def planned_only(job: Job, model: ModelSpec) -> list[str]:
-    """Sentences on what of a job and its model no rank of Plait's can do, and what is left out."""
+RATES = ("host_rate", "host_memory_rate")
+"""What of a device offloading needs."""
+
+
+def _states(job: Job, options: MemoryOptions) -> MemoryOptions:
+    """With gradients and moments of other types, and with states on the host."""
+    recipe, master, away = job.recipe, float(MASTER), job.recipe.optimizer_offload_fraction
+    smaller = sum(master - BYTES[name] for name in (recipe.exp_avg_dtype, recipe.exp_avg_sq_dtype))
+    if not (recipe.grad_reduce_in_bf16 or smaller or away):
+        return options
+    if recipe.grad_reduce_in_bf16:
+        options = replace(options, main_gradient_bytes=BYTES["bf16"], gradient_bytes=BYTES["bf16"])
+    kept = options.optimizer_bytes if options.optimizer_bytes is not None else 3 * master
+    gradient = options.main_gradient_bytes if options.main_gradient_bytes is not None else master
+    parameter = float(ITEMSIZE[job.train.precision])
+    moved = (2 * (kept - smaller) + gradient + parameter) / (2 * kept + master + parameter)
+    held = (kept - smaller) * (1 - away)
+    return replace(options, states_moved=moved, optimizer_bytes=held, states_on_host=away)
+
+
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+"""Of a gradient or a moment."""
+
+
+def planned_only(job: Job, model: ModelSpec, trained: float | None = None) -> list[str]:
+    """Sentences on what of a job and its model no rank of Plait's can do, and what is left out. trained:
+    seconds of a step without it, in closed form."""
     keys = [f"{key} = {shown(value)}" for key, value in job.untrained]
-    told = [f"Planned in closed form, and not trained: {', '.join(keys)}."] if keys else []
+    without = f" Without, the closed form says {in_seconds(trained)}." if trained else ""
+    told = [f"Planned in closed form, and not trained: {', '.join(keys)}.{without}"] if keys else []
     return [*told, *([f"Planned without {', '.join(model.without)}."] if model.without else [])]
 
 

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
+from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.closed_memory import plait_on
+from plait.core.step.memory.live import KEPT_LAYER
 from plait.core.step.memory.memory_options import MatrixBytes
+from plait.core.step.seconds.layer_time import Layer, Options
 from plait.plan.answer import Candidate, Planner
 from plait.plan.job_options import options_of
 
@@ -84,7 +91,7 @@ def test_what_is_planned_and_not_trained_is_said_and_refused() -> None:
     asked = job("mxfp8", recipe={"fp8_param_gather": False})
     why = Planner(asked, Cluster.preset("gb200"), 128256).checked().why
     said = "Planned in closed form, and not trained: train.precision = 'mxfp8', recipe.fp8_param_gather = False."
-    assert why[0] == said
+    assert why[0].startswith(f"{said} Without, the closed form says ")
     with pytest.raises(JobError, match="can be planned for, and not be drawn yet") as refused:
         asked.check_trains(asked.model_spec(128256), "drawn")
     assert refused.value.key == "train.precision"
@@ -154,3 +161,70 @@ def test_a_search_with_whole_experts_finds_more_ranks_for_them() -> None:
     found = Planner(Job.from_dict(values), Cluster.preset("h200"), 32000).answer()
     assert {one.point["sequence_parallel"] for one in found.candidates} == {1}
     assert any(one.point["ep"] == 8 > one.point["dp"] for one in found.candidates)
+
+
+WIDE = {**STRATEGY, "tp": 1, "dp": 4, "pp": 2}
+TRAIN = {"global_batch_size": 32, "micro_batch_size": 2, "precision": "bf16-mixed"}
+
+
+def on_h200(**recipe: Any) -> Candidate:
+    asked = job(cluster="h200", strategy=WIDE, train=TRAIN, recipe=recipe)
+    return Planner(asked, Cluster.preset("h200"), 128256).predict(asked)
+
+
+def test_gradients_and_moments_in_fewer_bytes() -> None:
+    plain, half = on_h200(), on_h200(grad_reduce_in_bf16=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8")
+    memory, other = plain.memory.fullest.place.memory, half.memory.fullest.place.memory
+    assert other.gradients * 2 == pytest.approx(memory.gradients)
+    assert other.optimizer * 12 == pytest.approx(memory.optimizer * (4 + 2 + 1), rel=1e-6)
+    assert half.parts["dp"] < plain.parts["dp"]
+    assert plain.closed_form and half.seconds < plain.closed_form
+
+
+def test_states_on_the_host_take_its_links_and_its_memory() -> None:
+    """Of each number, its gradient in fp32 goes there, its parameter in bf16 comes back, and its update moves
+    28 bytes of the host's memory."""
+    plain, away = on_h200(), on_h200(optimizer_offload_fraction=0.75)
+    memory, other = plain.memory.fullest.place.memory, away.memory.fullest.place.memory
+    assert other.optimizer == pytest.approx(memory.optimizer / 4)
+    device = Cluster.preset("h200").device
+    assert device.host_rate and device.host_memory_rate
+    moved = memory.optimizer / 12 * 0.75
+    each = 6 / device.host_rate.value + 28 / (0.7 * device.host_memory_rate.value)
+    assert plain.closed_form
+    assert away.seconds - plain.closed_form == pytest.approx(moved * each, rel=0.05)
+    with pytest.raises(JobError, match="has no host_rate and no host_memory_rate") as refused:
+        options_of(job(recipe={"optimizer_offload_fraction": 0.5}), Cluster.preset("lab").device)
+    assert refused.value.key == "recipe.optimizer_offload_fraction"
+
+
+def test_activations_on_the_host_cost_what_no_layer_hides() -> None:
+    plain, half, every = (on_h200(activation_offload_fraction=share) for share in (0.0, 0.5, 1.0))
+    sizes = [one.memory.fullest.place.memory.activations for one in (plain, half, every)]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
+    assert sizes[2] < sizes[1] / 2
+    assert plain.closed_form
+    assert plain.closed_form <= half.seconds < every.seconds
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-6.7b", "qwen3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "row", [{}, {"tp": 4}, {"tp": 4, "sequence_parallel": 1}, {"cp": 4}, {"recompute": 1}, {"recompute": 2}]
+)
+def test_what_a_layer_keeps_is_about_what_memory_counts(name: str, row: dict[str, int]) -> None:
+    model, points = ModelSpec.preset(name, specs_folder() / "models"), Points.of([{**row, "pp": 2}])
+    h100 = Cluster.preset("h100")
+    sizes, of = size_rows(model, points, sequence=4096, itemsize=2, options=plait_on(h100.device))
+    layer = Layer(Shapes.of(model), points, h100, 4096, "bf16-mixed", Options())
+    assert 2 * float(layer.kept[0]) == pytest.approx(sizes[of[0], KEPT_LAYER], rel=0.09)
+
+
+def test_stages_share_embedding_and_head() -> None:
+    plain, shared = on_h200(), on_h200(vocabulary_parallel_stages=True)
+    words = 128256 * 4096
+    layers = 16 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+    parameters = shared.memory.fullest.place.memory.parameters
+    assert parameters == pytest.approx(2 * (layers + 2 * words / 2), rel=1e-3)
+    # The last stage has no loss to wait for, and a micro-batch more is alive.
+    assert plain.closed_form and shared.seconds < plain.closed_form
+    assert shared.memory.fullest.place.memory.activations > plain.memory.fullest.place.memory.activations

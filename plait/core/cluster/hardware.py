@@ -63,6 +63,9 @@ class Device(Section):
     host_rate: Constant | None = None
     """Bytes per second between its memory and the host's, each way, while all of a node's devices move as
     much; what is offloaded needs it."""
+    host_memory_rate: Constant | None = None
+    """Bytes per second of the host's memory that are a rank's, while all of a node's ranks use theirs; an
+    optimizer that runs on the host needs it."""
     peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
     reads_columns: bool = False
@@ -177,6 +180,8 @@ class Cluster(Section):
         device, reached = self.device, self.efficiency
         rates = {f"device.peak.{name}": one for name, one in device.peak.items()}
         rates |= {"device.memory": device.memory, "device.memory_rate": device.memory_rate}
+        host = {"device.host_rate": device.host_rate, "device.host_memory_rate": device.host_memory_rate}
+        rates |= {key: one for key, one in host.items() if one}
         rates |= {f"tiers.{tier.name}.rate": tier.rate for tier in self.tiers}
         rates |= {f"efficiency.{name}": getattr(reached, name) for name in SHARES}
         rates |= {"efficiency.inside.share": reached.inside.share, "efficiency.across.share": reached.across.share}

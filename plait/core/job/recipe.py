@@ -5,7 +5,9 @@ time and memory, in ``plait.plan.job_options``."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from plait.core.base.codec.data import Section
 from plait.core.base.errors import JobError
@@ -16,6 +18,9 @@ from plait.core.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from plait.core.job.spec import Job
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class RecipeSection(Section):
@@ -33,6 +38,21 @@ class RecipeSection(Section):
     expert_tensor_parallel_size: Literal[0, 1] = 0
     """1: tensor parallelism cuts no expert, and ``ep`` shares experts out over neighbours of dp x cp x tp,
     with sequence parallelism. 0: it cuts each expert."""
+    grad_reduce_in_bf16: bool = False
+    """Whether gradients are kept and reduced in bf16, in place of fp32."""
+    exp_avg_dtype: Literal["fp32", "bf16", "fp8"] = "fp32"
+    """Type of the optimizer's first moment."""
+    exp_avg_sq_dtype: Literal["fp32", "bf16", "fp8"] = "fp32"
+    """Type of its second moment."""
+    optimizer_offload_fraction: Share = 0.0
+    """Share of the optimizer's states and masters that are kept, and updated, on the host: needs
+    ``device.host_rate`` and ``host_memory_rate`` of the cluster."""
+    activation_offload_fraction: Share = 0.0
+    """Share of what layers keep for the backward that goes to the host meanwhile: needs ``device.host_rate``
+    of the cluster."""
+    vocabulary_parallel_stages: bool = False
+    """Whether embedding and head are cut over all stages of the pipeline (Yeung 2024, arXiv 2411.05288), for
+    which a micro-batch more is alive."""
 
 
 def untrained_keys(job: Job) -> Iterator[tuple[str, Any, Any]]:

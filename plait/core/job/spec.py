@@ -42,6 +42,7 @@ from plait.core.job.settings import (
     TrainSection,
 )
 from plait.core.job.slurm_settings import SlurmSection
+from plait.core.model.precision import unquantised
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
@@ -166,6 +167,14 @@ class Job(Section):
     def untrained(self) -> tuple[tuple[str, Any], ...]:
         """Keys that can be planned for and not be trained yet, with their values."""
         return tuple((key, value) for key, value, _ in untrained_keys(self))
+
+    @property
+    def trained(self) -> Job:
+        """The same job without what can be planned for alone. Raises JobError where it cannot be without."""
+        values = self.to_dict()
+        values.pop("recipe", None)
+        values["train"]["precision"] = unquantised(self.train.precision)
+        return Job.from_dict(values)
 
     def check_trains(self, model: ModelSpec, doing: str = "trained") -> None:
         """Raise JobError where the job with this model can be planned for, and not be trained yet, or what

@@ -174,7 +174,7 @@ class _Step:
         activations, slot_of = np.zeros(count), np.zeros(count, np.int64)
         for which, slots in self._moments():
             for part in (which[at : at + BLOCK] for at in range(0, len(which), BLOCK)):
-                mine = sizes[size_of[part]]
+                mine = self._elsewhere(sizes[size_of[part]], points.pp[part])
                 for slot, (at, rows) in slots.items():
                     live_bytes = (mine @ rows[:, : live.STREAM].T + stream[part, None] * rows[:, live.STREAM]).max(
                         axis=1
@@ -197,6 +197,24 @@ class _Step:
             overhead=device_overhead(overhead, points, activations + buffers),
             slack=spare_slack(overhead, activations + buffers), place=place,
         )  # fmt: skip
+
+    def _elsewhere(self, sizes: Column, pp: Ints) -> Column:
+        """[points, STREAM], with what all stages share of the model's ends, and without what is on the host:
+        two layers of that are on their way."""
+        options = self.options
+        if options.ends_shared:
+            middle, embeds, heads = (live.TYPES.index(name) for name in ("middle", "embeds", "heads"))
+            for base in (live.KEPT, live.HELD, live.FORWARD, live.BACKWARD, live.WEIGHT, *live.PLAIN_PEAKS):
+                of = sizes[:, base : base + len(live.TYPES)].copy()
+                share = of[:, middle] + np.maximum(0, of[:, embeds] + of[:, heads] - 2 * of[:, middle]) / pp
+                sizes[:, base : base + len(live.TYPES)] = np.where((pp > 1)[:, None], share[:, None], of)
+        if options.kept_on_host:
+            layers = [live.KEPT_LAYER, live.PLAIN_KEPT_LAYER]
+            moving = 2 * options.kept_on_host * sizes[:, layers].max(axis=1, keepdims=True)
+            sizes[:, layers] *= 1 - options.kept_on_host
+            for base in (live.FORWARD, live.BACKWARD, *live.PLAIN_PEAKS):
+                sizes[:, base : base + len(live.TYPES)] += moving * (sizes[:, base : base + len(live.TYPES)] > 0)
+        return sizes
 
     @property
     def num_stages(self) -> Ints:
@@ -240,7 +258,10 @@ class _Step:
             factors = Factors(*(getattr(some, factor)[which] for factor in ("params", "grads", "optim", "secondary")))
             for slot, place in enumerate(_places(pp)):
                 mine = tuple(stages[each] for each in live.stages_of(name, pp, len(stages) // pp, place))
-                held = held_by(resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize)
+                held = held_by(
+                    resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize,
+                    ends_shared=bool(self.options.ends_shared),
+                )  # fmt: skip
                 found[slot][:, which] = place_states(held, factors, itemsize=self.itemsize, options=self.options)
                 if self.model.experts:
                     among = at["tp"] if self.options.experts_whole else 1

@@ -61,17 +61,28 @@ class Held:
 
 
 @cache
-def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, sequence: int, itemsize: int) -> Held:
-    """What a place with these stages holds."""
+def held_by(
+    model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, sequence: int, itemsize: int,
+    ends_shared: bool = False,
+) -> Held:  # fmt: skip
+    """What a place with these stages holds. ends_shared: of embedding and head as much as every other
+    stage."""
     num_stages = stages[0].num_stages
+    shared = ends_shared and num_stages > 1
+    if shared:  # stages as they are between two others
+        stages = tuple(Stage(1, 3, stage.first_layer, stage.num_layers) for stage in stages)
     units: dict[tuple[str, int], int] = {}
     for stage in stages:
         units |= unit_sizes(model, strategy, stage, Sharding())
     ends = any(stage.embeds or stage.heads for stage in stages)
+    sizes = Counter((unit[0] in WHOLE, numel) for unit, numel in units.items())
+    if shared:
+        words = -(-model.vocab // (strategy.tp * num_stages)) * model.hidden
+        sizes[False, words] += len(stages) * (1 if model.tied_embeddings else 2)
     return Held(
-        Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
+        sizes,
         Counter(numel for unit, numel in units.items() if unit[0] in LAYERS),
-        sum(replicated_numbers(model, strategy, stage) for stage in stages),
+        sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
         len(stages),

@@ -168,10 +168,14 @@ class _SharedParts:
         busy = batch.forward + batch.backward + again * batch.again + batch.host
         each = busy + sent
         turns = (points.schedule == ZB_V) & (points.pp > 1)  # the first place has the last stage
+        over = np.asarray(self.asked.options.ends_shared) & (points.pp > 1)
+        part = np.where(over, (batch.embedding + batch.head) / points.pp, 0)  # of every place
+        first = owned.first * each + batch.embedding + np.where(turns, batch.head, 0)
+        last = owned.last * each + np.where(turns, 0, batch.head) + np.where(points.pp > 1, 0, batch.embedding)
         stages = Stages(
-            first=owned.first * each + batch.embedding + np.where(turns, batch.head, 0),
-            inner=owned.inner * each,
-            last=owned.last * each + np.where(turns, 0, batch.head) + np.where(points.pp > 1, 0, batch.embedding),
+            first=np.where(over, owned.first * each + part, first),
+            inner=owned.inner * each + part,
+            last=np.where(over, owned.last * each + part, last),
             forward=batch.forward / each,
             weight_gradient=(batch.three - batch.linear) / 2 / each,
             first_chunk=owned.first_chunk,

@@ -51,6 +51,10 @@ class Options:
     beside another micro-batch's layers: the forward of one and the backward of another go together
     (DeepSeek-V3, arXiv 2412.19437, section 3.2.1). experts_whole: tensor parallelism cuts no expert; those
     who share them out are neighbours of dp x cp x tp (Megatron-LM's expert-tensor-parallel-size 1).
+    states_moved: what the optimizer moves of a number, to what it moves of one in fp32. states_on_host,
+    kept_on_host: shares of optimizer states, which are updated there, and of what layers keep for the
+    backward. ends_shared: embedding and head are cut over all stages (vocabulary parallelism; Yeung 2024,
+    arXiv 2411.05288), whose exchanges run beside layers.
     """
 
     fused_attention: Any = True
@@ -67,6 +71,10 @@ class Options:
     dispatch_once: Any = False
     exchange_hidden: Any = False
     experts_whole: Any = False
+    states_moved: Any = 1.0
+    states_on_host: Any = 0.0
+    kept_on_host: Any = 0.0
+    ends_shared: Any = False
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,30 @@ class Layer:
         told, tp = self.cluster.efficiency, self.points.tp
         launched = told.host_layer.value + np.where(tp > 1, 2 * told.host_collective.value, 0) + self.routed.launches
         return np.maximum(0, launched - device)
+
+    @cached_property
+    def kept(self) -> Seconds:
+        """Numbers that the layer keeps for its backward, about: its streams, what first weights read,
+        queries, keys and values before and after their rotation, what the MLP's weights give and read, routed
+        rows. The walk of memory knows them exactly."""
+        model, tp, kind = self.model, self.points.tp, self.points.recompute
+        rotated = (model.query + model.kv) * (1 - np.asarray(model.learned_positions))
+        of_attention = 2 * model.query + 2 * model.kv + rotated
+        wide = (1 + model.gated) * (model.whole_ffn + model.expert_share * model.routed * model.expert_ffn)
+        rows = model.expert_share * model.routed * (self.tokens * model.hidden + self._residual)
+        cheap = 2 * self.tokens * model.hidden + self.tokens * wide / tp  # which selective recomputation repeats
+        every = 2 * self._residual + self.tokens * (of_attention + wide) / tp + rows
+        return np.where(kind == FULL, 2 * self._residual, every + np.where(kind == SELECTIVE, 0, cheap))
+
+    @cached_property
+    def waits_for_offload(self) -> Seconds:
+        """Of a forward and a backward, what moving kept activations to the host and back takes longer than
+        they do."""
+        rate = self.cluster.device.host_rate
+        if rate is None or not np.any(self.options.kept_on_host):
+            return np.zeros(len(self.points))
+        moved = self.kept * 2 * self.options.kept_on_host / rate.value
+        return np.maximum(0, moved - self.forward) + np.maximum(0, moved - self.backward)
 
     @cached_property
     def again(self) -> Seconds:

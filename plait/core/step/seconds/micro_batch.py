@@ -38,10 +38,10 @@ class MicroBatchSeconds:
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
     backward: all computation, without what is computed again. again: of a layer that recomputes, of which
-    linear_again and attention_again. host: what the host is late. sent, tp, cp, ep, sharding: what all
-    collectives add, and those of each axis; sent_again, tp_again, ep_again: in a layer that recomputes.
-    gathered, reduced: what sharding sends in a forward and in a backward, as if alone. head: head and loss;
-    embedding.
+    linear_again and attention_again. host: what the host is late, and what is offloaded to it. sent, tp, cp,
+    ep, sharding: what all collectives add, and those of each axis; sent_again, tp_again, ep_again: in a layer
+    that recomputes. gathered, reduced: what sharding sends in a forward and in a backward, as if alone. head:
+    head and loss; embedding.
     """
 
     linear: Seconds
@@ -82,7 +82,9 @@ class MicroBatchSeconds:
             again=layer.again,
             linear_again=layer.linear_again,
             attention_again=layer.attention_again,
-            host=layer.waits_for_host(layer.forward + ahead) + layer.waits_for_host(layer.backward + back),
+            host=layer.waits_for_host(layer.forward + ahead)
+            + layer.waits_for_host(layer.backward + back)
+            + layer.waits_for_offload,
             sent=ahead + back,
             sent_again=layer.tp_again + layer.ep_again,
             tp=layer.tp_forward + layer.tp_backward,

@@ -23,6 +23,9 @@ from plait.core.step.seconds.experts_time import cut_by, of_experts
 from plait.core.step.seconds.layer_time import Options
 from plait.core.step.seconds.rates import Seconds as Column
 
+HOST_BYTES, HOST_SHARE = 28, 0.7
+"""Bytes of a number whose optimizer runs on a host: weight and two moments read and written, gradient, in
+fp32; of its memory's rate, what a loop over them reaches (order of magnitude of STREAM on servers)."""
 ALIKE = ("pp", "virtual", "tp", "dp", "cp", "ep", "params", "grads", "optim")
 """Columns that owners depend on."""
 
@@ -157,7 +160,19 @@ class _Cut:
         owned = self._weights(layers) / points.optim
         among = np.where(self.options.experts_whole, points.tp, 1)
         owned = owned + self._expert_weights(layers) / cut_by(points.optim, points.ep, among)
-        return rates.memory_bound(cluster, owned * cluster.efficiency.optimizer_bytes.value)
+        told, away = self.options, owned * self.options.states_on_host
+        moved = cluster.efficiency.optimizer_bytes.value * told.states_moved
+        here = rates.memory_bound(cluster, (owned - away) * moved)
+        return here + self._on_host(away)
+
+    def _on_host(self, owned: Any) -> Any:
+        """Seconds of the optimizer on the host: gradients there, its update, new parameters back, one after
+        the other."""
+        device, told = self.cluster.device, self.options
+        if device.host_rate is None or device.host_memory_rate is None:
+            return np.zeros(len(self.points))
+        sent = owned * (told.gradient_bytes + told.weight_bytes) / device.host_rate.value
+        return sent + owned * HOST_BYTES * told.states_moved / (device.host_memory_rate.value * HOST_SHARE)
 
 
 def _latest(nodes: Any) -> Column:
