@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -147,7 +148,7 @@ class Cluster(Section):
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together, or that nothing can be divided
         by."""
-        spans = [tier.ranks or 2**31 for tier in self.tiers]
+        spans = [tier.ranks or inf for tier in self.tiers]
         if spans != sorted(set(spans)):
             told = ", ".join(str(tier.ranks or "all") for tier in self.tiers)
             raise JobError(f"{told}: they do not grow from tier to tier", key="tiers.ranks")
