@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,11 +81,18 @@ def _close(part: RankPart) -> None:
 
 def stopped(rank: int, strategy: Strategy, culprit: int, tensor: str, times: int) -> tuple[str, bool]:
     """After a good step, one with a NaN: what this rank says, and whether its weights are those before."""
+    return stopped_by_several(rank, strategy, {culprit: [tensor]}, times)
+
+
+def stopped_by_several(
+    rank: int, strategy: Strategy, culprits: Mapping[int, Sequence[str]], times: int
+) -> tuple[str, bool]:
+    """The same with a NaN in several tensors, by rank."""
     part, optimizer = _part(rank, strategy)
     try:
         _step(part, optimizer, 0)
         before = _everything(optimizer)
-        if rank == culprit:
+        for tensor in culprits.get(rank, ()):
             _plant(part, tensor, times)
         try:
             _step(part, optimizer, 1)

@@ -19,6 +19,16 @@ def test_a_nan_is_traced_to_its_rank_and_tensor(strategy: Strategy, culprit: int
         assert same, "weights, averages and counts of updates are those before"
 
 
+@pytest.mark.parametrize("strategy", [TP, FSDP], ids=["tp", "fsdp"])
+def test_of_several_tensors_the_models_first_is_named(strategy: Strategy) -> None:
+    planted = {
+        0: ["layers.1.attn.q.weight"],
+        1: ["layers.1.mlp.down.weight", "layers.0.mlp.down.weight", "layers.0.mlp.up.weight"],
+    }
+    for said, same in threads(2).run(finite.stopped_by_several, strategy, planted, ALWAYS):
+        assert "is the gradient of layers.0.mlp.up.weight on rank 1. The update was not made." in said and same
+
+
 def test_a_nan_that_does_not_come_again_points_to_the_machine() -> None:
     for said, same in threads(2).run(finite.stopped, DP, 1, "layers.0.mlp.up.weight", 1):
         assert "a machine computes wrongly" in said and same
