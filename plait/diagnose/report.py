@@ -23,6 +23,8 @@ ROWS = 8
 """Rows of a table on the page, at most."""
 WORTH = 0.001
 """Share of a step from which on a row of it is shown."""
+WASTED = 1.1
+"""Memory measured, of what is predicted, from which on it is said what else is in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +351,11 @@ def _memory(report: Report) -> Iterator[Part]:
     header = ("tensors of a rank, at most", Column("predicted", in_bytes), Column("measured", in_bytes),
               Column("ratio", ".2f"), "rank", Column("its process", in_bytes))  # fmt: skip
     yield Table("", header, rows)
+    if any(ratio and ratio > WASTED for *_, ratio, _, _ in rows):
+        yield (
+            "On a CPU what a process grows by in a step is measured: buffers of libraries, some MiB a rank, and what "
+            "the C library's allocator wastes, up to a fifth of what a step makes and frees, are no tensors."
+        )
 
 
 # ---- how it got on ----

@@ -38,6 +38,9 @@ def test_on_the_page_of_text_and_for_programs(tmp_path: Path) -> None:
     report = explain(run.recording, "run", run=replace(run, metrics=tuple(LINES)), memory={"stage 0": 64 << 20})
     text = report.text()
     assert "tensors of a rank, at most" in text
+    assert "On a CPU what a process grows by" not in text
+    more = explain(run.recording, "run", run=replace(run, metrics=tuple(LINES)), memory={"stage 0": 110}).text()
+    assert "On a CPU what a process grows by in a step is measured: buffers of libraries" in " ".join(more.split())
     assert report.to_dict()["memory"][0] == {
         "place": "stage 0",
         "predicted": 64 << 20,

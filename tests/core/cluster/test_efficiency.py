@@ -65,7 +65,7 @@ def test_what_is_assumed_of_overhead() -> None:
         "reserve": (0.015, 0.5),
     }  # fmt: skip
     assert {name: one.value for name, one in ON_CPU.items() if isinstance(one, Constant)} == {
-        "context": 3e8, "communicator": 1e6, "slack": 0.05, "stuck": 0.05, "reserve": 0.0
+        "context": 3e8, "communicator": 1e6, "slack": 0.18, "stuck": 0.18, "reserve": 0.0
     }  # fmt: skip
     assert {one.error for one in ON_CPU.values() if isinstance(one, Constant)} == {0.5}
 
