@@ -158,11 +158,21 @@ def known_clusters() -> KnownClusters:
     return KnownClusters({name: Cluster.preset(name) for name in names})
 
 
-def emit_settings(job: Job, framework: str) -> Emitted:
-    """A job's strategy as settings of another framework (torchtitan, megatron). Raises JobError."""
+def emit_settings(asked: Planning, best: Candidate, framework: str) -> tuple[Emitted, str]:
+    """A candidate's strategy as settings of another framework (torchtitan, megatron), and a sentence on what
+    they take as planned and as that framework would run them. Raises JobError."""
+    from plait.plan.as_emitted import told_both
     from plait.plan.emit import emit
 
-    return emit(job, framework)
+    emitted = emit(best.job, framework, asked.planner.cluster.ranks_per_node)
+    return emitted, told_both(asked.planner, best, emitted, framework)
+
+
+def check_emits(asked: Planning, framework: str) -> None:
+    """Raise JobError for a job of which a framework's settings are not known."""
+    from plait.plan import emit
+
+    emit.check_emits(asked.planner.job, framework)
 
 
 def check_framework(framework: str) -> None:

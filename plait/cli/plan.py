@@ -92,7 +92,15 @@ def plan(
     """
     from plait.api.measuring import measure_best
     from plait.api.places import place_of
-    from plait.api.planning import check_framework, compare_plans, draw_step, emit_settings, known_clusters, plan_job
+    from plait.api.planning import (
+        check_emits,
+        check_framework,
+        compare_plans,
+        draw_step,
+        emit_settings,
+        known_clusters,
+        plan_job,
+    )
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.job.spec import naming
@@ -131,11 +139,12 @@ def plan(
         asked = plan_job(job, given, place, what_if or [])
         target = _target(asked, job, out, what_if=bool(what_if))
         _remark(asked)
-        for wanted, doing in ((measure, "measured"), (draw, "drawn"), (emit, "emitted")):
+        for wanted, doing in ((measure, "measured"), (draw, "drawn")):
             if wanted:
                 asked.planner.job.check_trains(asked.planner.model, doing)
-            if wanted and doing != "emitted":
                 asked.planner.refuse_framework(doing)
+        if emit:
+            check_emits(asked, emit)
         found = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
@@ -145,9 +154,9 @@ def plan(
     if draw:
         draw_step(asked, found.best, draw)
     if emit:
-        emitted = emit_settings(found.best.job, emit)
-        for what in emitted.unsaid:
-            terminal.say(f"# {emit} cannot say: {what}")
+        emitted, both = emit_settings(asked, found.best, emit)
+        for line in (*emitted.launch, both, *(f"{emit} cannot say: {what}" for what in emitted.unsaid)):
+            terminal.say(f"# {line}")
         terminal.say(emitted.text.rstrip("\n"))
         return
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}

@@ -421,7 +421,7 @@ class Planner:
         """Raise JobError for a job that another framework is to run, which cannot be what ``doing`` says."""
         if self.framework:
             problem = f"what {self.framework.version} is to run cannot be {doing}: Plait does not run its steps"
-            raise JobError(problem, key="plan.framework", fix="Leave it out, or use --show to have its settings")
+            raise JobError(problem, key="plan.framework", fix="Leave it out")
 
     def plan(self, job: Job) -> Plan:
         """What ranks would obey. Raises JobError for a job that another framework is to run."""

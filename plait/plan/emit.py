@@ -22,7 +22,26 @@ def check_framework(framework: str) -> None:
         )  # fmt: skip
 
 
-def emit(job: Job, framework: str) -> Emitted:
-    """A job that leaves nothing open, for ``torchtitan`` or ``megatron``. Raises JobError for other names."""
+PROGRAMS = {
+    "megatron": "pretrain_gpt.py ARGUMENTS",
+    "torchtitan": "-m torchtitan.train --module plait_plan --config planned",
+}
+"""What torchrun starts, by framework."""
+
+
+def emit(job: Job, framework: str, ranks_per_node: int = 0) -> Emitted:
+    """A job that leaves nothing open, for ``torchtitan`` or ``megatron``; with lines that start it, where it
+    is told how many ranks a node has. Raises JobError for other names."""
     check_framework(framework)
-    return FRAMEWORKS[framework](Words(job))
+    words = Words(job)
+    found = FRAMEWORKS[framework](words)
+    if ranks_per_node:
+        found.launch = words.launch(PROGRAMS[framework], ranks_per_node)
+    return found
+
+
+def check_emits(job: Job, framework: str) -> None:
+    """Raise JobError for a job of which the framework's settings are not known."""
+    model = job.model_spec(vocab=1)
+    if framework != "megatron" or job.train.precision == "nvfp4":
+        job.check_trains(model, "emitted")

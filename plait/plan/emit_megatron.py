@@ -10,11 +10,12 @@ from typing import Any
 
 from plait.core.model.spec import ROPE_THETA
 from plait.plan.emit_words import Emitted, Words
+from plait.plan.megatron_flags import DEGREES, EXPERTS, LLAMA, ROPE_ORIGINAL, SHAPES
 
 TARGET = "Megatron-LM d98e8a64 (August 2026)"
 SCHEDULES = ("1f1b", "interleaved")
-ROPE_ORIGINAL = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_positions": 8192}
-"""What ``--use-rope-scaling`` takes for granted."""
+RECIPES = {"fp8": "delayed", "mxfp8": "mxfp8"}
+"""By precision, what ``--fp8-recipe`` says."""
 
 
 def megatron(words: Words) -> Emitted:
@@ -25,17 +26,15 @@ def megatron(words: Words) -> Emitted:
         words.cannot("cuda_graphs (what it captures are layers or steps, collectives included)")
     if strategy.compile:
         words.cannot("compile (its own fused kernels stand for it)")
-    flags: dict[str, Any] = {
-        "tensor-model-parallel-size": words.tp,
-        "pipeline-model-parallel-size": section.pp,
-        "context-parallel-size": section.cp,
-        "micro-batch-size": words.micro,
-        "global-batch-size": job.train.global_batch_size,
-        "seq-length": job.data.sequence_length,
-    }
+    said = {
+        "strategy.tp": words.tp, "strategy.pp": section.pp, "strategy.cp": section.cp,
+        "train.micro_batch_size": words.micro, "train.global_batch_size": job.train.global_batch_size,
+        "data.sequence_length": job.data.sequence_length,
+    }  # fmt: skip
+    flags: dict[str, Any] = {flag: said[key] for flag, key in DEGREES.items()}
     sharding = _sharding(words)
     flags |= _context(words) | _tensor(words) | sharding | _pipeline(words) | _recomputed(words) | _precision(words)
-    flags |= _model(words)
+    flags |= _model(words) | _experts(words)
     lines = [f"--{name}" if value is True else f"--{name} {_quoted(value)}" for name, value in flags.items()]
     head = [f"# For {TARGET}; {words.ranks} ranks."]
     if (words.tp > 1 or section.cp > 1) and "use-megatron-fsdp" not in sharding:
@@ -120,11 +119,17 @@ def layout(sizes: list[int]) -> str:
 
     >>> layout([3, 4, 4, 2])
     'Et*3|(t*4|)*2t*2L'
+    >>> layout([0, 1, 1, 0])
+    'E|(t*1|)*2L'
     """
     first, *middle, last = sizes
     runs = [(size, len(list(same))) for size, same in groupby(middle)]
-    inner = "".join(f"(t*{size}|)*{times}" for size, times in runs)
-    return f"Et*{first}|{inner}t*{last}L"
+    inner = "".join(f"({_layers(size)}|)*{times}" for size, times in runs)
+    return f"E{_layers(first)}|{inner}{_layers(last)}L"
+
+
+def _layers(size: int) -> str:
+    return f"t*{size}" if size else ""
 
 
 def _recomputed(words: Words) -> dict[str, Any]:
@@ -136,6 +141,8 @@ def _recomputed(words: Words) -> dict[str, Any]:
             "recompute-granularity": "full", "recompute-method": "block",
             "recompute-num-layers": largest if some is None else some,
         }  # fmt: skip
+    if strategy.recompute == "selective" and words.job.plan.framework == "megatron":
+        return {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
     if strategy.recompute == "selective":
         words.cannot("recompute = selective of the MLP's activation (only norms are recomputed)")
         if strategy.recompute_layers is not None:
@@ -148,6 +155,9 @@ def _precision(words: Words) -> dict[str, Any]:
     precision = words.job.train.precision
     if precision == "bf16-mixed":
         return {"bf16": True}
+    if precision in ("fp8", "mxfp8"):
+        gathered = {"fp8-param-gather": True} if words.job.recipe.fp8_param_gather else {}
+        return {"bf16": True, "fp8-format": "hybrid", "fp8-recipe": RECIPES[precision]} | gathered
     if precision != "fp32":
         words.cannot(f"train.precision = {precision}")
     return {}
@@ -156,18 +166,13 @@ def _precision(words: Words) -> dict[str, Any]:
 def _model(words: Words) -> dict[str, Any]:
     """Shapes of the model."""
     model = words.model
-    found: dict[str, Any] = {
-        "num-layers": model.num_layers, "hidden-size": model.hidden, "ffn-hidden-size": model.ffn_hidden,
-        "num-attention-heads": model.num_heads, "max-position-embeddings": model.max_sequence,
-        "norm-epsilon": model.norm_eps, "hidden-dropout": model.dropout, "attention-dropout": model.attention_dropout,
-    }  # fmt: skip
+    found: dict[str, Any] = {flag: getattr(model, name) for flag, name in SHAPES.items()}
     if model.head_size * model.num_heads != model.hidden:
         found["kv-channels"] = model.head_size
     if model.num_kv_heads != model.num_heads:
         found |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
     if model.family == "llama":
-        found |= {"position-embedding-type": "rope", "normalization": "RMSNorm", "swiglu": True}
-        found |= {"disable-bias-linear": True} | _rotation(words)
+        found |= dict(LLAMA) | _rotation(words)
     if not model.tied_embeddings:
         found["untie-embeddings-and-output-weights"] = True
     if model.qk_norm:
@@ -180,6 +185,32 @@ def _model(words: Words) -> dict[str, Any]:
         words.cannot("model.levels (its layers all have one length)")
     words.cannot("the vocabulary (it is its tokenizer's, padded by make-vocab-size-divisible-by)")
     return found
+
+
+def _experts(words: Words) -> dict[str, Any]:
+    """Routed experts, which ranks share them out, and how tokens reach them."""
+    experts, section, recipe = words.model.experts, words.section, words.job.recipe
+    if experts is None:
+        return {}
+    said = {
+        "model.experts.count": experts.count, "model.experts.per_token": experts.per_token,
+        "model.experts.ffn_hidden": experts.ffn_hidden, "strategy.ep": section.ep,
+    }  # fmt: skip
+    found: dict[str, Any] = {flag: said[key] for flag, key in EXPERTS.items()} | {"moe-grouped-gemm": True}
+    if experts.shared:
+        found["moe-shared-expert-intermediate-size"] = experts.shared_width
+    if experts.capacity:
+        found["moe-expert-capacity-factor"] = experts.capacity
+    if experts.first_dense:
+        dense, sparse = experts.first_dense, words.model.num_layers - experts.first_dense
+        found["moe-layer-freq"] = f"([0]*{dense}+[1]*{sparse})"
+    elif experts.every > 1:
+        found["moe-layer-freq"] = experts.every
+    once = recipe.moe_token_dispatcher == "deepep"
+    found["moe-token-dispatcher-type"] = "flex" if once else "alltoall"
+    found |= {"moe-flex-dispatcher-backend": "deepep"} if once else {}
+    found |= {"overlap-moe-expert-parallel-comm": True} if recipe.overlap_moe_expert_parallel_comm else {}
+    return found | ({"expert-tensor-parallel-size": 1} if recipe.expert_tensor_parallel_size else {})
 
 
 def _rotation(words: Words) -> dict[str, Any]:

@@ -102,7 +102,6 @@ def _module(words: Words, lines: list[str], policy: str, cuts: list[int]) -> str
     return "\n".join(
         [
             f"# For {TARGET}, saved as plait_plan.py; {words.ranks} ranks.",
-            "# torchrun ... -m torchtitan.train --module plait_plan --config planned",
             *imports, "", "", "def planned():", *(f"    {line}" for line in (*body, *lines, "return config")), "",
         ]
     )  # fmt: skip
@@ -138,11 +137,12 @@ def _data_parallel(words: Words) -> dict[str, Any]:
     shard = max(1, wanted // cp)
     if shard * cp != wanted:
         words.cannot(f"shard.optim = {wanted} (FSDP2 shards over the {cp} ranks of a sequence as well: {shard * cp})")
-    if len(set(factors)) > 1 and factors[:2] != (1, wanted):
+    planned = words.job.plan.framework == "torchtitan"  # with what it does
+    if len(set(factors)) > 1 and factors[:2] != (1, wanted) and not planned:
         told = f"params {factors[0]}, grads {factors[1]}, optim {factors[2]}"
         words.cannot(f"shard factors that differ ({told}; all three become {shard * cp})")
     kept = factors[0] == 1 and wanted > 1
-    if kept:
+    if kept and not planned:
         words.cannot("shard.params = 1 (parameters are gathered in every forward and kept until its backward)")
     if words.strategy.shard_overlap != "both" and words.replicas > 1:
         words.cannot(f"overlap.shard = {words.strategy.shard_overlap} (FSDP2 always prefetches)")

@@ -12,16 +12,18 @@ from functools import cached_property
 
 from plait.core.job.spec import Job
 from plait.core.step.stages import Stage, split_layers
+from plait.plan.frameworks import framework_of
 
 
 @dataclass
 class Emitted:
-    """text: a file, or a command line. target: the version for which it is. unsaid: what the framework cannot
-    say, and what stands there instead."""
+    """text: a file, or a command line. target: the version for which it is. launch: command lines that start
+    it. unsaid: what the framework cannot say, and what stands there instead."""
 
     text: str = ""
     unsaid: list[str] = field(default_factory=list[str])
     target: str = ""
+    launch: list[str] = field(default_factory=list[str])
 
 
 class Words:
@@ -64,7 +66,21 @@ class Words:
         rounds = {"interleaved": self.section.virtual_stages, "zb-v": 2}.get(schedule, 1)
         given = self.section.stage_layers
         count = self.section.pp * max(1, rounds)
+        runs = framework_of(self.job.plan.framework)
+        if runs and len(given) != count:  # embedding and head may have stages to themselves
+            return runs.options.stages(self.model.num_layers, count)
         return split_layers(self.model.num_layers, count, given if len(given) == count else ())
+
+    def launch(self, program: str, each: int) -> list[str]:
+        """Command lines: torchrun on every node of ``each`` ranks, and the same by Slurm."""
+        nodes, per = max(1, -(-self.ranks // each)), min(each, self.ranks)
+        several = f" --nnodes={nodes} --node-rank=$NODE_RANK --master-addr=$HOST --master-port=29500"
+        meets = " --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 --nnodes=" + str(nodes)
+        return [
+            f"torchrun --nproc-per-node={per}{several if nodes > 1 else ''} {program}",
+            f"srun --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={per} "
+            f"torchrun --nproc-per-node={per}{meets if nodes > 1 else ''} {program}",
+        ]
 
     @cached_property
     def ranks(self) -> int:

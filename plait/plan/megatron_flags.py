@@ -46,18 +46,20 @@ SHARDED: Mapping[str, str] = {"optim": "zero1", "optim_grads": "zero2", "optim_g
 TYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 """Bytes of the types that a precision-aware optimizer is told."""
 _SWITCHES = """
-sequence-parallel use-distributed-optimizer overlap-grad-reduce overlap-param-gather use-megatron-fsdp
-use-custom-fsdp use-torch-fsdp2 bf16 fp16 group-query-attention swiglu untie-embeddings-and-output-weights
-qk-layernorm disable-bias-linear use-rope-scaling recompute-activations grad-reduce-in-bf16
-accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-position-embeddings
-no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split
-account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer
-apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather
+overlap-moe-expert-parallel-comm moe-enable-deepep sequence-parallel use-distributed-optimizer
+overlap-grad-reduce overlap-param-gather use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 bf16 fp16
+group-query-attention swiglu untie-embeddings-and-output-weights qk-layernorm disable-bias-linear
+use-rope-scaling recompute-activations grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 use-flash-attn
+squared-relu use-rotary-position-embeddings no-position-embedding no-overlap-p2p-communication
+account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer apply-layernorm-1p openai-gelu
+cross-entropy-loss-fusion add-qkv-bias fp8-param-gather
 """
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
 _VALUES = """
-fp8-recipe fp4-format cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
+moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format
+cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
 data-parallel-sharding-strategy num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage
 pipeline-model-parallel-layout recompute-granularity recompute-method recompute-num-layers recompute-modules
 position-embedding-type normalization rope-scaling-factor window-size window-attn-skip-freq
@@ -75,14 +77,13 @@ local-ranks-filter standalone redirects start-method local-addr monitor-interval
 LAUNCH = frozenset(_LAUNCH.split())
 """torchrun's own, which say where ranks are."""
 _UNMODELLED = """
-tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend moe-grouped-gemm moe-permute-fusion
-moe-token-dispatcher-type moe-expert-capacity-factor moe-pad-expert-input-to-capacity
-moe-use-legacy-grouped-gemm moe-shared-expert-overlap moe-router-fusion overlap-moe-expert-parallel-comm
-delay-wgrad-compute moe-flex-dispatcher-backend moe-enable-deepep optimizer-cpu-offload
-optimizer-offload-fraction overlap-cpu-optimizer-d2h-h2d use-torch-optimizer-for-cpu-offload cpu-offloading
-cpu-offloading-num-layers fine-grained-activation-offloading offload-modules cuda-graph-impl cuda-graph-scope
-cuda-graph-modules cuda-graph-warmup-steps enable-cuda-graph external-cuda-graph use-nccl-ub
-fsdp-double-buffer microbatch-group-size-per-virtual-pipeline-stage overlap-p2p-communication-warmup-flush
+tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend moe-permute-fusion
+moe-pad-expert-input-to-capacity moe-use-legacy-grouped-gemm moe-shared-expert-overlap moe-router-fusion
+delay-wgrad-compute optimizer-cpu-offload optimizer-offload-fraction overlap-cpu-optimizer-d2h-h2d
+use-torch-optimizer-for-cpu-offload cpu-offloading cpu-offloading-num-layers
+fine-grained-activation-offloading offload-modules cuda-graph-impl cuda-graph-scope cuda-graph-modules
+cuda-graph-warmup-steps enable-cuda-graph external-cuda-graph use-nccl-ub fsdp-double-buffer
+microbatch-group-size-per-virtual-pipeline-stage overlap-p2p-communication-warmup-flush
 overlap-param-gather-with-optimizer-step no-gradient-accumulation-fusion no-bias-swiglu-fusion
 no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
@@ -141,14 +142,14 @@ check-for-large-grads overlap-p2p-communication align-param-gather no-align-para
 attention-softmax-in-fp32 apply-query-key-layer-scaling no-query-key-layer-scaling
 no-scatter-gather-tensors-in-pipeline use-ring-exchange-p2p local-rank rank world-size lazy-mpu-init
 inference-batch-times-seqlen-threshold deterministic-mode use-cpu-initialization perform-initialization
-batch-p2p-communication rotary-percent rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype te-rng-tracker
-inference-rng-tracker use-tp-pp-dp-mapping distrib-optim-fully-reshardable-mem-efficient
+batch-p2p-communication rotary-percent rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype
+te-rng-tracker inference-rng-tracker use-tp-pp-dp-mapping distrib-optim-fully-reshardable-mem-efficient
 nccl-communicator-config-path high-priority-stream-groups sharp-enabled-group rerun-mode error-injection-rate
 enable-ft-package calc-ft-timeouts fake-init-process-group yaml-cfg ddp-pad-buckets-for-high-nccl-busbw
 gradient-accumulation-fusion masked-softmax-fusion bias-swiglu-fusion bias-gelu-fusion bias-dropout-fusion
 """
 _ROUTERS = """
-moe-router-load-balancing-type moe-aux-loss-coeff moe-z-loss-coeff moe-router-score-function
+moe-grouped-gemm moe-router-load-balancing-type moe-aux-loss-coeff moe-z-loss-coeff moe-router-score-function
 moe-router-pre-softmax moe-router-num-groups moe-router-group-topk moe-router-topk-scaling-factor
 moe-router-enable-expert-bias moe-router-bias-update-rate moe-router-dtype moe-input-jitter-eps
 moe-per-layer-logging moe-router-force-load-balancing moe-router-padding-for-fp8

@@ -207,9 +207,26 @@ def _experts(told: Told, flags: Flags) -> None:
         told.set("model.experts.first_dense", int(match[1]))
     else:
         told.unmodelled.append(f"--moe-layer-freq {some}")
+    if "moe-expert-capacity-factor" in flags:
+        key = "--moe-expert-capacity-factor"
+        told.set("model.experts.capacity", number(told, key, flags[key.removeprefix("--")][0]))
+    _experts_travel(told, flags)
+
+
+def _experts_travel(told: Told, flags: Flags) -> None:
+    """How tokens reach their experts, and whether tensor parallelism cuts these."""
     width, tp = _whole(told, flags, "expert-tensor-parallel-size"), told.get("strategy.tp", 1)
-    if width is not None and width != tp:
+    if width == 1 and tp > 1:
+        told.set("recipe.expert_tensor_parallel_size", 1)
+    elif width not in (None, tp):
         told.unmodelled.append(f"--expert-tensor-parallel-size {width} (counted as {tp})")
+    kind = flags.get("moe-token-dispatcher-type", ("allgather",))[0]
+    if "moe-enable-deepep" in flags or kind == "flex":
+        told.set("recipe.moe_token_dispatcher", "deepep")
+    elif kind == "allgather":
+        told.notes.append("Tokens that are gathered (--moe-token-dispatcher-type allgather) are counted as exchanged.")
+    if "overlap-moe-expert-parallel-comm" in flags:
+        told.set("recipe.overlap_moe_expert_parallel_comm", True)
 
 
 def _tensor(told: Told, flags: Flags) -> None:
@@ -254,9 +271,9 @@ def _sharding(told: Told, flags: Flags) -> None:
     shard = SHARDED[kind] if fsdp else "ddp"
     told.set("strategy.shard", "zero1" if owned and shard == "ddp" else shard)
     told.instances = _whole(told, flags, "num-distributed-optimizer-instances", 1) or 1
-    hidden = "both" if "overlap-param-gather" in flags or "use-torch-fsdp2" in fsdp else (
-        "backward" if "overlap-grad-reduce" in flags else "none"
-    )  # fmt: skip
+    reduces, gathers = "overlap-grad-reduce" in flags, "overlap-param-gather" in flags or "use-torch-fsdp2" in fsdp
+    alone = shard == "ddp" and not owned  # nothing is gathered
+    hidden = "both" if gathers or (reduces and alone) else "backward" if reduces else "none"
     tensor = "sync" if "no-async-tensor-model-parallel-allreduce" in flags else "async"
     told.set("strategy.overlap", {"tp": tensor, "shard": hidden})
 

@@ -19,9 +19,9 @@ from plait.plan.told import Told, whole_number
 TABLES = {"training", "parallelism", "model", "activation_checkpoint", "compile"}
 """Tables whose keys are understood or named; all others are about data, logs, checkpoints and rates."""
 _UNDERSTOOD = """
-model.converters training.local_batch_size training.batch_size training.global_batch_size training.seq_len
-training.mixed_precision_param training.mixed_precision_reduce model.name model.flavor
-parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+training.disable_cuda_graphs model.converters training.local_batch_size training.batch_size
+training.global_batch_size training.seq_len training.mixed_precision_param training.mixed_precision_reduce
+model.name model.flavor parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
 parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
 parallelism.enable_sequence_parallel parallelism.pipeline_parallel_degree
 parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size
@@ -32,10 +32,9 @@ config.model_spec config.activation_checkpoint first parts
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
-compile.components training.disable_cuda_graphs activation_checkpoint.selective_ac_option
-parallelism.disable_loss_parallel parallelism.context_parallel_rotate_method
-parallelism.context_parallel_load_balancer parallelism.expert_tensor_parallel_degree
-training.enable_cpu_offload parallelism.fsdp_prefetch
+compile.components activation_checkpoint.selective_ac_option parallelism.disable_loss_parallel
+parallelism.context_parallel_rotate_method parallelism.context_parallel_load_balancer
+parallelism.expert_tensor_parallel_degree training.enable_cpu_offload parallelism.fsdp_prefetch
 activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
 activation_checkpoint.memory_budget activation_checkpoint.preserve_rng_state
 activation_checkpoint.determinism_check config.model_converters
@@ -86,6 +85,8 @@ def _sorted(told: Told, settings: Settings) -> None:
             told.harmless.append(key)
         else:
             told.unknown.append(f"{key} = {value}")
+    if settings.values.get("training.disable_cuda_graphs", True) is not True:
+        told.unmodelled.append("training.disable_cuda_graphs = False")
     told.unknown += [f"{one} (computed)" for one in settings.computed if "module_fqns_per_model_part" not in one]
 
 
@@ -191,10 +192,8 @@ def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     if mode not in ("none", "selective", "full"):
         raise told.refuse("activation_checkpoint.mode", f"'{mode}' is unknown", "Use none, selective or full")
     if mode == "selective":
-        layers, stages = (
-            told.get("model.num_layers", 2),
-            told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1),
-        )
+        cuts, stages = values.get("first"), told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
+        layers = cuts[-1] if isinstance(cuts, list) else told.get("model.num_layers", 2)
         told.set("strategy.recompute", {"kind": "full", "layers": -(-layers // stages // 2)})
         told.notes.append("Selective recomputation is predicted as full recomputation of half of the layers.")
         told.freed = ("recompute_layers",)

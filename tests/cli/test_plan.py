@@ -241,7 +241,9 @@ def test_emitting_a_plan_keeps_it(job: Path) -> None:
     said = plait(plan, "--show", "torchtitan")
     compile(said, "plait_plan.py", "exec")
     assert "parallelism.tensor_parallel_degree = 2" in said
-    assert said.startswith("# torchtitan cannot say: ")
+    assert said.startswith("# torchrun --nproc-per-node=4 -m torchtitan.train --module plait_plan --config planned\n")
+    assert "# Planned for Plait: " in said and " As torchtitan 0.3.0 would run these settings: " in said
+    assert "\n# torchtitan cannot say: " in said
     assert plan.read_bytes() == before
 
 
