@@ -3,7 +3,7 @@
 Such rows name a model and a layout and little else: shapes are the preset's, layers the row's where it
 gives them (proxies have fewer); of recomputation they say nothing, and none is taken. Nothing is fitted to
 these rows, and they are in no total of dense ones. What cannot be described is skipped, with a reason:
-other attention than Plait's (DeepSeek-V3), devices without a description. Experts are whole where they can
+models and devices without a description. Experts are whole where they can
 only be shared out over tensor-parallel ranks too. Megatron-Bridge sends tokens of Qwen3 by HybridEP on
 Blackwell since 26.06 (scripts/performance/configs/qwen, commit 05c0c90); of older releases no file was read.
 """
@@ -30,7 +30,7 @@ from plait.core.step.columns.shapes import Shapes
 
 MODELS = (
     (r"grok-?1", "grok-1"), (r"qwen3[_-]30b", "qwen3-30b-a3b"), (r"qwen3[_-]235b", "qwen3-235b-a22b"),
-    (r"mixtral_8x7b", "mixtral-8x7b"), (r"mixtral_8x22b", "mixtral-8x22b"),
+    (r"deepseek-?v3", "deepseek-v3"), (r"mixtral_8x7b", "mixtral-8x7b"), (r"mixtral_8x22b", "mixtral-8x22b"),
 )  # fmt: skip
 """Names in measurements, to presets."""
 ONCE_SINCE = "26.06"

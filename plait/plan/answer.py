@@ -182,7 +182,7 @@ class Planner:
     @property
     def closed(self) -> bool:
         """Whether it is predicted in closed form alone, since lists of ops do not have all of it."""
-        return bool(self.model.experts or self.job.untrained or self.framework)
+        return bool(self.model.experts or self.model.kv_lora_rank or self.job.untrained or self.framework)
 
     def answer(self) -> Answer:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
@@ -494,4 +494,6 @@ def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
     """FLOPs of a step: all scores counted, and only those of the causal half."""
     full = model.step_flops(sequence, batch)
     lengths = [sequence >> model.level(layer) for layer in range(model.num_layers)]
-    return full, full - batch * sum(6 * model.scores(length, at) * model.letters.Q for at, length in enumerate(lengths))
+    return full, full - batch * sum(
+        6 * model.scores(length, at) * model.core_width for at, length in enumerate(lengths)
+    )

@@ -11,6 +11,7 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import SCHEDULES, Points
 from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
 from plait.core.step.memory.estimate import estimate
@@ -100,3 +101,21 @@ def test_parts_of_a_closed_form_are_axes() -> None:
         "compute": 1 + 2 + 4 + 8, "tp": 16, "cp": 32, "ep": 64, "dp": 128 + 1024, "pp": 512, "optimizer": 2048 + 8192,
         "idle": 256 + 4096,
     }  # fmt: skip
+
+
+def test_latent_attention_is_planned_in_closed_form_and_not_trained() -> None:
+    values = {
+        "model": {"preset": "deepseek-v3"}, "data": {"sequence_length": 4096},
+        "train": {"global_batch_size": 1024, "precision": "fp8"}, "cluster": {"preset": "gb200", "ranks": 256},
+        "plan": {"top": 1, "points": 20_000}, "recipe": {"moe_token_dispatcher": "deepep"},
+    }  # fmt: skip
+    asked = Planner(Job.from_dict(values), Cluster.preset("gb200"), vocab=129_280)
+    found = asked.answer()
+    best = found.best
+    assert best.seconds == best.closed_form and best.memory.fits
+    states = best.memory.fullest.place.memory
+    assert states.parameters + states.gradients + states.optimizer > 671e9 * 8 / 256
+    assert "Planned without multi-token prediction, biases of the router." in found.why
+    dense = ModelSpec.from_dict({**asked.model.to_dict(), "experts": None, "without": []})
+    with pytest.raises(JobError, match="latent attention can be planned for, and not be trained yet"):
+        asked.job.check_trains(dense)

@@ -68,6 +68,9 @@ def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
     """Raise JobError for what can be planned for, and not be trained yet, or what ``doing`` says: experts, a
     model without some of its parts, keys of a job."""
     refuse_experts(model, doing)
+    if model.kv_lora_rank:
+        problem = f"a model with latent attention can be planned for, and not be {doing} yet"
+        raise JobError(problem, key="model.kv_lora_rank", fix="Use plait plan alone, or a model without")
     if model.without and doing == "trained":
         problem = (
             f"the model is planned without {', '.join(model.without)}, and would be another one if it were trained"

@@ -25,6 +25,8 @@ from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, nor
 
 Family = Literal["gpt", "llama", "utransformer"]
 ROPE_THETA = 10000.0
+RARE = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
+"""Fields that a plan has only where they say something."""
 MOST_PARAMETERS = 10**15
 """A thousand times the largest models; all that is computed from it fits into 64 bits."""
 
@@ -102,6 +104,13 @@ class ModelSpec:
     """Of the others, every so-manieth has none (Gemma 3: 6, the sixth and the twelfth). 0: all have one."""
     experts: Experts | None = None
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
+    q_lora_rank: Whole = 0
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): size of what queries are made from.
+    Planned, not trained."""
+    kv_lora_rank: Whole = 0
+    """Size of what keys and values are made from. 0: attention is not latent."""
+    qk_rope_head_dim: Whole = 0
+    """Numbers of a head's queries and keys that are rotated, beside ``head_size`` others."""
     without: Texts = ()
     """Parts of the published model that Plait cannot describe, in words: it is planned without them, and not
     trained. Empty to train what is described."""
@@ -179,12 +188,26 @@ class ModelSpec:
         if self.window and self.attention_dropout:
             raise JobError("attention with a sliding window cannot drop weights", key="model.attention_dropout",
                            changes=[{"model.attention_dropout": 0.0}, {"model.window": 0}])  # fmt: skip
+        self._check_latent()
         if self.experts:
             self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
         if self.num_parameters > MOST_PARAMETERS:
             problem = f"the model would have {self.num_parameters:.3g} parameters"
             raise JobError(problem, key="model.hidden", fix=f"Allowed: at most {MOST_PARAMETERS:.0g}")
+
+    def _check_latent(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")}
+        missing = [name for name, size in sizes.items() if size < 1]
+        if not any(sizes.values()):
+            return
+        if missing:
+            raise JobError("latent attention needs it", key=f"model.{missing[0]}", fix="Give it, or none of the three")
+        for key, wrong in (("family", self.has_bias), ("num_kv_heads", self.num_kv_heads != self.num_heads),
+                           ("qk_norm", self.qk_norm), ("window", self.window)):  # fmt: skip
+            if wrong:
+                raise JobError(f"{getattr(self, key)!r} is not supported beside latent attention", key=f"model.{key}",
+                               changes=[{f"model.{key}": "llama" if key == "family" else None}])  # fmt: skip
 
     def _check_experts(self, experts: Experts) -> None:
         if self.levels:
@@ -264,7 +287,8 @@ class ModelSpec:
             H=self.hidden, Q=self.num_heads * self.head_size, K=self.num_kv_heads * self.head_size, F=self.ffn_hidden,
             V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
             learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
-            D=self.head_size, qk_norm=int(self.qk_norm),
+            D=self.head_size, qk_norm=int(self.qk_norm), A=self.q_lora_rank, B=self.kv_lora_rank,
+            R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0),
         )  # fmt: skip
 
     def numbers_of(self, *sites: Site) -> int:
@@ -316,7 +340,12 @@ class ModelSpec:
         The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
         counted.
         """
-        return self.product_flops(sequence, "attn") + 4 * self.scores(sequence, layer) * self.letters.Q
+        return self.product_flops(sequence, "attn") + 4 * self.scores(sequence, layer) * self.core_width
+
+    @property
+    def core_width(self) -> int:
+        """Mean of a query's and a value's width over all heads: latent queries have a rotated part beside."""
+        return self.letters.Q + self.num_heads * self.qk_rope_head_dim // 2
 
     def product_flops(self, tokens: int, *sites: Site) -> int:
         """Forward FLOPs of ``tokens`` times the matrices of one segment of each of these sites."""
@@ -343,8 +372,9 @@ class ModelSpec:
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` reads them back. Empty ``without`` is left out."""
-        return {key: value for key, value in asdict(self).items() if key != "without" or value}
+        """Plain values, for JSON; ``from_dict`` reads them back. What few models have is left out where it is
+        nothing."""
+        return {key: value for key, value in asdict(self).items() if key not in RARE or value}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:

@@ -17,17 +17,19 @@ Number: TypeAlias = Any
 """A number, or a column of one for each model."""
 Site = Literal["embed", "attn", "mlp", "down", "up", "head"]
 Cut = Literal["", "even", "kv", "words"]
-Letter = Literal["H", "2H", "Q", "K", "F", "V", "P", "D"]
+Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R"]
 Sums = Literal["never", "cut", "always"]
-Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm"]
+Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
     """Sizes of a model. H: hidden. Q: all queries; K: all keys, and all values. F: of the MLP. V:
-    vocabulary. P: learned positions. D: of a head. The others are 0 or 1: linear layers and norms have
-    biases; a gate stands beside the MLP's first weight; positions are learned; the head has the embedding's
-    weight; attention and MLP share one norm; queries and keys are normalised head by head."""
+    vocabulary. P: learned positions. D: of a head. A, B: of latent queries, and of latent keys and values; R:
+    numbers of a head that are rotated beside its others then. The others are 0 or 1: linear layers and norms
+    have biases; a gate stands beside the MLP's first weight; positions are learned; the head has the
+    embedding's weight; attention and MLP share one norm; queries and keys are normalised head by head;
+    attention is latent."""
 
     H: Number
     Q: Number
@@ -42,10 +44,23 @@ class Letters:
     block: Number
     D: Number = 0
     qk_norm: Number = 0
+    A: Number = 0
+    B: Number = 0
+    R: Number = 0
+    latent: Number = 0
 
     def size(self, letter: Letter) -> Number:
         """Numbers along a dimension."""
-        return 2 * self.H if letter == "2H" else getattr(self, letter)
+        match letter:
+            case "2H" | "2Q":
+                return 2 * getattr(self, letter[1])
+            case "B+R":
+                return self.B + self.R
+            case "Q+R":  # of every head
+                plain = isinstance(self.latent, int) and not self.latent
+                return self.Q if plain else self.Q + self.Q // self.D * self.R
+            case _:
+                return getattr(self, letter)
 
     def has(self, condition: Condition) -> Number:
         """0 or 1."""
@@ -54,6 +69,8 @@ class Letters:
                 return 1
             case "untied":
                 return 1 - self.tied
+            case "direct":
+                return 1 - self.latent
             case "own norm":
                 return 1 - self.block
             case "own bias":  # in a parallel block both outputs are added at once: one bias serves both
@@ -98,9 +115,15 @@ WEIGHTS: tuple[Weight, ...] = (
     Weight("up", "bias", ("H",)),
     Weight("attn", "norm.weight", ("H",), sums="cut"),
     Weight("attn", "norm.bias", ("H",), sums="cut", when="biased"),
-    Weight("attn", "q.weight", ("Q", "H"), "even", held="column.weight"),
-    Weight("attn", "k.weight", ("K", "H"), "kv", sums="always", held="column.weight"),
-    Weight("attn", "v.weight", ("K", "H"), "kv", sums="always", held="column.weight"),
+    Weight("attn", "q.weight", ("Q", "H"), "even", held="column.weight", when="direct"),
+    Weight("attn", "k.weight", ("K", "H"), "kv", sums="always", held="column.weight", when="direct"),
+    Weight("attn", "v.weight", ("K", "H"), "kv", sums="always", held="column.weight", when="direct"),
+    Weight("attn", "q_down.weight", ("A", "H"), sums="cut", when="latent"),
+    Weight("attn", "q_down.norm", ("A",), sums="cut", when="latent"),
+    Weight("attn", "q_up.weight", ("Q+R", "A"), "even", when="latent"),
+    Weight("attn", "kv_down.weight", ("B+R", "H"), sums="cut", when="latent"),
+    Weight("attn", "kv_down.norm", ("B",), sums="cut", when="latent"),
+    Weight("attn", "kv_up.weight", ("2Q", "B"), "even", when="latent"),
     Weight("attn", "q.bias", ("Q",), "even", held="column.bias", when="biased"),
     Weight("attn", "k.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),
     Weight("attn", "v.bias", ("K",), "kv", sums="always", held="column.bias", when="biased"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
 
 PUBLISHED = {
@@ -23,7 +24,7 @@ PUBLISHED = {
     "gemma2-9b": 9_241_705_984, "gemma2-27b": 27_227_128_320, "gemma3-1b": 999_885_952,
     "gemma3-12b": 11_766_034_176, "gemma3-27b": 27_009_346_304, "mistral-7b": 7_241_732_096,
     "mistral-nemo-12b": 12_247_782_400, "mistral-small-24b": 23_572_403_200, "mistral-large-123b": 122_610_069_504,
-    "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296,
+    "deepseek-v3": 671_026_419_200, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296,
 }  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def missing(model: ModelSpec) -> int:
         * (model.num_heads + 2 * model.num_kv_heads)
         * model.head_size,
         "norms after sublayers": model.num_layers * 2 * model.hidden,
+        "biases of the router": model.num_expert_layers * (model.experts.count if model.experts else 0),
     }
     return sum(counts.get(part, 0) for part in model.without)
 
@@ -51,3 +53,32 @@ def test_what_is_missing_is_read_back_and_written_only_where_something_is() -> N
     assert ModelSpec.from_dict(gemma.to_dict()) == gemma
     assert gemma.to_dict()["without"] == gemma.without
     assert "without" not in llama.to_dict()
+
+
+def test_latent_attention_by_hand() -> None:
+    """DeepSeek-V3: queries by way of 1,536 numbers, keys and values by way of 512, beside 64 that are rotated
+    and that all heads share; 37B parameters are active; scores have 192 numbers a head, values 128."""
+    model = ModelSpec.preset("deepseek-v3", specs_folder() / "models")
+    assert model.experts
+    down, up = 7168 * (1536 + 512 + 64), 1536 * 128 * 192 + 512 * 128 * 256
+    assert model.numbers_of("attn") == down + up + 128 * 128 * 7168 + 7168 + 1536 + 512
+    idle = (model.experts.count - model.experts.per_token) * model.expert_parameters(2048)
+    assert 37e9 < model.num_parameters - model.num_expert_layers * idle < 38e9
+    scores = model.attention_flops(4096) - model.product_flops(4096, "attn")
+    assert scores == 2 * 4096**2 * 128 * (192 + 128)
+    assert ModelSpec.from_dict(model.to_dict()) == model
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"kv_lora_rank": 0}, "model.kv_lora_rank"), ({"q_lora_rank": 0}, "model.q_lora_rank"),
+        ({"num_kv_heads": 8}, "model.num_kv_heads"), ({"qk_norm": True}, "model.qk_norm"),
+        ({"window": 4}, "model.window"),
+    ],
+)  # fmt: skip
+def test_what_latent_attention_cannot_have(changed: dict[str, int], key: str) -> None:
+    values = ModelSpec.preset_values("deepseek-v3", specs_folder() / "models")
+    with pytest.raises(JobError) as refused:
+        ModelSpec.from_dict(values | changed)
+    assert refused.value.key == key

@@ -29,7 +29,8 @@ class Shapes:
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
-    layers, the part that has experts; dropless: whether an expert takes as many tokens as come (0 or 1).
+    layers, the part that has experts. q_lora_rank, kv_lora_rank, qk_rope_head_dim: of latent attention, 0 of
+    any other; dropless: whether an expert takes as many tokens as come (0 or 1).
     """
 
     num_layers: Number
@@ -45,6 +46,9 @@ class Shapes:
     max_sequence: Number = 0
     attention_dropout: Number = 0
     normed_within: Number = 0
+    q_lora_rank: Number = 0
+    kv_lora_rank: Number = 0
+    qk_rope_head_dim: Number = 0
     window: Number = 0
     windowed: Number = 0
     experts: Number = 0
@@ -84,6 +88,16 @@ class Shapes:
         """Width of all keys, and of all values."""
         return self.num_kv_heads * self.head_size
 
+    @property
+    def core_size(self) -> Number:
+        """Mean of a query's and a value's width in a head: latent queries have a rotated part beside."""
+        return self.head_size + np.asarray(self.qk_rope_head_dim) / 2
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether any model's attention is."""
+        return bool(np.any(np.asarray(self.kv_lora_rank) > 0))
+
     def kv_ranks(self, tp: Number) -> Number:
         """Of tensor-parallel ranks, those that divide keys and values: of more, several have the same."""
         return np.minimum(tp, self.num_kv_heads)
@@ -104,6 +118,8 @@ class Shapes:
         return Letters(
             H=self.hidden, Q=self.query, K=self.kv, F=self.whole_ffn, V=self.vocab, P=self.max_sequence, biased=0,
             gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings, block=0, D=self.head_size,
+            A=self.q_lora_rank, B=self.kv_lora_rank, R=self.qk_rope_head_dim,
+            latent=1 * (np.asarray(self.kv_lora_rank) > 0),
         )  # fmt: skip
 
     @property

@@ -24,7 +24,7 @@ from plait.core.step.memory.activation_columns import (
     shared_degrees,
     stage_tables,
 )
-from plait.core.step.memory.experts_memory import activated, routed_sizes
+from plait.core.step.memory.experts_memory import activated, latent_sizes, routed_sizes
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -89,6 +89,8 @@ def size_rows(
         found += routed_sizes(
             model, rows.points, mixed[first], sequence=sequence, itemsize=itemsize, whole=bool(options.experts_whole)
         )
+    if model.kv_lora_rank:
+        found += latent_sizes(model, rows.points, sequence=sequence, itemsize=itemsize)
     return found, row_of
 
 

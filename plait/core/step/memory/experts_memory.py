@@ -40,9 +40,10 @@ SCORE_BYTES = 2 * MASTER
 
 @cache
 def activated(model: ModelSpec) -> ModelSpec:
-    """As wide as what a token meets; a dense model as it is."""
+    """As wide as what a token meets, and with attention that is not latent; else as it is."""
     shapes = Shapes.of(model)
-    return _dense(model, shapes.whole_ffn + shapes.expert_share * shapes.routed * shapes.expert_ffn)
+    plain: dict[str, Any] = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim"), 0)
+    return _dense(model, shapes.whole_ffn + shapes.expert_share * shapes.routed * shapes.expert_ffn, plain)
 
 
 @cache
@@ -52,11 +53,12 @@ def resident(model: ModelSpec) -> ModelSpec:
     return _dense(model, shapes.whole_ffn + shapes.expert_share * shapes.experts / (2 + shapes.gated))
 
 
-def _dense(model: ModelSpec, width: float) -> ModelSpec:
-    if model.experts is None:
+def _dense(model: ModelSpec, width: float, changed: dict[str, Any] | None = None) -> ModelSpec:
+    changed = {name: value for name, value in (changed or {}).items() if getattr(model, name) != value}
+    if model.experts is None and not changed:
         return model
     values: dict[str, Any] = {field.name: getattr(model, field.name) for field in fields(ModelSpec)}
-    values |= {"experts": None, "ffn_hidden": round(width)}
+    values |= {"experts": None, "ffn_hidden": round(width), **changed}
     return LooseModel(**values, gated_mlp=model.gated, trained_positions=model.learned_positions)
 
 
@@ -71,6 +73,21 @@ def expert_factors(factors: Factors, ep: int, among: int = 1) -> Factors:
     """What factors of sharding over dp x cp are over the ranks that have the same experts. among:
     tensor-parallel ranks among which experts are told apart."""
     return Factors(*(cut_by(getattr(factors, field.name), ep, among) for field in fields(Factors)))
+
+
+def latent_sizes(model: ModelSpec, points: Points, *, sequence: int, itemsize: int) -> NDArray[np.float64]:
+    """[points, STREAM] bytes, to be added to ``size_rows``: latent queries, keys and values that a layer
+    keeps, of its own tokens, and the rotated parts of its heads' queries and keys."""
+    tokens = (points.micro * (sequence // points.cp)).astype(np.float64)
+    here = tokens / np.where(points.sequence_parallel > 0, points.tp, 1)
+    letters = model.letters
+    rotated = 2 * model.num_heads * model.qk_rope_head_dim / points.tp
+    kept = itemsize * (here * (letters.A + letters.B + letters.R) + tokens * rotated)
+    found, again = np.zeros((len(points), STREAM)), points.recompute == FULL
+    found[:, KEPT_LAYER] = kept * ~again
+    for peak in (FORWARD, BACKWARD):
+        found[:, peak : peak + len(TYPES)] = (kept * again)[:, None]
+    return found
 
 
 def routed_sizes(

@@ -25,6 +25,8 @@ from plait.core.step.seconds.experts_time import Routed
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
 
+LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
+"""Widths of latent attention."""
 SITES: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "no-communication"))
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
@@ -119,12 +121,27 @@ class Layer:
             for site in SITES:
                 first, last = (np.maximum(1, width) for width in widths(site, model.letters, points.tp, kv))
                 dims = Dims(T=self.tokens / points.p1, H=model.hidden, Z=first, O=last)
-                # Else all of the MLP's width is routed experts'.
-                times = points.p1 * parts * (site == "attn" or np.asarray(model.whole_ffn) > 0)
+                # Else all of the MLP's width is routed experts', or first products of attention are latent.
+                direct = kind == Kind.SECOND or np.asarray(model.kv_lora_rank) == 0
+                times = points.p1 * parts * (direct if site == "attn" else np.asarray(model.whole_ffn) > 0)
                 rows = (step for step in steps_of(site, kind) if step.product)
                 found += [times * seconds(*dims.product(step, parts)) for step in rows]
+        if not only_second and model.is_latent:
+            found += self._latent_products(seconds)
         routed = 0.0 if only_second else self.routed.products(backward=rate is rates.three_products)
         return sum(found, routed)
+
+    def _latent_products(self, seconds: Callable[..., Seconds]) -> list[Any]:
+        """Of latent attention's first weights: down to queries', and to keys' and values', which every
+        tensor-parallel rank does for its tokens; up from these, of its heads."""
+        letters, tp, some = self.model.letters, self.points.tp, np.asarray(self.model.kv_lora_rank) > 0
+        own, sizes = self._residual / self.model.hidden, {name: np.maximum(1, letters.size(name)) for name in LATENT}
+        return [
+            some * seconds(own, self.model.hidden, sizes["A"]),
+            some * seconds(own, self.model.hidden, sizes["B+R"]),
+            some * seconds(self.tokens, sizes["A"], np.maximum(1, sizes["Q+R"] / tp)),
+            some * seconds(self.tokens, sizes["B"], np.maximum(1, sizes["2Q"] / tp)),
+        ]
 
     @cached_property
     def routed(self) -> Routed:
@@ -152,7 +169,7 @@ class Layer:
             heads=model.num_heads / points.tp / (points.cp / points.ring),
             queries=self.sequence / points.ring,
             keys=keys_seen(self.sequence, model.window, model.windowed),
-            head_size=model.letters.D,
+            head_size=model.core_size,
         )
         fused = np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0)
         seconds = rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused)

@@ -16,6 +16,7 @@ from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.columns.shapes import Shapes
+from plait.core.step.seconds import rates
 from plait.core.step.seconds.closed_form import Options, Seconds, step_seconds
 from plait.core.step.seconds.dispatch_time import INSIDE, reached
 from plait.core.step.seconds.experts_time import cut_by, of_experts
@@ -181,3 +182,37 @@ def test_the_host_waits_for_counts_of_tokens_unless_experts_drop_some() -> None:
     drops = replace(MIXTRAL, experts=replace(MIXTRAL.experts, capacity=1.0))  # type: ignore[type-var]
     row = ROW | {"tp": 8, "dp": 1, "micro": 1, "sequence_parallel": 1}
     assert step(drops, row).total[0] < step(MIXTRAL, row).total[0]
+
+
+def test_deepseek_v3_as_it_was_trained() -> None:
+    """arXiv 2412.19437: 180,000 hours of an H800 for 1e12 tokens, in batches of 15,360 x 4,096 on 2,048 of
+    them: 19.9 s a step; pp 16, ep 64, a bidirectional pipeline, exchanges beside other micro-batches. Nothing
+    was fitted to it."""
+    inside = H100.tiers[0].model_copy(update={"rate": H100.tiers[0].rate.model_copy(update={"value": 200e9})})
+    h800 = H100.model_copy(update={"tiers": (inside, *H100.tiers[1:])})
+    model = ModelSpec.preset("deepseek-v3", specs_folder() / "models")
+    row = {
+        "pp": 16, "dp": 128, "ep": 64, "micro": 1, "num_micro": 120, "optim": 128, "virtual": 2,
+        "schedule": SCHEDULES.index("zb-v"), "recompute": RECOMPUTES.index("selective"),
+    }  # fmt: skip
+    found = step_seconds(
+        model, Points.of([row]), h800, sequence=4096, precision="fp8",
+        options=Options(dispatch_once=True, exchange_hidden=True, quantised=0.5),
+    )  # fmt: skip
+    assert found.total[0] == pytest.approx(180_000 * 3600 / 1e12 * 15_360 * 4096 / 2048, rel=0.12)
+
+
+def test_latent_attentions_products_are_its_four_and_the_second() -> None:
+    model = ModelSpec.preset("deepseek-v3", specs_folder() / "models")
+    plain = replace(model, experts=None, q_lora_rank=0, kv_lora_rank=0, qk_rope_head_dim=0)
+    latent = replace(model, experts=None)
+    row = {"tp": 4, "dp": 2, "micro": 2, "num_micro": 2, "sequence_parallel": 1, "overlap": OVERLAPS.index("sync")}
+    layers, tokens = model.num_layers, 2 * 2 * 4096
+
+    def products(*shapes: tuple[float, float, float]) -> float:
+        return sum(float(rates.three_products(H100, "bf16-mixed", *shape)) for shape in shapes) * layers * 2
+
+    of_latent = products((2048, 7168, 1536), (2048, 7168, 576), (8192, 1536, 24576 / 4), (8192, 512, 32768 / 4))
+    of_plain = products((8192, 7168, 3 * 16384 / 4))
+    found = step(latent, row).linear[0] - step(plain, row).linear[0]
+    assert tokens == 16384 and found == pytest.approx(of_latent - of_plain, rel=1e-9)
