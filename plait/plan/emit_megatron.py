@@ -34,7 +34,7 @@ def megatron(words: Words) -> Emitted:
     flags: dict[str, Any] = {flag: said[key] for flag, key in DEGREES.items()}
     sharding = _sharding(words)
     flags |= _context(words) | _tensor(words) | sharding | _pipeline(words) | _recomputed(words) | _precision(words)
-    flags |= _model(words) | _experts(words)
+    flags |= _recipe(words) | _model(words) | _experts(words)
     lines = [f"--{name}" if value is True else f"--{name} {_quoted(value)}" for name, value in flags.items()]
     head = [f"# For {TARGET}; {words.ranks} ranks."]
     if (words.tp > 1 or section.cp > 1) and "use-megatron-fsdp" not in sharding:
@@ -161,6 +161,23 @@ def _precision(words: Words) -> dict[str, Any]:
     if precision != "fp32":
         words.cannot(f"train.precision = {precision}")
     return {}
+
+
+def _recipe(words: Words) -> dict[str, Any]:
+    """Types of gradients and moments, and what lies on the host."""
+    recipe, found = words.job.recipe, dict[str, Any]()
+    if recipe.grad_reduce_in_bf16:
+        found["grad-reduce-in-bf16"] = True
+    if (recipe.exp_avg_dtype, recipe.exp_avg_sq_dtype) != ("fp32", "fp32"):
+        found |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": recipe.exp_avg_dtype}
+        found["exp-avg-sq-dtype"] = recipe.exp_avg_sq_dtype
+    if recipe.optimizer_offload_fraction:
+        found |= {"optimizer-cpu-offload": True, "optimizer-offload-fraction": recipe.optimizer_offload_fraction}
+    if recipe.activation_offload_fraction:
+        words.cannot(f"recipe.activation_offload_fraction = {recipe.activation_offload_fraction} (nothing is moved)")
+    if recipe.vocabulary_parallel_stages:
+        words.cannot("recipe.vocabulary_parallel_stages (embedding and head stay at the ends)")
+    return found
 
 
 def _model(words: Words) -> dict[str, Any]:

@@ -84,7 +84,8 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 def planned_only(job: Job, model: ModelSpec, trained: float | None = None) -> list[str]:
     """Sentences on what of a job and its model no rank of Plait's can do, and what is left out. trained:
     seconds of a step without it, in closed form."""
-    keys = [f"{key} = {shown(value)}" for key, value in job.untrained]
+    others = job.plan.framework != "plait"  # no rank of Plait's is to do it
+    keys = [] if others else [f"{key} = {shown(value)}" for key, value in job.untrained]
     without = f" Without, the closed form says {in_seconds(trained)}." if trained else ""
     told = [f"Planned in closed form, and not trained: {', '.join(keys)}.{without}"] if keys else []
     return [*told, *([f"Planned without {', '.join(model.without)}."] if model.without else [])]

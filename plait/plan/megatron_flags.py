@@ -43,23 +43,31 @@ ROPE_ORIGINAL = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_posi
 """What ``--use-rope-scaling`` takes for granted."""
 SHARDED: Mapping[str, str] = {"optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "fsdp", "no_shard": "ddp"}
 """Values of ``--data-parallel-sharding-strategy``, and the sharding that they are."""
-TYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of the types that a precision-aware optimizer is told."""
+TYPES = {
+    "fp32": "fp32",
+    "float32": "fp32",
+    "fp16": "bf16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "uint8": "fp8",
+}
+"""Types that a precision-aware optimizer is told, and what they are counted as."""
 _SWITCHES = """
-overlap-moe-expert-parallel-comm moe-enable-deepep sequence-parallel use-distributed-optimizer
-overlap-grad-reduce overlap-param-gather use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 bf16 fp16
-group-query-attention swiglu untie-embeddings-and-output-weights qk-layernorm disable-bias-linear
-use-rope-scaling recompute-activations grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 use-flash-attn
-squared-relu use-rotary-position-embeddings no-position-embedding no-overlap-p2p-communication
-account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
-no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer apply-layernorm-1p openai-gelu
-cross-entropy-loss-fusion add-qkv-bias fp8-param-gather
+optimizer-cpu-offload overlap-moe-expert-parallel-comm moe-enable-deepep sequence-parallel
+use-distributed-optimizer overlap-grad-reduce overlap-param-gather use-megatron-fsdp use-custom-fsdp
+use-torch-fsdp2 bf16 fp16 group-query-attention swiglu untie-embeddings-and-output-weights qk-layernorm
+disable-bias-linear use-rope-scaling recompute-activations grad-reduce-in-bf16
+accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-position-embeddings
+no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split
+account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer
+apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather
 """
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
 _VALUES = """
-moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format
-cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
+optimizer-offload-fraction moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type
+fp8-recipe fp4-format cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
 data-parallel-sharding-strategy num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage
 pipeline-model-parallel-layout recompute-granularity recompute-method recompute-num-layers recompute-modules
 position-embedding-type normalization rope-scaling-factor window-size window-attn-skip-freq
@@ -79,11 +87,10 @@ LAUNCH = frozenset(_LAUNCH.split())
 _UNMODELLED = """
 tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend moe-permute-fusion
 moe-pad-expert-input-to-capacity moe-use-legacy-grouped-gemm moe-shared-expert-overlap moe-router-fusion
-delay-wgrad-compute optimizer-cpu-offload optimizer-offload-fraction overlap-cpu-optimizer-d2h-h2d
-use-torch-optimizer-for-cpu-offload cpu-offloading cpu-offloading-num-layers
-fine-grained-activation-offloading offload-modules cuda-graph-impl cuda-graph-scope cuda-graph-modules
-cuda-graph-warmup-steps enable-cuda-graph external-cuda-graph use-nccl-ub fsdp-double-buffer
-microbatch-group-size-per-virtual-pipeline-stage overlap-p2p-communication-warmup-flush
+delay-wgrad-compute overlap-cpu-optimizer-d2h-h2d use-torch-optimizer-for-cpu-offload cpu-offloading
+cpu-offloading-num-layers fine-grained-activation-offloading offload-modules cuda-graph-impl cuda-graph-scope
+cuda-graph-modules cuda-graph-warmup-steps enable-cuda-graph external-cuda-graph use-nccl-ub
+fsdp-double-buffer microbatch-group-size-per-virtual-pipeline-stage overlap-p2p-communication-warmup-flush
 overlap-param-gather-with-optimizer-step no-gradient-accumulation-fusion no-bias-swiglu-fusion
 no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval

@@ -7,27 +7,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from plait.plan.told import Told, whole_number
+from plait.plan.told import Told, number, whole_number
 
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 """``zero_optimization.stage``, and the sharding that it is."""
 DEGREES = {"tensor_parallel.autotp_size": "strategy.tp", "pipeline.stages": "strategy.pp",
            "sequence_parallel_size": "strategy.cp"}  # fmt: skip
 _UNDERSTOOD = """
-train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization.stage
+zero_optimization.offload_optimizer.device zero_optimization.offload_optimizer.ratio train_batch_size
+train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization.stage
 zero_optimization.overlap_comm zero_optimization.zero_hpz_partition_size bf16.enabled bfloat16.enabled
 fp16.enabled tensor_parallel.autotp_size pipeline.stages data_types.grad_accum_dtype communication_data_type
 sequence_parallel_size
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
-zero_optimization.offload_optimizer zero_optimization.offload_param activation_checkpointing
-zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
-zero_optimization.zero_quantized_nontrainable_weights zero_optimization.sub_group_size
-zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold
-zero_optimization.stage3_max_live_parameters zero_optimization.stage3_max_reuse_distance
-zero_optimization.mics_shard_size zero_optimization.mics_hierarchical_params_gather compile optimizer.type
-prescale_gradients zero_optimization.round_robin_gradients zero_optimization.contiguous_gradients
+zero_optimization.offload_param activation_checkpointing zero_optimization.zero_quantized_weights
+zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
+zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size
+zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_max_live_parameters
+zero_optimization.stage3_max_reuse_distance zero_optimization.mics_shard_size
+zero_optimization.mics_hierarchical_params_gather compile optimizer.type prescale_gradients
+zero_optimization.round_robin_gradients zero_optimization.contiguous_gradients
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction; a table stands for all of its keys."""
@@ -39,8 +40,9 @@ gradient_predivide_factor sparse_gradients disable_allgather fp16 bf16 bfloat16
 zero_optimization.allgather_partitions zero_optimization.reduce_scatter
 zero_optimization.allgather_bucket_size zero_optimization.reduce_bucket_size
 zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.load_from_fp32_weights
-zero_optimization.elastic_checkpoint zero_optimization.ignore_unused_parameters amp.enabled
-zero_optimization.cpu_offload graph_harvesting dataloader_drop_last use_node_local_storage
+zero_optimization.offload_optimizer zero_optimization.elastic_checkpoint
+zero_optimization.ignore_unused_parameters amp.enabled zero_optimization.cpu_offload graph_harvesting
+dataloader_drop_last use_node_local_storage
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -122,6 +124,9 @@ def _sharding(told: Told, flat: Mapping[str, Any]) -> None:
     told.set("strategy.overlap", {"tp": "sync", "shard": "both" if overlap else "none"})
     if (near := flat.get("zero_optimization.zero_hpz_partition_size", 1)) not in (0, 1):
         told.unmodelled.append(f"zero_optimization.zero_hpz_partition_size = {near}")
+    if flat.get("zero_optimization.offload_optimizer.device") == "cpu":
+        ratio = flat.get("zero_optimization.offload_optimizer.ratio", 1.0)
+        told.set("recipe.optimizer_offload_fraction", number(told, "zero_optimization.offload_optimizer.ratio", ratio))
     kind = flat.get("communication_data_type")
     if kind in ("fp32", "fp16", "bfp16", "bf16"):
         told.options["gradient_bytes"] = 4.0 if kind == "fp32" else 2.0

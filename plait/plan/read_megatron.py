@@ -389,22 +389,28 @@ def _precision(told: Told, flags: Flags) -> None:
     if not half:
         return
     if "grad-reduce-in-bf16" in flags or ("fp16" in flags and "accumulate-allreduce-grads-in-fp32" not in flags):
-        told.options |= {"gradient_bytes": 2.0, "main_gradient_bytes": 2.0}
-    _aware(told, flags)
+        told.set("recipe.grad_reduce_in_bf16", True)
+    _optimizer(told, flags)
     backend = flags.get("attention-backend", ("auto",))[0]
     if backend in ("unfused", "local"):
         told.options["fused_attention"] = False
 
 
-def _aware(told: Told, flags: Flags) -> None:
-    """Types of a precision-aware optimizer."""
-    if "use-precision-aware-optimizer" not in flags:
-        return
-    size = {name: TYPES.get(flags.get(f"{name}-dtype", ("fp32",))[0].removeprefix("torch."), 4.0)
-            for name in ("main-grads", "main-params", "exp-avg", "exp-avg-sq")}  # fmt: skip
-    told.options["optimizer_bytes"] = size["main-params"] + size["exp-avg"] + size["exp-avg-sq"]
-    if "main-grads-dtype" in flags:
-        told.options["main_gradient_bytes"] = size["main-grads"]
+def _optimizer(told: Told, flags: Flags) -> None:
+    """Types of a precision-aware optimizer, and what of it lies on the host."""
+    if "use-precision-aware-optimizer" in flags:
+        for name in ("exp-avg-dtype", "exp-avg-sq-dtype"):
+            kind = flags.get(name, ("fp32",))[0].removeprefix("torch.")
+            if kind not in TYPES:
+                raise told.refuse(f"--{name}", f"'{kind}' is unknown", f"Use {', '.join(TYPES)}")
+            told.set(f"recipe.{name.replace('-', '_')}", TYPES[kind])
+        if TYPES.get(flags.get("main-grads-dtype", ("fp32",))[0]) == "bf16":
+            told.set("recipe.grad_reduce_in_bf16", True)
+        if TYPES.get(flags.get("main-params-dtype", ("fp32",))[0]) == "bf16":
+            told.unmodelled.append(f"--main-params-dtype {flags['main-params-dtype'][0]}")
+    if "optimizer-cpu-offload" in flags:
+        key = "--optimizer-offload-fraction"
+        told.set("recipe.optimizer_offload_fraction", number(told, key, flags.get(key[2:], ("1.0",))[0]))
 
 
 def _ranks(told: Told, flags: Flags) -> None:

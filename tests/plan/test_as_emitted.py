@@ -117,6 +117,23 @@ def test_precisions_are_emitted_for_megatron(precision: str) -> None:
         check_emits(one.changed(["train.precision=nvfp4"]), "megatron")
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"grad_reduce_in_bf16": True}, {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8"},
+        {"optimizer_offload_fraction": 0.5, "grad_reduce_in_bf16": True},
+    ],
+)  # fmt: skip
+def test_recipes_are_emitted_for_megatron(recipe: dict[str, Any]) -> None:
+    one = Job.from_dict(job("megatron", dp=8, tp=2, shard="zero1").to_dict() | {"recipe": recipe})
+    on = Cluster.preset("gb200") if "optimizer_offload_fraction" in recipe else H100
+    found, own = emit(one, "megatron"), Planner(one, on, 128256)
+    told = read_back(found, "megatron", one)
+    assert {key: told.get(f"recipe.{key}") for key in recipe} == recipe and told.unknown == []
+    before, after = own.predict(one), as_emitted(own, found, "megatron", one)
+    assert (after.seconds, after.most_memory) == pytest.approx((before.seconds, before.most_memory))
+
+
 def test_stages_that_embedding_and_head_have_to_themselves_are_emitted() -> None:
     one = job("megatron", "llama3-405b", 128, tp=8, pp=16, schedule="interleaved", virtual_stages=8, shard="zero1")
     assert "--pipeline-model-parallel-layout 'E|(t*1|)*126L'" in emit(one, "megatron").text

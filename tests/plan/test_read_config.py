@@ -85,7 +85,10 @@ def llama3_70b():
 """
 DEEPSPEED = {
     "train_batch_size": 512, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
-    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "offload_param": {"nvme": 1}},
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "offload_param": {"nvme": 1},
+        "offload_optimizer": {"device": "none"},
+    },
     "bf16": {"enabled": True}, "gradient_clipping": 1.0, "my_key": 1,
 }  # fmt: skip
 ASKED = ["cluster.preset=h100", "data.sequence_length=4096", "model.preset=llama3-8b"]

@@ -121,7 +121,7 @@ def test_what_is_said_of_a_recipe() -> None:
     told = read(LLAMA3.replace("--mock-data", "--frobnicate 3 --mock-data"))
     assert told.unknown == ["--frobnicate 3"] and "NOT UNDERSTOOD in recipe.sh" in told.lines()[0]
     assert {"--train-samples", "--mock-data"} <= set(told.harmless)
-    assert read(LLAMA3).options == {"gradient_bytes": 2.0, "main_gradient_bytes": 2.0}
+    assert read(LLAMA3).get("recipe.grad_reduce_in_bf16") is True
 
 
 def flags(**changed: str | None) -> str:
@@ -197,6 +197,12 @@ def test_contradictions_and_what_is_missing_are_refused_by_key(
          "strategy.virtual_stages", 1),
         ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "train.precision", "mxfp8"),
         ({"bf16": None}, "train.precision", "fp32"),
+        ({"grad_reduce_in_bf16": ""}, "recipe.grad_reduce_in_bf16", True),
+        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "fp8"}, "recipe.exp_avg_dtype", "fp8"),
+        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "fp8"}, "recipe.exp_avg_sq_dtype", "fp32"),
+        ({"use_precision_aware_optimizer": "", "main_grads_dtype": "bf16"}, "recipe.grad_reduce_in_bf16", True),
+        ({"optimizer_cpu_offload": ""}, "recipe.optimizer_offload_fraction", 1.0),
+        ({"optimizer_cpu_offload": "", "optimizer_offload_fraction": "0.5"}, "recipe.optimizer_offload_fraction", 0.5),
     ],
 )  # fmt: skip
 def test_what_flags_mean(changed: dict[str, str | None], key: str, value: Any) -> None:
@@ -207,12 +213,9 @@ def test_what_flags_mean(changed: dict[str, str | None], key: str, value: Any) -
     ("changed", "options"),
     [
         ({}, {}),
-        ({"grad_reduce_in_bf16": ""}, {"gradient_bytes": 2.0, "main_gradient_bytes": 2.0}),
         ({"no_overlap_p2p_communication": ""}, {"rounds_hide_transfers": False}),
         ({"attention_backend": "unfused"}, {"fused_attention": False}),
         ({"recompute_granularity": "selective", "recompute_modules": "layernorm"}, {"recompute_attention": False}),
-        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16",
-          "main_grads_dtype": "bf16"}, {"optimizer_bytes": 8.0, "main_gradient_bytes": 2.0}),
     ],
 )  # fmt: skip
 def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], options: dict[str, Any]) -> None:
