@@ -85,8 +85,6 @@ def options_of(row: Row) -> MemoryOptions:
         options = replace(options, stream_bytes=16.0)
     if name == "torchtitan" and not _compiled_loss(told):
         options = replace(options, logit_bytes=EAGER_LOGIT_BYTES)
-    if name == "torchtitan" and int(row.point.tp[0]) > 1:  # a loss over shards is not compiled into one kernel
-        options = replace(options, logit_bytes=20.0)
     if EMBEDDING_COUNTS in told.get("notes", ""):
         options = replace(options, ends_count=True)
     if "fp32 grad" in told.get("precision", ""):

@@ -5,7 +5,7 @@ keep in memory and hide behind computation.
 |---|---|---|
 | megatron | Megatron-LM d98e8a64, August 2026 | its arguments.py and core; arXiv 2205.05198, 2104.04473 |
 | torchtitan | 0.3.0, with torch's FSDP2 | its configuration; torch/distributed/pipelining/stage.py |
-| deepspeed | 0.17 | ZeRO (arXiv 1910.02054); deepspeed/runtime/pipe/engine.py; BLOOM's runs |
+| deepspeed | 0.17 | ZeRO (arXiv 1910.02054); deepspeed/runtime/zero and /pipe/engine.py |
 | llama3 | Meta's training of Llama 3, not public | arXiv 2407.21783, section 3.3.2, taken at its word |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
@@ -53,7 +53,12 @@ KEPT: Mapping[str, MemoryOptions] = {
         _OTHER, fused_gate=True, transfers_hidden=True, rounds_reduce=True, frees_inputs=True
     ),  # FSDP shares out gradients and optimizer states; inputs of stages are let go of; transfers asynchronous
     "fsdp": _FSDP,
-    "torchtitan": replace(_FSDP, logit_bytes=4.0),  # torch.compile makes one kernel of the loss
+    "torchtitan": replace(
+        _FSDP, logit_bytes=4.0, shared_logit_bytes=20.0
+    ),  # torch.compile makes one kernel of the loss, but not of one over shards of the vocabulary
+    "deepspeed": replace(
+        _OTHER, main_gradient_bytes=2.0, update_bytes=4.0, gradient_bytes=2.0
+    ),  # 2 + 2 + 12 bytes (arXiv 1910.02054, section 3.1), and a shard's gradients in fp32 while they are applied
     "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
 }  # fmt: skip
 
@@ -231,7 +236,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "deepspeed": Framework(
         name="deepspeed",
         version="DeepSpeed 0.17",
-        options=KEPT["megatron-deepspeed"],
+        options=KEPT["deepspeed"],
         has={"p1": (1,), "p2": (1,), "sequence_parallel": (0,)} | {
             "overlap": _numbers(OVERLAPS, "sync", "async"),
             "schedule": _numbers(SCHEDULES, "1f1b"),

@@ -149,6 +149,16 @@ def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
     assert (piped.parameters + piped.gradients + piped.optimizer)[0] == pytest.approx(expected, rel=1e-2)
 
 
+def test_deepspeed_s_states() -> None:
+    """ZeRO (arXiv 1910.02054, section 3.1): 2 bytes of a parameter, 2 of its gradient, 12 of the optimizer."""
+    model = job("deepspeed").model_spec(128256)
+    for stage, each in ((1, 2 + 2 + 12 / 8), (3, 16 / 8)):
+        row = {"dp": 8, "optim": 8} | ({"params": 8, "grads": 8} if stage == 3 else {})
+        found = step_memory(model, Points.of([row]), sequence=4096, options=KEPT["deepspeed"])
+        states = found.parameters + found.gradients + found.optimizer
+        assert states[0] == pytest.approx(each * model.num_parameters, rel=1e-3)
+
+
 def test_points_of_jobs_are_points_of_their_framework() -> None:
     one = job("megatron", dp=4, cp=2, tp=2, shard="zero1", cp_comm_type="ring", overlap="async", schedule="1f1b")
     point = FRAMEWORKS["megatron"].point(point_of(one))

@@ -223,7 +223,7 @@ class _Rows:
         """A stage with the head is fullest at the loss or in a layer's backward."""
         tp = self.points.tp
         numbers = tokens * (-(-self.model.vocab // tp))
-        each = self.options.bytes_of_logit(self.itemsize) * (tp if self.options.logits_whole else 1)
+        each = self.options.bytes_of_logit(self.itemsize, tp) * (tp if self.options.logits_whole else 1)
         more = numbers * (each - self.itemsize)  # their gradient is what Plait's own lists keep
         middle = found[:, BACKWARD + TYPES.index("middle")]
         for name, without in (("whole", "embeds"), ("heads", "middle")):

@@ -236,7 +236,7 @@ class _Step:
         last = (place == points.pp - 1) & ((points.schedule != _ZB_V) | (points.pp == 1))
         last |= (place == 0) & (points.schedule == _ZB_V)
         vocab = -(-self.model.vocab // points.tp) * (points.tp if options.logits_whole else 1)
-        each = options.bytes_of_logit(self.itemsize)
+        each = options.bytes_of_logit(self.itemsize, points.tp)
         return last * (points.micro * (self.sequence // points.cp) * vocab * each).astype(np.float64)
 
     def _states(self) -> tuple[Column, Ints]:

@@ -49,7 +49,8 @@ class MemoryOptions(Options):
     hidden number, and repeats a layer (Plait: two streams, and repeats half of one at a time).
 
     logit_bytes: of a logit, all its copies while the loss is computed (None: as in Plait, one as the model
-    computes and one in fp32).
+    computes and one in fp32); shared_logit_bytes: where tensor-parallel ranks share the vocabulary, if it is
+    otherwise.
     defers: Plait's own lists hide collectives behind weight gradients, which keeps what these read.
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
     embedding and head count as a layer each; ends_fill: they do where that makes stages equal, and nothing
@@ -77,6 +78,7 @@ class MemoryOptions(Options):
     whole_layers: bool = False
     kept_bytes: float = 2.0
     logit_bytes: float | None = None
+    shared_logit_bytes: float | None = None
     logits_whole: bool = False
     ends_count: bool = False
     ends_fill: bool = False
@@ -93,11 +95,13 @@ class MemoryOptions(Options):
         told: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Options)}
         return MemoryOptions(**told, whole_layers=bool(options.recompute_collectives))
 
-    def bytes_of_logit(self, itemsize: int) -> float:
-        """Of all copies of a logit. itemsize: of what the model computes."""
-        if self.logit_bytes is not None:
-            return self.logit_bytes
-        return master_size(itemsize) + (itemsize if itemsize < MASTER else 0)
+    def bytes_of_logit(self, itemsize: int, tp: Any = 1) -> Any:
+        """Of all copies of a logit. itemsize: of what the model computes. tp: ranks that share the
+        vocabulary, a number or a column."""
+        own = master_size(itemsize) + (itemsize if itemsize < MASTER else 0)
+        alone = own if self.logit_bytes is None else self.logit_bytes
+        shared = alone if self.shared_logit_bytes is None else self.shared_logit_bytes
+        return alone + (shared - alone) * (tp > 1)
 
     def stages(self, num_layers: int, num_stages: int) -> tuple[Stage, ...]:
         """How layers are shared out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
@@ -15,6 +16,8 @@ from plait.core.step.stages import split_layers
 def test_logits_are_kept_as_computed_and_in_fp32_if_that_is_wider(itemsize: int, each: int) -> None:
     assert PLAIT.bytes_of_logit(itemsize) == each
     assert replace(PLAIT, logit_bytes=10.0).bytes_of_logit(itemsize) == 10.0
+    shared = replace(PLAIT, logit_bytes=4.0, shared_logit_bytes=20.0)
+    assert shared.bytes_of_logit(itemsize, np.array([1, 2, 8])).tolist() == [4.0, 20.0, 20.0]
 
 
 @pytest.mark.parametrize(
