@@ -150,7 +150,7 @@ def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
 
 
 def test_deepspeed_s_states() -> None:
-    """ZeRO (arXiv 1910.02054, section 3.1): 2 bytes of a parameter, 2 of its gradient, 12 of the optimizer."""
+    """ZeRO (arXiv 1910.02054, section 3.1): 2 bytes of a parameter, 2 of a gradient, 12 of the optimizer."""
     model = job("deepspeed").model_spec(128256)
     for stage, each in ((1, 2 + 2 + 12 / 8), (3, 16 / 8)):
         row = {"dp": 8, "optim": 8} | ({"params": 8, "grads": 8} if stage == 3 else {})
