@@ -22,6 +22,7 @@ def test_what_follows_from_it() -> None:
     assert PLACED.gap == pytest.approx(0.25)
     assert PLACED.seconds == 3
     assert replace(PLACED, dp_seconds=None).seconds is None
+    assert replace(PLACED, score=0.75, bound=0.5).gap == pytest.approx(0.5)
     assert replace(PLACED, score=0.0, bound=0.0).gap == 0
     assert replace(PLACED, score=0.5, bound=0.0).gap == 1  # any score is infinitely far from none
     assert replace(PLACED, score=PLACED.bound).gap == 0

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from statistics import mean
 from unittest import mock
 
 import pytest
@@ -253,6 +254,13 @@ def test_a_node_that_is_late_delays_the_step_and_the_draw_is_the_seed() -> None:
     assert len(set(several)) == 20
     assert min(several) < simulate_plan(plan, machine).seconds < max(several)
     assert simulate_plan(plan, cluster(jitter=0.0)).seconds < simulate_plan(plan, machine).seconds
+
+
+def test_nodes_are_late_as_often_as_early() -> None:
+    """A node's time is drawn around the time that the cluster says."""
+    plan, machine = plan_of(whole_steps(1), Layout.of()), cluster(**ALONE | {"jitter": 0.5})
+    drawn = [simulate_plan(plan, machine, jitter_seed=seed).seconds for seed in range(300)]
+    assert mean(drawn) == pytest.approx(simulate_plan(plan, machine).seconds, rel=0.1)
 
 
 def test_a_peak_that_the_cluster_does_not_have() -> None:
