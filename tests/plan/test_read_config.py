@@ -118,6 +118,22 @@ def test_torchtitan_s_toml(tmp_path: Path) -> None:
     assert one.unknown == [] and one.harmless == ["training.steps", "checkpoint.interval"]
 
 
+@pytest.mark.parametrize(
+    ("key", "precision", "options"),
+    [
+        ("", "bf16-mixed", {}),
+        ('mixed_precision_reduce = "float32"', "bf16-mixed", {}),
+        ('mixed_precision_reduce = "bfloat16"', "bf16-mixed", {"gradient_bytes": 2.0}),
+        ('mixed_precision_param = "float32"', "fp32", {}),
+    ],
+)
+def test_what_torchtitan_computes_and_reduces_in(
+    tmp_path: Path, key: str, precision: str, options: dict[str, float]
+) -> None:
+    one = told(tmp_path, "train.toml", TITAN.replace("[training]", f"[training]\n{key}"))
+    assert (one.get("train.precision"), one.options) == (precision, options)
+
+
 def test_torchtitan_s_module(tmp_path: Path) -> None:
     one = told(tmp_path, "registry.py:small", REGISTRY)
     found = point(one, "cluster.ranks=16", "train.global_batch_size=32")
