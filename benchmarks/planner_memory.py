@@ -83,7 +83,7 @@ def options_of(row: Row) -> MemoryOptions:
         options = replace(options, fused_attention=row.options.fused_attention)
     if name == "aleph-alpha" and "RMS kernel" not in told["attention"]:  # norms in single torch ops, in fp32
         options = replace(options, stream_bytes=16.0)
-    if name == "torchtitan" and not _compiled_loss(told):
+    if name == "torchtitan" and not compiled_loss(told):
         options = replace(options, logit_bytes=EAGER_LOGIT_BYTES)
     if EMBEDDING_COUNTS in told.get("notes", ""):
         options = replace(options, ends_count=True)
@@ -96,7 +96,7 @@ def options_of(row: Row) -> MemoryOptions:
     return options
 
 
-def _compiled_loss(told: Mapping[str, str]) -> bool:
+def compiled_loss(told: Mapping[str, str]) -> bool:
     """Whether a row of torchtitan has one kernel for its loss."""
     date = told["date"] if told["date"].count("-") > 1 else f"{told['date']}-31"
     return "compile" in told.get("notes", "") and not any(first <= date < end for first, end in EAGER)
