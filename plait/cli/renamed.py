@@ -43,6 +43,8 @@ OPTIONS = {
         "--emit": "--show FRAMEWORK",
         "--compare": "plait plan A.json B.json",
         "--clusters": "plait plan without a job",
+        "--safest": "plan.memory_margin=safest",
+        "--fastest": "plan.memory_margin=fastest",
     },
     "place": _settings(
         "format states tolerate level alpha affinity by unit method spares avoid gpu forbid preempt gpus-per-node "

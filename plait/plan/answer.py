@@ -41,7 +41,7 @@ from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, memory_report, percent
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.needs import Needs
-from plait.plan.safest import LONGER, roomiest
+from plait.plan.safest import LONGER, SURELY, roomiest
 from plait.plan.search import Ranked, search
 from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
@@ -206,7 +206,7 @@ class Planner:
                           most=self.job.plan.points)  # fmt: skip
         tried = self._finalists_of([points.row(at) for at in range(len(points))])
         near = [one for one in (*found, *tried) if one and one.seconds <= LONGER * fastest.seconds]
-        safest = min(near, key=lambda one: (-one.memory.likely, one.most_memory, one.seconds))
+        safest = min(near, key=lambda one: (-min(SURELY, one.memory.likely), one.seconds))
         return [safest, *(one for one in found if one.point != safest.point)]
 
     def checked(self, plan: Plan | None = None) -> Answer:
@@ -461,7 +461,7 @@ class Planner:
     def _given_up(self, best: Candidate, fastest: Candidate) -> str:
         """What the safest strategy costs."""
         if fastest is best:
-            return "The safest is the fastest as well: nothing is given up."
+            return f"The safest is the fastest as well, {percent(best.memory.likely)} sure to fit: nothing is given up."
         what = reasons.instead(best.point, fastest.point)
         likely = [percent(one.memory.likely) for one in (best, fastest)]
         sizes = [in_bytes(one.most_memory) for one in (best, fastest)]

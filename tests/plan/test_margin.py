@@ -15,11 +15,12 @@ from plait.core.cluster.overhead import Overhead
 from plait.core.job.constraint import NO_MARGIN, SURE, Margin
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import step_memory
+from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.answer import Answer, Planner
 from plait.plan.band import memory_deviation
 from plait.plan.memory_report import MemoryReport, PlaceMemory, percent
 from plait.plan.needs import Needs
-from plait.plan.safest import LONGER
+from plait.plan.safest import LONGER, SURELY, roomiest
 from tests.plan.test_search import A100, MODEL, SMALL, asked, brute_force, cluster
 
 GIB = 1 << 30
@@ -123,6 +124,29 @@ def test_margins_change_the_plan_and_its_risk() -> None:
     assert values["memory_margin"] == {"sure": 0.9, "share": 0.0, "size": 0.0, "safest": False}
     assert values["candidates"][0]["probability_to_fit"] == auto.best.memory.likely
     assert [one["kind"] for one in values["would_free_memory"]] == [one.change.kind for one in auto.frees]
+
+
+def test_the_surest_are_tried_the_fastest_of_them_first() -> None:
+    """Of points that take no longer than a limit: those as good as sure by seconds, then by room."""
+    one, on = replace(asked(4, 4, **SMALL), margin=Margin(sure=SURE)), cluster(10.0)
+    points, seconds, _ = brute_force(one, on)
+    limit = float(np.quantile(seconds, 0.5))
+    found = roomiest(one, on, "bf16-mixed", seconds=limit, keep=10**6, most=10**9)
+    taken = total_seconds(MODEL, found, on, sequence=1024, precision="bf16-mixed")
+    memory = step_memory(MODEL, found, sequence=1024, overhead=on.overhead)
+    sure, likely = (Needs.of(memory, Margin(sure=each), on) for each in (SURELY, SURE))
+    count = int(sure.fits().sum())
+    assert 0 < count < len(found) < len(points) and (taken <= limit).all()
+    assert sure.fits()[:count].all() and (np.diff(taken[:count]) >= 0).all()
+    assert (np.diff(likely.all[count:]) >= 0).all() and likely.fits().all()
+
+
+def test_what_is_as_good_as_sure_gives_up_nothing() -> None:
+    roomy = Planner(job("safest", model={"preset": "gpt3-125m"}, data={"sequence_length": 1024}),
+                    Cluster.preset("h100"), 32_000)  # fmt: skip
+    found = roomy.answer()
+    assert found.best.seconds == min(one.seconds for one in found.candidates)
+    assert found.why[1].startswith("The safest is the fastest as well, over 99.9% sure to fit")
 
 
 def test_what_leaves_too_little_free_is_refused_and_the_risk_is_named() -> None:

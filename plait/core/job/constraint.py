@@ -5,7 +5,7 @@ that is to stay free, since predicted memory may be too low:
 setting        what is left free
 =============  =====================================================================================
 ``"auto"``     so much that the plan fits with a probability of ``SURE``, by the band of its memory
-``"safest"``   the same; of the plans that take hardly longer than the fastest, the one with most room
+``"safest"``   the same; of the plans that take hardly longer than the fastest, the surest to fit
 ``"fastest"``  nothing: 0
 0.05           this share of what a plan may fill
 ``"4 GiB"``    so many bytes

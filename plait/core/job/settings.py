@@ -237,7 +237,7 @@ class PlanSection(Section):
     memory_margin: float | str = "auto"
     """Memory of a device that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4 GiB"``.
     ``auto``: so much that it is 90 % sure to fit. ``safest``: of the plans that take at most 5 % longer than
-    the fastest, the one that is most sure to fit. ``fastest``: nothing, as 0."""
+    the fastest, the one that is most sure to fit (99.9 % is enough). ``fastest``: nothing, as 0."""
     top: Count = 10
     """How many strategies are shown."""
     points: Count = 250_000
