@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, sqrt
+from typing import Any
 
 from plait.place.problem import Problem
 
@@ -68,12 +69,12 @@ def lower_bound(problem: Problem) -> float:
 
 class Relaxation:
     """The same bound in whole rows and columns: whether minipods that touch at most ``rows * r`` rows and
-    ``columns * c`` columns in sum can hold all cells. By Lagrange multipliers, so that "no" is proven and
-    "yes" is not.
+    ``columns * c`` columns in sum can hold all cells. A minipod that touches rho rows and gamma columns holds
+    min(room, rho * gamma) cells.
 
-    For prices of a row and of a column touched, each minipod takes what pays best: rho rows and gamma columns
-    that hold min(room, rho * gamma) cells. Prices times budgets plus what all minipods gain is at least as
-    much as can be held.
+    A knapsack with two budgets: where their product is small it is solved, by what the first minipods hold
+    for every pair of budgets. Else by Lagrange multipliers: for prices of a row and of a column touched each
+    minipod takes what pays best, and prices times budgets plus what all gain is at least what can be held.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -89,9 +90,15 @@ class Relaxation:
         self.counts = counts
         self.typical = sqrt(float((rooms * counts).sum()) / int(counts.sum()))
         self.excluded: list[tuple[int, int]] = []
+        pods = int(counts.sum())
+        budgets = self.rows * min(self.columns, pods) + 1, self.columns * min(self.rows, pods) + 1
+        small = budgets[0] * budgets[1] * pods * self.rho.shape[1] <= MOST_ADDED
+        self.most_held = self._knapsack(budgets) if small else None
 
     def excludes(self, row_spread: int, column_spread: int) -> bool:
         """Whether no placement has both spreads as small as these."""
+        if self.most_held is not None:
+            return bool(self.most_held[self.rows * row_spread, self.columns * column_spread] < self.cells)
         if any(row_spread <= r and column_spread <= c for r, c in self.excluded):
             return True
         row_budget, column_budget = self.rows * row_spread, self.columns * column_spread
@@ -106,6 +113,24 @@ class Relaxation:
                     return True
         return False
 
+    def _knapsack(self, budgets: tuple[int, int]) -> Any:
+        """The most cells that can be held, for every number of rows and of columns touched in sum."""
+        import numpy as np
+
+        most = np.zeros(budgets, int)
+        for rhos, held, count in zip(self.rho.tolist(), self.held.tolist(), self.counts.tolist(), strict=True):
+            ways = dict(zip(zip(rhos, self.gamma[0].tolist(), strict=True), held, strict=True))
+            for _ in range(count):
+                before = most.copy()
+                for (rho, gamma), cells in ways.items():
+                    if cells and rho < budgets[0] and gamma < budgets[1]:
+                        after = most[rho:, gamma:]
+                        np.maximum(after, before[: budgets[0] - rho, : budgets[1] - gamma] + cells, out=after)
+        return most
+
+
+MOST_ADDED = 30_000_000
+"""Sums that a knapsack may take: some tens of milliseconds."""
 
 SCALES = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.8, 0.2, 0.9, 0.15, 1.0)
 SKEWS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.18, 1.25, 0.8)

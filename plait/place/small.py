@@ -1,25 +1,40 @@
-"""Small matrices that closed forms and the search leave open: CP-SAT decides which spreads can be had.
+"""Small matrices that closed forms and the search leave open: CP-SAT says of each pair of spreads whether a
+placement has it.
 
-It is asked twice. First as it stands, which finds what there is. What is open then is asked again with rows
-in the order of the minipods that they touch, and columns in the order of theirs: rows are alike and so are
-columns, so nothing is lost, and that there is nothing is proven sooner.
+Rows are alike and so are columns, and whatever a program says of each of them it says as often as there are
+orders. So the longer side is counted: an integer for every pattern, which is the minipods of the cells of one
+row (or column), that says how many have it. Where there are too many patterns a variable says of each cell
+in which minipod it lies, with rows and columns in the order of the minipods that they touch.
+
+Time is shared among the pairs that are open, several times: what is best may be found sooner than what is
+better is excluded. It is the solver's own count of its work, so that
+equal problems get equal answers, unless the machine is so slow that seconds run out first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, product
+from math import comb
+from typing import Any, NamedTuple
 
 from plait.place.answer import Assignment
 from plait.place.problem import Cells, Problem
+from plait.place.search import SearchOutcome
 
 MOST_CELLS = 64
 """Above them the solver proves little in the time."""
-LIMIT, FIRST = 5.0, 0.3
-"""Seconds, at most; the share of them in which it is asked as it stands."""
+LIMIT = 5.0
+"""Seconds, at most."""
+SHARES = (0.2, 0.4, 0.6, 1.0)
+"""Of the time, after which it is begun anew: three times to find placements, since some orders find in a
+tenth of a second what others do not find in ten, then to prove that there are none."""
+WORK = 0.5
+"""What the solver counts as a second of its work is about 2 s of a core."""
 MOST_PODS = 50
 """Above them sets of minipods are not written as numbers, which must fit 64 bits."""
+MOST_PATTERNS = 3000
 
 Spreads = tuple[int, int]
 """Of rows and of columns."""
@@ -28,77 +43,185 @@ Spreads = tuple[int, int]
 def settle(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> Assignment:
     """The best of ``targets`` that can be had, or ``known`` if none can. targets: spreads with a better score
     than ``known`` has, best first. The bound is the score below which nothing is left."""
-    limit, best, left = min(problem.limit, LIMIT), known, list(targets)
-    for ordered, share in ((False, FIRST), (True, 1 - FIRST)):
-        cells, at, open_from = _asked(problem, left, share * limit, ordered=ordered)
-        if cells:
-            best = Assignment(cells, bound=problem.score(*left[at]), note="solved")
-        left = left[open_from:at]
+    limit = min(problem.limit, LIMIT)
+    best, left, spent, begun = known, list(targets), 0.0, time.perf_counter()
+    for seed, share in enumerate(SHARES):
+        still: list[Spreads] = []
+        for at, target in enumerate(left):
+            seconds = limit - (time.perf_counter() - begun)
+            work = (share * limit * WORK - spent) / (len(left) - at)
+            outcome, cells, used = _asked(problem, target, work, seconds, None if share == 1 else seed)
+            spent += used
+            if cells:
+                best = Assignment(cells, bound=problem.score(*target), note="solved")
+                break  # those that come after it are no better
+            if outcome is SearchOutcome.OPEN:
+                still.append(target)
+        left = still
         if not left:
             return best
     return best._replace(bound=problem.score(*left[0]))
 
 
 def _asked(
-    problem: Problem, targets: Sequence[Spreads], seconds: float, *, ordered: bool
-) -> tuple[Cells | None, int, int]:
-    """Cells of the best target that was found, if one was; its number, or how many there are; and the first
-    that may be had for all that is known."""
+    problem: Problem, target: Spreads, work: float, seconds: float, seed: int | None
+) -> tuple[SearchOutcome, Cells | None, float]:
+    """Whether a placement has these spreads, its cells, and what of ``work`` was used. seconds: by the clock,
+    at most. seed: of an order in which placements are sought; None: that there are none is to be proven."""
     from ortools.sat.python import cp_model
 
-    model = _Matrix(cp_model.CpModel(), problem, targets, ordered=ordered)
-    solver: Any = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 1  # equal problems get equal answers
-    status = solver.solve(model.model)
-    if status == cp_model.INFEASIBLE:
-        return None, len(targets), len(targets)
-    least = max(0, round(solver.best_objective_bound))
+    if min(work, seconds) <= 0:
+        return SearchOutcome.OPEN, None, 0.0
+    wanted, solver = _wanted(problem, target), cp_model.CpSolver()
+    parameters: Any = solver.parameters
+    if patterns_of(len(wanted.pods), wanted.rows, wanted.column_spread) <= MOST_PATTERNS:
+        made = _Patterns(cp_model.CpModel(), wanted, ordered=seed is None)
+    else:
+        turned = wanted.turn() if seed == 1 else wanted
+        made = _Cells(cp_model.CpModel(), turned, ordered=seed is None, strict=seed != 0)
+        parameters.linearization_level = 0  # placements are found several times as often in the same time
+    parameters.max_deterministic_time = work
+    parameters.max_time_in_seconds = seconds
+    parameters.random_seed = seed or 0
+    parameters.num_workers = 1  # equal problems get equal answers
+    status = solver.solve(made.model)
+    used = solver.response_proto.deterministic_time
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return model.cells(solver), round(solver.objective_value), least
-    return None, len(targets), least
+        return SearchOutcome.FOUND, made.cells(solver), used
+    return (SearchOutcome.NONE if status == cp_model.INFEASIBLE else SearchOutcome.OPEN), None, used
 
 
-class _Matrix:
-    """x: whether the cell of a row and a column lies in a minipod."""
+def _wanted(problem: Problem, target: Spreads) -> _Wanted:
+    """The matrix, or the transposed one, which has no more rows than columns."""
+    assert problem.shape is not None
+    pods = sorted((pod for pod, room in enumerate(problem.capacity) if room), key=lambda pod: -problem.capacity[pod])
+    wanted = _Wanted(*problem.shape, *target, pods, [problem.capacity[pod] for pod in pods], turned=False)
+    return wanted.turn() if wanted.rows > wanted.columns else wanted
 
-    def __init__(self, model: Any, problem: Problem, targets: Sequence[Spreads], *, ordered: bool) -> None:
-        assert problem.shape is not None
-        self.model, (self.rows, self.columns) = model, problem.shape
-        self.pods = [pod for pod, room in enumerate(problem.capacity) if room]
-        each = range(len(self.pods))
-        self.x = [[[model.new_bool_var("") for _ in each] for _ in range(self.columns)] for _ in range(self.rows)]
+
+def patterns_of(pods: int, cells: int, spread: int) -> int:
+    """Ways to place so many cells in at most ``spread`` of the minipods.
+
+    >>> patterns_of(3, 2, 1), patterns_of(3, 2, 2)
+    (3, 9)
+    """
+
+    def onto(size: int) -> int:
+        return sum((-1) ** (size - one) * comb(size, one) * one**cells for one in range(size + 1))
+
+    return sum(comb(pods, size) * onto(size) for size in range(1, min(spread, pods) + 1))
+
+
+class _Wanted(NamedTuple):
+    """A matrix, and what rows and columns may touch at most. pods: numbers of the minipods with room, the
+    largest first; free: their room. turned: rows are the problem's columns."""
+
+    rows: int
+    columns: int
+    row_spread: int
+    column_spread: int
+    pods: list[int]
+    free: list[int]
+    turned: bool
+
+    def turn(self) -> _Wanted:
+        """The transposed matrix."""
+        return _Wanted(
+            self.columns, self.rows, self.column_spread, self.row_spread, self.pods, self.free, not self.turned
+        )
+
+    def cells(self, matrix: Sequence[Sequence[int]]) -> Cells:
+        """As problems have them, column by column. matrix: of each row, which of ``pods`` its cells have."""
+        ordered = matrix if self.turned else zip(*matrix, strict=True)
+        return tuple(self.pods[at] for line in ordered for at in line)
+
+
+def _order(model: Any, groups: Sequence[Sequence[Any]]) -> None:
+    """Groups in the order of what they touch, the largest minipods first."""
+    if len(groups[0]) <= MOST_PODS:
+        codes = [sum(one * (1 << at) for at, one in enumerate(reversed(there))) for there in groups]
+        for one, other in pairwise(codes):
+            model.add(one >= other)
+
+
+class _Patterns:
+    """counts: of each pattern, how many columns have it. touched: whether a row has cells in a minipod."""
+
+    def __init__(self, model: Any, wanted: _Wanted, *, ordered: bool) -> None:
+        self.model, self.wanted = model, wanted
+        rows, columns, free = wanted.rows, wanted.columns, wanted.free
+        self.counts = {
+            pattern: model.new_int_var(0, most, "")
+            for pattern in patterns(len(free), rows, wanted.column_spread)
+            if (most := min(columns, *(free[pod] // pattern.count(pod) for pod in set(pattern))))
+        }
+        model.add(sum(self.counts.values()) == columns)
+        touched = [[model.new_bool_var("") for _ in free] for _ in range(rows)]
+        for pod, room in enumerate(free):
+            here = [(pattern, count) for pattern, count in self.counts.items() if pod in pattern]
+            model.add(sum(pattern.count(pod) * count for pattern, count in here) <= room)
+            for row, there in enumerate(touched):
+                own = sum(count for pattern, count in here if pattern[row] == pod)
+                model.add(own <= min(room, columns) * there[pod])
+        for there in touched:
+            model.add(sum(there) <= wanted.row_spread)
+            model.add(sum(min(room, columns) * one for room, one in zip(free, there, strict=True)) >= columns)
+        if ordered:
+            _order(model, touched)
+
+    def cells(self, solver: Any) -> Cells:
+        """Of a solution."""
+        found = [pattern for pattern, count in self.counts.items() for _ in range(solver.value(count))]
+        return self.wanted.cells(list(zip(*found, strict=True)))
+
+
+def patterns(pods: int, cells: int, spread: int) -> Iterator[tuple[int, ...]]:
+    """Ways to place so many cells in at most ``spread`` of the minipods: which minipod each has."""
+    for size in range(1, min(spread, pods, cells) + 1):
+        for chosen in combinations(range(pods), size):
+            yield from (one for one in product(chosen, repeat=cells) if len(set(one)) == size)
+
+
+class _Cells:
+    """x: whether the cell of a row and a column lies in a minipod. strict: what is said to be touched is."""
+
+    def __init__(self, model: Any, wanted: _Wanted, *, ordered: bool, strict: bool) -> None:
+        self.model, self.wanted, self.strict = model, wanted, strict
+        each = range(len(wanted.free))
+        self.x = [[[model.new_bool_var("") for _ in each] for _ in range(wanted.columns)] for _ in range(wanted.rows)]
         for row in self.x:
             for cell in row:
                 model.add_exactly_one(cell)
-        for at, pod in enumerate(self.pods):
-            model.add(sum(cell[at] for row in self.x for cell in row) <= problem.capacity[pod])
-        by_column = [[row[column] for row in self.x] for column in range(self.columns)]
-        which = model.new_int_var(0, len(targets) - 1, "")
-        for groups, axis in ((self.x, 0), (by_column, 1)):
-            allowed = [target[axis] for target in targets]
-            most = model.new_int_var(min(allowed), max(allowed), "")
-            model.add_element(which, allowed, most)
-            touched = [self._touched(group) for group in groups]
-            for there in touched:
-                model.add(sum(there) <= most)
-            if ordered and len(self.pods) <= MOST_PODS:
-                codes = [sum(one * (1 << at) for at, one in enumerate(there)) for there in touched]
-                for one, other in pairwise(codes):
-                    model.add(one >= other)
-        model.minimize(which)
+        for at, room in enumerate(wanted.free):
+            model.add(sum(cell[at] for row in self.x for cell in row) <= room)
+        by_column = [[row[column] for row in self.x] for column in range(wanted.columns)]
+        for groups, most in ((self.x, wanted.row_spread), (by_column, wanted.column_spread)):
+            touched, counts = zip(*(self._touched(group, most) for group in groups), strict=True)
+            for room, here in zip(wanted.free, zip(*counts, strict=True), strict=True):
+                model.add(sum(here) <= room)
+            if ordered:
+                _order(model, touched)
 
-    def _touched(self, group: Sequence[Sequence[Any]]) -> list[Any]:
-        """Of every minipod, whether a cell of the group lies there."""
-        there = [self.model.new_bool_var("") for _ in self.pods]
-        for at, one in enumerate(there):
-            self.model.add_max_equality(one, [cell[at] for cell in group])
-        return there
+    def _touched(self, group: Sequence[Sequence[Any]], most: int) -> tuple[list[Any], list[Any]]:
+        """Of every minipod, whether the group has cells there, and how many: variables of their own, to bound
+        without asking which cells."""
+        model, free = self.model, self.wanted.free
+        there = [model.new_bool_var("") for _ in free]
+        counts = [model.new_int_var(0, min(room, len(group)), "") for room in free]
+        model.add(sum(counts) == len(group))
+        model.add(sum(there) <= most)
+        for at, (one, count) in enumerate(zip(there, counts, strict=True)):
+            cells = [cell[at] for cell in group]
+            for cell in cells:
+                model.add_implication(cell, one)
+            if self.strict:
+                model.add_bool_or([*cells, one.negated()])
+            model.add(count == sum(cells))
+            model.add(count <= min(free[at], len(group)) * one)
+        return there, counts
 
     def cells(self, solver: Any) -> Cells:
-        """Of a solution, column by column."""
-        return tuple(
-            next(pod for pod, one in zip(self.pods, self.x[row][column], strict=True) if solver.boolean_value(one))
-            for column in range(self.columns)
-            for row in range(self.rows)
+        """Of a solution."""
+        return self.wanted.cells(
+            [[next(at for at, one in enumerate(cell) if solver.boolean_value(one)) for cell in row] for row in self.x]
         )

@@ -13,7 +13,7 @@ from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.placing import place
 from plait.place.problem import Problem, check_legal, spread_of
-from plait.place.small import settle
+from plait.place.small import patterns, patterns_of, settle
 
 
 def scored(problem: Problem, found: Assignment) -> float:
@@ -41,7 +41,7 @@ def test_a_tight_matrix_has_the_best_placement_that_there_is(
 
 @pytest.mark.parametrize(
     ("rows", "columns", "free", "alpha"),
-    [(6, 4, [0, 2, 5, 4, 1, 1, 13], 0.955), (6, 3, [5, 4, 5, 6, 3, 1], 0.414), (3, 6, [5, 4, 7, 5, 1, 1, 0], 0.617)],
+    [(6, 4, [0, 2, 5, 4, 1, 1, 13], 0.955), (16, 2, [7, 1, 3, 2, 4, 2, 4, 3, 3, 7, 6, 4], 0.872)],
 )
 def test_bands_that_are_best_are_proven_so(rows: int, columns: int, free: list[int], alpha: float) -> None:
     problem = Problem.plain(rows, columns, free, alpha=alpha)
@@ -49,6 +49,36 @@ def test_bands_that_are_best_are_proven_so(rows: int, columns: int, free: list[i
     without = exact(Problem.plain(rows, columns, free, alpha=alpha, limit=0.0))
     assert scored(problem, asked) == scored(problem, without) == asked.bound
     assert without.bound < asked.bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "free", "alpha"), [(6, 3, [5, 4, 5, 6, 3, 1], 0.414), (3, 6, [5, 4, 7, 5, 1, 1, 0], 0.617)]
+)
+def test_bands_are_proven_without_a_solver(rows: int, columns: int, free: list[int], alpha: float) -> None:
+    """No shares of rows and columns for the minipods hold all cells within better spreads."""
+    problem = Problem.plain(rows, columns, free, alpha=alpha, limit=0.0)
+    assert scored(problem, found := exact(problem)) == found.bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "free", "alpha", "best"),
+    [
+        (10, 5, [4, 15, 12, 3, 1, 2, 15, 9], 0.043, 2.0),
+        (3, 15, [2, 15, 3, 6, 3, 3, 13, 2, 4], 0.512, 2.976),
+        (13, 3, [1, 5, 5, 2, 12, 13, 1, 4, 3], 0.962, 2.962),
+    ],
+)  # fmt: skip
+def test_narrow_matrices_are_settled_bypatterns(
+    rows: int, columns: int, free: list[int], alpha: float, best: float
+) -> None:
+    found = exact(problem := Problem.plain(rows, columns, free, alpha=alpha))
+    assert scored(problem, found) == pytest.approx(best)
+    assert found.bound == pytest.approx(best)
+
+
+def test_patterns_are_counted_as_they_are_made() -> None:
+    for pods, cells, spread in ((4, 3, 2), (3, 4, 3), (5, 2, 5), (2, 3, 1)):
+        assert len(set(patterns(pods, cells, spread))) == patterns_of(pods, cells, spread)
 
 
 def test_what_the_time_does_not_suffice_for_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
