@@ -95,10 +95,10 @@ def test_what_is_planned_and_not_trained_is_said_and_refused() -> None:
     with pytest.raises(JobError, match="can be planned for, and not be drawn yet") as refused:
         asked.check_trains(asked.model_spec(128256), "drawn")
     assert refused.value.key == "train.precision"
-    other = job(recipe={"fp8_param_gather": False})
+    other = job(recipe={"exp_avg_dtype": "bf16"})
     with pytest.raises(JobError, match="can be planned for, and not be trained yet") as refused:
         other.check_trains(other.model_spec(128256))
-    assert refused.value.key == "recipe.fp8_param_gather"
+    assert refused.value.key == "recipe.exp_avg_dtype"
     job().check_trains(job().model_spec(128256))
 
 
@@ -228,3 +228,22 @@ def test_stages_share_embedding_and_head() -> None:
     # The last stage has no loss to wait for, and a micro-batch more is alive.
     assert plain.closed_form and shared.seconds < plain.closed_form
     assert shared.memory.fullest.place.memory.activations > plain.memory.fullest.place.memory.activations
+
+
+U = {"family": "utransformer", "num_layers": 3, "levels": 1, "hidden": 64, "num_heads": 2, "max_sequence": 4096}
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "why"),
+    [
+        ({"recipe": {"moe_token_dispatcher": "deepep"}}, "recipe.moe_token_dispatcher", "the model has none"),
+        ({"recipe": {"expert_tensor_parallel_size": 1}}, "recipe.expert_tensor_parallel_size", "the model has none"),
+        ({"recipe": {"fp8_param_gather": False}}, "recipe.fp8_param_gather", "train.precision is bf16-mixed"),
+        ({"model": U, "recipe": {"exp_avg_dtype": "bf16"}}, "recipe.exp_avg_dtype", "is not known of a utransformer"),
+        ({"model": U, "train": {**TRAIN, "precision": "fp8"}}, "train.precision", "is not known of a utransformer"),
+    ],
+)
+def test_a_key_that_says_nothing_is_refused(changed: dict[str, Any], key: str, why: str) -> None:
+    with pytest.raises(JobError, match=why) as refused:
+        job(**changed)
+    assert refused.value.key == key

@@ -64,6 +64,25 @@ def untrained_keys(job: Job) -> Iterator[tuple[str, Any, Any]]:
             yield f"recipe.{name}", value, None
 
 
+OF_EXPERTS = ("moe_token_dispatcher", "overlap_moe_expert_parallel_comm", "expert_tensor_parallel_size")
+"""Keys that say nothing of a model without experts."""
+
+
+def check_recipe(job: Job, model: ModelSpec) -> None:
+    """Raise JobError for a key that says nothing of this job, or that its model cannot be planned with."""
+    kept = QUANTISED.get(job.train.precision)
+    for key, value, _ in untrained_keys(job):
+        name = key.partition(".")[2]
+        if model.levels:
+            problem = f"{shown(value)} is not known of a utransformer, whose memory is walked list by list"
+            raise JobError(problem, key=key, changes=[{key: None}, {"model.family": "gpt", "model.levels": None}])
+        if name in OF_EXPERTS and model.experts is None:
+            raise JobError(f"{shown(value)} is about experts, and the model has none", key=key, changes=[{key: None}])
+        if name == "fp8_param_gather" and not (kept and kept.primary):
+            problem = f"{shown(value)} is about fp8 and mxfp8, and train.precision is {job.train.precision}"
+            raise JobError(problem, key=key, changes=[{key: None}, {"train.precision": "fp8"}])
+
+
 def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
     """Raise JobError for what can be planned for, and not be trained yet, or what ``doing`` says: experts, a
     model without some of its parts, keys of a job."""

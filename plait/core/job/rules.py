@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import nearest_batch
 from plait.core.job.constraint import Constraint, Margin
+from plait.core.job.recipe import check_recipe
 from plait.core.job.settings import RecomputeLayers, StrategySection
 from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
@@ -26,6 +27,7 @@ def check_job(job: Job) -> None:
     check_stages(job.strategy, spec.num_layers, job.open, ends=0 if job.plan.framework == "plait" else 2)
     _check_batch(job)
     _check_rates(job)
+    check_recipe(job, spec)
     for text in job.plan.constraints:
         Constraint.parse(text)
     Margin.parse(job.plan.memory_margin)
