@@ -6,9 +6,9 @@ orders. So the longer side is counted: an integer for every pattern, which is th
 row (or column), that says how many have it. Where there are too many patterns a variable says of each cell
 in which minipod it lies, with rows and columns in the order of the minipods that they touch.
 
-Time is shared among the pairs that are open, several times: what is best may be found sooner than what is
-better is excluded. It is the solver's own count of its work, so that
-equal problems get equal answers, unless the machine is so slow that seconds run out first.
+What there is is sought first, of all pairs together; then each that is left is asked for by itself. Time is the
+solver's own count of its work, so that equal problems get equal answers, unless the machine is so slow that
+seconds run out first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Any, NamedTuple
 
 from plait.place.answer import Assignment
 from plait.place.problem import Cells, Problem
-from plait.place.search import SearchOutcome
 
 MOST_CELLS = 64
 """Above them the solver proves little in the time."""
 LIMIT = 5.0
 """Seconds, at most."""
-SHARES = (0.2, 0.4, 0.6, 1.0)
-"""Of the time, after which it is begun anew: three times to find placements, since some orders find in a
-tenth of a second what others do not find in ten, then to prove that there are none."""
+TURNS = ((False, 0.35), (False, 0.5), (True, 1.0))
+"""Whether rows and columns are ordered, and the share of the time after which it is the next one's turn: all
+pairs together, to find what there is; each that is open by itself; each once more, for a proof."""
 WORK = 0.5
 """What the solver counts as a second of its work is about 2 s of a core."""
 MOST_PODS = 50
@@ -45,58 +44,71 @@ def settle(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> A
     than ``known`` has, best first. The bound is the score below which nothing is left."""
     limit = min(problem.limit, LIMIT)
     best, left, spent, begun = known, list(targets), 0.0, time.perf_counter()
-    for seed, share in enumerate(SHARES):
-        still: list[Spreads] = []
-        for at, target in enumerate(left):
-            seconds = limit - (time.perf_counter() - begun)
-            work = (share * limit * WORK - spent) / (len(left) - at)
-            outcome, cells, used = _asked(problem, target, work, seconds, None if share == 1 else seed)
+    for ordered, share in TURNS:
+        together = not spent
+        asked = [left] if together else [[one] for one in left]
+        left = []
+        for at, some in enumerate(asked):
+            allowed = (share * limit * WORK - spent) / (len(asked) - at), limit - (time.perf_counter() - begun)
+            cells, found, open_from, used = _asked(problem, some, allowed, ordered=ordered, together=together)
             spent += used
+            left += some[open_from:found]
             if cells:
-                best = Assignment(cells, bound=problem.score(*target), note="solved")
+                best = Assignment(cells, bound=problem.score(*some[found]), note="solved")
                 break  # those that come after it are no better
-            if outcome is SearchOutcome.OPEN:
-                still.append(target)
-        left = still
         if not left:
             return best
     return best._replace(bound=problem.score(*left[0]))
 
 
+class _Told(NamedTuple):
+    """cells: of the best target that was found, if one was; its number, or how many there are; the first that
+    may be had for all that is known; work that the solver did."""
+
+    cells: Cells | None
+    found: int
+    open_from: int
+    used: float
+
+
 def _asked(
-    problem: Problem, target: Spreads, work: float, seconds: float, seed: int | None
-) -> tuple[SearchOutcome, Cells | None, float]:
-    """Whether a placement has these spreads, its cells, and what of ``work`` was used. seconds: by the clock,
-    at most. seed: of an order in which placements are sought; None: that there are none is to be proven."""
+    problem: Problem, targets: Sequence[Spreads], allowed: tuple[float, float], *, ordered: bool, together: bool
+) -> _Told:
+    """The best of some targets. allowed: work and seconds, at most. ordered: rows and columns are. together:
+    patterns, of which each target has its own, are not counted."""
     from ortools.sat.python import cp_model
 
-    if min(work, seconds) <= 0:
-        return SearchOutcome.OPEN, None, 0.0
-    wanted, solver = _wanted(problem, target), cp_model.CpSolver()
+    if min(allowed) <= 0:
+        return _Told(None, len(targets), 0, 0.0)
+    wanted, solver = _wanted(problem, targets), cp_model.CpSolver()
     parameters: Any = solver.parameters
-    if patterns_of(len(wanted.pods), wanted.rows, wanted.column_spread) <= MOST_PATTERNS:
-        made = _Patterns(cp_model.CpModel(), wanted, ordered=seed is None)
+    down = max(down for _, down in wanted.targets)
+    if not together and patterns_of(len(wanted.pods), wanted.rows, down) <= MOST_PATTERNS:
+        made = _Patterns(cp_model.CpModel(), wanted, ordered=ordered)
     else:
-        turned = wanted.turn() if seed == 1 else wanted
-        made = _Cells(cp_model.CpModel(), turned, ordered=seed is None, strict=seed != 0)
+        made = _Cells(cp_model.CpModel(), wanted, ordered=ordered, strict=not together)
         parameters.linearization_level = 0  # placements are found several times as often in the same time
-    parameters.max_deterministic_time = work
-    parameters.max_time_in_seconds = seconds
-    parameters.random_seed = seed or 0
+    parameters.max_deterministic_time, parameters.max_time_in_seconds = allowed
     parameters.num_workers = 1  # equal problems get equal answers
     status = solver.solve(made.model)
     used = solver.response_proto.deterministic_time
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return SearchOutcome.FOUND, made.cells(solver), used
-    return (SearchOutcome.NONE if status == cp_model.INFEASIBLE else SearchOutcome.OPEN), None, used
+        at = round(solver.objective_value) if len(targets) > 1 else 0
+        least = max(0, round(solver.best_objective_bound)) if len(targets) > 1 else 0
+        return _Told(made.cells(solver), at, least, used)
+    if status == cp_model.INFEASIBLE:
+        return _Told(None, len(targets), len(targets), used)
+    return _Told(None, len(targets), max(0, round(solver.best_objective_bound)) if len(targets) > 1 else 0, used)
 
 
-def _wanted(problem: Problem, target: Spreads) -> _Wanted:
+def _wanted(problem: Problem, targets: Sequence[Spreads]) -> _Wanted:
     """The matrix, or the transposed one, which has no more rows than columns."""
     assert problem.shape is not None
     pods = sorted((pod for pod, room in enumerate(problem.capacity) if room), key=lambda pod: -problem.capacity[pod])
-    wanted = _Wanted(*problem.shape, *target, pods, [problem.capacity[pod] for pod in pods], turned=False)
-    return wanted.turn() if wanted.rows > wanted.columns else wanted
+    (rows, columns), free = problem.shape, [problem.capacity[pod] for pod in pods]
+    if rows <= columns:
+        return _Wanted(rows, columns, targets, pods, free, turned=False)
+    return _Wanted(columns, rows, [(down, across) for across, down in targets], pods, free, turned=True)
 
 
 def patterns_of(pods: int, cells: int, spread: int) -> int:
@@ -113,22 +125,16 @@ def patterns_of(pods: int, cells: int, spread: int) -> int:
 
 
 class _Wanted(NamedTuple):
-    """A matrix, and what rows and columns may touch at most. pods: numbers of the minipods with room, the
-    largest first; free: their room. turned: rows are the problem's columns."""
+    """A matrix with no more rows than columns. targets: what a row and a column may touch at most, the best
+    first. pods: numbers of the minipods with room, the largest first; free: their room. turned: rows are the
+    problem's columns."""
 
     rows: int
     columns: int
-    row_spread: int
-    column_spread: int
+    targets: Sequence[Spreads]
     pods: list[int]
     free: list[int]
     turned: bool
-
-    def turn(self) -> _Wanted:
-        """The transposed matrix."""
-        return _Wanted(
-            self.columns, self.rows, self.column_spread, self.row_spread, self.pods, self.free, not self.turned
-        )
 
     def cells(self, matrix: Sequence[Sequence[int]]) -> Cells:
         """As problems have them, column by column. matrix: of each row, which of ``pods`` its cells have."""
@@ -145,14 +151,15 @@ def _order(model: Any, groups: Sequence[Sequence[Any]]) -> None:
 
 
 class _Patterns:
-    """counts: of each pattern, how many columns have it. touched: whether a row has cells in a minipod."""
+    """Of one target. counts: of each pattern, how many columns have it. touched: whether a row has cells in a
+    minipod."""
 
     def __init__(self, model: Any, wanted: _Wanted, *, ordered: bool) -> None:
         self.model, self.wanted = model, wanted
-        rows, columns, free = wanted.rows, wanted.columns, wanted.free
+        rows, columns, free, ((across, down),) = wanted.rows, wanted.columns, wanted.free, wanted.targets
         self.counts = {
             pattern: model.new_int_var(0, most, "")
-            for pattern in patterns(len(free), rows, wanted.column_spread)
+            for pattern in patterns(len(free), rows, down)
             if (most := min(columns, *(free[pod] // pattern.count(pod) for pod in set(pattern))))
         }
         model.add(sum(self.counts.values()) == columns)
@@ -164,7 +171,7 @@ class _Patterns:
                 own = sum(count for pattern, count in here if pattern[row] == pod)
                 model.add(own <= min(room, columns) * there[pod])
         for there in touched:
-            model.add(sum(there) <= wanted.row_spread)
+            model.add(sum(there) <= across)
             model.add(sum(min(room, columns) * one for room, one in zip(free, there, strict=True)) >= columns)
         if ordered:
             _order(model, touched)
@@ -195,14 +202,19 @@ class _Cells:
         for at, room in enumerate(wanted.free):
             model.add(sum(cell[at] for row in self.x for cell in row) <= room)
         by_column = [[row[column] for row in self.x] for column in range(wanted.columns)]
-        for groups, most in ((self.x, wanted.row_spread), (by_column, wanted.column_spread)):
+        which = model.new_int_var(0, len(wanted.targets) - 1, "")
+        for groups, spreads in zip((self.x, by_column), zip(*wanted.targets, strict=True), strict=True):
+            most = model.new_int_var(min(spreads), max(spreads), "")
+            model.add_element(which, spreads, most)
             touched, counts = zip(*(self._touched(group, most) for group in groups), strict=True)
             for room, here in zip(wanted.free, zip(*counts, strict=True), strict=True):
                 model.add(sum(here) <= room)
             if ordered:
                 _order(model, touched)
+        if len(wanted.targets) > 1:
+            model.minimize(which)
 
-    def _touched(self, group: Sequence[Sequence[Any]], most: int) -> tuple[list[Any], list[Any]]:
+    def _touched(self, group: Sequence[Sequence[Any]], most: Any) -> tuple[list[Any], list[Any]]:
         """Of every minipod, whether the group has cells there, and how many: variables of their own, to bound
         without asking which cells."""
         model, free = self.model, self.wanted.free
