@@ -6,8 +6,8 @@ orders. So the longer side is counted: an integer for every pattern, which is th
 row (or column), that says how many have it. Where there are too many patterns a variable says of each cell
 in which minipod it lies, with rows and columns in the order of the minipods that they touch.
 
-What there is is sought first, of all pairs together; then each that is left is asked for by itself. Time is the
-solver's own count of its work, so that equal problems get equal answers, unless the machine is so slow that
+What there is is sought first, of all pairs together; then each that is left is asked for by itself. Time is
+the work that the solver counts, so that equal problems get equal answers, unless the machine is so slow that
 seconds run out first.
 """
 
