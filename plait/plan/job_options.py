@@ -15,8 +15,8 @@
 
 Quantised copies live as long as the parameters that they are of: from step to step where a rank keeps
 parameters whole, since the first micro-batch quantises for all (Transformer Engine's is_first_microbatch),
-else while they are gathered. Activations are counted in bf16: recipes keep the inputs of products quantised,
-and attention's output in both; that is not deducted.
+else while they are gathered. Products' inputs are kept quantised, attention's output in both; routed rows are
+counted in bf16.
 """
 
 from __future__ import annotations
@@ -98,5 +98,6 @@ def _quantised(job: Job, device: Device, options: MemoryOptions) -> MemoryOption
     copies, beside = recipe.kept(reads_columns=device.reads_columns), float(ITEMSIZE[job.train.precision])
     if recipe.primary and job.recipe.fp8_param_gather:
         matrices = MatrixBytes(whole=copies, share=recipe.number, gathered=copies)
-        return replace(options, matrices=matrices, quantised=recipe.number / beside)
-    return replace(options, matrices=MatrixBytes(beside + copies, beside, beside + copies))
+        return replace(options, matrices=matrices, quantised=recipe.number / beside, input_bytes=recipe.number)
+    matrices = MatrixBytes(beside + copies, beside, beside + copies)
+    return replace(options, matrices=matrices, input_bytes=recipe.number)

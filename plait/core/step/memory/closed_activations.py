@@ -187,6 +187,7 @@ class _Rows:
         shared = np.where(points.sequence_parallel > 0, points.tp, 1)
         stream = tokens * model.hidden / shared
         more = options.stream_bytes * stream - self._left_out(tokens)
+        more = more - self._quantised(tokens, stream) * (recompute == NONE)
         gathered = tokens * model.hidden * self.itemsize * ((shared > 1) & options.regathers)
         score_bytes = 0.0 if options.fused_attention else options.score_bytes
         scores = tokens * self.sequence * model.num_heads / points.tp * score_bytes
@@ -210,6 +211,16 @@ class _Rows:
         if options.logit_bytes is not None or options.whole_layers:
             self._loss(found, tokens)
         return found
+
+    def _quantised(self, tokens: Bytes, stream: Bytes) -> Bytes:
+        """What a layer keeps less where products' inputs are quantised: normalised streams, and what the
+        MLP's second weight reads. Attention's gradient needs its output as it is: it is kept twice."""
+        model, told, tp = self.model, self.options.input_bytes, self.points.tp
+        if told is None:
+            return np.zeros_like(tokens)
+        normed = stream / model.hidden if self.options.regathers else tokens
+        streams = (1 if model.parallel_block else 2) * normed * model.hidden
+        return (self.itemsize - told) * (streams + tokens * model.letters.F / tp) - told * tokens * model.letters.Q / tp
 
     def _left_out(self, tokens: Bytes) -> Bytes:
         """What a layer of Plait's keeps and others need not."""

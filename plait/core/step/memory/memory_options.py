@@ -37,8 +37,9 @@ class MemoryOptions(Options):
     more_alive: so many micro-batches more than the schedule has are kept of a stage's layers.
 
     gathered_bytes: of a number of a gathered parameter. matrices: of those of layers, in place of
-    parameter_bytes and gathered_bytes, where they are quantised. update_bytes: of a number whose optimizer
-    state a rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start.
+    parameter_bytes and gathered_bytes, where they are quantised. input_bytes: of a number of a product's
+    input, which is kept quantised then, attention's output beside itself. update_bytes: of a number whose
+    optimizer state a rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start.
     sums_in_place: gradients of tied embeddings and of what tensor-parallel ranks hold alike are summed where
     they are.
 
@@ -67,6 +68,7 @@ class MemoryOptions(Options):
     more_alive: int = 0
     gathered_bytes: float | None = None
     matrices: MatrixBytes | None = None
+    input_bytes: float | None = None
     update_bytes: float = 0.0
     fixed_bytes: float = 0.0
     sums_in_place: bool = False
