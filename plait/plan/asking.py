@@ -29,8 +29,6 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         fixed |= {"params": [1], "grads": [1]}  # what is captured works on memory that stays
     inner = cluster.tiers[0].ranks
     ranks = ranks_of(job, cluster)
-    check_number(job.train.global_batch_size, "train.global_batch_size", whole=True)
-    check_number(job.data.sequence_length, "data.sequence_length", whole=True)
     _check_batch(job, ranks)
     return SearchRequest(
         model=model,
