@@ -263,6 +263,15 @@ def test_a_torn_rank_of_another_run_does_no_harm(tmp_path: Path) -> None:
     assert read(log(tmp_path, [*first, *ALL_REDUCE])) == ([1024, 1048576], [])
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_a_torn_rank_of_the_next_run_is_that_runs(tmp_path: Path, rank: int) -> None:
+    """The run before has been read; nothing but its ranks says that the next has begun."""
+    again = [line.split(" on ")[0] if f"Rank  {rank}" in line else line for line in ALL_REDUCE if "Using" not in line]
+    with pytest.raises(JobError, match="a line of a rank is torn") as caught:
+        import_profile(log(tmp_path, [*ALL_REDUCE, *again]))
+    assert caught.value.key == f"line {len(ALL_REDUCE) + 3 + rank}"
+
+
 def test_ranks_of_each_run_are_their_own(tmp_path: Path) -> None:
     again = [*ALL_REDUCE[:2], *ranks("node1", "node2", "node3"), *ALL_REDUCE[7:]]
     for lines in ([*ALL_REDUCE, *again], [*ALL_REDUCE, *(line for line in again if "Using" not in line)]):
