@@ -306,7 +306,7 @@ class Planner:
         change = self._nearest_change(one)
         frees = " ".join([*filter(None, [told_together(self.freeing(one))]), ""])
         nothing = "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
-        what = by_kind(fullest.place.memory)
+        what = by_kind(asdict(fullest.place.memory))
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
             f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {room} that a plan may "

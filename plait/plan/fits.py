@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.model.precision import ITEMSIZE, master_size
-from plait.core.step.memory.estimate import Estimate, Memory, estimate
+from plait.core.step.memory.estimate import Estimate, estimate
 from plait.core.step.step import Step
 from plait.plan.make import job_step
 from plait.plan.nearest import changes, more_ranks, nearest_change, would_fit
@@ -199,14 +199,18 @@ def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
         has += in_bytes(found.bytes)
     raise InfeasiblePlan(
         f"The job cannot fit: a rank of place {most.index} of the pipeline needs {in_bytes(most.memory.total)} "
-        f"({by_kind(most.memory)}); {has}. {_advice(job, vocab, there)}"
+        f"({by_kind(asdict(most.memory))}); {has}. {_advice(job, vocab, there)}"
     )
 
 
-def by_kind(memory: Memory) -> str:
-    """As words, the largest first."""
-    kinds = sorted(KINDS, key=lambda kind: -getattr(memory, kind))
-    return ", ".join(f"{kind} {in_bytes(getattr(memory, kind))}" for kind in kinds if getattr(memory, kind))
+def by_kind(memory: Mapping[str, int]) -> str:
+    """Bytes of ``KINDS`` as words, the largest first.
+
+    >>> by_kind({"parameters": 1 << 30, "gradients": 2 << 30, "buffers": 0})
+    'gradients 2 GiB, parameters 1 GiB'
+    """
+    kinds = sorted((kind for kind in KINDS if memory.get(kind)), key=lambda kind: -memory[kind])
+    return ", ".join(f"{kind} {in_bytes(memory[kind])}" for kind in kinds)
 
 
 def _advice(job: Job, vocab: int, there: Room) -> str:

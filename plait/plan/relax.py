@@ -114,9 +114,10 @@ class Relaxing:
         """What fits into the limit, and into what the job sets below it."""
         return self._within(self.asked, needs)
 
-    def short(self, space: Points, smallest: int, needs: Needs) -> InfeasiblePlan:
+    def short(self, space: Points, smallest: int, needs: Needs, kinds: str = "") -> InfeasiblePlan:
         """What is said of a space of which nothing fits. smallest: the number of the point that needs least
-        memory. needs: what that needs; what all need, where it is less than the bound."""
+        memory. needs: what that needs; what all need, where it is less than the bound. kinds: of that point's
+        memory, in words."""
         bound, row, least = int(self._bound(self.asked)), space.row(smallest), int(np.argmin(needs.all))
         missing, kept = int(needs.total[least]), int(needs.kept[least])
         if self.within(needs).any():
@@ -128,6 +129,7 @@ class Relaxing:
         else:
             shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
             shape = f"needs {in_bytes(missing)} on a rank ({shape}, micro-batches of {row['micro']})"
+            shape += f", of it {kinds}" if kinds else ""
             there = f"the {in_bytes(bound)} {'there are' if bound >= int(self.limit) else 'allowed'}"
             if missing > bound:
                 told = f"No strategy fits: the smallest of {len(space):,} {shape}, {in_bytes(missing - bound)} more "

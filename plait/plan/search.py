@@ -21,6 +21,7 @@ from plait.core.step.columns.distinct import Ints, distinct
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
+from plait.plan.fits import KINDS, by_kind
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
@@ -114,9 +115,14 @@ class _Search:
             at, smallest = self._smallest(everything)
             fitting = self.relaxing.within(smallest)[0]  # yet a constraint on memory is not met
             needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
-            raise self.relaxing.short(everything.points, at, needs)
+            raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
         return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
+
+    def _by_kind(self, points: Points, at: int) -> str:
+        """What fills the device of a point, in words."""
+        found = self._columns(points.take(slice(at, at + 1)))
+        return by_kind({kind: int(getattr(found, kind)[0]) for kind in KINDS if np.isfinite(found.allocated[0])})
 
     def needs(self, points: Points) -> Needs:
         """Bytes of the fullest rank."""

@@ -12,7 +12,7 @@ import pytest
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job.spec import Job
-from plait.core.step.memory.estimate import Memory, estimate
+from plait.core.step.memory.estimate import estimate
 from plait.plan import fits
 from plait.plan.fits import Room, by_kind, check_device, check_fits, check_size, least_bytes, room
 from plait.plan.make import job_step
@@ -140,7 +140,7 @@ def test_the_least_that_a_step_takes_is_states_and_one_stream(precision: str, ea
 
 
 def test_kinds_are_listed_from_the_largest_without_those_that_take_nothing() -> None:
-    told = by_kind(Memory(parameters=5, gradients=9 << 10, optimizer=0, buffers=7, activations=6, when="", alive=1))
+    told = by_kind({"parameters": 5, "gradients": 9 << 10, "optimizer": 0, "buffers": 7, "activations": 6, "total": 1})
     assert told == "gradients 9 KiB, buffers 7 B, activations 6 B, parameters 5 B"
 
 

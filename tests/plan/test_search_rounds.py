@@ -48,9 +48,9 @@ class Found:
             self.exact += (not at_least) * len(points)
             total = self.total(points)
             held = device_overhead(A100.overhead, points, np.zeros(len(points)))
-            if at_least and not _model.levels:
-                return SimpleNamespace(allocated=total * 0.9 - held, overhead=held)
-            return SimpleNamespace(allocated=total - held, overhead=held)
+            allocated = total * (0.9 if at_least and not _model.levels else 1.0) - held
+            kinds = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), 0 * total)
+            return SimpleNamespace(allocated=allocated, overhead=held, activations=allocated, **kinds)
 
         self.share = share
         monkeypatch.setattr(module, "step_memory", memory)
@@ -113,5 +113,7 @@ def test_the_smallest_of_all_is_told_where_nothing_fits(monkeypatch: pytest.Monk
     least = int(np.argmin(found.total(points)))
     row = points.row(least)
     shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
-    with pytest.raises(InfeasiblePlan, match=rf"the smallest of {len(points):,} needs .* on a rank \({shape}, "):
+    with pytest.raises(
+        InfeasiblePlan, match=rf"the smallest of {len(points):,} needs .* on a rank \({shape}, .* of it activations "
+    ):
         search(asked, A100, "bf16-mixed", keep=4, most=10**9)
