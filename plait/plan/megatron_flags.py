@@ -66,13 +66,14 @@ apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
 _VALUES = """
-optimizer-offload-fraction moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type
-fp8-recipe fp4-format cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
-data-parallel-sharding-strategy num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage
-pipeline-model-parallel-layout recompute-granularity recompute-method recompute-num-layers recompute-modules
-position-embedding-type normalization rope-scaling-factor window-size window-attn-skip-freq
-decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers attention-backend main-grads-dtype
-main-params-dtype exp-avg-dtype exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
+step-batch-size-schedule cross-entropy-fusion-impl optimizer-offload-fraction moe-expert-capacity-factor
+moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format cp-comm-type
+hierarchical-context-parallel-sizes num-distributed-optimizer-instances data-parallel-sharding-strategy
+num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage pipeline-model-parallel-layout
+recompute-granularity recompute-method recompute-num-layers recompute-modules position-embedding-type
+normalization rope-scaling-factor window-size window-attn-skip-freq decoder-first-pipeline-num-layers
+decoder-last-pipeline-num-layers attention-backend main-grads-dtype main-params-dtype exp-avg-dtype
+exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
 moe-shared-expert-intermediate-size expert-tensor-parallel-size rampup-batch-size vocab-file tokenizer-type
 transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format
 """
@@ -95,7 +96,7 @@ overlap-param-gather-with-optimizer-step no-gradient-accumulation-fusion no-bias
 no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
 first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 reuse-grad-buf-for-mxfp8-param-ag
-cross-entropy-fusion-impl optimizer outer-dp-sharding-strategy keep-fp8-transpose-cache
+optimizer outer-dp-sharding-strategy keep-fp8-transpose-cache
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction."""
@@ -143,16 +144,17 @@ pretrained-checkpoint no-load-strict replication dist-ckpt-save-pre-mcore-014 ov
 use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
 """
 _PROGRAM = """
-use-mcore-models use-legacy-models distributed-backend distributed-timeout-minutes ddp-bucket-size
-ddp-num-buckets ddp-average-in-collective no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad
-check-for-large-grads overlap-p2p-communication align-param-gather no-align-param-gather
-attention-softmax-in-fp32 apply-query-key-layer-scaling no-query-key-layer-scaling
-no-scatter-gather-tensors-in-pipeline use-ring-exchange-p2p local-rank rank world-size lazy-mpu-init
-inference-batch-times-seqlen-threshold deterministic-mode use-cpu-initialization perform-initialization
-batch-p2p-communication rotary-percent rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype
-te-rng-tracker inference-rng-tracker use-tp-pp-dp-mapping distrib-optim-fully-reshardable-mem-efficient
-nccl-communicator-config-path high-priority-stream-groups sharp-enabled-group rerun-mode error-injection-rate
-enable-ft-package calc-ft-timeouts fake-init-process-group yaml-cfg ddp-pad-buckets-for-high-nccl-busbw
+fsdp-manual-registration init-model-with-meta-device use-mcore-models use-legacy-models distributed-backend
+distributed-timeout-minutes ddp-bucket-size ddp-num-buckets ddp-average-in-collective
+no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-large-grads
+overlap-p2p-communication align-param-gather no-align-param-gather attention-softmax-in-fp32
+apply-query-key-layer-scaling no-query-key-layer-scaling no-scatter-gather-tensors-in-pipeline
+use-ring-exchange-p2p local-rank rank world-size lazy-mpu-init inference-batch-times-seqlen-threshold
+deterministic-mode use-cpu-initialization perform-initialization batch-p2p-communication rotary-percent
+rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype te-rng-tracker inference-rng-tracker
+use-tp-pp-dp-mapping distrib-optim-fully-reshardable-mem-efficient nccl-communicator-config-path
+high-priority-stream-groups sharp-enabled-group rerun-mode error-injection-rate enable-ft-package
+calc-ft-timeouts fake-init-process-group yaml-cfg ddp-pad-buckets-for-high-nccl-busbw
 gradient-accumulation-fusion masked-softmax-fusion bias-swiglu-fusion bias-gelu-fusion bias-dropout-fusion
 """
 _ROUTERS = """

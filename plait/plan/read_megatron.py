@@ -32,7 +32,10 @@ from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
 
 Flags = Mapping[str, Sequence[str]]
-GPT2_VOCAB = 50257
+FUSED_LOGIT = 4.0
+"""Bytes of a logit where Transformer Engine's kernel of the loss writes the gradient over it."""
+TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256}
+"""Tokens of those that have one vocabulary alone."""
 SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp", "checkpoint-activations": "",
         "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
 """Older names."""
@@ -94,8 +97,8 @@ def _degrees(told: Told, flags: Flags) -> None:
             if value < 1:
                 raise told.refuse(f"--{name}", f"{value} is not positive", "Use at least 1")
             told.set(key, value)
-    if "rampup-batch-size" in flags:
-        told.notes.append("--rampup-batch-size: what is predicted is a step of the full batch.")
+    for name in {"rampup-batch-size", "step-batch-size-schedule"} & flags.keys():
+        told.notes.append(f"--{name}: what is predicted is a step of the full batch.")
 
 
 def _model(told: Told, flags: Flags) -> None:
@@ -179,9 +182,10 @@ def _window(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
 def _vocabulary(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
     """As many as the tokenizer has, padded to a multiple."""
     kind, file = flags.get("tokenizer-type", ("",))[0], flags.get("vocab-file", ("",))[0]
-    if "vocab" not in shapes and (kind == "GPT2BPETokenizer" or "gpt2" in file or (file and not kind)):
-        shapes["vocab"] = GPT2_VOCAB
-        told.notes.append(f"The vocabulary is GPT-2's, {GPT2_VOCAB:,} tokens, padded.")
+    known = "GPT2BPETokenizer" if "gpt2" in file or (file and not kind) else kind
+    if "vocab" not in shapes and known in TOKENIZERS:
+        shapes["vocab"] = TOKENIZERS[known]
+        told.notes.append(f"The vocabulary is that of {known}, {TOKENIZERS[known]:,} tokens, padded.")
     if "vocab" not in shapes:
         return
     each = _whole(told, flags, "make-vocab-size-divisible-by", 128) or 1
@@ -391,6 +395,8 @@ def _precision(told: Told, flags: Flags) -> None:
     if "grad-reduce-in-bf16" in flags or ("fp16" in flags and "accumulate-allreduce-grads-in-fp32" not in flags):
         told.set("recipe.grad_reduce_in_bf16", True)
     _optimizer(told, flags)
+    if "cross-entropy-loss-fusion" in flags and flags.get("cross-entropy-fusion-impl", ("native",))[0] == "te":
+        told.options["logit_bytes"] = FUSED_LOGIT
     backend = flags.get("attention-backend", ("auto",))[0]
     if backend in ("unfused", "local"):
         told.options["fused_attention"] = False

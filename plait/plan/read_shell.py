@@ -12,7 +12,12 @@ from typing import NamedTuple
 _ASSIGNED = re.compile(
     r"^[ \t]*(?:export[ \t]+|local[ \t]+|declare[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)=", re.MULTILINE
 )
-_REFERENCE = re.compile(r"\$\(\((.*?)\)\)|\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"\$\(\((.*?)\)\)|\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_SLURM = re.compile(
+    r"^#SBATCH\s+(?:--(nodes|gpus-per-node|ntasks-per-node|gres)|-(N))[= ](?:gpu:)?(?:\w+:)?(\d+)\b", re.M
+)
+_OF_SLURM = {"nodes": "nnodes", "N": "nnodes", "ntasks-per-node": "nproc-per-node", "gpus-per-node": "nproc-per-node",
+             "gres": "nproc-per-node"}  # fmt: skip
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _END = {"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<", "then", "fi", "do", "done", "else"}
 DEPTH = 20
@@ -44,7 +49,15 @@ def arguments(text: str) -> list[Argument]:
     if not found:
         for value in variables.values():
             found += _flags(_expanded(value, variables))
-    return found
+    said = {one.name for one in found if one.values and one.values[0].isdigit()}
+    asked = {_OF_SLURM[long or short]: number for long, short, number in sorted(_SLURM.findall(text), key=_last)}
+    return [*(Argument(name, (number,)) for name, number in asked.items() if name not in said),
+            *(one for one in found if one.name not in asked or one.name in said)]  # fmt: skip
+
+
+def _last(asked: tuple[str, str, str]) -> bool:
+    """Whether it counts before others: GPUs of a node before its tasks."""
+    return asked[0] != "ntasks-per-node"
 
 
 def _variables(text: str) -> tuple[dict[str, str], str]:
@@ -58,6 +71,9 @@ def _variables(text: str) -> tuple[dict[str, str], str]:
         rest.append(text[at : match.start()])
         value, at = _value(text, match.end())
         name = match[1]
+        if name in found:  # itself and more
+            before = found[name]
+            value = re.sub(rf"\$\{{?{name}\b(?:\[[@*]\])?\}}?", lambda _, text=before: text, value)
         found[name] = f"{found[name]} {value}" if match[2] and name in found else value
     return found, "".join([*rest, text[at:]])
 

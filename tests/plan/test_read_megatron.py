@@ -294,6 +294,12 @@ def test_numbers_in_a_script_are_computed_and_what_is_left_open_is_named() -> No
         ("run --a_b=3 --c 'x y'", [("a-b", ("3",)), ("c", ("x y",))]),
         ("A=(--a $1)", [("a", ("$1",))]),
         ("A=$A\nrun --a $A", [("a", ("$A",))]),
+        ('A=(--a 1)\nA=( "${A[@]}" --b )\nrun ${A[@]}', [("a", ("1",)), ("b", ())]),
+        ("run --a ${1:-x} --b ${2}", [("a", ("x",)), ("b", ("${2}",))]),
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\nrun --a 1",
+         [("nproc-per-node", ("8",)), ("nnodes", ("4",)), ("a", ("1",))]),
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:h100:8\nrun --nnodes $SLURM_NNODES --nproc-per-node 2",
+         [("nnodes", ("4",)), ("nproc-per-node", ("2",))]),
     ],
 )  # fmt: skip
 def test_arguments_of_scripts(text: str, found: list[tuple[str, tuple[str, ...]]]) -> None:
