@@ -66,14 +66,14 @@ apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
 _VALUES = """
-step-batch-size-schedule cross-entropy-fusion-impl optimizer-offload-fraction moe-expert-capacity-factor
-moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format cp-comm-type
-hierarchical-context-parallel-sizes num-distributed-optimizer-instances data-parallel-sharding-strategy
-num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage pipeline-model-parallel-layout
-recompute-granularity recompute-method recompute-num-layers recompute-modules position-embedding-type
-normalization rope-scaling-factor window-size window-attn-skip-freq decoder-first-pipeline-num-layers
-decoder-last-pipeline-num-layers attention-backend main-grads-dtype main-params-dtype exp-avg-dtype
-exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
+optimizer step-batch-size-schedule cross-entropy-fusion-impl optimizer-offload-fraction
+moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format
+cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
+data-parallel-sharding-strategy num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage
+pipeline-model-parallel-layout recompute-granularity recompute-method recompute-num-layers recompute-modules
+position-embedding-type normalization rope-scaling-factor window-size window-attn-skip-freq
+decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers attention-backend main-grads-dtype
+main-params-dtype exp-avg-dtype exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
 moe-shared-expert-intermediate-size expert-tensor-parallel-size rampup-batch-size vocab-file tokenizer-type
 transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format
 """
@@ -96,10 +96,12 @@ overlap-param-gather-with-optimizer-step no-gradient-accumulation-fusion no-bias
 no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
 first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 reuse-grad-buf-for-mxfp8-param-ag
-optimizer outer-dp-sharding-strategy keep-fp8-transpose-cache
+outer-dp-sharding-strategy keep-fp8-transpose-cache
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction."""
+UNMODELLED_STARTS = ("muon-", "mtp-")
+"""Of families of such flags."""
 _STEPS = """
 train-iters train-samples train-sync-interval exit-interval exit-duration-in-mins exit-signal-handler
 exit-signal manual-gc manual-gc-interval manual-gc-eval empty-unused-memory-level iterations-to-skip
@@ -135,13 +137,13 @@ memory-snapshot-path enable-experimental enable-one-logger app-tag-run-name app-
 one-logger-async runtime-time-unit config-logger-dir
 """
 _CHECKPOINTS = """
-save load save-interval persistent-save-interval save-retain-interval no-save-optim no-save-rng no-load-optim
-no-load-rng finetune ckpt-step ckpt-fully-parallel-save ckpt-fully-parallel-load no-ckpt-fully-parallel-save
-use-dist-ckpt dist-ckpt-format dist-ckpt-strictness dist-ckpt-workers async-save auto-detect-ckpt-format
-exit-on-missing-checkpoint use-checkpoint-args non-persistent-save-interval non-persistent-ckpt-type
-ckpt-assume-constant-structure ckpt-convert-format ckpt-convert-save use-persistent-ckpt-worker
-pretrained-checkpoint no-load-strict replication dist-ckpt-save-pre-mcore-014 override-ckpt-iteration
-use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
+verify-integrity save load save-interval persistent-save-interval save-retain-interval no-save-optim
+no-save-rng no-load-optim no-load-rng finetune ckpt-step ckpt-fully-parallel-save ckpt-fully-parallel-load
+no-ckpt-fully-parallel-save use-dist-ckpt dist-ckpt-format dist-ckpt-strictness dist-ckpt-workers async-save
+auto-detect-ckpt-format exit-on-missing-checkpoint use-checkpoint-args non-persistent-save-interval
+non-persistent-ckpt-type ckpt-assume-constant-structure ckpt-convert-format ckpt-convert-save
+use-persistent-ckpt-worker pretrained-checkpoint no-load-strict replication dist-ckpt-save-pre-mcore-014
+override-ckpt-iteration use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
 """
 _PROGRAM = """
 fsdp-manual-registration init-model-with-meta-device use-mcore-models use-legacy-models distributed-backend
@@ -166,6 +168,19 @@ moe-router-padding-for-quantization moe-token-drop-policy
 """
 HARMLESS = frozenset(" ".join((_STEPS, _RATES, _DATA, _LOGS, _CHECKPOINTS, _PROGRAM, _ROUTERS)).split())
 """What changes neither a step's time nor its memory by more than the prediction knows."""
+HARMLESS_STARTS = (
+    "fim-",
+    "wandb-",
+    "tensorboard-",
+    "lr-",
+    "eval-",
+    "dist-ckpt-",
+    "ckpt-",
+    "ft-",
+    "inprocess-",
+    "one-logger-",
+)
+"""Of families of such flags."""
 BRIDGE: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank", "gated_linear_unit": "swiglu",
     "layernorm_epsilon": "norm-epsilon", "seq_length": "seq-length", "rope_scaling": "use-rope-scaling",

@@ -18,6 +18,7 @@ from plait.plan.megatron_flags import (
     EXPERTS,
     FRACTIONS,
     HARMLESS,
+    HARMLESS_STARTS,
     LAUNCH,
     MORE_SHAPES,
     ROPE_ORIGINAL,
@@ -26,14 +27,16 @@ from plait.plan.megatron_flags import (
     SWITCHES,
     TYPES,
     UNMODELLED,
+    UNMODELLED_STARTS,
     VALUES,
 )
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
 
 Flags = Mapping[str, Sequence[str]]
-FUSED_LOGIT = 4.0
-"""Bytes of a logit where Transformer Engine's kernel of the loss writes the gradient over it."""
+FUSED_LOGIT = {"native": 6.0, "te": 4.0}
+"""Bytes of a logit where the loss is one kernel: bf16 and fp32 in place (megatron/core/fusions); Transformer
+Engine's writes the gradient over it."""
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256}
 """Tokens of those that have one vocabulary alone."""
 SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp", "checkpoint-activations": "",
@@ -66,9 +69,9 @@ def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
                     f"--{name} stands twice: its last value, {' '.join(values)}, counts, as it does there."
                 )
             found[name] = values
-        elif name in LAUNCH or name in HARMLESS:
-            told.harmless.append(f"--{name}")
-        elif name in UNMODELLED:
+        elif name in LAUNCH or name in HARMLESS or name.startswith(HARMLESS_STARTS) or name.isupper():
+            told.harmless.append(f"--{name}")  # in capitals: of the environment
+        elif name in UNMODELLED or name.startswith(UNMODELLED_STARTS):
             told.unmodelled.append(str(one))
         else:
             told.unknown.append(str(one))
@@ -395,8 +398,9 @@ def _precision(told: Told, flags: Flags) -> None:
     if "grad-reduce-in-bf16" in flags or ("fp16" in flags and "accumulate-allreduce-grads-in-fp32" not in flags):
         told.set("recipe.grad_reduce_in_bf16", True)
     _optimizer(told, flags)
-    if "cross-entropy-loss-fusion" in flags and flags.get("cross-entropy-fusion-impl", ("native",))[0] == "te":
-        told.options["logit_bytes"] = FUSED_LOGIT
+    if "cross-entropy-loss-fusion" in flags:
+        kernel = flags.get("cross-entropy-fusion-impl", ("native",))[0]
+        told.options["logit_bytes"] = FUSED_LOGIT["te" if kernel == "te" else "native"]
     backend = flags.get("attention-backend", ("auto",))[0]
     if backend in ("unfused", "local"):
         told.options["fused_attention"] = False
@@ -404,6 +408,8 @@ def _precision(told: Told, flags: Flags) -> None:
 
 def _optimizer(told: Told, flags: Flags) -> None:
     """Types of a precision-aware optimizer, and what of it lies on the host."""
+    if (kind := flags.get("optimizer", ("adam",))[0]) != "adam":
+        told.unmodelled.append(f"--optimizer {kind} (counted as Adam)")
     if "use-precision-aware-optimizer" in flags:
         for name in ("exp-avg-dtype", "exp-avg-sq-dtype"):
             kind = flags.get(name, ("fp32",))[0].removeprefix("torch.")

@@ -25,8 +25,8 @@ from plait.core.job.spec import Job
 from plait.plan.frameworks import Framework, framework_of
 
 MISSING = {
-    "data.sequence_length": "tokens of a sequence, as in data.sequence_length=4096",
-    "train.global_batch_size": "sequences of a step, as in train.global_batch_size=512",
+    "data.sequence_length": "how many tokens a sequence has",
+    "train.global_batch_size": "how many sequences a step has",
 }
 """What no job is predicted without, and what is said of it."""
 

@@ -121,6 +121,9 @@ def test_what_is_said_of_a_recipe() -> None:
     told = read(LLAMA3.replace("--mock-data", "--frobnicate 3 --mock-data"))
     assert told.unknown == ["--frobnicate 3"] and "NOT UNDERSTOOD in recipe.sh" in told.lines()[0]
     assert {"--train-samples", "--mock-data"} <= set(told.harmless)
+    more = read(flags(optimizer="muon", muon_momentum="0.9", fim_rate="0.5", NCCL_ALGO="Ring"))
+    assert more.unmodelled == ["--muon-momentum 0.9", "--optimizer muon (counted as Adam)"] and more.unknown == []
+    assert more.harmless == ["--fim-rate", "--NCCL-ALGO"]
     assert read(LLAMA3).get("recipe.grad_reduce_in_bf16") is True
 
 
