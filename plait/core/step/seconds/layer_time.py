@@ -343,8 +343,8 @@ class Layer:
         points, model = self.points, self.model
         ranks, size = points.cp // points.ring, model.letters.D
         heads = np.maximum(model.kv / size / points.tp, ranks)  # fewer are copied
-        query = self.tokens * model.query / points.tp * 2 * ranks
-        kv = self.tokens * heads * size * 2 * ranks
+        query = self.tokens * (model.num_heads * model.core_size) / points.tp * 2 * ranks
+        kv = self.tokens * heads * model.core_size * 2 * ranks
         pair = [rates.collective(self.cluster, "all_to_all", whole, ranks, points.tp) for whole in (query, kv)]
         return 2 * pair[0] + 2 * pair[1]
 
@@ -361,7 +361,8 @@ class Layer:
     def _rotation(self, tensors: int) -> Seconds:
         points = self.points
         stride = points.tp * points.cp // points.ring
-        moved = tensors * 2 * self.tokens * self.model.kv / self.model.kv_ranks(points.tp) * 2
+        width = self.model.num_kv_heads * self.model.core_size
+        moved = tensors * 2 * self.tokens * width / self.model.kv_ranks(points.tp) * 2
         return rates.collective(self.cluster, "send", moved, points.ring, stride)
 
     @cached_property

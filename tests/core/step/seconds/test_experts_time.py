@@ -20,6 +20,7 @@ from plait.core.step.seconds import rates
 from plait.core.step.seconds.closed_form import Options, Seconds, step_seconds
 from plait.core.step.seconds.dispatch_time import INSIDE, reached
 from plait.core.step.seconds.experts_time import cut_by, of_experts
+from plait.core.step.seconds.layer_time import Layer
 
 H100 = Cluster.preset("h100")
 MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
@@ -216,3 +217,14 @@ def test_latent_attentions_products_are_its_four_and_the_second() -> None:
     of_plain = products((8192, 7168, 3 * 16384 / 4))
     found = step(latent, row).linear[0] - step(plain, row).linear[0]
     assert tokens == 16384 and found == pytest.approx(of_latent - of_plain, rel=1e-9)
+
+
+@pytest.mark.parametrize("ring", [1, 4])
+def test_latent_heads_are_exchanged_with_their_rotated_part(ring: int) -> None:
+    """Queries and keys of 192 and values of 128 numbers a head, against 128 of each."""
+    model = replace(ModelSpec.preset("deepseek-v3", specs_folder() / "models"), experts=None)
+    plain = replace(model, q_lora_rank=0, kv_lora_rank=0, qk_rope_head_dim=0)
+    row = {"cp": 4, "ring": ring, "dp": 4, "micro": 8, "num_micro": 2, "overlap": OVERLAPS.index("sync")}
+    layers = [Layer(Shapes.of(one), Points.of([row]), H100, 4096, "bf16-mixed", Options()) for one in (model, plain)]
+    sent = [one._rotation(1) if ring > 1 else one._exchange() for one in layers]
+    assert float(sent[0][0] / sent[1][0]) == pytest.approx(160 / 128, rel=0.02)
