@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -235,21 +236,24 @@ NAMES = {
 @pytest.mark.parametrize("model", [GPT, DROPS, LLAMA, NORMED, replace(LLAMA, attention_dropout=0.1)])
 @pytest.mark.parametrize(("cp", "ring"), [((1, 1), (1, 1)), ((2, 4), (1, 1)), ((4, 4), (2, 4))])
 @pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
 def test_columns_are_the_numbers_of_every_row(
-    model: ModelSpec, cp: tuple[int, int], ring: tuple[int, int], flat: bool
+    model: ModelSpec, cp: tuple[int, int], ring: tuple[int, int], flat: bool, mixed: bool
 ) -> None:
+    """mixed: what is the same in every row is a number beside the columns."""
     each = [
         Sizes(model, RankLoad.of(Strategy(tp=tp, cp=c, ring=r, p1=2, sequence_parallel=flat), batch=batch, sequence=32),
               2, gpu=False)
         for tp, c, r, batch in zip((2, 1), cp, ring, (3, 6), strict=True)
     ]  # fmt: skip
     ranks = [one.rank for one in each]
+
+    def column(values: Sequence[Any]) -> Any:
+        return values[0] if mixed and len(set(values)) == 1 else np.array(values)
+
     columns = RankLoad(
-        **{
-            name: np.array([getattr(rank, name) for rank in ranks])
-            for name in ("tp", "cp", "ring", "tokens", "sharded")
-        },
-        shares=tuple(np.array(shares) for shares in zip(*(rank.shares for rank in ranks), strict=True)),
+        **{name: column([getattr(rank, name) for rank in ranks]) for name in ("tp", "cp", "ring", "tokens", "sharded")},
+        shares=tuple(column(shares) for shares in zip(*(rank.shares for rank in ranks), strict=True)),
     )
     both, seen = Sizes(model, columns, 2, gpu=False), set[str]()
     for branch, site in (("", "embed"), ("attn", "attn"), ("mlp", "block"), ("", "head"), ("", "leave")):
