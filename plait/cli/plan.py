@@ -160,6 +160,7 @@ def plan(
         terminal.say(emitted.text.rstrip("\n"))
         return
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
+    more |= {"read": asked.told.to_dict()} if asked.told else {}
     terminal.answer(found, as_json=as_json, **more)
     if target and not as_json:
         after = "" if asked.planner.closed else f"; plait train {target} obeys it"

@@ -346,3 +346,30 @@ def test_a_full_disk_below_what_is_printed_is_one_paragraph() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("plait: what is printed cannot be written: No space left on device")
     assert "Traceback" not in done.stderr
+
+
+SCRIPT = """
+torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 \\
+  --max-position-embeddings 4096 --normalization RMSNorm --position-embedding-type rope --swiglu \\
+  --disable-bias-linear --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 \\
+  --tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 --global-batch-size 64 \\
+  --use-distributed-optimizer --overlap-grad-reduce --vocab-size 128256 --save runs --frobnicate 3
+"""
+
+
+def test_another_framework_s_configuration_is_predicted(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(SCRIPT)
+    said = plait(file, "cluster.preset=h100")
+    assert "on 16 ranks of h100, run by Megatron-LM d98e8a64 (August 2026)" in " ".join(said.split())
+    told = json.loads(plait(file, "cluster.preset=h100", "--json"))
+    assert told["read"]["not_understood"] == ["--frobnicate 3"] and told["read"]["harmless"] == ["--save"]
+    assert len(told["candidates"]) == 1 and told["framework"].startswith("Megatron-LM")
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_for_another_framework_is_not_written(job: Path) -> None:
+    told = json.loads(plait(job, "plan.framework=torchtitan", "--json"))
+    assert told["framework"] == "torchtitan 0.3.0" and told["plan"] is None
+    assert not job.with_name("plan.json").exists()
