@@ -209,7 +209,7 @@ class _Rows:
         found[:, FORWARD : FORWARD + len(TYPES)] += (working - gathered)[:, None] * attention_again[:, None]
         found[:, BACKWARD : BACKWARD + len(TYPES)] += working[:, None]
         if options.logit_bytes is not None or options.whole_layers:
-            self._loss(found, tokens)
+            self._loss(found, tokens, scores * attention_again)
         return found
 
     def _quantised(self, tokens: Bytes, stream: Bytes) -> Bytes:
@@ -230,8 +230,9 @@ class _Rows:
         copies = (model.letters.Q + model.letters.K) * rotary
         return each * (gate + copies * (self.points.cp == self.points.ring))
 
-    def _loss(self, found: Bytes, tokens: Bytes) -> None:
-        """A stage with the head is fullest at the loss or in a layer's backward."""
+    def _loss(self, found: Bytes, tokens: Bytes, freed: Bytes) -> None:
+        """A stage with the head is fullest at the loss or in a layer's backward. freed: bytes of the last
+        layer's scores: of these blocks, as large as they are, an allocator makes no logits."""
         tp = self.points.tp
         numbers = tokens * (-(-self.model.vocab // tp))
         each = self.options.bytes_of_logit(self.itemsize, tp) * (tp if self.options.logits_whole else 1)
@@ -239,6 +240,6 @@ class _Rows:
         middle = found[:, BACKWARD + TYPES.index("middle")]
         for name, without in (("whole", "embeds"), ("heads", "middle")):
             kind = TYPES.index(name)
-            at_loss = found[:, KEPT + kind] + more
+            at_loss = found[:, KEPT + kind] + more + freed
             found[:, FORWARD + kind] = np.maximum(found[:, FORWARD + TYPES.index(without)], at_loss)
             found[:, BACKWARD + kind] = np.maximum(middle, at_loss)

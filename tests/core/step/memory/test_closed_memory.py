@@ -287,6 +287,19 @@ def test_full_recomputation_of_whole_layers_keeps_one_stream_a_layer() -> None:
     assert activations(replace(GPT, num_layers=25)) - activations(GPT) == 4 * 1024 * 512 * 2
 
 
+def test_unfused_scores_that_are_computed_again_are_no_room_for_logits() -> None:
+    """Where the loss is the fullest moment, with a large vocabulary: bytes of one layer's scores more."""
+    wide, full = replace(GPT, vocab=400_000), RECOMPUTES.index("full")
+    row = {"micro": 4, "num_micro": 4, "recompute": full, "overlap": SYNC}
+
+    def activations(**options: Any) -> float:
+        told = MemoryOptions(whole_layers=True, score_bytes=8.0, logit_bytes=20.0, **options)
+        return float(step_memory(wide, Points.of([row]), sequence=1024, options=told).activations[0])
+
+    scores = 8 * 4 * 8 * 1024 * 1024
+    assert activations(fused_attention=False) - activations() == scores
+
+
 def test_shapes_that_are_no_model_of_plaits() -> None:
     """A gate without grouped heads and the other way round; what both describe is the same."""
     shapes = replace(Shapes.of(LLAMA), gated=0)
