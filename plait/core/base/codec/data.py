@@ -244,8 +244,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     'a whole number of at least 1'
     >>> allowed(float, [Gt(0)])
     'a number above 0'
-    >>> allowed(Literal["auto"] | bool)
-    '"auto" or true or false'
+    >>> allowed(Literal["auto"] | bool), allowed(Literal[0, 1])
+    ('"auto" or true or false', '0 or 1')
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
@@ -253,7 +253,7 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     if origin is dict:
         return "a table"
     if origin is Literal:
-        return " or ".join(f'"{value}"' for value in inner)
+        return " or ".join(show(value) for value in inner)
     if hasattr(annotation, "__metadata__"):  # Annotated
         nested = [getattr(m, "metadata", [m]) for m in inner[1:]]
         return allowed(inner[0], [limit for group in nested for limit in group], within=within)
