@@ -13,7 +13,8 @@ from typing import Any
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import replacing
 from plait.core.base.text import Column, Part, Shown, Table, counted
-from plait.place.forecast import ForecastAccuracy, assess, names_of, walk_forward
+from plait.place.forecast import FEWEST_SURE, SURE, ForecastAccuracy, assess, names_of, walk_forward
+from plait.place.groups import labels_of
 from plait.place.jct import BUCKET, JctSettings
 from plait.place.model_files import load, save
 from plait.place.policy import QueuePolicy, find_policies
@@ -283,14 +284,17 @@ class Fitted(Shown):
         yield from _said_of(self.trace)
         found, late = self.accuracy, self.accuracy.late
         title = f"Error of the predicted time on the last {counted(found.tested, 'job')} (root mean square)"
-        header = ("unit", *(Column(head, ".2f") for head in ("model", "mean", "mean per group")))
-        rows = [(unit, by["model"], by["constant"], by["group"]) for unit, by in found.rmse.items()]
-        yield Table(title, header, rows)
+        heads = ("model", "one mean", "by group", "by GPUs", "by both")
+        header = ("unit", *(Column(head, ".2f") for head in heads))
+        names = ("model", "constant", "group", "gpus", "group_gpus")
+        yield Table(title, header, [(unit, *(by[name] for name in names)) for unit, by in found.rmse.items()])
+        yield "Beside the model the means of the jobs learnt from: of all, of a group, of a number of GPUs, of both."
         yield (
             f"Of those jobs {late['online']:.1%} ran longer than the time within which {self.level:.0%} should end; "
             f"{late['split']:.1%} if nothing is learnt of them, {late['raw']:.1%} without a margin, "
             f"{late['constant']:.1%} by one quantile for all, {late['group']:.1%} by one for each group."
         )
+        yield from self._promised()
         if found.tried:
             settings = ", ".join(f"{name} {value}" for name, value in found.tried[0].settings.items())
             yield (
@@ -298,6 +302,35 @@ class Fitted(Shown):
                 f"usual ones the error would be {found.rmse['ln seconds']['untuned']:.2f} in ln seconds."
             )
         yield f"The model is in {self.folder}."
+
+    def _promised(self) -> Iterator[Part]:
+        """What the upper time holds for, and late jobs by group."""
+        groups, promised = self.accuracy.groups, 1 - self.level
+        header = ("group", "learnt from", "tested", Column("ran longer", ".1%"))
+        kinds = {"all_gpus": "GPUs: {}", "group": "{}", "group_gpus": "{}, GPUs: {}"}
+        rows = [
+            (
+                kinds[one.kind].format(*one.group.rsplit(" ", 1 if one.kind == "group_gpus" else 0)),
+                one.ended,
+                one.tested,
+                one.late,
+            )
+            for one in groups
+        ]
+        if rows:
+            yield Table(f"Late jobs by group, of {FEWEST_SURE} jobs or more", header, rows)
+        off = [one for one in groups if abs(one.late - promised) > SURE]
+        if self.accuracy.sure:
+            yield (
+                f"The time within which {self.level:.0%} end holds within {100 * SURE:g} points in each. It is "
+                f"promised for each group and GPU count of which {FEWEST_SURE} jobs have ended, and for all together."
+            )
+        else:
+            why = f"{len(off)} of {len(groups)} groups are further off" if groups else "no group has as many jobs"
+            yield (
+                f"The time within which {self.level:.0%} end is promised for all jobs together, not for each group: "
+                f"{why} (within {100 * SURE:g} points is meant, of {FEWEST_SURE} jobs)."
+            )
 
 
 def fit_durations(
@@ -315,7 +348,8 @@ def fit_durations(
 @dataclass(frozen=True, kw_only=True)
 class PredictedDurations(Shown):
     """Predicted durations of the last jobs of a trace: (id, GPUs, typical seconds, mean buckets, upper
-    seconds, spread of ln seconds, seconds that it ran). level: the upper quantile."""
+    seconds, for which jobs these are promised, spread of ln seconds, seconds that it ran). level: the upper
+    quantile."""
 
     trace: Trace
     level: float
@@ -342,14 +376,17 @@ def predict_durations(folder: Path, file: Path, *, columns: str | None = None, l
     from plait.place.features import features
 
     fitted, trace = load(folder), _read(file, columns)
-    said = fitted.predict(features(trace), names_of(trace))
+    known, names = features(trace), names_of(trace)
+    said, labels = fitted.predict(known, names), labels_of(known, names)
+    upper, own = fitted.raised(said.bound, labels), labels[list(labels)[-1]]
     jobs = [
         {
             "id": trace.id[job],
             "gpus": int(trace.gpus[job]),
             "typical_s": round(exp(said.log[job]), 1),
             "mean_buckets": round(float(said.buckets[job]), 2),
-            "upper_s": round(exp(min(said.bound[job] + fitted.margin, 20.0)), 1),
+            "upper_s": round(exp(min(upper[job], 20.0)), 1),
+            "promised_for": "its group" if own[job] in fitted.sure else "all jobs together",
             "spread": round(float(said.spread[job]), 3),
             "ran_s": float(trace.duration[job]),
         }

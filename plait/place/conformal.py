@@ -1,23 +1,39 @@
-"""Upper bounds that are exceeded as often as they say, whatever the model: online conformal prediction.
+"""Upper bounds that are exceeded as often as they say, whatever the model: online conformal prediction, of
+all jobs and of every group of them.
 
-A bound in log seconds gets a margin. Every job whose fate is known moves it: up by ``rate * level`` if the
-job ran longer than its bound, down by ``rate * (1 - level)`` if not, so that in the long run a share of ``1
-- level`` is late under any drift (Gibbs and Candes, Adaptive Conformal Inference Under Distribution Shift,
-NeurIPS 2021, eq. 2, on the bound itself instead of its level). A job's fate is known when it ends or when
-its bound passes, whichever is first: nothing is used before it has happened.
+A bound in log seconds gets a margin: the sum of one for all jobs, one for its number of GPUs, one for its
+cluster, one for both. Every job whose fate is known moves each of its four: up by ``rate * level`` if the job
+ran longer than its bound, down by ``rate * (1 - level)`` if not. So a group's share of late jobs is off by no
+more than its own margin has moved, divided by its rate and its jobs (Gibbs and Candes, Adaptive Conformal
+Inference Under Distribution Shift, NeurIPS 2021, eq. 2, on the bound itself; for groups: Bastani et al.,
+Practical Adversarial Multivalid Conformal Prediction, NeurIPS 2022). A job's fate is known when it ends or
+when its bound passes, whichever is first: nothing is used before it has happened.
+
+Jobs of a burst are bounded before the first's fate is known and would together move a margin too far, so the
+rate is divided by the root of the number of jobs whose fate is open (Quanrud and Khashabi, Online Learning
+with Adversarial Delays, NeurIPS 2015).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from math import exp, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-RATE = 0.05
-"""Log seconds; a run of ten late jobs moves bounds by about 0.45."""
+Labels = Mapping[str, Sequence[str]]
+"""By level, the general one first: the group that each job is in."""
+Margins = Mapping[str, Mapping[str, float]]
+"""By level and group, in log seconds; a group that is not there has none."""
+RATE, LAST = 0.07, 0.28
+"""Log seconds, of every level and of the last one, whose groups have fewest jobs."""
+SHRINK = 100.0
+"""Jobs that "no margin of its own" counts as, in a group's first margin."""
 
 
 def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.bool_] | None = None) -> float:
@@ -38,6 +54,30 @@ def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.b
     return float(over[order][low[0]] if len(low) else over.max())
 
 
+def first_margins(
+    logs: Floats, bounds: Floats, labels: Labels, level: float, ended: NDArray[np.bool_]
+) -> dict[str, dict[str, float]]:
+    """Of every level and group, each of what the levels before it leave, shrunk towards none by the number of
+    ended jobs. The arguments are those of ``first_margin``."""
+    said, found = bounds.copy(), dict[str, dict[str, float]]()
+    for number, (name, own) in enumerate(labels.items()):
+        groups, where = np.unique(np.asarray(own, str), return_inverse=True)
+        found[name] = {}
+        for at, group in enumerate(groups.tolist()):
+            here = where == at
+            known = int(ended[here].sum())
+            weight = 1.0 if number == 0 else known / (known + SHRINK)
+            found[name][group] = weight * first_margin(logs[here], said[here], level, ended[here])
+            said[here] += found[name][group]
+    return found
+
+
+def margin_of(margins: Margins, labels: Labels) -> Floats:
+    """Of every job, in log seconds."""
+    parts = [[margins.get(name, {}).get(group, 0.0) for group in own] for name, own in labels.items()]
+    return np.sum(np.array(parts, float).reshape(len(parts), -1), axis=0)
+
+
 class JobTimes(NamedTuple):
     """When jobs were submitted and started, in seconds, by ascending submission; logs: log seconds that each
     ran."""
@@ -47,18 +87,46 @@ class JobTimes(NamedTuple):
     logs: Floats
 
 
-def follow(jobs: JobTimes, bounds: Floats, *, level: float, margin: float, rate: float = RATE) -> tuple[Floats, float]:
-    """Bounds with the margin that was in force when each job was submitted, and the margin after the
-    last."""
+class _Level:
+    """One level's margins while jobs come and end."""
+
+    def __init__(self, groups: Sequence[str], margins: Mapping[str, float], rate: float) -> None:
+        self.groups, self.rate = groups, rate
+        self.margins = defaultdict[str, float](float, margins)
+        self.open = defaultdict[str, int](int)
+
+    def move(self, job: int, by: float) -> None:
+        group = self.groups[job]
+        self.margins[group] += self.rate * by / sqrt(self.open[group])
+        self.open[group] -= 1
+
+
+def follow(
+    jobs: JobTimes, bounds: Floats, labels: Labels, *, level: float, margins: Margins, scale: float = 1.0
+) -> tuple[Floats, dict[str, dict[str, float]]]:
+    """Bounds with the margins that were in force when each job was submitted, and the margins after the last.
+    scale: of the rates."""
     submit, begin, logs = jobs
+    rates = [*[RATE] * (len(labels) - 1), LAST]
+    levels = [
+        _Level(own, margins.get(name, {}), scale * rate)
+        for (name, own), rate in zip(labels.items(), rates, strict=True)
+    ]
     found = np.empty(len(submit))
     waiting: list[tuple[float, int, float]] = []
-    runs = np.exp(np.minimum(logs, 700.0))
-    for job, now in enumerate(submit.tolist()):
+
+    def learn(job: int, by: float) -> None:
+        for one in levels:
+            one.move(job, by)
+
+    for job, (now, began, ran) in enumerate(zip(submit.tolist(), begin.tolist(), logs.tolist(), strict=True)):
         while waiting and waiting[0][0] <= now:
-            margin += heappop(waiting)[2]
-        found[job] = bounds[job] + margin
-        late = logs[job] > found[job]
-        known = float(begin[job]) + (float(np.exp(min(found[job], 700.0))) if late else float(runs[job]))
-        heappush(waiting, (known, job, rate * level if late else -rate * (1 - level)))
-    return found, margin + sum(step for *_, step in waiting)
+            learn(*heappop(waiting)[1:])
+        found[job] = said = bounds[job] + sum(one.margins[one.groups[job]] for one in levels)
+        for one in levels:
+            one.open[one.groups[job]] += 1
+        known = began + exp(min(said, ran, 700.0))
+        heappush(waiting, (known, job, level if ran > said else level - 1))
+    while waiting:
+        learn(*heappop(waiting)[1:])
+    return found, {name: dict(one.margins) for name, one in zip(labels, levels, strict=True)}

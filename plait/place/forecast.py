@@ -6,7 +6,8 @@ from a grid, and judged on the last jobs of what a model may learn from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from plait.core.base.errors import DataError
 from plait.place.conformal import JobTimes, follow
 from plait.place.features import Features, features
+from plait.place.groups import labels_of
 from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history
 from plait.place.traces.table import Ints, Trace
 
@@ -24,6 +26,10 @@ Floats = NDArray[np.float64]
 Progress = Callable[[str], None]
 BLOCKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """Shares of the jobs after which a model is fitted anew, to those that have ended by then."""
+
+
+FEWEST_SURE, SURE = 200, 0.03
+"""Jobs of a group of which a share of late ones tells anything; how far it may be from what is promised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +69,10 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
         told(f"model {number} of {len(cuts) - 1}: {ended.sum()} ended jobs")
         model = fit(_rows(known, slice(0, first)), past, ended, settings, names_of(trace))
         parts.append(model.predict(block, names_of(trace)))
-        bounds.append(parts[-1].bound + model.margin)
-    whole = Forecast.join(parts)
+        bounds.append(model.raised(parts[-1].bound, labels_of(block, names_of(trace))))
+    whole, labels = Forecast.join(parts), labels_of(known, names_of(trace))
     upper, _ = follow(
-        JobTimes(trace.submit, trace.begin, logs), np.concatenate(bounds), level=settings.level, margin=0.0
+        JobTimes(trace.submit, trace.begin, logs), np.concatenate(bounds), labels, level=settings.level, margins={}
     )
     return Predicted(
         mean=whole.buckets * BUCKET,
@@ -75,20 +81,37 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupLate:
+    """Jobs of a cluster and GPU count (or of either): how many had ended before the test, how many were
+    tested, the share of these that ran longer than the upper quantile."""
+
+    kind: str
+    group: str
+    ended: int
+    tested: int
+    late: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForecastAccuracy:
-    """How a model of the first ``1 - test`` of the jobs does on the rest. rmse: by unit and by predictor
-    (``model``, ``constant``, ``group``); late: share of jobs that ran longer than the upper quantile, by way
-    (``online`` is what the queue uses, ``split`` never learns after the fit, ``raw`` is LightGBM's own,
-    ``constant`` and ``group`` are quantiles of the training part). tried: settings of a search, the best
-    first."""
+    """How a model of the first ``1 - test`` of the jobs does on the rest.
+
+    rmse: by unit and by predictor (``model``; means of the training part: ``constant``, of a ``group``, of a
+    number of ``gpus``, of ``group_gpus``). late: share of jobs that ran longer than the upper quantile, by
+    way (``online`` is what the queue uses, ``split`` never learns after the fit, ``raw`` is LightGBM's own,
+    ``constant`` and ``group`` are quantiles of the training part). groups: late jobs of every group of which
+    ``FEWEST_SURE`` had ended and as many were tested; sure: whether all of these are within ``SURE`` of what
+    is promised. tried: settings of a search, the best first.
+    """
 
     jobs: int
     tested: int
     fitted: int
     rmse: dict[str, dict[str, float]]
     late: dict[str, float]
-    margin: float
     spread: float
+    groups: tuple[GroupLate, ...] = ()
+    sure: bool = False
     tried: tuple[TriedSettings, ...] = ()
 
 
@@ -123,23 +146,23 @@ def assess(
     told(f"fitting to {len(ended)} jobs")
     model = fit(before, past, over, settings, names_of(trace))
     forecast = model.predict(_rows(known, rest), names_of(trace))
-    bounds, margin = follow(
-        JobTimes(trace.submit[rest], trace.begin[rest], logs[rest]),
-        forecast.bound,
-        level=settings.level,
-        margin=model.margin,
-    )
+    labels = {kind: np.asarray(own, str) for kind, own in labels_of(known, names_of(trace)).items()}
+    tested = {kind: own[rest].tolist() for kind, own in labels.items()}
+    bounds, margins = follow(
+        JobTimes(trace.submit[rest], trace.begin[rest], logs[rest]), forecast.bound, tested,
+        level=settings.level, margins=model.margins,
+    )  # fmt: skip
     truth = logs[rest]
-    code = trace.categories["group"].codes if "group" in trace.categories else np.zeros(len(trace), np.int64)
-    level = settings.level
+    codes = {kind: np.unique(own, return_inverse=True)[1].astype(np.int64) for kind, own in labels.items()}
+    code, level = codes.get("group", codes["all"]), settings.level
     late = {
         "online": float((truth > bounds).mean()),
-        "split": float((truth > forecast.bound + model.margin).mean()),
+        "split": float((truth > model.raised(forecast.bound, tested)).mean()),
         "raw": float((truth > forecast.bound).mean()),
         "constant": float((truth > np.quantile(logs[ended], level)).mean()),
         "group": float((truth > _by_group(code, logs, ended, rest, level)).mean()),
     }
-    rmse = {"ln seconds": _rmse(truth, forecast.log, logs, ended, rest, code)}
+    rmse = {"ln seconds": _rmse(truth, forecast.log, logs, ended, rest, codes)}
     if tried:
         other = fit(before, past, over, usual, names_of(trace)).predict(_rows(known, rest), names_of(trace))
         rmse["ln seconds"]["untuned"] = float(np.sqrt(np.mean((other.log - truth) ** 2)))
@@ -150,18 +173,44 @@ def assess(
         own = model if cap == settings.horizon else fit(before, past, over, other, names_of(trace))
         said = own.predict(_rows(known, rest), names_of(trace)).buckets
         counted = np.minimum(np.exp(logs) / BUCKET, cap)
-        rmse[f"10-minute buckets, at most {hours} h"] = _rmse(counted[rest], said, counted, ended, rest, code)
+        rmse[f"10-minute buckets, at most {hours} h"] = _rmse(counted[rest], said, counted, ended, rest, codes)
+    groups = _late_groups(labels, truth > bounds, ended, rest)
+    sure = bool(groups) and all(abs(one.late - (1 - level)) <= SURE for one in groups)
     report = ForecastAccuracy(
         jobs=len(trace),
         tested=len(rest),
         fitted=len(ended),
         rmse=rmse,
         late=late,
-        margin=margin,
         spread=float(forecast.spread.mean()),
+        groups=groups,
+        sure=sure,
         tried=tuple(tried),
     )
-    return replace(model, margin=margin), report
+    counts = Counter(labels[list(labels)[-1]][ended].tolist())
+    known_well = tuple(sorted(group for group, count in counts.items() if count >= FEWEST_SURE)) if sure else ()
+    return replace(model, margins=margins, sure=known_well), report
+
+
+def _late_groups(
+    labels: Mapping[str, NDArray[Any]], late: NDArray[np.bool_], ended: NDArray[np.int64], rest: NDArray[np.int64]
+) -> tuple[GroupLate, ...]:
+    found: list[GroupLate] = []
+    for kind, own in labels.items():
+        before = Counter(own[ended].tolist())
+        for group in np.unique(own[rest]).tolist() if kind != "all" else ():
+            here = own[rest] == group
+            if min(before[group], int(here.sum())) >= FEWEST_SURE:
+                found.append(
+                    GroupLate(
+                        kind=kind,
+                        group=group,
+                        ended=before[group],
+                        tested=int(here.sum()),
+                        late=float(late[here].mean()),
+                    )
+                )
+    return tuple(found)
 
 
 def _held_back(trace: Trace, known: Features, logs: Floats, cut: int) -> HeldBack | None:
@@ -177,11 +226,14 @@ def _held_back(trace: Trace, known: Features, logs: Floats, cut: int) -> HeldBac
 
 
 def _rmse(
-    truth: Floats, said: Floats, values: Floats, ended: NDArray[np.int64], rest: NDArray[np.int64], code: Ints
-) -> dict[str, float]:
-    constant = float(values[ended].mean())
-    group = _by_group(code, values, ended, rest, None)
-    guesses = {"model": said, "constant": np.full(len(rest), constant), "group": group}
+    truth: Floats, said: Floats, values: Floats, ended: NDArray[np.int64], rest: NDArray[np.int64],
+    codes: Mapping[str, Ints],
+) -> dict[str, float]:  # fmt: skip
+    kinds = {"constant": "all", "group": "group", "gpus": "all_gpus", "group_gpus": "group_gpus"}
+    guesses = {"model": said} | {
+        name: _by_group(codes.get(kind, codes["all_gpus" if "gpus" in kind else "all"]), values, ended, rest, None)
+        for name, kind in kinds.items()
+    }
     return {name: float(np.sqrt(np.mean((guess - truth) ** 2))) for name, guess in guesses.items()}
 
 
@@ -256,7 +308,7 @@ def search(
 
     def error(one: JctSettings) -> float:
         model = fit(first, held.past, held.ended, replace(one, bags=1), held.names)
-        missed = model.predict(rest, held.names).log - held.truth
+        missed = model.boosted(rest, held.names)[0] - held.truth
         return float(np.sqrt(np.mean(missed[judged] ** 2)))
 
     found: list[TriedSettings] = []

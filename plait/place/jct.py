@@ -2,7 +2,10 @@
 
 Gradient boosting (LightGBM) over ``features``: bagged models of log seconds (their spread is the
 uncertainty), one of 10-minute buckets, and one of an upper quantile, corrected to be exceeded as often as
-it says (``conformal``). With few jobs, running statistics alone.
+it says (``conformal``). Log seconds are half the bags' and half the means of a job's group (``groups``): what
+boosting knows more of a trace it loses where the trace changes, and the mean of two that err differently errs
+less. Newer jobs count more, and counts that only grow are no features: they are a clock. With few jobs,
+running statistics alone.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.conformal import first_margin
+from plait.place.conformal import Labels, Margins, first_margins, margin_of
 from plait.place.features import Features
+from plait.place.groups import GroupMeans, labels_of
 
 Floats = NDArray[np.float64]
 BUCKET = 600.0
 """Seconds: the paper's label is the number of 10-minute intervals."""
 FEWEST = 500
 """Ended jobs from which on there is a model; with fewer, running statistics speak."""
+FADING = 0.5
+"""Of the time since the first job, after which a job counts half."""
 LONGEST = 20.0
 """Log seconds; nothing runs for 15 years."""
 
@@ -63,8 +69,9 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """A fitted model: LightGBM boosters and the columns that they expect. margin: what the upper quantile is
-    raised by at first, in log seconds."""
+    """A fitted model: LightGBM boosters and the columns that they expect. margins: what the upper quantile is
+    raised by at first, in log seconds, by level and group. sure: groups of cluster and GPU count for each of
+    which the upper quantile is promised, not only for all jobs together."""
 
     settings: JctSettings
     columns: tuple[str, ...]
@@ -72,19 +79,30 @@ class Predictor:
     bags: tuple[Any, ...]
     mean: Any
     upper: Any
-    margin: float
+    groups: GroupMeans
+    margins: Margins
+    sure: tuple[str, ...] = ()
 
     def predict(self, known: Features, categories: dict[str, tuple[str, ...]]) -> Forecast:
         """Of jobs with these features. categories: what the codes in them mean; a name that the model has
         never seen is no name."""
-        matrix = self._matrix(known, categories)
-        logs = np.array([self._run(bag, matrix) for bag in self.bags] or [np.full(len(matrix), np.nan)])
+        matrix, logs = self._matrix(known, categories), self.boosted(known, categories)
+        means = self.groups.predict(labels_of(known, categories), known)
         return Forecast(
-            log=np.minimum(logs.mean(axis=0), LONGEST),
+            log=np.minimum((logs.mean(axis=0) + means) / 2, LONGEST),
             spread=logs.std(axis=0),
             buckets=np.clip(self._run(self.mean, matrix), 0, self.settings.horizon),
             bound=np.minimum(self._run(self.upper, matrix), LONGEST),
         )
+
+    def boosted(self, known: Features, categories: dict[str, tuple[str, ...]]) -> Floats:
+        """Log seconds by every bag, (bags, J)."""
+        matrix = self._matrix(known, categories)
+        return np.array([self._run(bag, matrix) for bag in self.bags] or [np.full(len(matrix), np.nan)])
+
+    def raised(self, bound: Floats, labels: Labels) -> Floats:
+        """The upper quantile with its margins."""
+        return bound + margin_of(self.margins, labels)
 
     def _run(self, booster: Any, matrix: Floats) -> Floats:
         if not len(matrix):
@@ -120,29 +138,46 @@ def fit(
     own = {name: categories[name] for name in known.categorical}
     where = [known.names.index(name) for name in known.categorical]
 
-    def train(target: Floats, rows: NDArray[np.bool_] = ended, **more: Any) -> Any:
+    newer = 0.5 ** (np.linspace(1, 0, len(logs)) / FADING)
+
+    def train(target: Floats, rows: NDArray[np.bool_] = ended, weight: Floats | None = None, **more: Any) -> Any:
         data = gbm.Dataset(
             known.matrix[rows],
             target[rows],
+            weight=None if weight is None else weight[rows],
             feature_name=[f"f{number}" for number in range(len(known.names))],
             categorical_feature=where,
             params={"verbosity": -1, "max_bin": 127, "num_threads": settings.threads},
         )
         return gbm.train(_parameters(settings) | more, data, num_boost_round=settings.rounds)
 
+    no_clock = [float(not name.endswith(":count")) for name in known.names]
     bags = tuple(
-        train(logs, objective="regression", bagging_fraction=0.7, bagging_freq=1, bagging_seed=settings.seed + bag)
+        train(
+            logs,
+            weight=newer,
+            objective="regression",
+            bagging_fraction=0.7,
+            bagging_freq=1,
+            bagging_seed=settings.seed + bag,
+            feature_contri=no_clock,
+        )
         for bag in range(settings.bags)
     )
     buckets = np.minimum(np.exp(np.minimum(logs, 700.0)) / BUCKET, settings.horizon)
-    steady = {  # squared buckets are noise where leaves are small, and counts that only grow are a clock
+    steady = {  # squared buckets are noise where leaves are small
         "num_leaves": 15,
         "min_data_in_leaf": max(20, min(200, int(ended.sum()) // 20)),
-        "feature_contri": [float(not name.endswith(":count")) for name in known.names],
+        "feature_contri": no_clock,
     }
     late = np.arange(len(logs)) >= int(0.85 * len(logs))
     upper = train(logs, ended & ~late, objective="quantile", alpha=settings.level)
     bounds = np.asarray(upper.predict(known.matrix[late], num_threads=settings.threads), float)
+    labels = labels_of(known, categories)
+
+    def chosen(rows: NDArray[np.bool_]) -> Labels:
+        return {name: np.asarray(own, str)[rows].tolist() for name, own in labels.items()}
+
     return Predictor(
         settings=settings,
         columns=known.names,
@@ -150,7 +185,8 @@ def fit(
         bags=bags,
         mean=train(buckets, objective="regression", **steady),
         upper=upper,
-        margin=first_margin(logs[late], bounds, settings.level, ended[late]),
+        groups=GroupMeans.fit(chosen(ended), logs[ended]),
+        margins=first_margins(logs[late], bounds, chosen(late), settings.level, ended[late]),
     )
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, reason_of, replacing
+from plait.place.groups import GroupMeans
 from plait.place.jct import JctSettings, Predictor
 
-VERSION = 1
+VERSION = 2
 ABOUT = "model.json"
 LARGEST = 64 << 20
 """Bytes of a file of trees: ten times those of a trace of a million jobs."""
@@ -33,7 +34,9 @@ def save(model: Predictor, folder: Path) -> None:
             "settings": asdict(model.settings),
             "columns": list(model.columns),
             "names": {name: list(names) for name, names in model.names.items()},
-            "margin": model.margin,
+            "means": model.groups.means,
+            "margins": model.margins,
+            "sure": list(model.sure),
         }
         with replacing(folder / ABOUT) as partial:
             partial.write_text(json.dumps(about, indent=1) + "\n")
@@ -57,10 +60,16 @@ def load(folder: Path) -> Predictor:
             bags=tuple(_read(folder / f"log-{bag}.txt") for bag in range(settings.bags)),
             mean=_read(folder / "buckets.txt"),
             upper=_read(folder / "upper.txt"),
-            margin=float(about["margin"]),
+            groups=GroupMeans(means=_numbers(about["means"])),
+            margins=_numbers(about["margins"]),
+            sure=tuple(about["sure"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{folder} holds no model of plait queue fit: {' '.join(reason_of(error).split())}") from None
+
+
+def _numbers(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {kind: {group: float(value) for group, value in own.items()} for kind, own in table.items()}
 
 
 def _boosters(model: Predictor) -> dict[str, Any]:

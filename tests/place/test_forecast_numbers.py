@@ -10,9 +10,10 @@ import pytest
 
 from plait.core.base.errors import DataError
 from plait.place import model_files
-from plait.place.conformal import JobTimes, first_margin, follow
+from plait.place.conformal import LAST, JobTimes, first_margin, follow
 from plait.place.features import PARTS, WINDOW, features
 from plait.place.forecast import GRID, HeldBack, assess, log_seconds, names_of, search, walk_forward
+from plait.place.groups import labels_of
 from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
 from plait.place.model_files import load, save
 from plait.place.traces.read import read_trace
@@ -107,10 +108,16 @@ def test_margins_of_jobs_that_wait_are_known_when_their_bound_has_passed() -> No
     """The first begins at 30 s and its bound is 10 s: late at 40 s; ends that coincide count at once."""
     submit = np.array([0.0, 39.9, 40.0])
     logs, bounds = np.log([1000.0, 5.0, 5.0]), np.log([10.0, 10.0, 10.0])
-    found, _ = follow(JobTimes(submit, np.array([30.0, 39.9, 40.0]), logs), bounds, level=0.75, margin=0.0, rate=1.0)
-    assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, 0.75])
-    even_, last = follow(JobTimes(submit[:1], submit[:1], bounds[:1]), bounds[:1], level=0.75, margin=0.5, rate=1.0)
-    assert even_[0] == bounds[0] + 0.5 and last == 0.25, "who takes just as long as was said is not late"
+    begin, one, scale = np.array([30.0, 39.9, 40.0]), {"all": [""] * 3}, 1 / LAST
+    found, _ = follow(JobTimes(submit, begin, logs), bounds, one, level=0.75, margins={}, scale=scale)
+    assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, 0.75 / np.sqrt(2)])
+    even_, last = follow(
+        JobTimes(submit[:1], submit[:1], bounds[:1]), bounds[:1], {"all": [""]}, level=0.75,
+        margins={"all": {"": 0.5}}, scale=scale,
+    )  # fmt: skip
+    assert even_[0] == bounds[0] + 0.5 and last["all"][""] == pytest.approx(0.25), (
+        "who takes just as long as was said is not late"
+    )
 
 
 # ---- models ----
@@ -136,16 +143,21 @@ def test_every_number_of_a_report(trace: Trace) -> None:
         np.log(np.maximum(1.0, np.minimum(trace.duration[:cut], now - trace.begin[:cut]))),
         trace.end[:cut] <= now, QUICK, names,
     )  # fmt: skip
-    bounds, margin = follow(
-        JobTimes(trace.submit[rest], trace.begin[rest], truth), said.bound, level=0.9, margin=plain.margin
+    labels = labels_of(replace(known, matrix=known.matrix[rest]), names)
+    bounds, margins = follow(
+        JobTimes(trace.submit[rest], trace.begin[rest], truth), said.bound, labels, level=0.9, margins=plain.margins
     )
-    assert report.margin == model.margin == margin != plain.margin
+    assert model.margins == margins != plain.margins
     assert report.spread == float(said.spread.mean())
     assert report.late == {
-        "online": (truth > bounds).mean(), "split": (truth > said.bound + plain.margin).mean(),
+        "online": (truth > bounds).mean(), "split": (truth > plain.raised(said.bound, labels)).mean(),
         "raw": (truth > said.bound).mean(), "constant": (truth > np.quantile(logs[ended], 0.9)).mean(),
         "group": np.mean([one > np.quantile(own, 0.9) for one, own in zip(truth, past, strict=True)]),
     }  # fmt: skip
+
+    def mean_of(code: np.ndarray) -> np.ndarray:
+        own = [logs[ended][code[ended] == code[job]] for job in rest]
+        return np.array([one.mean() if len(one) else logs[ended].mean() for one in own])
 
     def missed(guess: np.ndarray | float, of: np.ndarray) -> float:
         return float(np.sqrt(np.mean((guess - of) ** 2)))
@@ -153,6 +165,7 @@ def test_every_number_of_a_report(trace: Trace) -> None:
     assert report.rmse["ln seconds"] == pytest.approx({
         "model": missed(said.log, truth), "constant": missed(logs[ended].mean(), truth),
         "group": missed(np.array([own.mean() for own in past]), truth),
+        "gpus": missed(mean_of(trace.gpus), truth), "group_gpus": missed(mean_of(group * 1000 + trace.gpus), truth),
     })  # fmt: skip
     day, hours = np.minimum(trace.duration / BUCKET, 144), np.minimum(trace.duration / BUCKET, 24)
     assert set(report.rmse) == {"ln seconds", "10-minute buckets, at most 4 h", "10-minute buckets, at most 24 h"}
@@ -298,7 +311,7 @@ def test_a_model_that_was_written_in_part_is_none(
 ) -> None:
     """Also where a whole one was before."""
     save(small(trace), tmp_path)
-    assert load(tmp_path).margin == small(trace).margin
+    assert load(tmp_path).margins == small(trace).margins
 
     def full(_: Path) -> object:
         raise OSError(28, "No space left on device")
