@@ -8,7 +8,7 @@ in which minipod it lies, with rows and columns in the order of the minipods tha
 
 What there is is sought first, of all pairs together; then each that is left is asked for by itself. Time is
 the work that the solver counts, so that equal problems get equal answers, unless the machine is so slow that
-seconds run out first.
+the problem's limit comes first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plait.place.problem import Cells, Problem
 MOST_CELLS = 64
 """Above them the solver proves little in the time."""
 LIMIT = 5.0
-"""Seconds, at most."""
+"""Seconds of a core's work, at most; ``place.limit`` is of the clock."""
 TURNS = ((False, 0.35), (False, 0.5), (True, 1.0))
 """Whether rows and columns are ordered, and the share of the time after which it is the next one's turn: all
 pairs together, to find what there is; each that is open by itself; each once more, for a proof."""
@@ -42,14 +42,15 @@ Spreads = tuple[int, int]
 def settle(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> Assignment:
     """The best of ``targets`` that can be had, or ``known`` if none can. targets: spreads with a better score
     than ``known`` has, best first. The bound is the score below which nothing is left."""
-    limit = min(problem.limit, LIMIT)
+    work = WORK * min(problem.limit, LIMIT)
     best, left, spent, begun = known, list(targets), 0.0, time.perf_counter()
     for ordered, share in TURNS:
         together = not spent
         asked = [left] if together else [[one] for one in left]
         left = []
         for at, some in enumerate(asked):
-            allowed = (share * limit * WORK - spent) / (len(asked) - at), limit - (time.perf_counter() - begun)
+            seconds = problem.limit - (time.perf_counter() - begun)
+            allowed = (share * work - spent) / (len(asked) - at), seconds
             cells, found, open_from, used = _asked(problem, some, allowed, ordered=ordered, together=together)
             spent += used
             left += some[open_from:found]
