@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from shlex import quote
 from typing import Any
 
 from plait.core.model.spec import ROPE_THETA
 from plait.plan.emit_words import Emitted, Words
 from plait.plan.megatron_flags import DEGREES, EXPERTS, LLAMA, ROPE_ORIGINAL, SHAPES
+from plait.plan.megatron_layout import layout
 
 TARGET = "Megatron-LM d98e8a64 (August 2026)"
 SCHEDULES = ("1f1b", "interleaved")
@@ -112,24 +112,6 @@ def _pipeline(words: Words) -> dict[str, Any]:
     if len(set(sizes)) > 1:
         return {"pipeline-model-parallel-layout": layout(sizes)}
     return {"num-virtual-stages-per-pipeline-rank": rounds} if name == "interleaved" else {}
-
-
-def layout(sizes: list[int]) -> str:
-    """Stages as Megatron-LM writes them: E the embedding, t a layer, L the loss.
-
-    >>> layout([3, 4, 4, 2])
-    'Et*3|(t*4|)*2t*2L'
-    >>> layout([0, 1, 1, 0])
-    'E|(t*1|)*2L'
-    """
-    first, *middle, last = sizes
-    runs = [(size, len(list(same))) for size, same in groupby(middle)]
-    inner = "".join(f"({_layers(size)}|)*{times}" for size, times in runs)
-    return f"E{_layers(first)}|{inner}{_layers(last)}L"
-
-
-def _layers(size: int) -> str:
-    return f"t*{size}" if size else ""
 
 
 def _recomputed(words: Words) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from plait.core.job.spec import Job
 from plait.plan.asking import asked_of, job_at
 from plait.plan.emit import emit
-from plait.plan.emit_megatron import layout
+from plait.plan.megatron_layout import layout
 from plait.plan.space import enumerate_space
 from tests.plan.test_asking import H100
 from tests.plan.test_asking import job as open_job

@@ -149,6 +149,8 @@ def flags(**changed: str | None) -> str:
         ({"pipeline_model_parallel_layout": "Et*3|t*4L", "pipeline_model_parallel_size": "2"},
          "--pipeline-model-parallel-layout", "it has 7 layers, not the 8"),
         ({"pipeline_model_parallel_layout": "x"}, "--pipeline-model-parallel-layout", "'x' cannot be read"),
+        ({"pipeline_model_parallel_layout": "((((t)*2000)*2000)*2000)*2000"}, "--pipeline-model-parallel-layout",
+         "cannot be read"),
         ({"num_virtual_stages_per_pipeline_rank": "2", "pipeline_model_parallel_layout": "Et*4|t*4L",
           "pipeline_model_parallel_size": "2"}, "--num-virtual-stages-per-pipeline-rank", "stands beside"),
         ({"num_virtual_stages_per_pipeline_rank": "2"}, "--num-virtual-stages-per-pipeline-rank", "without a pipeline"),
