@@ -126,6 +126,7 @@ def _vocabulary(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
 
 
 def read_experts(told: Told, flags: Flags) -> None:
+    """Routed experts, which layers have them, and which ranks share them out."""
     if "num-experts" not in flags:
         return
     for name, key in EXPERTS.items():
