@@ -111,6 +111,14 @@ def test_plait_does_not_run_what_is_another_s() -> None:
             obeyed()
 
 
+def test_plait_train_refuses_what_another_is_to_run() -> None:
+    one = job("megatron", dp=16)
+    with pytest.raises(JobError, match="megatron is to run the job") as error:
+        one.check_trains(one.model_spec(257))
+    assert error.value.key == "plan.framework"
+    job("plait", dp=16).check_trains(one.model_spec(257))
+
+
 def test_what_does_not_fit_names_a_change_that_fits() -> None:
     one = job("torchtitan", model="llama3-70b", dp=16)
     with pytest.raises(InfeasiblePlan, match="It would fit with") as error:

@@ -87,6 +87,9 @@ def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
     """Raise JobError for what can be planned for, and not be trained yet, or what ``doing`` says: experts, a
     model without some of its parts, keys of a job."""
     refuse_experts(model, doing)
+    if job.plan.framework != "plait" and doing == "trained":
+        problem = f"{job.plan.framework} is to run the job, and plait train is Plait's"
+        raise JobError(problem, key="plan.framework", changes=[{"plan.framework": None}])
     if model.kv_lora_rank:
         problem = f"a model with latent attention can be planned for, and not be {doing} yet"
         raise JobError(problem, key="model.kv_lora_rank", fix="Use plait plan alone, or a model without")
