@@ -16,6 +16,7 @@ from plait.core.job.refine import Measurements, Timed, Times, refine, slack_sche
 from plait.core.job.spec import Job
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.schedules import Shape, generate
 from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.plan.make import make_plan
 
@@ -262,6 +263,8 @@ def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
         replace(plan, shardings=plan.shardings * 2)
     with pytest.raises(JobError, match=r"a schedule of 1 places, 1 stages with 2 meshes and 2 ranges"):
         replace(two, schedule=plan.schedule)
+    with pytest.raises(JobError, match=r"a schedule of 1 places, 2 stages with 2 meshes and 2 ranges"):
+        replace(two, schedule=generate("interleaved", Shape(ranks=1, micro_batches=2, chunks=2)))
     with pytest.raises(JobError, match=r"a schedule of 2 places, 2 stages with 2 meshes and 1 ranges"):
         replace(two, stages=plan.stages)
 
