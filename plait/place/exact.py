@@ -13,7 +13,7 @@ from math import inf
 
 from plait.core.base.errors import PlacementError
 from plait.place.answer import Assignment
-from plait.place.bands import Banding, Offer, offers
+from plait.place.bands import Banding, Offer, aimed, offers
 from plait.place.bounds import EPSILON, Relaxation, frontier
 from plait.place.problem import Problem
 from plait.place.search import SearchOutcome, search
@@ -42,6 +42,8 @@ def exact(problem: Problem) -> Assignment:
     best_known = Assignment(cells, bound=value, note=note)
     targets = _below(problem, value, known)
     relaxed = Relaxation(problem) if targets else None  # which takes a moment to make
+    if relaxed and problem.num_cells > MOST_CELLS:
+        return _aimed(problem, [one for one in targets if not relaxed.excludes(*one)], best_known)
     for at, target in enumerate(targets):
         assert relaxed
         if relaxed.excludes(*target):
@@ -54,6 +56,19 @@ def exact(problem: Problem) -> Assignment:
                 return settle(problem, [one for one in targets[at:] if not relaxed.excludes(*one)], best_known)
             return best_known._replace(bound=problem.score(*target))
     return best_known
+
+
+def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignment) -> Assignment:
+    """The first of ``targets`` that bands can be aimed at, else what is known. The first is the bound."""
+    assert problem.shape is not None
+    if not targets:
+        return known
+    bound = problem.score(*targets[0])
+    for target in targets:
+        made = aimed(problem.capacity, *problem.shape, *target)
+        if made is not None:
+            return Assignment(tuple(made.cells()), bound=bound, note=_named(made))
+    return known._replace(bound=bound)
 
 
 def _with_row_spares(problem: Problem) -> Assignment:
