@@ -10,6 +10,7 @@ other has an exact answer: whole rows (or columns) packed into the fewest minipo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import ceil, sqrt
 from typing import Any
 
@@ -103,14 +104,30 @@ class Relaxation:
             return True
         row_budget, column_budget = self.rows * row_spread, self.columns * column_spread
         shape = sqrt(row_budget / column_budget)
-        for scale in SCALES:
-            for skew in SKEWS:
-                row_price, column_price = scale * self.typical / (shape * skew), scale * self.typical * shape * skew
-                gain = (self.held - row_price * self.rho - column_price * self.gamma).max(axis=1).clip(0)
-                most = row_price * row_budget + column_price * column_budget + float((gain * self.counts).sum())
-                if most < self.cells - 1e-6:
-                    self.excluded.append((row_spread, column_spread))
-                    return True
+
+        def held_at_most(scale: float, skew: float) -> float:
+            row_price, column_price = scale * self.typical / (shape * skew), scale * self.typical * shape * skew
+            gain = (self.held - row_price * self.rho - column_price * self.gamma).max(axis=1).clip(0)
+            return row_price * row_budget + column_price * column_budget + float((gain * self.counts).sum())
+
+        tried = dict[tuple[float, float], float]()
+        for at in product(SCALES, SKEWS):
+            tried[at] = held_at_most(*at)
+            if tried[at] < self.cells - 1e-6:
+                self.excluded.append((row_spread, column_spread))
+                return True
+        best = min(tried, key=tried.__getitem__)
+        most, step = tried[best], FIRST_STEP
+        while step > LAST_STEP and most < CLOSE * self.cells:
+            around = [(best[0] * up, best[1] * aside) for up, aside in product((1 / step, 1.0, step), repeat=2)]
+            found = min((held_at_most(*at), at) for at in around)
+            if found[0] < self.cells - 1e-6:
+                self.excluded.append((row_spread, column_spread))
+                return True
+            if found[0] < most:
+                most, best = found
+            else:
+                step = step**0.5
         return False
 
     def _knapsack(self, budgets: tuple[int, int]) -> Any:
@@ -133,6 +150,8 @@ MOST_ADDED = 30_000_000
 """Sums that a knapsack may take: some tens of milliseconds."""
 
 SCALES = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.8, 0.2, 0.9, 0.15, 1.0)
+FIRST_STEP, LAST_STEP, CLOSE = 1.1, 1.002, 1.1
+"""Factors of prices that are tried around the best, where at most so many times the cells can be held."""
 SKEWS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.18, 1.25, 0.8)
 """Prices that are tried: half of a typical side first, which is best where sides need not be whole."""
 
