@@ -20,7 +20,7 @@ from typing import Any
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Candidate, Planner, step_flops
+from plait.plan.answer import Candidate, Planner
 
 GIB = 2**30
 TRAINED: dict[str, Any] = {
@@ -82,8 +82,8 @@ class Run:
         if self.seconds:
             return self.seconds, self.seconds
         rate = self.tflops * 1e12 * self.planner.job.world_size
-        whole, causal = step_flops(self.planner.model, self.sequence, self.batch)
-        return causal / rate, whole / rate
+        model, of = self.planner.model, (self.sequence, self.batch)
+        return model.causal_step_flops(*of) / rate, model.step_flops(*of) / rate
 
     @property
     def differences(self) -> tuple[float, float]:

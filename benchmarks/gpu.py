@@ -124,7 +124,7 @@ def batch_of(spec: ModelSpec, case: Case) -> MicroBatch:
 
 
 def whole(spec: ModelSpec, case: Case, device: RankDevice, peak: float, rounds: int) -> dict[str, Any]:
-    """Seconds, tokens a second and utilisation of each."""
+    """Seconds, tokens a second and utilisation of each, all of attention's scores counted."""
     batch = batch_of(spec, case)
     model = Transformer(spec, Strategy(), dtype=torch.bfloat16, device=device.torch_device)
     gradients = Gradients(model)

@@ -144,7 +144,7 @@ def _explained(best: Candidate) -> Iterator[Part]:
     header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
     rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
     yield Table("Where the step goes, on the mean rank", header, rows)
-    yield f"MFU {best.mfu:.1%} with all attention scores counted, {best.mfu_causal:.1%} with the causal half"
+    yield f"MFU {best.mfu:.1%}, with the causal half of attention's scores; {best.mfu_full:.1%} with all of them."
     yield ""
     names, *places = best.memory.rows()
     yield Table("What fills a rank's memory", names, places)
@@ -238,7 +238,7 @@ def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:
             yield words, *map(in_seconds, pair), _ratio(*pair)
     pair = a.tokens_per_second, b.tokens_per_second
     yield "tokens/s", *(f"{each:,.0f}" for each in pair), _ratio(*pair)
-    yield "MFU", f"{a.mfu:.1%}", f"{b.mfu:.1%}", _ratio(a.mfu, b.mfu)
+    yield "MFU (causal)", f"{a.mfu:.1%}", f"{b.mfu:.1%}", _ratio(a.mfu, b.mfu)
 
 
 def _sizes(side: Candidate) -> dict[str, int]:

@@ -69,7 +69,8 @@ LISTS = (
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
     step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing."""
+    said; None where the places of the pipeline differ, of which it knows nothing. mfu: by the causal half of
+    attention's scores; mfu_full: by all of them, which may exceed 1."""
 
     job: Job
     point: Mapping[str, int]
@@ -81,7 +82,7 @@ class Candidate:
     memory: MemoryReport
     tokens_per_second: float
     mfu: float
-    mfu_causal: float
+    mfu_full: float
 
     @property
     def most_memory(self) -> int:
@@ -400,8 +401,7 @@ class Planner:
             seconds, parts = simulated.seconds, simulated.exposed
         memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
-        tokens = job.train.global_batch_size * sequence / seconds
-        full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
+        batch = job.train.global_batch_size
         peak = self.cluster.device.peak[precision].value * self.slowed * job.world_size * seconds
         return Candidate(
             job=job,
@@ -412,9 +412,9 @@ class Planner:
             closed_form=None if closed is None else float(closed.total[0]),
             parts=parts,
             memory=memory,
-            tokens_per_second=tokens,
-            mfu=full / peak,
-            mfu_causal=causal / peak,
+            tokens_per_second=batch * sequence / seconds,
+            mfu=self.model.causal_step_flops(sequence, batch) / peak,
+            mfu_full=self.model.step_flops(sequence, batch) / peak,
         )
 
     def refuse_framework(self, doing: str) -> None:
@@ -488,12 +488,3 @@ def _timed(plan: Plan) -> dict[str, int]:
         "p1": strategy.p1, "p2": strategy.p2, "sequence_parallel": int(strategy.sequence_parallel),
         "overlap": OVERLAPS.index(strategy.overlap), "shard_overlap": SHARD_OVERLAPS.index(strategy.shard_overlap),
     }  # fmt: skip
-
-
-def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
-    """FLOPs of a step: all scores counted, and only those of the causal half."""
-    full = model.step_flops(sequence, batch)
-    lengths = [sequence >> model.level(layer) for layer in range(model.num_layers)]
-    return full, full - batch * sum(
-        6 * model.scores(length, at) * model.core_width for at, length in enumerate(lengths)
-    )

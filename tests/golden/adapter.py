@@ -161,7 +161,7 @@ def of_question(asked: Values) -> list[Values]:
 def _candidate(one: Candidate) -> Values:
     return {
         "point": dict(one.point), "seconds": one.seconds, "low": one.low, "high": one.high,
-        "closed_form": one.closed_form, "parts": dict(one.parts), "memory": one.most_memory, "mfu": one.mfu,
+        "closed_form": one.closed_form, "parts": dict(one.parts), "memory": one.most_memory, "mfu": one.mfu_full,
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import OVERLAPS, Points
 from plait.plan import answer
-from plait.plan.answer import Candidate, Planner, step_flops
+from plait.plan.answer import Candidate, Planner
 from plait.plan.search import Ranked
 from tests.support.models import gpt, utransformer
 
@@ -126,7 +126,8 @@ def test_a_limit_of_memory_that_the_walk_does_not_keep_is_named(monkeypatch: pyt
     most = one_candidate().most_memory
     with pytest.raises(InfeasiblePlan, match=r"The fastest: a rank needs .*, against 'memory <= 1 KiB' in plan\."):
         Planner(job(plan={"constraints": ["tp = 1", "memory <= 1 KiB"]}), A100, 256).chosen()
-    kept = Planner(job(plan={"constraints": [f"memory <= {most / (1 << 30):.6f} GiB", "memory >= 1 KiB"]}), A100, 256)
+    limit = f"memory <= {most / (1 << 30) + 1e-6:.6f} GiB"  # rounded up
+    kept = Planner(job(plan={"constraints": [limit, "memory >= 1 KiB"]}), A100, 256)
     assert kept.chosen().seconds == 1.0
 
 
@@ -205,12 +206,11 @@ def test_of_changes_that_fit_in_closed_form_some_are_walked(monkeypatch: pytest.
 
 def test_flops_of_a_step_with_and_without_the_masked_half() -> None:
     model = gpt(max_sequence=64)
-    full, causal = step_flops(model, 64, 3)
-    assert full == model.step_flops(64, 3)
-    assert full - causal == 3 * 2 * 6 * 64 * 64 * 16
+    assert model.step_flops(64, 3) - model.causal_step_flops(64, 3) == 3 * 2 * 6 * 64 * 64 * 16
     u = utransformer(max_sequence=64)
-    full, causal = step_flops(u, 64, 3)
-    assert full - causal == 3 * 6 * 16 * sum(length * length for length in (64, 32, 16, 32, 64))
+    assert u.step_flops(64, 3) - u.causal_step_flops(64, 3) == 3 * 6 * 16 * sum(
+        length * length for length in (64, 32, 16, 32, 64)
+    )
 
 
 def test_shares_of_a_peak_are_of_all_ranks() -> None:
@@ -218,9 +218,9 @@ def test_shares_of_a_peak_are_of_all_ranks() -> None:
                 cluster={"preset": "a100-80", "ranks": 2})  # fmt: skip
     one = Planner(small, A100, 256)
     found = one.predict(small)
-    full, causal = step_flops(one.model, 64, 2)
-    assert found.mfu == pytest.approx(full / (2 * 312e12 * found.seconds))
-    assert found.mfu_causal == pytest.approx(causal / (2 * 312e12 * found.seconds))
+    peak = 2 * 312e12 * found.seconds
+    assert found.mfu == pytest.approx(one.model.causal_step_flops(64, 2) / peak)
+    assert found.mfu_full == pytest.approx(one.model.step_flops(64, 2) / peak)
     plan = one.draft(small)
     again = one.predict(small, replace(plan, strategy=replace(plan.strategy, overlap="sync", p1=2)))
     assert (again.point["overlap"], again.point["p1"]) == (OVERLAPS.index("sync"), 2)

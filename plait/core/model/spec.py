@@ -369,6 +369,13 @@ class ModelSpec:
         forward += sum(self.product_flops(sequence >> level + 1, "down", "up") for level in range(self.levels))
         return 3 * forward * batch
 
+    def causal_step_flops(self, sequence: int, batch: int) -> int:
+        """``step_flops`` with the half of attention's scores that the causal mask leaves: what utilisation
+        counts, so that it cannot exceed 1."""
+        lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
+        scores = sum(self.scores(length, layer) for layer, length in enumerate(lengths))
+        return self.step_flops(sequence, batch) - 6 * scores * self.core_width * batch
+
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:

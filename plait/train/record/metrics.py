@@ -23,8 +23,8 @@ from plait.core.runs.missing import Missing
 
 @dataclass(frozen=True)
 class Meter:
-    """tokens: of a step, over all ranks. work: FLOPs of a step on one rank. peak: FLOPs per second of its
-    device."""
+    """tokens: of a step, over all ranks. work: FLOPs of a step on one rank, of attention's scores the causal
+    half. peak: FLOPs per second of its device."""
 
     tokens: int
     work: float
@@ -34,7 +34,7 @@ class Meter:
     def of(plan: Plan, batch: int, peak: float) -> Meter:
         """For steps of ``batch`` sequences."""
         sequence = plan.workload.sequence
-        work = plan.model.step_flops(sequence, batch) / plan.layout.world_size
+        work = plan.model.causal_step_flops(sequence, batch) / plan.layout.world_size
         return Meter(batch * sequence, work, peak)
 
     def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
