@@ -30,6 +30,27 @@ def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
     return found if groups <= 0 else None
 
 
+def fewest_of_each(free: Sequence[int], groups: int, size: int) -> int:
+    """Over how many minipods the most spread of ``groups`` groups of ``size`` cells lies, at least.
+
+    Some minipods are large: a group that lies in c, for which c others are too small, has at most c - 1 of
+    them and the rest of its cells in large ones. All groups' rests must fit there.
+
+    >>> fewest_of_each([5, 5, 4, 4, 4], 2, 10), fewest_of_each([6, 6, 6, 6], 2, 10)
+    (3, 2)
+    """
+    rooms = sorted(free, reverse=True)
+    for spread in range(1, len(rooms)):
+        held = 0
+        for room in rooms:
+            if spread * room < size and groups * (size - (spread - 1) * room) > held:
+                break
+            held += room
+        else:
+            return spread
+    return max(1, len(rooms))
+
+
 def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
     """What the spread of rows times that of columns is at least."""
     total, rest = 0.0, cells
@@ -49,9 +70,11 @@ def frontier(problem: Problem) -> list[tuple[int, int]]:
     least = kappa(free, rows, columns, cells)
     whole_rows = fewest_minipods(free, rows, columns) if problem.shape else 1
     whole_columns = fewest_minipods(free, columns, rows) if problem.shape else 1
+    of_row = fewest_of_each(free, rows, columns) if problem.shape else 1
+    of_column = fewest_of_each(free, columns, rows) if problem.shape else 1
     found: list[tuple[int, int]] = []
-    for spread in range(1, min(columns, len(free)) + 1):
-        other = max(1, ceil(least / spread - EPSILON))
+    for spread in range(of_row, min(columns, len(free)) + 1):
+        other = max(of_column, ceil(least / spread - EPSILON))
         if spread == 1:
             if whole_rows is None:
                 continue

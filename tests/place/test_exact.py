@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.cells import cell_program
 from plait.core.base.errors import PlacementError
-from plait.place.bounds import Relaxation, fewest_minipods, frontier, kappa, lower_bound
+from plait.place.bounds import Relaxation, fewest_minipods, fewest_of_each, frontier, kappa, lower_bound
 from plait.place.exact import exact
 from plait.place.placing import place, placed_by
 from plait.place.problem import Problem, Spares, spread_of
@@ -99,6 +99,14 @@ def test_the_frontier_falls(problem: Problem) -> None:
     found = frontier(problem)
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(found))
     assert all(rows <= min(len(problem.heights), len(problem.pools)) for rows, _ in found)
+
+
+def test_columns_that_no_two_small_minipods_hold_need_large_ones() -> None:
+    """Each of 16 columns of 256 needs 131 of a minipod over 125, and these have 1,853."""
+    free = [285, 278, 251, 221, 217, 208, 197, 196] + [125] * 40
+    assert fewest_of_each(free, 16, 256) == 3
+    assert fewest_of_each([*free, 250], 16, 256) == 2
+    assert min(c for _, c in frontier(Problem.plain(256, 16, free))) == 3
 
 
 def test_search_knows_what_it_has_not_proven() -> None:
