@@ -26,11 +26,11 @@ MOST_CELLS = 64
 """Above them the solver proves little in the time."""
 LIMIT = 5.0
 """Seconds of a core's work, at most; ``place.limit`` is of the clock."""
-TURNS = ((False, 0.35), (False, 0.5), (True, 1.0))
+TURNS = ((False, 0.3), (False, 0.45), (True, 1.0))
 """Whether rows and columns are ordered, and the share of the time after which it is the next one's turn: all
 pairs together, to find what there is; each that is open by itself; each once more, for a proof."""
-WORK = 0.5
-"""What the solver counts as a second of its work is about 2 s of a core."""
+WORK = 0.8
+"""What the solver counts as a second of its work is about 1.2 s of a core."""
 MOST_PODS = 50
 """Above them sets of minipods are not written as numbers, which must fit 64 bits."""
 MOST_PATTERNS = 3000
