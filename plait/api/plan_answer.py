@@ -10,6 +10,7 @@ from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_second
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Answer, Candidate
+from plait.plan.expense import Expense
 from plait.plan.fits import KINDS
 from plait.plan.freeing import told_together
 from plait.plan.memory_report import percent
@@ -70,6 +71,8 @@ class PlanAnswer(Shown):
         values = self.answer.to_dict()
         for at, seconds in self.measured.items():
             values["candidates"][at]["measured"] = seconds
+        for one, told in zip(self.candidates, values["candidates"], strict=True):
+            told["expense"] = Expense.of(one, self.answer.cluster).to_dict()
         before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
 
@@ -97,6 +100,7 @@ class PlanAnswer(Shown):
         what = "the fullest rank's tensors and what its process holds beside them"
         yield f"{name}: {what}; of 1, {tensors} and {beside}."
         yield f"1 {found.best.memory.told}."
+        yield Expense.of(found.best, found.cluster).told
         if frees := told_together(found.frees):
             yield frees
         yield from found.why

@@ -67,6 +67,8 @@ class Device(Section):
     host_memory_rate: Constant | None = None
     """Bytes per second of the host's memory that are a rank's, while all of a node's ranks use theirs; an
     optimizer that runs on the host needs it."""
+    power: Constant | None = None
+    """Watts that its maker has it draw at most (TDP); energy needs it."""
     peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
     reads_columns: bool = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import nearest_batch
+from plait.core.job.amounts import tokens_of
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.recipe import check_recipe
 from plait.core.job.settings import RecomputeLayers, StrategySection
@@ -31,6 +32,7 @@ def check_job(job: Job) -> None:
     for text in job.plan.constraints:
         Constraint.parse(text)
     Margin.parse(job.plan.memory_margin)
+    tokens_of(job.plan.tokens)
     for dp, tp in dict.fromkeys(job.degrees):
         try:
             _check_place(job, spec, dp, tp)

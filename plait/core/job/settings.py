@@ -238,6 +238,12 @@ class PlanSection(Section):
     """Memory of a device that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4 GiB"``.
     ``auto``: so much that it is 90 % sure to fit. ``safest``: of the plans that take at most 5 % longer than
     the fastest, the one that is most sure to fit (99.9 % is enough). ``fastest``: nothing, as 0."""
+    tokens: int | float | str = 0
+    """Tokens that the model is to be trained on, as in ``15e12`` or ``"15T"`` (K, M, B, T): the answer says
+    how many days, GPU hours and, where the cluster's devices have a power, how much energy they take. 0: of a
+    day."""
+    gpu_hour_price: Annotated[float, Field(ge=0)] = 0.0
+    """Price of an hour of a rank, in any currency: the answer says what the tokens cost. 0: not known."""
     top: Count = 10
     """How many strategies are shown."""
     points: Count = 250_000
