@@ -10,6 +10,7 @@ from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_second
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Answer, Candidate
+from plait.plan.divisors import Hint
 from plait.plan.expense import Expense
 from plait.plan.fits import KINDS
 from plait.plan.freeing import told_together
@@ -44,12 +45,13 @@ class Change(NamedTuple):
 class PlanAnswer(Shown):
     """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
     explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
-    cluster, if one is only tried."""
+    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
     explain: bool = False
     change: Change | None = None
+    hints: Sequence[Hint] = ()
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -73,6 +75,7 @@ class PlanAnswer(Shown):
             values["candidates"][at]["measured"] = seconds
         for one, told in zip(self.candidates, values["candidates"], strict=True):
             told["expense"] = Expense.of(one, self.answer.cluster).to_dict()
+        values["hints"] = [hint.to_dict() for hint in self.hints]
         before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
 
@@ -104,6 +107,7 @@ class PlanAnswer(Shown):
         if frees := told_together(found.frees):
             yield frees
         yield from found.why
+        yield from (hint.told for hint in self.hints)
         if self.explain:
             yield from _explained(found.best)
         if self.measured:

@@ -44,9 +44,11 @@ class Planning(Shown):
         answer shows all of its columns. Raises InfeasiblePlan."""
         from plait.api.plan_answer import Change, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan
+        from plait.plan.divisors import divisor_hints
+
+        own = evaluate or self.written or (self.told and not self.planner.job.open)
 
         def found(planner: Planner) -> Answer:
-            own = evaluate or self.written or (self.told and not planner.job.open)
             return planner.checked(self.written) if own else planner.answer()
 
         change: Change | None = None
@@ -56,7 +58,10 @@ class Planning(Shown):
             except InfeasiblePlan:
                 before = None
             change = Change(self.factors, before)
-        return PlanAnswer(answer=found(self.planner), explain=explain, change=change)
+        answer = found(self.planner)
+        fastest = min(answer.candidates, key=lambda one: one.seconds)
+        hints = [] if own else divisor_hints(self.planner, fastest)
+        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints)
 
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""
