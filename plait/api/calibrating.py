@@ -1,74 +1,201 @@
-"""Constants of a cluster, refitted to runs that were recorded on it."""
+"""Constants of a cluster, refitted to what people have: runs, training logs, traces, logs of links."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.core.base.passed_over import PassedOver
 from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
-    from plait.plan.recorded import Recorded, Refitted
+    from plait.core.cluster.hardware import Cluster
+    from plait.plan.calibration_sources import Measured, Sources
+    from plait.plan.recorded import Refitted, TimedRun
+
+LEARNT = 0.9
+"""Of a constant's error what is left at most, where anything was learnt."""
+FAR_OFF = 0.15
+"""How far a run's prediction is off after the fit, from which on that is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownConstant:
+    """A constant before and after. error, left: relative, one standard deviation; before, at least what the
+    fit begins with where steps tell it. sources: files that tell it or shift it; none where it stays as it
+    was. surer: whether they tell it."""
+
+    name: str
+    prior: float
+    now: float
+    error: float
+    left: float
+    sources: Sequence[str]
+    surer: bool
+
+    @property
+    def learnt(self) -> str:
+        """In words."""
+        if not self.sources:
+            return "stays prior"
+        first, *more = self.sources
+        named = f"{first}{f' and {len(more)} more' if more else ''}"
+        return f"learnt from {named}" if self.surer else f"shifted with the rest by {named}, no surer"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.name, "prior": self.prior, "now": self.now, "prior_error": self.error, "error": self.left,
+            "learnt": self.surer, "sources": list(self.sources),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Calibration(Shown):
-    """A cluster whose constants were refitted. file: where it is written."""
+    """A cluster whose constants were refitted. refitted: None where no steps were timed. file: where it is
+    written. sources: by file, what it is. conflicts, notes: sentences."""
 
-    runs: Sequence[Recorded]
-    refitted: Refitted
+    runs: Sequence[TimedRun]
+    refitted: Refitted | None
     file: Path
+    constants: Sequence[KnownConstant] = ()
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    conflicts: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    over: PassedOver = field(default_factory=PassedOver)
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds of a step of every run, predicted before and after, and constants that moved."""
+        """Seconds of a step of every run, predicted before and after, and every constant."""
         header = (Column("run"), Column("measured"), Column("before"), Column("after"))
         rows = [(run.folder, run.seconds, before, after) for run, before, after in self._seconds()]
-        moved = dict(self.refitted.moved)
-        return {"cluster": str(self.file), "runs": Table("", header, rows).records(), "moved": moved}
+        return {
+            "cluster": str(self.file), "sources": dict(self.sources), "runs": Table("", header, rows).records(),
+            "moved": dict(self.refitted.moved) if self.refitted else {},
+            "constants": [one.to_dict() for one in self.constants], "conflicts": list(self.conflicts),
+            "notes": list(self.notes), "passed_over": self.over.rows(),
+        }  # fmt: skip
 
     def parts(self) -> Iterator[Part]:
-        """Predicted seconds of a step against measured ones, and constants that moved."""
+        """What was read, predicted seconds of a step against measured ones, and constants."""
+        if self.sources:
+            yield Table("Read", ("file", "what it is"), list(self.sources.items()))
+            yield ""
         off = Column("", "+.1%")
         header = ("run", Column("measured", ".4g"), Column("predicted before", ".4g"), off, Column("after", ".4g"), off)
         rows = [
             (run.folder, run.seconds, before, before / run.seconds - 1, after, after / run.seconds - 1)
             for run, before, after in self._seconds()
         ]
-        yield Table("Seconds of a step", header, rows)
-        moved = [(name, *values) for name, values in self.refitted.moved.items()]
-        yield Table("Constants that moved", ("constant", Column("was", ".4g"), Column("is", ".4g")), moved)
+        if rows:
+            yield Table("Seconds of a step", header, rows)
+            yield ""
+        percent = ".0%"
+        columns = ("constant", Column("prior", ".4g"), Column("now", ".4g"), Column("error was", percent),
+                   Column("is", percent), "")  # fmt: skip
+        known = [(one.name, one.prior, one.now, one.error, one.left, one.learnt) for one in self.constants]
+        yield Table("Constants", columns, known)
+        yield from (f"CONFLICT: {one}" for one in self.conflicts)
+        yield from (f"note: {one}" for one in self.notes)
+        if not any(one.surer for one in self.constants):
+            yield "Nothing was learnt: what was read makes no constant surer."
         yield f"The cluster is in {self.file}; plans use it with cluster.file={self.file}."
 
-    def _seconds(self) -> Iterator[tuple[Recorded, float, float]]:
-        found = self.refitted
-        return zip(self.runs, found.before.tolist(), found.after.tolist(), strict=True)
+    def _seconds(self) -> Iterator[tuple[TimedRun, float, float]]:
+        if (found := self.refitted) is not None:
+            yield from zip(self.runs, found.before.tolist(), found.after.tolist(), strict=True)
 
 
-def calibrate_cluster(runs: Sequence[Path], out: Path, cluster: str | None = None) -> Calibration:
-    """Refit the constants of a cluster to recorded runs, and write it to ``out`` (TOML).
+def calibrate_cluster(
+    files: Sequence[Path], out: Path, cluster: str | None = None, overrides: Sequence[str] = ()
+) -> Calibration:
+    """Refit the constants of a cluster to what files say, and write it to ``out`` (TOML).
 
-    cluster: a preset or a file to begin with; None: the first run's. Raises JobError, DataError, LaunchError.
+    files: of any kind that ``plait.plan.calibration_sources`` tells. cluster: a preset or a file to begin
+    with; None: the first run's. overrides: ``section.key=value`` of logs. Raises JobError, DataError,
+    LaunchError.
     """
     from datetime import UTC, datetime
 
     from plait.core.base.codec.toml_text import to_toml
     from plait.core.base.files import check_target, explained, replacing
-    from plait.core.cluster.hardware import Cluster
-    from plait.plan.recorded import Recorded, refit
-    from plait.plan.where import find_cluster
+    from plait.core.job.settings import BYTES
+    from plait.plan.calibration_sources import measured, read_profiles, read_runs, source_kind, without_unlike
+    from plait.plan.recorded import refit
+    from plait.train.data.tokenizer import load_tokenizer
 
     fix = "Choose another with --out"
     check_target(out, fix=fix)
-    recorded = [Recorded.read(folder) for folder in runs]
-    if cluster is None:
-        first = recorded[0].plan.job
-        assert first is not None
-        begin = find_cluster(first)
-    else:
-        begin = Cluster.read(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
-    found = refit(begin, recorded, date=datetime.now(UTC).date().isoformat())
+    kinds = {path: source_kind(path) for path in files}
+    found = read_runs(kinds, overrides, load_tokenizer(BYTES).vocab)
+    begin = _begin(cluster, found)
+    read_profiles(found, kinds, begin.ranks_per_node)
+    direct = measured(begin, found)
+    without_unlike(found, direct.cluster)
+    date = datetime.now(UTC).date().isoformat()
+    refitted = refit(direct.cluster, found.runs, date=date) if found.runs else None
+    now = refitted.cluster if refitted else direct.cluster
+    found.conflicts += _conflicts(direct, found, refitted)
     with explained(f"{out} cannot be written", fix=fix), replacing(out) as partial:
-        partial.write_text(to_toml(found.cluster.model_dump(mode="json", exclude_none=True)))
-    return Calibration(recorded, found, out)
+        partial.write_text(to_toml(now.model_dump(mode="json", exclude_none=True)))
+    known = list(_known(begin, direct, now, refitted))
+    return Calibration(found.runs, refitted, out, known, found.files, found.conflicts, found.notes, found.over)
+
+
+def _begin(cluster: str | None, found: Sources) -> Cluster:
+    """Whose constants to begin with. Raises JobError where nobody says."""
+    from plait.core.base.errors import JobError
+    from plait.core.cluster.hardware import Cluster
+    from plait.plan.recorded import Recorded
+    from plait.plan.where import find_cluster
+
+    if cluster is not None:
+        return Cluster.read(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
+    ours = [run for run in found.runs if isinstance(run, Recorded)]
+    if not ours:
+        fix = "Add --cluster NAME (plait plan --clusters lists them), or --cluster FILE"
+        raise JobError("is missing: logs and traces do not say on which cluster they ran", key="--cluster", fix=fix)
+    job = ours[0].plan.job
+    assert job is not None
+    return find_cluster(job)
+
+
+def _conflicts(direct: Measured, found: Sources, refitted: Refitted | None) -> Iterator[str]:
+    """Between direct measurements and steps, and of runs that no constants explain."""
+    from plait.plan.calibration_sources import contradictions
+    from plait.plan.constants import constant_of
+
+    if refitted is None:
+        return
+    for name, files in direct.told.items():
+        if name in refitted.moved:
+            before, (_, left) = constant_of(direct.cluster, name), refitted.left[name]
+            steps = " and ".join(refitted.told.get(name, ("steps",))[:2])
+            values = {files[-1]: (before.value, before.error), steps: (refitted.moved[name][1], left)}
+            yield from contradictions(name, values)
+    for run, after in zip(found.runs, refitted.after.tolist(), strict=True):
+        if abs(after / run.seconds - 1) > FAR_OFF:
+            yield (
+                f"{run.folder}: {run.seconds:.4g} s measured and {after:.4g} s predicted after the fit: its "
+                "configuration, its cluster or the other sources are not those of this run."
+            )
+
+
+def _known(begin: Cluster, direct: Measured, now: Cluster, refitted: Refitted | None) -> Iterator[KnownConstant]:
+    """Every constant, before and after."""
+    from plait.plan.constants import constant_of, timed_constants
+
+    for name in timed_constants(begin):
+        prior, last = constant_of(begin, name), constant_of(now, name)
+        error, left, sources = prior.error, last.error, list(direct.told.get(name, ()))
+        surer = bool(sources)
+        if refitted and name in refitted.left:
+            before, after = refitted.left[name]
+            told = after <= LEARNT * before
+            if name in refitted.moved or told:
+                sources += [one for one in refitted.told.get(name, ()) if one not in sources]
+                error, left, surer = max(error, before), after, surer or told
+        yield KnownConstant(
+            name=name, prior=prior.value, now=last.value, error=error, left=left, sources=sources, surer=surer
+        )

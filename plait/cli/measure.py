@@ -1,5 +1,5 @@
 """``plait measure``: what a machine or a cluster does in a second, and what spreading of groups costs;
-``plait calibrate``: the cluster's constants by recorded runs."""
+``plait calibrate``: the cluster's constants by what people have of it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,14 @@ def placement(
 
 
 def calibrate(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs on one cluster.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="Folders of runs; logs of Megatron-LM, torchtitan, nccl-tests; traces of PyTorch; profiles; "
+            "configurations of logs; section.key=value of logs.",
+        ),
+    ],
     cluster: Annotated[
         str | None,
         typer.Option(help="Whose constants to begin with: a preset or a file.", show_default="the first run's"),
@@ -190,10 +197,14 @@ def calibrate(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the cluster goes.")] = Path("cluster.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Refit a cluster's constants to recorded runs, so that the next plan is nearer to what they took.
+    """Refit a cluster's constants to what you have of it, so that the next plan is nearer to what steps take.
 
-    Example: plait calibrate runs/first runs/second; plait plan job.toml cluster.file=cluster.toml
+    Example: plait calibrate train.log nccl.log trace.json --cluster h100
     """
     from plait.api.calibrating import calibrate_cluster
 
-    terminal.answer(calibrate_cluster(runs, out, cluster), as_json=as_json)
+    overrides = [one for one in files if "=" in one and not Path(one).exists()]
+    paths = [Path(one) for one in files if one not in overrides]
+    found = calibrate_cluster(paths, out, cluster, overrides)
+    terminal.answer(found, as_json=as_json)
+    terminal.passed_over(found.over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.core.cluster.efficiency import Constant, Efficiency, Links
@@ -24,6 +24,18 @@ def timed_constants(cluster: Cluster) -> Iterator[str]:
             yield outer
         elif isinstance(found, Links):
             yield from (f"{outer}.{inner}" for inner in Links.model_fields)
+
+
+def taken_from(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluster:
+    """The cluster with these constants of another one, as they stand there."""
+    efficiency = cluster.efficiency
+    for name in names:
+        outer, _, inner = name.partition(".")
+        constant: Any = constant_of(other, name)
+        if inner:
+            constant = getattr(efficiency, outer).model_copy(update={inner: constant})
+        efficiency = efficiency.model_copy(update={outer: constant})
+    return cluster.model_copy(update={"efficiency": efficiency})
 
 
 def with_constants(cluster: Cluster, values: Mapping[str, tuple[float, float]], *, source: str, date: str) -> Cluster:

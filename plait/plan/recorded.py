@@ -1,7 +1,8 @@
 """A cluster's constants refitted to steps that were really run on it (``plait calibrate``).
 
-Every run is one measurement: the seconds of a step in the middle of it, under its plan. Constants stay near
-where they are, as far as their errors say; a few runs move what they agree on, and the errors shrink.
+Every run is one measurement: the seconds of a step in the middle of it, under its plan or its configuration.
+Constants stay near where they are, as far as their errors say; a few runs move what they agree on, and the
+errors shrink. Who told a constant is the run whose seconds depend on it most.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from plait.core.job.plan import Plan
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.asking import point_of
-from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
+from plait.plan.calibrate import FittedConstant, Predict, Scatter, calibrate
 from plait.plan.constants import constant_of, timed_constants, with_constants
 
 METRICS = "metrics.jsonl"
@@ -44,6 +46,22 @@ OUTLIER = 10.0
 SMALLEST = 1e-12
 KEPT = ("jitter", "step")
 """Constants that single runs say nothing about."""
+SLOPE = 0.01
+"""Relative change of a constant by which it is found which runs depend on it."""
+TELLS = 0.1
+"""Share of what all runs tell of a constant from which on a run is named for it."""
+
+
+class TimedRun(Protocol):
+    """A run whose steps were timed. folder: where it is from. seconds: of a step."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    def predicted(self, cluster: Cluster) -> float:
+        """Seconds of a step on a cluster, in closed form."""
+        ...
 
 
 def read_seconds(folder: Path) -> list[float]:
@@ -104,19 +122,29 @@ class Recorded:
         flat = int(self.plan.strategy.sequence_parallel)
         return point_of(self.plan.job) | timed | {"sequence_parallel": flat}
 
+    def predicted(self, cluster: Cluster) -> float:
+        """Seconds of a step on a cluster, in closed form."""
+        load = self.plan.workload
+        points = Points.of([self.point])
+        asked = {"sequence": load.sequence, "precision": load.precision}
+        return float(step_seconds(self.plan.model, points, cluster, **asked).total[0])
+
 
 @dataclass(frozen=True)
 class Refitted:
     """cluster: with the constants that were found. before, after: predicted seconds of every run. moved: by
-    name, the old value and the new, of constants that moved by more than a hundredth."""
+    name, the old value and the new, of constants that moved by more than a hundredth. left: by name, the
+    relative error before and after. told: by name, runs that tell it, the first most."""
 
     cluster: Cluster
     before: NDArray[np.float64]
     after: NDArray[np.float64]
     moved: Mapping[str, tuple[float, float]]
+    left: Mapping[str, tuple[float, float]]
+    told: Mapping[str, Sequence[str]]
 
 
-def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
+def refit(cluster: Cluster, runs: Sequence[TimedRun], *, date: str) -> Refitted:
     """The cluster as these runs know it. date: of the fit."""
     names = [name for name in timed_constants(cluster) if name not in KEPT]
     old = {name: max(constant_of(cluster, name).value, SMALLEST) for name in names}
@@ -129,7 +157,13 @@ def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
 
     measured = np.array([run.seconds for run in runs])
     found = calibrate(predicted, measured, priors, scatter=Scatter(noise=NOISE, outlier=OUTLIER))
-    return _refitted(cluster, runs, found, old, date)
+    source = f"{_basis(runs)}, fitted from {cluster.name}"
+    new = {name: (one.value, one.error) for name, one in found.constants.items()}
+    moved = {name: (old[name], value) for name, (value, _) in new.items() if abs(value / old[name] - 1) > 0.01}
+    changed = with_constants(cluster, {name: new[name] for name in moved}, source=source, date=date)
+    left = {name: (errors[name], error) for name, (_, error) in new.items()}
+    told = _told(found.values, predicted, runs)
+    return Refitted(changed, _predict(cluster, runs), _predict(changed, runs), moved, left, told)
 
 
 def _most(name: str, value: float) -> float:
@@ -137,28 +171,22 @@ def _most(name: str, value: float) -> float:
     return max(1.0, value) if name in SHARES or name.endswith(".share") else float("inf")
 
 
-def _refitted(
-    cluster: Cluster, runs: Sequence[Recorded], found: Calibrated, old: Mapping[str, float], date: str
-) -> Refitted:
-    source = f"{_basis(runs)}, fitted from {cluster.name}"
-    new = {name: (one.value, one.error) for name, one in found.constants.items()}
-    moved = {name: (old[name], value) for name, (value, _) in new.items() if abs(value / old[name] - 1) > 0.01}
-    changed = with_constants(cluster, {name: new[name] for name in moved}, source=source, date=date)
-    return Refitted(changed, _predict(cluster, runs), _predict(changed, runs), moved)
+def _told(values: Mapping[str, float], predicted: Predict, runs: Sequence[TimedRun]) -> dict[str, list[str]]:
+    """By constant, runs whose seconds depend on it."""
+    base, found = predicted(values), dict[str, list[str]]()
+    for name, value in values.items():
+        slope = np.log(predicted({**values, name: value * (1 + SLOPE)}) / base) ** 2
+        if slope.sum() > 0:
+            share = slope / slope.sum()
+            order = [int(at) for at in np.argsort(-share, kind="stable") if share[at] >= TELLS]
+            found[name] = list(dict.fromkeys(runs[at].folder for at in order))
+    return found
 
 
-def _basis(runs: Sequence[Recorded]) -> str:
+def _basis(runs: Sequence[TimedRun]) -> str:
     """What the constants rest on, in words."""
     return f"{len(runs)} recorded run{'s' * (len(runs) > 1)}"
 
 
-def _predict(cluster: Cluster, runs: Sequence[Recorded]) -> NDArray[np.float64]:
-    return np.array(
-        [
-            step_seconds(
-                run.plan.model, Points.of([run.point]), cluster, sequence=run.plan.workload.sequence,
-                precision=run.plan.workload.precision,
-            ).total[0]
-            for run in runs
-        ]
-    )  # fmt: skip
+def _predict(cluster: Cluster, runs: Sequence[TimedRun]) -> NDArray[np.float64]:
+    return np.array([run.predicted(cluster) for run in runs])

@@ -1,0 +1,210 @@
+"""What Megatron-LM prints: its arguments, its vocabulary, and how long steps take.
+
+| line | source (NVIDIA/Megatron-LM, megatron/training, as ``megatron_flags``) |
+|---|---|
+| ``---- arguments ----``, ``  name .... value`` (48 wide), ``end of`` | ``_print_args``, arguments.py |
+| ``iteration N/ M | ... elapsed time per iteration (ms): X | ...`` | ``training_log``, training.py |
+| ``... | global batch size: B | ...`` | the same |
+| ``> padded vocab (size: A) with B dummy tokens (new size: C)`` | the tokenizer's |
+
+Forks write ``X/MEAN`` for the time, and launchers put a rank in brackets before each line. All arguments are
+printed, said or not, so what is not understood is mostly a default: such numbers are counted. An argument
+that is on (True) and that nobody understands is named.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from plait.core.base.passed_over import PassedOver
+from plait.plan.megatron_flags import (
+    DEGREES,
+    EXPERTS,
+    HARMLESS,
+    HARMLESS_STARTS,
+    MORE_SHAPES,
+    SHAPES,
+    SWITCHES,
+    UNMODELLED,
+    UNMODELLED_STARTS,
+    VALUES,
+)
+from plait.plan.read_megatron import SAME, megatron_told
+from plait.plan.read_shell import Argument
+from plait.plan.step_log import StepLine, add_line
+from plait.plan.told import Told
+
+BEGIN, END = re.compile(r"-{10,} arguments -{10,}"), re.compile(r"-{10,} end of arguments -{10,}")
+ARGUMENT = re.compile(r"\s*([A-Za-z]\w*) (\.*) (.*)$")
+STEP = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+ ?\|.*?elapsed time per iteration \(ms\):\s*([0-9.eE+]{1,30})")
+BATCH = re.compile(r"glob[ae]+l batch size:\s*(\d{1,15})")
+PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
+MOST_ARGUMENTS, LONGEST = 5_000, 10_000
+"""Arguments, and characters of one."""
+
+OFF = {"None", "False", "", "[]"}
+OWNERS: Mapping[str, tuple[str, ...]] = {
+    "num_experts": ("moe_", "expert_"), "fp8": ("fp8_",), "fp4": ("fp4_",), "mtp_num_layers": ("mtp_",),
+    "recompute_granularity": ("recompute_",), "tp_comm_overlap": ("tp_comm_",), "cpu_offloading": ("cpu_offloading",),
+    "optimizer_cpu_offload": ("optimizer_offload",), "first_last_layers_bf16": ("num_layers_at_",),
+    "multi_latent_attention": ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "use_precision_aware_optimizer": ("main_grads_dtype", "main_params_dtype", "exp_avg"),
+    "cross_entropy_loss_fusion": ("cross_entropy_fusion",), "use_rope_scaling": ("rope_scaling",),
+    "external_cuda_graph": ("cuda_graph_",), "window_size": ("window_attn",),
+}  # fmt: skip
+"""Arguments that mean nothing while another one is off."""
+OTHER_PROGRAMS = (
+    "bert_", "biencoder_", "dino_", "ict_", "img_", "indexer_", "inference_", "retro_", "rl_", "retriever_", "vision_",
+    "mask_", "mamba_", "encoder_", "decoder_seq", "hybrid_", "muon_", "swin_", "nccl_",
+)  # fmt: skip
+"""How arguments of other models and programs begin."""
+NAMES = {"apply_rope_fusion": "rope-fusion", "overlap_p2p_comm": "overlap-p2p-communication", "fp4": "fp4-format",
+         "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank"}  # fmt: skip
+"""Arguments whose flags have other names."""
+INVERSE = {"add_bias_linear": "disable-bias-linear", "add_position_embedding": "no-position-embedding"}
+"""Arguments that a flag of another name turns off."""
+_FOLLOWS = """
+num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank data_parallel_size params_dtype
+num_layers_per_stage consumed_train_samples consumed_valid_samples world_size rank local_rank
+"""
+FOLLOWS = frozenset(_FOLLOWS.split())
+"""What follows from others, or is read on its own."""
+_PRESUMED = """
+align_grad_reduce barrier_with_L1_time clone_scatter_output_in_embedding data_sharding variable_seq_lengths
+deallocate_pipeline_outputs batch_p2p_comm perform_initialization use_mcore_models log_params_norm
+"""
+PRESUMED = frozenset(_PRESUMED.split())
+"""On by default or without effect on time, and named by no flag."""
+UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *VALUES})
+
+
+class MegatronLog:
+    """Reads lines, one at a time. arguments: as the last start printed them. padded: the vocabulary."""
+
+    framework = "megatron"
+
+    def __init__(self, file: str, over: PassedOver) -> None:
+        self.file, self.over = file, over
+        self.arguments: dict[str, str] = {}
+        self.lines: list[StepLine] = []
+        self.padded = ""
+        self._block: dict[str, str] | None = None
+
+    def add(self, line: str) -> None:
+        """Take a line without its launcher's prefix. Raises JobError for what no step takes."""
+        if self._block is not None:
+            self._in_block(line)
+        elif BEGIN.search(line):
+            self._block = {}
+        elif match := STEP.search(line):
+            self._step(line, match[1], match[2])
+        elif match := PADDED.search(line):
+            self.padded = match[1]
+
+    def _in_block(self, line: str) -> None:
+        assert self._block is not None
+        if END.search(line):
+            if self.arguments and _differ(self.arguments, self._block) and self.lines:
+                self.over.note("line(s) of an earlier start with another configuration", count=len(self.lines))
+                self.lines.clear()
+            self.arguments, self._block = self._block, None
+        elif (match := ARGUMENT.match(line)) and len(self._block) < MOST_ARGUMENTS:
+            self._block[match[1]] = match[3].strip()[:LONGEST]
+        elif match := STEP.search(line):  # the block's end is missing
+            self.arguments, self._block = self._block, None
+            self._step(line, match[1], match[2])
+
+    def _step(self, line: str, step: str, milliseconds: str) -> None:
+        try:
+            seconds = float(milliseconds) / 1e3
+        except ValueError:
+            self.over.note("line(s) of steps without a time", f"iteration {step}")
+            return
+        batch = BATCH.search(line)
+        add_line(self.lines, StepLine(int(step), seconds, int(batch[1]) if batch else None), self.file)
+
+    def told(self) -> Told | None:
+        """Its configuration; None where it has no arguments. Raises JobError for one that contradicts
+        itself."""
+        if not self.arguments:
+            return None
+        printed = dict(self.arguments)
+        if self.padded:
+            printed |= {"padded_vocab_size": self.padded, "vocab_size": "None"}
+        told = megatron_told(self.file, list(arguments_of(printed, self.over)))
+        if printed.get("world_size", "").isdigit():
+            told.set("cluster.ranks", int(printed["world_size"]))
+        return told
+
+    @property
+    def seconds(self) -> list[StepLine]:
+        """Of steps."""
+        return self.lines
+
+
+def arguments_of(printed: Mapping[str, str], over: PassedOver) -> Iterator[Argument]:
+    """Flags that a command line with these values has. over: counts values that are not understood."""
+    off = tuple(start for owner, starts in OWNERS.items() if printed.get(owner, "None") in {*OFF, "0"}
+                for start in starts)  # fmt: skip
+    skipped = _moot(printed)
+    for name, text in printed.items():
+        if text == "None" or name in FOLLOWS or name in skipped or name.startswith((*off, *OTHER_PROGRAMS)):
+            continue
+        flag = NAMES.get(name, name.replace("_", "-"))
+        if text == "False" or text == "True":
+            yield from _switch(name, flag, on=text == "True")
+        elif SAME.get(flag, flag) in UNDERSTOOD and flag not in SWITCHES:
+            yield Argument(flag, _words(text))
+        elif flag in UNMODELLED or flag.startswith(UNMODELLED_STARTS):
+            if text not in {*OFF, "0", "none"}:
+                yield Argument(flag, _words(text))
+        elif flag not in HARMLESS and not flag.startswith(HARMLESS_STARTS):
+            over.note("printed argument(s) that are not understood, most of them defaults", f"{name} = {text[:60]}")
+
+
+def _moot(printed: Mapping[str, str]) -> set[str]:
+    """Names of switches that say nothing beside others."""
+    found = set[str]()
+    if printed.get("virtual_pipeline_model_parallel_size", "None") == "None":
+        found.add("overlap_p2p_comm")
+    elif printed.get("pipeline_model_parallel_layout", "None") != "None":
+        found.add("virtual_pipeline_model_parallel_size")
+    if printed.get("sequence_parallel") == "True" or printed.get("tensor_model_parallel_size") == "1":
+        found.add("async_tensor_model_parallel_allreduce")
+    gated = printed.get("swiglu") == "True"
+    if gated or printed.get("add_bias_linear") == "False":
+        found.add("bias_gelu_fusion")
+    if not gated:
+        found.add("bias_swiglu_fusion")
+    if printed.get("position_embedding_type") != "rope":
+        found.add("apply_rope_fusion")
+    return found
+
+
+def _switch(name: str, flag: str, *, on: bool) -> Iterator[Argument]:
+    """A flag that is on, or one that turns off what is on by default."""
+    negative = INVERSE.get(name, f"no-{flag}")
+    if negative in {*SWITCHES, *UNMODELLED, *HARMLESS}:
+        if not on:
+            yield Argument(negative, ())
+    elif on and name not in PRESUMED and flag not in UNDERSTOOD - SWITCHES:
+        yield Argument(flag, ())
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Values as on a command line: a list's, an enumeration's without its class."""
+    if text.startswith(("[", "(")):
+        try:
+            some = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return (text,)
+        return tuple(map(str, some)) if isinstance(some, list | tuple) and some else (text,)
+    return (re.sub(r"^(?:[A-Z]\w*|torch)\.(\w+)$", r"\1", text),)
+
+
+def _differ(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two starts have flags that differ."""
+    first, second = (list(arguments_of(each, PassedOver())) for each in (one, other))
+    return first != second or one.get("world_size") != other.get("world_size")

@@ -1,0 +1,172 @@
+"""What torchtitan prints: its configuration, what it built, and how fast steps are.
+
+| line | source (pytorch/torchtitan) |
+|---|---|
+| ``Running with configs: {JSON}``, with ``print_config`` alone | config |
+| ``Building device mesh with parallelism: pp=1, dp_replicate=1, ...`` | distributed/parallel_dims.py |
+| ``Model llama3 8B size: N total parameters`` | trainer.py |
+| ``Applied full activation checkpointing``, ``FullAC`` | distributed/activation_checkpoint.py |
+| ``Using pipeline schedule 1F1B with 8 microbatches and 2 stages.`` | distributed/pipeline_parallel.py |
+| ``Trainer is initialized with local batch size 1, global batch size 8, ...`` | trainer.py |
+| ``step: 10  loss: ...  memory: ...  tps: 3,500  tflops: ...  mfu: ...`` | components/metrics.py |
+
+``tps`` (``wps`` until 2025) are tokens per second of one device, over all ranks of the job. What was built
+says more than what was asked for, and counts where both stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from plait.core.base.codec.json_text import parse_json
+from plait.core.base.errors import JobError
+from plait.core.base.passed_over import PassedOver
+from plait.plan.read_literals import Settings
+from plait.plan.read_torchtitan import torchtitan_told
+from plait.plan.step_log import StepLine, add_line
+from plait.plan.told import Told
+
+STEP = re.compile(r"\bstep:\s*(\d{1,15})\s+loss:.*?\b[tw]ps:\s*([\d,]{1,20})")
+CONFIG = re.compile(r"Running with (?:configs|args): (\{.*)$")
+MESH = re.compile(r"Building device mesh with parallelism: (pp=.*)$")
+MODEL = re.compile(r"Model (\w+) (\S+) size: ([\d,]{1,20}) total parameters")
+AGAIN = re.compile(r"Applied (full|selective|FullAC|SelectiveAC|\w*AC)\b.*activation checkpointing", re.IGNORECASE)
+PIPELINE = re.compile(r"Using pipeline schedule (\w+) with (\d{1,9}) microbatches and (\d{1,9}) stages")
+TRAINER = re.compile(r"Trainer is initialized with local batch size (\d{1,12}), global batch size (\d{1,12}), "
+                     r".*?sequence length (\d{1,12})")  # fmt: skip
+DEVICE = re.compile(r"CUDA capacity: (.{1,100}?) with [\d.]+ ?GiB memory")
+DEGREES = {
+    "pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree",
+    "dp_shard": "data_parallel_shard_degree", "cp": "context_parallel_degree", "tp": "tensor_parallel_degree",
+    "ep": "expert_parallel_degree", "etp": "expert_tensor_parallel_degree",
+}  # fmt: skip
+MOST_CONFIG = 1 << 20
+"""Characters of a printed configuration."""
+READ = {"training", "parallelism", "activation_checkpoint", "compile", "model", "float8"}
+"""Tables of it that decide a step's time."""
+
+
+class TorchtitanLog:
+    """Reads lines, one at a time. built: settings as lines say them. tps: tokens per second of a device, by
+    step."""
+
+    framework = "torchtitan"
+
+    def __init__(self, file: str, over: PassedOver) -> None:
+        self.file, self.over = file, over
+        self.built: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.device = ""
+        self.tps: list[tuple[int, int]] = []
+        self.parameters = 0
+        self._text: list[str] | None = None
+
+    def add(self, line: str) -> None:
+        """Take a line without its launcher's prefix. Raises JobError for a mesh that cannot be."""
+        if self._text is not None:
+            self._continue(line)
+        elif match := STEP.search(line):
+            self._step(match)
+        elif match := CONFIG.search(line):
+            self._text = []
+            self._continue(match[1])
+        else:
+            self._built(line)
+
+    def _step(self, match: re.Match[str]) -> None:
+        rate = match[2].replace(",", "")
+        if not rate or int(rate) == 0:
+            self.over.note("line(s) of steps without a time", f"step {match[1]}")
+        else:
+            self.tps.append((int(match[1]), int(rate)))
+
+    def _continue(self, line: str) -> None:
+        """More of a printed configuration."""
+        assert self._text is not None
+        self._text.append(line)
+        ends = line.rstrip() == "}" or (len(self._text) == 1 and line.rstrip().endswith("}"))
+        if ends or sum(map(len, self._text)) > MOST_CONFIG or STEP.search(line):
+            text, self._text = "\n".join(self._text), None
+            try:
+                values = parse_json(text) if ends else None
+            except ValueError:
+                values = None
+            if isinstance(values, dict):
+                self.config = cast("dict[str, Any]", values)
+            else:
+                self.over.note("printed configuration(s) that are no whole JSON", "Running with configs")
+
+    def _built(self, line: str) -> None:
+        if match := MESH.search(line):
+            for name, value in re.findall(r"(\w+)=(\d{1,9})", match[1]):
+                if name in DEGREES:
+                    self.built[f"parallelism.{DEGREES[name]}"] = int(value)
+        elif match := MODEL.search(line):
+            self.built |= {"model.name": match[1], "model.flavor": match[2]}
+            self.parameters = int(match[3].replace(",", ""))
+        elif match := TRAINER.search(line):
+            names = ("training.local_batch_size", "training.global_batch_size", "training.seq_len")
+            self.built |= dict(zip(names, map(int, match.groups()), strict=True))
+        elif match := AGAIN.search(line):
+            word = match[1].lower().removesuffix("ac")
+            self.built["activation_checkpoint.mode"] = word
+        elif match := PIPELINE.search(line):
+            self.built["parallelism.pipeline_parallel_schedule"] = match[1]
+            self.built["pipeline"] = (int(match[2]), int(match[3]))
+        elif match := DEVICE.search(line):
+            self.device = match[1]
+
+    def _asked(self) -> dict[str, Any]:
+        """Settings of the printed configuration that decide a step's time, by ``table.key``."""
+        tables = {name: some for name, some in self.config.items() if name in READ and isinstance(some, Mapping)}
+        return {
+            f"{name}.{key}": value
+            for name, some in tables.items()
+            for key, value in cast("Mapping[str, Any]", some).items()
+            if value is not None and (not isinstance(value, dict | list) or key == "converters")
+        }
+
+    def told(self) -> Told | None:
+        """Its configuration; None where no line says the mesh."""
+        if "parallelism.pipeline_parallel_degree" not in self.built:
+            return None
+        asked = self._asked()
+        for key in asked.keys() & self.built.keys():
+            if asked[key] != self.built[key] and asked[key] not in (-1, None):
+                self.over.note("setting(s) that were asked for and built otherwise", f"{key} = {asked[key]}")
+        built = dict(self.built)
+        micro, stages = built.pop("pipeline", (0, 0))
+        values = {**asked, **built}
+        values.setdefault("activation_checkpoint.mode", "none")
+        if micro and values.get("training.local_batch_size"):
+            values["parallelism.pipeline_parallel_microbatch_size"] = max(
+                1, values["training.local_batch_size"] // micro
+            )
+        told = torchtitan_told(self.file, Settings(values={k: v for k, v in values.items() if "expert" not in k}),
+                               python=False)  # fmt: skip
+        pp = told.get("strategy.pp", 1)
+        if stages > pp and stages % pp == 0 and told.get("strategy.schedule") == "interleaved":
+            told.set("strategy.virtual_stages", stages // pp)
+        for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
+            if values.get(f"parallelism.{key}", 1) > 1:
+                told.unmodelled.append(f"parallelism.{key} = {values[f'parallelism.{key}']}")
+        return told
+
+    @property
+    def seconds(self) -> list[StepLine]:
+        """Of steps: a batch's tokens over those of all devices in a second. Raises JobError where the log
+        does not say the batch."""
+        batch, sequence = (self.built.get(f"training.{key}") for key in ("global_batch_size", "seq_len"))
+        ranks = 1
+        for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+            ranks *= self.built.get(f"parallelism.{DEGREES[key]}", 1)
+        if not batch or not sequence or "parallelism.pipeline_parallel_degree" not in self.built:
+            problem = "gives tokens per second of a device, and not the batch and the ranks that they are of"
+            fix = "Give the whole log, with its lines 'Building device mesh' and 'Trainer is initialized'"
+            raise JobError(problem, file=self.file, fix=fix)
+        found: list[StepLine] = []
+        for step, rate in self.tps:
+            add_line(found, StepLine(step, batch * sequence / (rate * ranks)), self.file)
+        return found
