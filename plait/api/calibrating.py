@@ -164,15 +164,16 @@ def _begin(cluster: str | None, found: Sources) -> Cluster:
 def _conflicts(direct: Measured, found: Sources, refitted: Refitted | None) -> Iterator[str]:
     """Between direct measurements and steps, and of runs that no constants explain."""
     from plait.plan.calibration_sources import contradictions
-    from plait.plan.constants import constant_of
 
     if refitted is None:
         return
-    for name, files in direct.told.items():
+    for name, (constant, files) in direct.fitted.items():
         if name in refitted.moved:
-            before, (_, left) = constant_of(direct.cluster, name), refitted.left[name]
-            steps = " and ".join(refitted.told.get(name, ("steps",))[:2])
-            values = {files[-1]: (before.value, before.error), steps: (refitted.moved[name][1], left)}
+            steps = f"the steps of {' and '.join(refitted.told.get(name, ('all runs',))[:2])}"
+            values = {
+                files[-1]: (constant.value, constant.error),
+                steps: (refitted.moved[name][1], refitted.left[name][1]),
+            }
             yield from contradictions(name, values)
     for run, after in zip(found.runs, refitted.after.tolist(), strict=True):
         if abs(after / run.seconds - 1) > FAR_OFF:

@@ -167,10 +167,12 @@ def without_unlike(found: Sources, cluster: Cluster) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """cluster: with constants that profiles tell. told: by constant, the files that tell it."""
+    """cluster: with constants that profiles tell. told: by constant, the files that tell it. fitted: what all
+    profiles say, of constants too that they make no surer, and said by which files."""
 
     cluster: Cluster
     told: Mapping[str, Sequence[str]]
+    fitted: Mapping[str, tuple[Constant, Sequence[str]]]
 
 
 def read_profiles(found: Sources, files: Mapping[Path, str], ranks_per_node: int) -> None:
@@ -200,7 +202,7 @@ def measured(cluster: Cluster, found: Sources) -> Measured:
     """The cluster as all profiles know it; what contradicts each other goes to ``found``. Raises JobError for
     profiles of other devices."""
     if not found.profiles:
-        return Measured(cluster, {})
+        return Measured(cluster, {}, {})
     alone = {file: with_profile(cluster, profile) for file, profile in found.profiles.items()}
     told: dict[str, list[str]] = {}
     for name in timed_constants(cluster):
@@ -217,9 +219,9 @@ def measured(cluster: Cluster, found: Sources) -> Measured:
     })  # fmt: skip
     fitted = with_profile(cluster, whole)
     kept = [name for name in told if not _tells(constant_of(cluster, name), constant_of(fitted, name))]
-    return Measured(
-        taken_from(fitted, cluster, kept), {name: files for name, files in told.items() if name not in kept}
-    )
+    surer = {name: files for name, files in told.items() if name not in kept}
+    said = {name: (constant_of(fitted, name), files) for name, files in told.items()}
+    return Measured(taken_from(fitted, cluster, kept), surer, said)
 
 
 def _tells(before: Constant, after: Constant) -> bool:

@@ -1,6 +1,6 @@
 """What Megatron-LM prints: its arguments, its vocabulary, and how long steps take.
 
-| line | source (NVIDIA/Megatron-LM, megatron/training, as ``megatron_flags``) |
+| line | source (NVIDIA/Megatron-LM, megatron/training, and logs of 2024 and 2025) |
 |---|---|
 | ``---- arguments ----``, ``  name .... value`` (48 wide), ``end of`` | ``_print_args``, arguments.py |
 | ``iteration N/ M | ... elapsed time per iteration (ms): X | ...`` | ``training_log``, training.py |

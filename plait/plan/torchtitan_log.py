@@ -1,6 +1,6 @@
 """What torchtitan prints: its configuration, what it built, and how fast steps are.
 
-| line | source (pytorch/torchtitan) |
+| line | source (pytorch/torchtitan 00fbaafa, and logs of 2025 and 2026) |
 |---|---|
 | ``Running with configs: {JSON}``, with ``print_config`` alone | config |
 | ``Building device mesh with parallelism: pp=1, dp_replicate=1, ...`` | distributed/parallel_dims.py |
@@ -9,6 +9,7 @@
 | ``Using pipeline schedule 1F1B with 8 microbatches and 2 stages.`` | distributed/pipeline_parallel.py |
 | ``Trainer is initialized with local batch size 1, global batch size 8, ...`` | trainer.py |
 | ``step: 10  loss: ...  memory: ...  tps: 3,500  tflops: ...  mfu: ...`` | components/metrics.py |
+| ``validate step: 10  loss: ...  tps: ...`` | the same; passed over |
 
 ``tps`` (``wps`` until 2025) are tokens per second of one device, over all ranks of the job. What was built
 says more than what was asked for, and counts where both stand.
@@ -28,7 +29,7 @@ from plait.plan.read_torchtitan import torchtitan_told
 from plait.plan.step_log import StepLine, add_line
 from plait.plan.told import Told
 
-STEP = re.compile(r"\bstep:\s*(\d{1,15})\s+loss:.*?\b[tw]ps:\s*([\d,]{1,20})")
+STEP = re.compile(r"(?<!validate )\bstep:\s*(\d{1,15})\s+loss:.*?\b[tw]ps:\s*([\d,]{1,20})")
 CONFIG = re.compile(r"Running with (?:configs|args): (\{.*)$")
 MESH = re.compile(r"Building device mesh with parallelism: (pp=.*)$")
 MODEL = re.compile(r"Model (\w+) (\S+) size: ([\d,]{1,20}) total parameters")

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from plait.api.calibrating import Calibration
+from plait.api.calibrating import Calibration, KnownConstant
 from plait.api.hosts import HostCheck
 from plait.api.planning import known_clusters
 from plait.api.resharding import explain_reshard, fabric_of
@@ -101,10 +101,24 @@ def test_hosts_that_measured_nothing_have_dashes_and_what_is_bad_stands_last() -
 def test_a_calibration_tells_how_far_off_each_prediction_was_and_is() -> None:
     run = SimpleNamespace(folder="runs/a", seconds=2.0)
     refitted = SimpleNamespace(before=np.array([3.0]), after=np.array([2.1]), moved={"nic.rate": (1e9, 2e9)})
-    found = Calibration(cast("Any", [run]), cast("Any", refitted), Path("c.toml"))
-    assert ["runs/a", "2", "3", "+50.0%", "2.1", "+5.0%"] in [line.split() for line in found.text().splitlines()]
-    assert ["nic.rate", "1e+09", "2e+09"] in [line.split() for line in found.text().splitlines()]
-    assert found.to_dict() == {
-        "cluster": "c.toml", "moved": {"nic.rate": (1e9, 2e9)},
-        "runs": [{"run": "runs/a", "measured": 2.0, "before": 3.0, "after": 2.1}],
+    told = {"prior": 1e9, "now": 2e9, "error": 0.2, "left": 0.1}
+    constants = [
+        KnownConstant(name="nic.rate", **told, sources=["runs/a", "b.log"], surer=True),
+        KnownConstant(name="memory", **told, sources=["runs/a"], surer=False),
+        KnownConstant(name="step", **told, sources=[], surer=False),
+    ]
+    found = Calibration(cast("Any", [run]), cast("Any", refitted), Path("c.toml"), constants, conflicts=["a, b"])
+    lines = [line.split() for line in found.text().splitlines()]
+    assert ["runs/a", "2", "3", "+50.0%", "2.1", "+5.0%"] in lines
+    values = ["1e+09", "2e+09", "20%", "10%"]
+    assert ["nic.rate", *values, *["learnt", "from", "runs/a", "and", "1", "more"]] in lines
+    assert ["memory", *values, *["shifted", "with", "the", "rest", "by", "runs/a,", "no", "surer"]] in lines
+    assert ["step", *values, "stays", "prior"] in lines
+    assert ["CONFLICT:", "a,", "b"] in lines
+    json = found.to_dict()
+    assert json["runs"] == [{"run": "runs/a", "measured": 2.0, "before": 3.0, "after": 2.1}]
+    assert json["constants"][0] == {
+        "name": "nic.rate", "prior": 1e9, "now": 2e9, "prior_error": 0.2, "error": 0.1, "learnt": True,
+        "sources": ["runs/a", "b.log"],
     }  # fmt: skip
+    assert (json["cluster"], json["moved"]) == ("c.toml", {"nic.rate": (1e9, 2e9)})

@@ -1,0 +1,194 @@
+"""What files say of a cluster: their kinds, what is learnt, what contradicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.api.calibrating import Calibration, calibrate_cluster
+from plait.core.base.errors import JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.step.seconds import rates
+from plait.plan.calibration_sources import source_kind
+from plait.plan.constants import constant_of, with_constants
+from plait.plan.training_log import read_training_log, run_of_log
+from tests.plan.test_kineto_profile import Trace
+from tests.plan.training_logs import megatron_log, torchtitan_log
+
+CLUSTER = Cluster.preset("h100")
+LAYOUTS = (
+    {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+    {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 1},
+    {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 4, "sequence_parallel": False},
+    {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 1, "micro_batch_size": 2},
+)
+
+
+def changed(**values: float) -> Cluster:
+    """The cluster with constants so many times as large."""
+    named = {name.replace("__", "."): factor for name, factor in values.items()}
+    new = {name: (constant_of(CLUSTER, name).value * factor, 0.0) for name, factor in named.items()}
+    return with_constants(CLUSTER, new, source="test", date="2026")
+
+
+def logs_of(truth: Cluster, folder: Path) -> list[Path]:
+    """Logs of runs that take as long as the closed form says of a cluster."""
+    found: list[Path] = []
+    for number, layout in enumerate(LAYOUTS):
+        file = megatron_log(folder / f"run{number}.log", 1.0, **layout)
+        run = run_of_log(read_training_log(file, "megatron"), None, [], 256)
+        found.append(megatron_log(file, run.predicted(truth), **layout))
+    return found
+
+
+def trace_of(truth: Cluster, folder: Path) -> Path:
+    """A trace of products as fast as they are on a cluster."""
+    trace = Trace()
+    for m in (1024, 4096, 16384):
+        for k, n in ((4096, 4096), (4096, 14336), (14336, 4096)):
+            took = float(rates.matmul(truth, "bf16-mixed", m, k, n)) * 1e6
+            trace.operator("aten::mm", [[m, k], [k, n]], took)
+    trace.read(folder)
+    return folder / "trace.json"
+
+
+def links_of(truth: Cluster, file: Path) -> Path:
+    """nccl-tests' all-reduces of two nodes, as a cluster takes."""
+    lines = ["# nccl-tests version 2.17.1", "# Collective test starting: all_reduce_perf", "# Using devices"]
+    lines += [f"#  Rank {r:2} Group  0 Pid {r + 1} on node{r // 8} device {r % 8} [0x01] H100" for r in range(16)]
+    lines.append("#  size count type redop root time algbw busbw #wrong time algbw busbw #wrong")
+    for power in range(16, 31):
+        size = 1 << power
+        took = float(rates.collective(truth, "all_reduce", size, 16, 1)) * 1e6
+        row = f"{took:.2f} {size / took / 1e3:.2f} {size / took / 1e3 * 1.875:.2f} 0"
+        lines.append(f"{size} {size // 4} float sum -1 {row} {row}")
+    file.write_text("\n".join([*lines, "# Out of bounds values : 0 OK"]) + "\n")
+    return file
+
+
+def known(found: Calibration, name: str) -> tuple[float, float, str]:
+    """A constant's value, its error, and where it is from."""
+    one = next(one for one in found.constants if one.name == name)
+    return one.now, one.left, one.learnt
+
+
+def test_constants_of_logs_come_back_within_their_error(tmp_path: Path) -> None:
+    truth = changed(matmul=0.85)
+    found = calibrate_cluster(logs_of(truth, tmp_path), tmp_path / "c.toml", "h100")
+    value, error, learnt = known(found, "matmul")
+    assert abs(value / constant_of(truth, "matmul").value - 1) < 1.5 * error
+    assert value < constant_of(CLUSTER, "matmul").value * (1 - error)
+    assert learnt.startswith("learnt from ") and learnt.endswith(" more")
+    assert known(found, "jitter")[2] == known(found, "matmul_fp8")[2] == "stays prior"
+    assert found.refitted is not None
+    measured = [run.seconds for run in found.runs]
+    before, after = (
+        max(abs(one / two - 1) for one, two in zip(said, measured, strict=True))
+        for said in (found.refitted.before.tolist(), found.refitted.after.tolist())
+    )
+    assert before > 0.08
+    assert after < 0.03
+    assert constant_of(Cluster.read(tmp_path / "c.toml"), "matmul").value == pytest.approx(value)
+    assert not found.conflicts
+
+
+def test_one_command_takes_logs_traces_and_links(tmp_path: Path) -> None:
+    truth = changed(matmul=0.85, across__share=0.6)
+    files = [*logs_of(truth, tmp_path), trace_of(truth, tmp_path), links_of(truth, tmp_path / "nccl.log")]
+    found = calibrate_cluster(files, tmp_path / "c.toml", "h100")
+    for name in ("matmul", "across.share"):
+        value, error, _ = known(found, name)
+        assert value == pytest.approx(constant_of(truth, name).value, rel=2 * error)
+        assert value < constant_of(CLUSTER, name).value
+    assert known(found, "across.share")[2].startswith(f"learnt from {tmp_path / 'nccl.log'}")
+    assert known(found, "matmul")[2].startswith(f"learnt from {tmp_path / 'trace.json'} and ")
+    assert not found.conflicts
+    text = found.text()
+    assert "log of megatron: " in text and "trace of PyTorch: 9 products" in text and "15 sizes of coll" in text
+    told = found.to_dict()
+    assert json.loads(json.dumps(told))["constants"][0]["name"] == "matmul"
+    assert {one["learnt"] for one in told["constants"]} == {True, False}
+
+
+def test_sources_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    one, other = (links_of(changed(across__share=by), tmp_path / f"{by}.log") for by in (0.9, 0.3))
+    found = calibrate_cluster([one, other], tmp_path / "c.toml", "h100")
+    assert any(said.startswith(f"across.share: {one} says ") and str(other) in said for said in found.conflicts)
+    assert "CONFLICT: across.share" in found.text()
+    agreeing = links_of(changed(across__share=0.9), tmp_path / "again.log")
+    assert not calibrate_cluster([one, agreeing], tmp_path / "c.toml", "h100").conflicts
+
+
+def test_steps_that_contradict_a_trace_are_named(tmp_path: Path) -> None:
+    files = [*logs_of(changed(matmul=0.5), tmp_path), trace_of(CLUSTER, tmp_path)]
+    found = calibrate_cluster(files, tmp_path / "c.toml", "h100")
+    assert any(said.startswith(("matmul: ", str(tmp_path / "run"))) for said in found.conflicts)
+
+
+def test_a_log_of_another_cluster_moves_nothing(tmp_path: Path) -> None:
+    far = megatron_log(tmp_path / "far.log", 100.0)
+    with pytest.raises(
+        JobError, match=r"far\.log: has 100\S* s a step, and .* predicted for h100: this is another run"
+    ):
+        calibrate_cluster([far], tmp_path / "c.toml", "h100")
+    found = calibrate_cluster([far, links_of(CLUSTER, tmp_path / "nccl.log")], tmp_path / "c.toml", "h100")
+    assert not found.runs
+    assert [said.partition(" has ")[0] for said in found.conflicts] == [str(far)]
+
+
+def test_a_configuration_beside_a_log_is_its_own(tmp_path: Path) -> None:
+    lines = megatron_log(tmp_path / "whole.log", 5.0).read_text().splitlines()
+    bare = tmp_path / "bare.log"
+    bare.write_text("\n".join(line for line in lines if "iteration" in line))
+    job = tmp_path / "bare.toml"
+    job.write_text(
+        '[model]\npreset = "llama3-8b"\n[data]\nsequence_length = 8192\n[train]\nglobal_batch_size = 64\n'
+        'precision = "bf16-mixed"\nmicro_batch_size = 1\n[strategy]\ntp = 2\npp = 2\ndp = 4\nshard = "zero1"\n'
+    )
+    found = calibrate_cluster([bare, job], tmp_path / "c.toml", "h100")
+    assert found.sources[str(job)] == "configuration"
+    assert found.refitted is not None and found.refitted.before[0] == pytest.approx(5.0, rel=0.3)
+    (tmp_path / "other.toml").write_text(job.read_text().replace("tp = 2", "tp = 4"))
+    again = calibrate_cluster([bare, tmp_path / "other.toml", job], tmp_path / "c.toml", "h100")
+    assert again.refitted is not None and again.refitted.before[0] == found.refitted.before[0]
+    job.rename(tmp_path / "else.toml")
+    with pytest.raises(JobError, match=r"bare\.log: has no configuration, and nobody says which of 2 it is"):
+        calibrate_cluster([bare, tmp_path / "other.toml", tmp_path / "else.toml"], tmp_path / "c.toml", "h100")
+    with pytest.raises(JobError, match="no log is there whose run it is of"):
+        calibrate_cluster([tmp_path / "other.toml"], tmp_path / "c.toml", "h100")
+    with pytest.raises(JobError, match="--cluster: is missing: logs and traces do not say"):
+        calibrate_cluster([bare, tmp_path / "other.toml"], tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"schemaVersion": 1, "traceEvents": []}', "trace"),
+        ('[{"ph": "X", "cat": "kernel"}]', "trace"),
+        ('{"train_batch_size": 8}', "configuration"),
+        ('{"version": 1, "hash": ""}', "profile"),
+        ("# nccl-tests version 2\n#  size count type", "profile"),
+        ("[1,0]<stdout>:# Rank 0 Group 0 Pid 1 on a device 0\n", "profile"),
+        ("--num-layers 8", "configuration"),
+    ],
+)
+def test_a_file_is_told_by_its_content(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "file").write_text(text)
+    assert source_kind(tmp_path / "file") == kind
+
+
+def test_logs_and_folders_are_told(tmp_path: Path) -> None:
+    assert source_kind(megatron_log(tmp_path / "a.txt", 1.0)) == "megatron"
+    assert source_kind(torchtitan_log(tmp_path / "b", 1.0)) == "torchtitan"
+    assert source_kind(tmp_path) == "run"
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00" * 100, b"\x1f\x8b\x08broken", b"{"])
+def test_what_is_none_of_these_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(JobError, match="file"):
+        calibrate_cluster([tmp_path / "file"], tmp_path / "c.toml", "h100")
+    with pytest.raises(JobError, match="none: cannot be read"):
+        source_kind(tmp_path / "none")
