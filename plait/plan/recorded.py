@@ -53,12 +53,18 @@ TELLS = 0.1
 
 
 class TimedRun(Protocol):
-    """A run whose steps were timed. folder: where it is from. seconds: of a step."""
+    """A run whose steps were timed."""
 
     @property
-    def folder(self) -> str: ...
+    def folder(self) -> str:
+        """Where it is from: a folder, or a log."""
+        ...
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Of a step."""
+        ...
+
     def predicted(self, cluster: Cluster) -> float:
         """Seconds of a step on a cluster, in closed form."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.plan.test_kineto_profile import Trace
 from tests.plan.training_logs import megatron_log, torchtitan_log
 
 CLUSTER = Cluster.preset("h100")
-LAYOUTS = (
+LAYOUTS: tuple[dict[str, Any], ...] = (
     {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
     {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 1},
     {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 4, "sequence_parallel": False},
