@@ -21,7 +21,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.plan.band import P90, REGIMES, regimes
 from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
 

@@ -16,7 +16,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 
 COLUMNS = [
     "row_id",

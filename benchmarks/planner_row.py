@@ -15,7 +15,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 
 GIB = 2**30
 VOCAB = 51200

@@ -9,7 +9,7 @@ from planner_row import VOCAB, Bad, Row, Skipped, check_possible, check_seconds,
 
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 
 TIME = "iteration time (ms)"
 VTRAIN_COLUMNS = [

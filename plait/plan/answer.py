@@ -8,8 +8,7 @@ another framework is to run are predicted in closed form alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, count
@@ -32,6 +31,7 @@ from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.experts_answer import closed_parts, closed_report
+from plait.plan.finalists import Finalists
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
 from plait.plan.frameworks import Framework, framework_of
@@ -42,14 +42,12 @@ from plait.plan.memory_report import MemoryReport, memory_report, percent
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.needs import Needs
 from plait.plan.safest import LONGER, SURELY, roomiest
-from plait.plan.search import Ranked, search
+from plait.plan.search import first_of_family, search
 from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
 
 SIMULATED = 6
-"""Finalists of the closed form that are simulated, beyond those that are shown ..."""
-DOUBT = 1.02
-"""... as long as it says no more than so many times what the best of them takes when simulated."""
+"""Finalists of the closed form that are simulated beyond those that are shown, if they may be faster."""
 FEW = 4
 """Finalists where only the best is asked for, and soon."""
 PROPOSED = 24
@@ -190,6 +188,8 @@ class Planner:
         fits."""
         shown = self.job.plan.top
         found, searched = self._finalists(shown, more=SIMULATED)
+        first = first_of_family(Points.of([dict(one.point) for one in found]))  # what a person would call different
+        found = [found[at] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
         return self.told(found[:shown], searched=searched)
 
@@ -231,39 +231,22 @@ class Planner:
         return replace(answer, why=[*instead, *answer.why])
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
-        """The fastest first, of so many, of some ``more`` that may be faster than these, and of as many again
-        while the closed form says that they are; and how many points were searched. Memory in closed form may
-        be too little: where all finalists turn out too large, many more are walked."""
-        refused, count = list[Mapping[str, int]](), sure + more
+        """The fastest first, of so many, of some ``more`` that may be faster than these, and of neighbours of
+        the best; and how many points were searched. Memory in closed form may be too little: where all
+        finalists turn out too large, many more are walked."""
+        count = sure + more
         for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            found = list[Candidate]()
-            for point, one in self._predicted(ranked, found, sure, count):
-                if one:
-                    found.append(one)
-                else:
-                    refused.append(point)
-            if found:
-                return sorted(found, key=lambda one: one.seconds), ranked.searched
-        why = self._refusal(refused[0]) if refused else ""
+            tried = Finalists(ranked, self._finalists_of)
+            tried.first(sure, count)
+            if tried.found and not self.closed:
+                tried.climb()
+            if tried.found and "strategy.overlap" in self.job.open:
+                tried.instead(lambda point: list(reasons.without(point).values()))
+            if tried.found:
+                return sorted((one for _, one in tried.found), key=lambda one: one.seconds), len(ranked.space)
+        why = self._refusal(tried.refused[0]) if tried.refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
-
-    def _predicted(
-        self, ranked: Ranked, found: Sequence[Candidate], sure: int, count: int
-    ) -> Iterator[tuple[Mapping[str, int], Candidate | None]]:
-        """Points of a ranking, fastest first, and what they are as finalists, until ``found`` has enough of
-        them. Those that are needed next are predicted together."""
-        known = dict[int, Candidate | None]()
-        for at in range(len(ranked.points)):
-            best = min((each.seconds for each in found), default=math.inf)
-            limit = math.inf if len(found) < sure else DOUBT * best if len(found) < count else best
-            if ranked.seconds[at] > limit or len(found) == 2 * count:
-                return
-            if at not in known:
-                enough = next(some for some in (sure, count, 2 * count) if some > len(found)) - len(found)
-                some = [one for one in range(at, min(at + enough, len(ranked.points))) if ranked.seconds[one] <= limit]
-                known |= dict(zip(some, self._finalists_of([ranked.points.row(one) for one in some]), strict=True))
-            yield ranked.points.row(at), known[at]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
         """Those with the same lists of ops one after the other: lists take longest to find."""

@@ -81,7 +81,8 @@ def ranks_of(job: Job, cluster: Cluster) -> int:
 def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
     """What the job says, by column. searched: raise JobError for what a search cannot respect; otherwise the
     first place stands for all, and 1f1b for a schedule in a file."""
-    section, found = job.strategy, dict[str, list[int]]()
+    section = job.strategy
+    found = {"graphs": [int(section.cuda_graphs is True)]}
     said = {key.partition(".")[2] for key in job.open}
     for key in ("pp", "dp", "tp", "cp", "ep"):
         value = getattr(section, key)

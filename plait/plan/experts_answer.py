@@ -19,7 +19,7 @@ from plait.core.step.seconds.closed_form import Seconds
 from plait.plan.memory_report import MemoryReport, PlaceMemory
 
 AXES = {
-    "compute": ("linear", "attention", "elementwise", "head"),
+    "compute": ("linear", "attention", "elementwise", "host", "head"),
     "tp": ("tp",),
     "cp": ("cp",),
     "ep": ("ep",),

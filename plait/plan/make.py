@@ -127,7 +127,7 @@ def _shape(job: Job) -> Shape:
     return Shape(ranks=asked.pp, micro_batches=job.num_micro_batches, chunks=asked.virtual_stages, slack=slack)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
     """A generated schedule with its transfers."""
     return with_transfers(with_edges(find_schedule(name, shape)[0], edges), proven=True)

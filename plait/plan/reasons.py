@@ -28,6 +28,7 @@ NAMES = {
     "secondary": "shard.secondary",
     "overlap": "overlap.tp",
     "shard_overlap": "overlap.shard",
+    "graphs": "cuda_graphs",
 }
 """What a job file calls columns that have other names there."""
 SHOWN = 0.005
@@ -49,15 +50,16 @@ def readable(point: Point) -> dict[str, str]:
     for key, value in point.items():
         if _chosen(point, key):
             found[NAMES.get(key, key)] = WORDS[key][value] if key in WORDS else str(value)
-    if point["sequence_parallel"]:
-        found["sequence_parallel"] = "true"
+    for key in ("sequence_parallel", "graphs"):
+        if point[key]:
+            found[NAMES.get(key, key)] = "true"
     return found
 
 
 def _chosen(point: Point, key: str) -> bool:
     """Whether a column means something at a point, and does not follow from the others."""
     match key:
-        case "num_micro" | "sequence_parallel":
+        case "num_micro" | "sequence_parallel" | "graphs":
             return False
         case "schedule":
             return point["pp"] > 1
@@ -68,7 +70,7 @@ def _chosen(point: Point, key: str) -> bool:
         case "ep":
             return point["ep"] > 1
         case "overlap" | "p1" | "p2":
-            return point["tp"] > 1
+            return point["tp"] * point["cp"] > 1
         case "params" | "grads" | "optim" | "shard_overlap":
             return point["dp"] * point["cp"] > 1
         case "secondary":

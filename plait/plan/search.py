@@ -44,12 +44,14 @@ CELLS = 8
 
 @dataclass(frozen=True)
 class Ranked:
-    """The fastest point that fits of each family, the fastest first. searched: points of the space."""
+    """The fastest point that fits of each family, the fastest first. space: all points that were searched;
+    said: seconds of each in closed form."""
 
     points: Points
     seconds: NDArray[np.float64]
     memory: NDArray[np.float64]
-    searched: int
+    space: Points
+    said: NDArray[np.float64]
 
 
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
@@ -68,7 +70,8 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
     order = np.argsort(seconds, kind="stable")
     order = order[first_of_family(points.take(order))][:keep]
-    return Ranked(points.take(order), seconds[order], memory[order], len(space) + len(finer))
+    both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
+    return Ranked(points.take(order), seconds[order], memory[order], *both)
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -117,7 +120,7 @@ class _Search:
             needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
             raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
-        return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
+        return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds)
 
     def _by_kind(self, points: Points, at: int) -> str:
         """What fills the device of a point, in words."""

@@ -11,6 +11,7 @@ from plait.core.record.records import sent_bytes
 from plait.core.step.clock.crowd import shared_pace
 from plait.core.step.clock.pipeline import Simulated, Simulation
 from plait.core.step.clock.prices import ClusterPrices, Prices
+from plait.core.step.seconds.costs import Launches
 from plait.core.step.seconds.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
 from plait.core.step.segments import Collective
 
@@ -49,6 +50,9 @@ class PlanPrices(Prices):
 
     def costs(self, place: int) -> SegmentCosts:
         return self.plan.order_costs(place)
+
+    def launches(self, place: int) -> Launches:
+        return Launches()
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
         return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH

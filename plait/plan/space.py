@@ -233,6 +233,7 @@ class _Known:
         self.batches = cache(partial(_batches, asked))
         self.stages = cache(partial(_stages, asked))
         self.shardings = cache(partial(_shardings, asked))
+        self.graphs = [(one,) for one in asked.among("graphs", [0])]
         self.overlaps = [(one,) for one in asked.among("shard_overlap", [SHARD_OVERLAPS.index("both")])]
 
     def choices(self, cell: Cell, coarse: Coarseness) -> dict[tuple[str, ...], list[Choice]]:
@@ -242,6 +243,7 @@ class _Known:
             ("schedule", "virtual", "recompute", "recompute_layers"): self.stages(cell.pp, coarse.deep, coarse.parts),
             ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
             ("shard_overlap",): self.overlaps,
+            ("graphs",): self.graphs,
         }
 
 

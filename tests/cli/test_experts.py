@@ -57,6 +57,6 @@ def test_a_plan_is_written_and_refused_by_training_and_by_a_rank(job: Path) -> N
     assert planned.returncode == 0, planned.stderr
     assert (job.parent / "plan.json").is_file()
     assert refused(plait("plait.cli.main", "train", str(job.parent / "plan.json"), folder=job.parent))
-    for option in ("--measure=1", "--show=megatron"):
+    for option in ("--measure=1", "--show=torchtitan"):
         assert refused(plait("plait.cli.main", "plan", str(job), *cluster, option, folder=job.parent))
     assert refused(plait("plait.train.worker", str(job.parent), folder=job.parent))

@@ -169,7 +169,7 @@ def test_settings_can_be_looked_up() -> None:
     assert key["name"] == "train.steps"
     assert key["default"] == "300"
     sections = [one["name"] for one in json.loads(piped([*PLAIT, "job", "--json"]))]
-    tables = ["model", "data", "train", "strategy", "cluster", "plan", "run", "slurm", "kubernetes", "place"]
+    tables = ["model", "data", "train", "strategy", "cluster", "plan", "recipe", "run", "slurm", "kubernetes", "place"]
     assert sections == tables
     unknown = subprocess.run([*PLAIT, "job", "train.stpes"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 2

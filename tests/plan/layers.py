@@ -13,7 +13,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.layer_time import Layer, Options
+from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.options import Options
 from tests.plan.machines import cluster
 
 A100 = cluster(host_layer=1e-4, host_collective=3e-5, slow_computation=1.3, slow_communication=1.2)

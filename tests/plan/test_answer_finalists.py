@@ -39,16 +39,18 @@ def one_candidate() -> Candidate:
 
 
 class Ranking:
-    """Points that differ in their micro-batches of 1, 2, 4 and so on: what level 1 says of each, and what the
-    simulation finds. huge: those that do not fit."""
+    """Points whose micro-batches are of 1, 2, 4 sequences and so on, each sliced into single ones, so that
+    none is another's neighbour: what level 1 says of each, and what the simulation finds. huge: those that do
+    not fit."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, said: Sequence[float], found: Sequence[float], huge: Sequence[int] = ()
     ) -> None:
         self.predicted, self.kept = list[int](), list[int]()
         base = one_candidate()
-        rows = [{"micro": 1 << at, "num_micro": BATCH >> at} for at in range(len(said))]
-        ranked = Ranked(Points.of(rows), np.array(said), np.zeros(len(said)), 1234)
+        rows = [{"micro": 1 << at, "num_micro": BATCH >> at, "p1": 1 << at} for at in range(len(said))]
+        points = Points.of(rows)
+        ranked = Ranked(points, np.array(said), np.zeros(len(said)), points, np.array(said))
 
         def search(*_: Any, keep: int, most: int) -> Ranked:
             self.kept.append(keep)
@@ -67,12 +69,12 @@ class Ranking:
         monkeypatch.setattr(Planner, "predict", predict)
 
 
-def finalists(sure: int, more: int, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> list[int]:
-    """Numbers of the points that are answered, in order. sure: as ``plan.top``."""
+def finalists(sure: int, more: int, monkeypatch: pytest.MonkeyPatch, searched: int, **sections: Any) -> list[int]:
+    """Numbers of the points that are answered, in order. sure: as ``plan.top``; searched: how many are."""
     monkeypatch.setattr(answer, "SIMULATED", more)
     monkeypatch.setattr(Planner, "why", lambda *_: [])
     told = Planner(job(plan={"top": sure}, **sections), A100, 256).answer()
-    assert told.searched == 1234
+    assert told.searched == searched
     seconds = [one.seconds for one in told.candidates]
     assert seconds == sorted(seconds)
     return [one.point["micro"].bit_length() - 1 for one in told.candidates]
@@ -99,7 +101,7 @@ def test_as_many_are_simulated_as_may_be_among_the_best(
     monkeypatch: pytest.MonkeyPatch, said: list[float], found: list[float], predicted: list[int], answered: list[int]
 ) -> None:
     ranking = Ranking(monkeypatch, said, found)
-    assert finalists(2, 2, monkeypatch) == answered
+    assert finalists(2, 2, monkeypatch, len(said)) == answered
     assert sorted(set(ranking.predicted)) == predicted
     assert len(ranking.predicted) == len(predicted)
     assert ranking.kept == [8]
@@ -114,10 +116,10 @@ def test_the_chosen_one_is_the_best_of_four(monkeypatch: pytest.MonkeyPatch) -> 
 def test_many_more_are_walked_where_the_first_are_all_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     ranking = Ranking(monkeypatch, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2], huge=[0, 1, 2])
     with pytest.raises(InfeasiblePlan, match=r"None of the 3 best strategies can be planned\. The fastest: The strat"):
-        finalists(2, 1, monkeypatch)
+        finalists(2, 1, monkeypatch, 3)
     assert ranking.kept == [6, 24]
     some = Ranking(monkeypatch, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2], huge=[0, 1])
-    assert finalists(2, 1, monkeypatch) == [2]
+    assert finalists(2, 1, monkeypatch, 3) == [2]
     assert some.kept == [6]
 
 

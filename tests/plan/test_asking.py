@@ -31,7 +31,7 @@ def asked(one: Job) -> Any:
 
 def test_without_a_strategy_nothing_is_fixed() -> None:
     found = asked(job())
-    assert (dict(found.fixed), found.shard, found.ranks, found.domain) == ({}, None, 16, 8)
+    assert (dict(found.fixed), found.shard, found.ranks, found.domain) == ({"graphs": [0]}, None, 16, 8)
 
 
 def test_what_is_said_is_fixed_and_auto_is_not() -> None:
@@ -64,6 +64,8 @@ def test_what_is_captured_is_planned_with_weights_and_gradients_that_stay() -> N
         points = enumerate_space(asked(job(strategy=open_ | {"cuda_graphs": graphs})))
         assert (points.params.max() == points.grads.max() == 1) == stays
         assert points.optim.max() > 1
+        assert set(points.graphs.tolist()) == {int(stays)}
+        assert point_of(job_at(job(strategy=open_ | {"cuda_graphs": graphs}), points.row(0)))["graphs"] == stays
 
 
 @pytest.mark.parametrize(

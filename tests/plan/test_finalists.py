@@ -1,95 +1,210 @@
-"""What the closed form says of strategies is near what simulating them says: else the best would not be among
-the finalists."""
+"""Finalists: which points of a ranking are predicted: as many as may be the best, then what is one choice
+away from the best."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.plan.answer import Planner
-from plait.plan.space import enumerate_space
+from plait.plan.finalists import DOUBT, NEAR, ROUNDS, TRIED, Finalists
+from plait.plan.search import Ranked
 
-A100 = Cluster.preset("a100-80")
-SMALL = {
-    "family": "llama", "num_layers": 12, "hidden": 2048, "ffn_hidden": 5504, "num_heads": 16, "num_kv_heads": 8,
-    "vocab": 32000, "max_sequence": 2048,
-}  # fmt: skip
+Row = dict[str, int]
+Point = Mapping[str, int]
+FULL = RECOMPUTES.index("full")
+HERE: Row = {"pp": 2, "dp": 4, "tp": 2, "micro": 4, "num_micro": 16}
+"""At the best: no slices, and nothing that is computed again."""
 
 
-def planner(
-    model: dict[str, Any],
-    ranks: int,
-    batch: int,
-    strategy: dict[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    gib: float = 80,
-) -> Planner:
-    memory = A100.device.memory.model_copy(update={"value": gib * 2**30})
-    small = A100.model_copy(update={"device": A100.device.model_copy(update={"memory": memory})})
+@dataclass(frozen=True)
+class Timed:
+    """A finalist."""
+
+    seconds: float
+
+
+class Tried:
+    """Finalists of a space. rows: all points; said: seconds of each in closed form; found: of a point when it
+    is predicted, None of one that is none. ranked: numbers of those that stand in the ranking."""
+
+    def __init__(
+        self, rows: Sequence[Row], said: Sequence[float], found: Callable[[Point], float | None], ranked: Sequence[int]
+    ) -> None:
+        self.rounds = list[list[int]]()
+        space, seconds = Points.of(rows), np.array(said)
+        self.rows, which = [space.row(at) for at in range(len(rows))], np.array(ranked)
+
+        def predict(points: Sequence[Point]) -> list[Timed | None]:
+            self.rounds.append([self.rows.index(dict(point)) for point in points])
+            each = [found(point) for point in points]
+            return [None if one is None else Timed(one) for one in each]
+
+        points = space.take(which)
+        self.finalists = Finalists(Ranked(points, seconds[which], np.zeros(len(which)), space, seconds), predict)
+
+    @property
+    def predicted(self) -> list[int]:
+        """Numbers of the points, in the order in which they were."""
+        return [at for each in self.rounds for at in each]
+
+
+def walked(said: Sequence[float], found: Sequence[float | None]) -> Tried:
+    """A ranking whose points differ in the number of their micro-batches; two are shown, and two more may be
+    faster."""
+    rows = [HERE | {"num_micro": 1 + at} for at in range(len(said))]
+    tried = Tried(rows, said, lambda point: found[point["num_micro"] - 1], range(len(said)))
+    tried.finalists.first(2, 4)
+    return tried
+
+
+# ---- the first ----
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "rounds"),
+    [
+        # As level 1 says: two are enough, since no other is near the best.
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [1.0, 1.1, 1.2, 1.3, 1.4], [[0, 1]]),
+        # Two more that level 1 has within 2 % of the best of them.
+        ([1.0, 1.01, 1.019, DOUBT, 1.03], [1.0] * 5, [[0, 1], [2, 3]]),
+        ([1.0, 1.01, DOUBT, DOUBT + 1e-4], [1.0] * 4, [[0, 1], [2]]),
+        # All of which level 1 says that they are faster than the best so far, but no more than eight.
+        ([1.0] * 10, [5.0] * 10, [[0, 1], [2, 3], [4, 5, 6, 7]]),
+        ([1.0, 1.0, 1.0, 1.0, 2.0, 6.0], [5.0, 4.0, 3.0, 4.0, 2.5, 1.0], [[0, 1], [2, 3], [4]]),
+        ([1.0, 1.0, 1.0, 1.0, 5.0, 5.1], [5.0] * 6, [[0, 1], [2, 3], [4]]),
+        ([1.0], [1.0], [[0]]),
+        # What a rule forbids or does not fit takes nobody's place.
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [None, 1.1, None, 1.3, 1.4], [[0, 1], [2], [3]]),
+        ([1.0, 1.1, 1.2], [None, None, None], [[0, 1], [2]]),
+    ],
+)
+def test_as_many_are_predicted_as_may_be_among_the_best(
+    said: list[float], found: list[float | None], rounds: list[list[int]]
+) -> None:
+    tried = walked(said, found)
+    assert tried.rounds == rounds
+    refused = [at for at in tried.predicted if found[at] is None]
+    assert tried.finalists.refused == [tried.rows[at] for at in refused]
+    kept = [at for at in tried.predicted if found[at] is not None]
+    assert tried.finalists.found == [(tried.rows[at], Timed(found[at] or 0.0)) for at in kept]
+
+
+def test_the_first_of_equal_ones_is_the_best() -> None:
+    tried = walked([1.0, 1.0, 1.0, 1.0], [2.0, 1.5, 1.5, 3.0])
+    assert tried.finalists.best == (tried.rows[1], Timed(1.5))
+
+
+# ---- neighbours ----
+
+
+def climbed(
+    more: Sequence[Row], said: Sequence[float] | None = None, found: Callable[[Point], float | None] = lambda _: 2.0
+) -> Tried:
+    """Neighbours of the only point in a ranking, of which level 1 says 1 second, the simulation 1.5."""
+    rows = [HERE, *(HERE | row for row in more)]
+
+    def predicted(point: Point) -> float | None:
+        return 1.5 if all(point[name] == value for name, value in Points.of([HERE]).row(0).items()) else found(point)
+
+    tried = Tried(rows, [1.0, *(said or [1.0] * len(more))], predicted, [0])
+    tried.finalists.first(1, 1)
+    tried.finalists.climb()
+    return tried
+
+
+ONE_CHOICE: list[Row] = [
+    {"micro": 2, "num_micro": 32}, {"p1": 2}, {"p1": 2, "p2": 4, "overlap": OVERLAPS.index("sync")},
+    {"schedule": SCHEDULES.index("interleaved"), "virtual": 2}, {"recompute": FULL},
+    {"recompute": FULL, "recompute_layers": 3}, {"params": 4, "grads": 4, "optim": 4}, {"optim": 2, "secondary": 2},
+    {"sequence_parallel": 1}, {"pp": 1, "dp": 8}, {"pp": 4, "dp": 2, "num_micro": 32}, {"tp": 4, "dp": 2},
+    {"cp": 2, "ring": 2, "dp": 2}, {"ep": 4},
+]  # fmt: skip
+OTHERS: list[Row] = [
+    {"micro": 2, "num_micro": 32, "p1": 2}, {"recompute": FULL, "p2": 2}, {"tp": 4, "dp": 2, "sequence_parallel": 1},
+    {"tp": 4, "dp": 2, "micro": 8, "num_micro": 8}, {"optim": 2, "schedule": SCHEDULES.index("zb-h1")},
+    {"graphs": 1}, {"shard_overlap": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ONE_CHOICE, ids=str)
+def test_what_differs_in_one_choice_is_a_neighbour(row: Row) -> None:
+    assert climbed([row, *OTHERS]).predicted == [0, 1]
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=str)
+def test_what_differs_in_two_or_in_none_is_not(row: Row) -> None:
+    assert climbed([row]).predicted == [0]
+
+
+def test_neighbours_are_near_what_level_1_says_of_the_best_and_the_fastest_come_first() -> None:
+    said = [NEAR, 1.05, NEAR + 1e-6, 0.9, 1.05, 3.0]
+    tried = climbed(ONE_CHOICE[: len(said)], said)
+    assert tried.rounds == [[0], [4, 2, 5, 1]]
+
+
+def test_so_many_are_tried_at_once_and_no_more_where_none_is_better() -> None:
+    said = [1.0 + at / 1000 for at in range(len(ONE_CHOICE))]
+    tried = climbed(ONE_CHOICE, said)
+    assert tried.rounds == [[0], list(range(1, 1 + TRIED))]
+
+
+def test_a_plain_strategy_is_tried_whatever_level_1_says_of_it() -> None:
+    """First, and even if it is no neighbour."""
+    best = {"p1": 4, "recompute": FULL, "recompute_layers": 2}
+    rows = [HERE | best, *(HERE | best | {"optim": 1 << at} for at in range(1, 9)), HERE]
+    tried = Tried(rows, [1.0, *[1.01] * 8, 50.0], lambda _: 2.0, [0])
+    tried.finalists.first(1, 1)
+    tried.finalists.climb()
+    assert tried.rounds == [[0], [9, 1, 2, 3, 4, 5]]
+
+
+def test_a_plain_strategy_of_other_ranks_is_not_meant() -> None:
+    assert climbed([{"pp": 4, "dp": 2, "p1": 2}], [5.0]).predicted == [0]
+
+
+def test_a_better_neighbour_has_neighbours_of_its_own() -> None:
+    """Each finds the next; four times, then it ends."""
+    rows: list[Row] = [{"p1": 2}, {"p1": 2, "optim": 2}, {"p1": 2, "optim": 2, "sequence_parallel": 1}]
+    tried = climbed(rows, found=lambda point: 1.4 - point["optim"] / 10 - point["sequence_parallel"] / 10)
+    assert tried.rounds[:4] == [[0], [1], [2], [3]]
+    assert tried.finalists.best == (tried.rows[3], Timed(1.4 - 0.2 - 0.1))
+    steps = [HERE | {"p1": 1 + (at + 1) // 2, "optim": 1 + at // 2} for at in range(9)]
+    longer = Tried(steps, [1.0] * 9, lambda point: 9.0 - point["p1"] - point["optim"], [0])
+    longer.finalists.first(1, 1)
+    longer.finalists.climb()
+    assert len(longer.rounds) == 1 + ROUNDS
+
+
+def test_neighbours_that_are_no_finalists_end_nothing_that_goes_on() -> None:
+    """One that is refused is not asked again."""
+    rows: list[Row] = [{"p1": 2}, {"optim": 2}, {"optim": 2, "p1": 2}]
+    tried = climbed(rows, found=lambda point: None if point["p1"] > 1 else 1.0)
+    assert tried.predicted == [0, 1, 2, 3]
+    assert tried.finalists.refused == [tried.rows[1], tried.rows[3]]
+    assert climbed(rows, found=lambda _: None).predicted == [0, 1, 2]
+
+
+def test_a_point_is_predicted_once_however_often_a_space_has_it() -> None:
+    """A search looks at the best arrangements of ranks again in full."""
+    tried = climbed([{"p1": 2}, {"p1": 4}, {"p1": 2}, {"p1": 4}])
+    assert sorted(tried.predicted) == [0, 1, 2]
+    assert len({tuple(point.values()) for point, _ in tried.finalists.found}) == len(tried.finalists.found)
+
+
+def test_no_strategy_is_answered_twice() -> None:
     values: dict[str, Any] = {
-        "model": model,
-        "data": {"sequence_length": 2048},
-        "train": {"global_batch_size": batch, "precision": "bf16-mixed"},
-        "cluster": {"preset": "a100-80", "ranks": ranks},
-        "plan": {"constraints": list(constraints), "points": 20_000, "top": 3},
-    }
-    if strategy:
-        values |= {"strategy": strategy}
-        values["train"]["micro_batch_size"] = 1
-    return Planner(Job.from_dict(values), small, 32000)
-
-
-@pytest.mark.parametrize("recompute", [
-    "none", "selective", "full", {"kind": "full", "layers": 2},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("stages", [
-    {}, {"pp": 2}, {"pp": 2, "schedule": "interleaved", "virtual_stages": 4}, {"pp": 2, "schedule": "zb-v"},
-], ids=str)  # fmt: skip
-def test_recomputation_takes_what_it_takes_when_simulated(stages: dict[str, Any], recompute: Any) -> None:
-    """In every stage of a rank, if it has several; and of Plait's, which does not repeat what is summed."""
-    strategy = {
-        "tp": 4,
-        "dp": 1,
-        "sequence_parallel": True,
-        "slices": {"batch": 1, "columns": 2},
-        "recompute": recompute,
-    } | stages
-    one = planner({"preset": "llama2-7b"}, 4 * int(stages.get("pp", 1)), 16, strategy)
-    found = one.predict(one.job)
-    assert found.closed_form == pytest.approx(found.seconds, rel=0.05)
-
-
-def test_some_layers_of_a_stage_are_fewer_than_it_has() -> None:
-    points = enumerate_space(planner(SMALL, 4, 8, constraints=["pp > 1", "cp = 1"]).asked)
-    layers = -(-12 // (points.pp * points.virtual))
-    assert ((points.recompute_layers == -1) | (points.recompute_layers < layers)).all()
-    assert (points.recompute_layers[points.virtual > 1] > 0).any()
-
-
-@settings(max_examples=12)
-@given(
-    ranks=st.sampled_from([4, 8]),
-    batch=st.sampled_from([8, 32]),
-    gib=st.sampled_from([6.0, 10.0, 80.0]),
-    conditions=st.lists(
-        st.sampled_from([
-            "pp = 1", "pp = 2", "tp = 1", "tp <= 2", "micro_batch_size = 1", "recompute = none", "recompute = full",
-            "schedule = interleaved", "schedule in 1f1b, zb-h1", "cp = 1",
-        ]),
-        min_size=1, max_size=2, unique=True,
-    ),
-)  # fmt: skip
-def test_a_condition_never_makes_the_best_better(ranks: int, batch: int, gib: float, conditions: Sequence[str]) -> None:
-    free, bound = (planner(SMALL, ranks, batch, constraints=some, gib=gib) for some in ((), conditions))
-    try:
-        held = bound.answer().best
-    except (InfeasiblePlan, JobError):
-        return
-    assert free.answer().best.seconds <= held.seconds * 1.005
+        "model": {"preset": "gpt3-1.3b"}, "data": {"sequence_length": 2048},
+        "train": {"global_batch_size": 16, "precision": "bf16-mixed"},
+        "cluster": {"preset": "a100-80", "ranks": 4}, "plan": {"top": 5, "points": 5_000},
+    }  # fmt: skip
+    answer = Planner(Job.from_dict(values), Cluster.preset("a100-80"), 50257).answer()
+    shown = [tuple(sorted(one.point.items())) for one in answer.candidates]
+    assert len(set(shown)) == len(shown) == 5

@@ -17,7 +17,8 @@ from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.closed_memory import plait_on
 from plait.core.step.memory.live import KEPT_LAYER
 from plait.core.step.memory.memory_options import MatrixBytes
-from plait.core.step.seconds.layer_time import Layer, Options
+from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.options import Options
 from plait.plan.answer import Candidate, Planner
 from plait.plan.job_options import options_of
 

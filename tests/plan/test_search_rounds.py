@@ -91,7 +91,10 @@ def test_rounds_find_the_first_that_fit_of_every_family(
     assert rows == found.best(points, keep)
     assert ranked.seconds == pytest.approx(drawn(ranked.points, 1))
     assert ranked.memory == pytest.approx(found.total(ranked.points))
-    assert ranked.searched > len(points)
+    assert len(ranked.space) == len(ranked.said) > len(points), "the best arrangements are looked at again"
+    searched = ranked.space.take(slice(len(points)))
+    assert all((column == points.columns()[name]).all() for name, column in searched.columns().items())
+    assert np.array_equal(ranked.said, drawn(ranked.space, 1))
     if keep == 1 and share == 1.0:
         assert found.rough < len(points) and found.exact <= 2 * 2 * (model is GPT)
 

@@ -25,10 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.core.step.ops import Kind
+from plait.core.step.ops import ROTATES, Kind
 
-CORES = frozenset((Kind.CORE, Kind.CORE_GRAD))
-ROTATES = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD))
 KEEPS_GOING = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN))
 """Kinds whose collectives even plain ring attention hides behind its own blocks."""
 
@@ -54,13 +52,9 @@ class SharedAttention:
             found += [Kind.HEADS_GRAD] * (self.ulysses > 1)
         return *found, Kind.PROJECTED_GRAD
 
-    def parts(self, kind: Kind) -> int:
-        """How many parts an op has."""
-        return self.ring if kind in CORES else self.ring - 1 if kind in ROTATES else 1
-
     def sends(self, kind: Kind) -> int:
-        """How many of these have a collective, if any has."""
-        return 1 if kind in CORES else max(1, self.parts(kind))
+        """How many of an op's parts have a collective, if any has."""
+        return max(1, self.ring - 1) if kind in ROTATES else 1
 
     def collective(self, kind: Kind, part: int, *, again: bool) -> Literal["all_to_all", "rotate"] | None:
         """What travels after an op. again: whether attention runs again."""

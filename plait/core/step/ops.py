@@ -19,8 +19,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import WEIGHTS as WEIGHTS
+from plait.core.model.weights import Letters
 
 Number: TypeAlias = Any
 """A number, or a column of one for each strategy."""
@@ -50,8 +50,10 @@ class Kind(StrEnum):
 
 
 FORWARD_KINDS = frozenset((Kind.NORM, Kind.FIRST, Kind.ROTATE, Kind.CORE, Kind.SECOND, Kind.LOSS))
+LAYERS: tuple[Literal["attn", "mlp", "block"], ...] = ("attn", "mlp", "block")
+"""Sites of which layers consist."""
 Branch = Literal["", "embed", "attn", "mlp", "head", "down", "up"]
-Letter = Literal["T", "H", "2H", "S", "Z", "O", "V", "N"]
+Letter = Literal["T", "H", "2H", "S", "R", "Z", "O", "V", "N"]
 Product = tuple[Letter, Letter, Letter]
 Pass = tuple[int, Letter]
 ATTENTION_GRAD = 2.5
@@ -82,9 +84,9 @@ class OpStep(NamedTuple):
 
 
 STEPS: tuple[OpStep, ...] = (
-    OpStep("", Kind.NORM, moved=((5, "S"),)),  # two additions, three numbers, and the norm
-    OpStep("", Kind.NORM_AGAIN, moved=((2, "S"),)),
-    OpStep("", Kind.NORM_GRAD, moved=((10, "S"),)),
+    OpStep("", Kind.NORM, moved=((3, "S"), (2, "R"))),  # an addition, and the norm
+    OpStep("", Kind.NORM_AGAIN, moved=((2, "R"),)),
+    OpStep("", Kind.NORM_GRAD, moved=((6, "S"), (4, "R"))),
     OpStep("embed", Kind.SECOND, moved=((1, "H"),)),
     OpStep("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
     OpStep("attn", Kind.FIRST, ("T", "H", "Z")),
@@ -138,15 +140,36 @@ def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: boo
     return tuple(step for step in rows if step.cheap or not selective or kind not in AGAIN)
 
 
+CORES = frozenset((Kind.CORE, Kind.CORE_GRAD))
+ROTATES = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD))
+
+
+def parts_of(site: str, kind: Kind, *, p2: Number, flat: Number, ring: Number) -> Number:
+    """Parts of an op: columns of its output, row blocks of its gradient, blocks of a ring, or weights.
+
+    p2: column slices. flat: 1 if the residual stream is cut by sequence, else 0. ring: ranks of a ring, 1 at
+    sites whose attention is not shared.
+    """
+    if kind == Kind.SECOND:
+        return p2 if site in LAYERS else 1
+    if kind == Kind.FIRST_GRAD:  # row blocks of one buffer; a reduce-scatter of the sequence cannot be cut so
+        return 1 + (p2 - 1) * (1 - flat)
+    if kind == Kind.WEIGHT_GRAD:
+        return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
+    return ring if kind in CORES else ring - 1 if kind in ROTATES else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dims:
     """Values of the letters on one rank. T: tokens. H: hidden. S: numbers of a token of the residual stream,
-    as norms see it. Z: after a branch's first weight; O: before its second. V: rows of the vocabulary.
-    N: numbers of a token that norms within attention's core normalise."""
+    as norms see it; R: the same, times what other kernels take. Z: after a branch's first weight; O: before
+    its second. V: rows of the vocabulary. N: numbers of a token that norms within attention's core
+    normalise."""
 
     T: Number
     H: Number
     S: Number = 0
+    R: Number = 0
     Z: Number = 0
     O: Number = 0  # noqa: E741
     V: Number = 0
@@ -185,39 +208,40 @@ class SendSizes:
     vocabulary on a rank. number: bytes of one of the loss's statistics. there: bytes of queries, keys and
     values; back: of attention's output; block: of keys and values that go round the ring."""
 
-    tokens: int
-    rows: int
-    row: int
-    columns: int
-    tp: int
-    words: int
-    number: int
-    there: int
-    back: int
-    block: int
+    tokens: Number
+    rows: Number
+    row: Number
+    columns: Number
+    tp: Number
+    words: Number
+    number: Number
+    there: Number
+    back: Number
+    block: Number
 
     @property
-    def stream(self) -> int:
+    def stream(self) -> Number:
         """The residual stream."""
         return self.tokens * self.row
 
     @property
-    def column_block(self) -> int:
+    def column_block(self) -> Number:
         """Columns of it."""
         return self.stream // self.columns
 
     @property
-    def row_block(self) -> int:
+    def row_block(self) -> Number:
         """Rows of it."""
         return self.rows * self.row
 
     @property
-    def looked_up(self) -> int:
+    def looked_up(self) -> Number:
         """Distinct rows of an embedding that one rank has, which depend on the tokens: at most."""
-        return min(self.tokens, self.words) * self.row * self.tp
+        rows = (self.tokens + self.words - abs(self.tokens - self.words)) // 2  # the smaller, of numbers or columns
+        return rows * self.row * self.tp
 
     @property
-    def statistics(self) -> int:
+    def statistics(self) -> Number:
         """Of the loss."""
         return self.tp * STATISTICS * self.tokens * self.number
 
@@ -235,7 +259,7 @@ class Send(NamedTuple):
     axis: Axis
     whole: Whole
 
-    def nbytes(self, sizes: SendSizes) -> int:
+    def nbytes(self, sizes: SendSizes) -> Number:
         """Of ``whole``."""
         return getattr(sizes, self.whole)
 
@@ -291,12 +315,11 @@ def orders_of(site: str, kind: Kind) -> tuple[str, ...]:
     return tuple(row.of for row in AFTER if kind in row.kinds and site in (row.sites or (site,)))
 
 
-def exchanged(model: ModelSpec, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
+def exchanged(letters: Letters, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
     """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences: (queries,
     keys and values; what attention gives; keys and values that go round the ring). row: bytes of one number
     for each token of a rank."""
-    letters = model.letters
-    heads, kv_heads = model.num_heads // tp, one_at_least(letters.K // letters.D // tp)
+    heads, kv_heads = letters.Q // letters.D // tp, one_at_least(letters.K // letters.D // tp)
     each = one_at_least(kv_heads // ulysses) * ulysses
     # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
     size = row * letters.D

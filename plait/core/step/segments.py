@@ -55,7 +55,8 @@ from typing import Literal, NamedTuple, cast
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
-from plait.core.step.ops import ATTENDS, FORWARD_KINDS, orders_of
+from plait.core.step.ops import ATTENDS, FORWARD_KINDS, orders_of, parts_of
+from plait.core.step.ops import LAYERS as LAYERS
 from plait.core.step.ops import Kind as Kind
 from plait.core.step.schedule import Phase as Phase
 from plait.core.step.stages import Stage
@@ -64,8 +65,6 @@ Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "
 Verb = Literal["run", "start", "wait"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
-LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
-"""What layers consist of."""
 SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
 """What a verb puts before an op's name."""
 
@@ -195,14 +194,8 @@ class SegmentGraph:
 
     def parts(self, site: Site, kind: Kind) -> int:
         """How many parts an op has."""
-        if kind == Kind.SECOND:
-            return self.p2 if site in LAYERS else 1
-        if kind == Kind.FIRST_GRAD:  # row blocks of one buffer; a reduce-scatter of the sequence cannot be cut so
-            return 1 if self.sequence_parallel else self.p2
-        if kind == Kind.WEIGHT_GRAD:
-            return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
         shared = self.shared(site)
-        return shared.parts(kind) if shared else 1
+        return parts_of(site, kind, p2=self.p2, flat=int(self.sequence_parallel), ring=shared.ring if shared else 1)
 
     def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
         """The kinds of op that a segment has in this phase, in the order in which one slice alone would run

@@ -40,7 +40,7 @@ class SegmentTraffic:
         """Bytes that an op's collective gathers or reduces, or that a rank holds of what it exchanges."""
         tokens, parts = self.tokens(op), self.graph.parts(op.site, Kind.FIRST_GRAD)
         tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
-        there, back, block = exchanged(self.model, tokens * self.itemsize, tp=tp, ulysses=ulysses)
+        there, back, block = exchanged(self.model.letters, tokens * self.itemsize, tp=tp, ulysses=ulysses)
         return send_of(op.site, op.kind).nbytes(
             SendSizes(
                 tokens=tokens, rows=slice_sizes(tokens, parts)[op.part] if op.kind == Kind.FIRST_GRAD else tokens,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from plait.core.model.weights import Letters, count, matrices_of, widths
-from plait.core.step.ops import STEPS, Branch, Dims, Kind, branches_of, orders_of, steps_of
+from plait.core.step.attention_ops import SharedAttention
+from plait.core.step.ops import STEPS, Branch, Dims, Kind, SendSizes, branches_of, orders_of, parts_of, steps_of
+from plait.core.step.segments import SegmentGraph, Site
 
 LETTERS = Letters(H=8, Q=8, K=4, F=32, V=9, P=4, biased=0, gated=1, learned=0, tied=0, block=0)
 FIRST, LAST = widths("attn", LETTERS)
@@ -63,3 +67,62 @@ def test_gradients_are_added_slice_by_slice_and_parts_fill_one_buffer_in_order()
     assert orders_of("mlp", Kind.SECOND) == orders_of("head", Kind.FIRST_GRAD) == ("part",)
     assert (orders_of("head", Kind.FIRST), orders_of("embed", Kind.WEIGHT_GRAD)) == (("look-up",), ("head", "slice"))
     assert orders_of("attn", Kind.FIRST) == orders_of("attn", Kind.SECOND_GRAD) == ()
+
+
+PARTS: dict[Site, dict[str, int]] = {
+    "embed": {"R": 1, "W": 1},
+    "attn": {"N": 1, "F": 1, "R": 4, "D": 1, "C": 4, "W": 2, "J": 1},
+    "mlp": {"N": 1, "F": 1, "R": 4, "D": 1, "C": 4, "W": 2, "J": 1},
+    "block": {"N": 1, "F": 1, "R": 4, "D": 1, "C": 4, "W": 4, "J": 1},
+    "down": {"N": 1, "J": 1},
+    "head": {"N": 1, "F": 1, "L": 1, "C": 4, "W": 1, "J": 1},
+    "leave": {"N": 1, "J": 1},
+}
+"""Of four column parts: what is summed comes in columns, its gradient in rows; weights are two a branch."""
+
+
+@pytest.mark.parametrize("site", PARTS)
+def test_parts_of_every_op_of_a_site(site: Site) -> None:
+    """A sequence that is cut has its gradient scattered whole."""
+    for flat in (False, True):
+        want = {kind: 1 if flat and kind == "C" else parts for kind, parts in PARTS[site].items()}
+        assert {kind: parts_of(site, Kind(kind), p2=4, flat=int(flat), ring=1) for kind in want} == want
+        graph = SegmentGraph(num_layers=1, p2=4, sequence_parallel=flat, parallel_block=site == "block")
+        assert {kind: graph.parts(site, Kind(kind)) for kind in want} == want
+    assert {kind for kind in PARTS[site] if parts_of(site, Kind(kind), p2=1, flat=0, ring=1) > 1} <= {"W"}
+
+
+@pytest.mark.parametrize("ring", [2, 5])
+def test_parts_of_a_ring_are_its_blocks_and_one_rotation_fewer(ring: int) -> None:
+    graph = SegmentGraph(num_layers=1, p2=4, attention=SharedAttention(2, ring))
+    found = {kind: graph.parts("attn", kind) for kind in graph.kinds("attn", 0)}
+    assert found == {
+        **dict.fromkeys((Kind.CORE, Kind.CORE_GRAD), ring),
+        **dict.fromkeys((Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD), ring - 1),
+        **dict.fromkeys((Kind.NORM, Kind.FIRST, Kind.SECOND_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD), 1),
+        Kind.NORM_GRAD: 1, Kind.SECOND: 4, Kind.FIRST_GRAD: 4, Kind.WEIGHT_GRAD: 2,
+    }  # fmt: skip
+
+
+def test_parts_of_columns_are_those_of_each_strategy() -> None:
+    p2, flat, ring = np.array([1, 2, 4, 4, 8]), np.array([0, 0, 0, 1, 1]), np.array([1, 2, 1, 4, 8])
+    for site, kind in ((site, Kind(kind)) for site, kinds in PARTS.items() for kind in (*kinds, *"TKSGH")):
+        found = np.broadcast_to(parts_of(site, kind, p2=p2, flat=flat, ring=ring), 5)
+        alone = [
+            parts_of(site, kind, p2=each, flat=cut, ring=long) for each, cut, long in zip(p2, flat, ring, strict=True)
+        ]
+        assert found.tolist() == alone
+
+
+def test_sizes_of_what_is_sent_hold_for_columns() -> None:
+    """Of an embedding, no more rows are looked up than there are tokens, or words."""
+    names = [field.name for field in fields(SendSizes)]
+    rows = [dict(zip(names, values, strict=True)) for values in (
+        (10, 5, 64, 2, 4, 30, 4, 7, 8, 9), (30, 30, 64, 4, 2, 10, 2, 1, 2, 3), (10, 10, 8, 1, 1, 10, 4, 1, 1, 1),
+    )]  # fmt: skip
+    alone = [SendSizes(**row) for row in rows]
+    together = SendSizes(**{name: np.array([row[name] for row in rows]) for name in names})
+    assert [one.looked_up for one in alone] == [10 * 64 * 4, 10 * 64 * 2, 10 * 8]
+    assert [one.column_block for one in alone] == [320, 480, 80]
+    for whole in ("stream", "column_block", "row_block", "looked_up", "statistics"):
+        assert getattr(together, whole).tolist() == [getattr(one, whole) for one in alone]

@@ -56,7 +56,7 @@ class Inside:
         return tuple(found)
 
     def phase(self, key: Key, state: State) -> Outcome:
-        """Run one phase of a micro-batch, begun in ``state``."""
+        """Run one phase of a micro-batch, begun in ``state``; its host begins with it."""
         known = self._known.get((key, state))
         if known is None:
             bare = self._bare(key)
@@ -128,10 +128,13 @@ class _PhaseRun:
         for position, step in enumerate(programme):
             start = rank.now
             if isinstance(step, Compute):
+                rank.launch(step.launch)
+                start = rank.now
                 rank.compute(step.seconds)
                 self.done.append((position, "compute", start, rank.now))
             elif isinstance(step, Start):
                 if self.rules.sent:
+                    rank.launch(step.launch)
                     way = (self.rules.tp_tier, TP) if step.tier is None else (step.tier, CP)
                     slots[step.slot] = position, rank.start(TP, step.seconds, *way)
             elif isinstance(step, Wait):

@@ -21,18 +21,20 @@ Size = tuple[int, int]
 
 
 class Compute(NamedTuple):
-    """An op of a list."""
+    """An op of a list. launch: seconds of the host."""
 
     seconds: float
+    launch: float = 0.0
 
 
 class Start(NamedTuple):
     """A collective of a list, and which it is. tier: the links of ranks that share sequences, if it is
-    theirs."""
+    theirs. launch: seconds of the host."""
 
     slot: int
     seconds: float
     tier: int | None = None
+    launch: float = 0.0
 
 
 class Wait(NamedTuple):

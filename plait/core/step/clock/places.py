@@ -14,6 +14,7 @@ from plait.core.step.clock.inside import Inside
 from plait.core.step.clock.phase import Compute, Price, Programme, Rules, Start, UnitPrices, UnitStep, Wait
 from plait.core.step.clock.prices import Prices
 from plait.core.step.orders.known import known_order, later
+from plait.core.step.seconds.costs import Launches
 from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
 from plait.core.step.segments import Action, Collective, Phase
 from plait.core.step.step import Place
@@ -68,6 +69,11 @@ class PlaceLists:
         """Seconds of segment ops."""
         return self.prices.costs(self.place.index)
 
+    @cached_property
+    def _launches(self) -> Launches:
+        """Seconds of the host."""
+        return self.prices.launches(self.place.index)
+
     def _tier(self, kind: Collective | None) -> int | None:
         """The links of attention's collectives."""
         strategy = self.place.strategy
@@ -79,7 +85,7 @@ class PlaceLists:
         """One list with its prices."""
         place = self.place
         graph = place.graph(at)
-        durations = Durations(graph, self._costs, place.share)
+        durations, host = Durations(graph, self._costs, place.share), self._launches
         numbers = {one.unit: number for number, one in enumerate(place.units)}
         slots: dict[object, int] = {}
         programme: list[Compute | Start | Wait | UnitStep] = []
@@ -90,10 +96,11 @@ class PlaceLists:
                 continue
             verb, op = action
             if verb == "run":
-                programme.append(Compute(durations.compute(op)))
+                programme.append(Compute(durations.compute(op), host.of(op)))
             elif verb == "start":
                 slots[op] = len(slots)
-                programme.append(Start(slots[op], durations.collective(op), self._tier(graph.collective(op))))
+                tier = self._tier(graph.collective(op))
+                programme.append(Start(slots[op], durations.collective(op), tier, host.collective))
             else:
                 programme.append(Wait(slots[op]))
         return programme

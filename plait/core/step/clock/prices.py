@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.costs import cluster_costs
+from plait.core.step.seconds.costs import Launches, cluster_costs, cluster_launches
 from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
 from plait.core.step.step import Step
@@ -48,6 +50,10 @@ class Prices(Protocol):
 
     def costs(self, place: int) -> SegmentCosts:
         """Seconds of the segment ops of a place."""
+        ...
+
+    def launches(self, place: int) -> Launches:
+        """Seconds of the host of a place."""
         ...
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
@@ -102,16 +108,17 @@ class ClusterPrices:
         return self.cluster.efficiency.step.value
 
     def costs(self, place: int) -> SegmentCosts:
-        step = self.step
-        found = cluster_costs(
-            step.model, step.strategy_of(place), self._load(place), self.cluster, precision=step.workload.precision
-        )
+        found = cluster_costs(*self._asked(place), precision=self.step.workload.precision)
         if self.pace == 1.0:
             return found
         return replace(found, compute={key: seconds * self.pace for key, seconds in found.compute.items()})
 
-    def _load(self, place: int) -> Load:
-        return Load(self.step.largest_share(place), self.step.workload.sequence)
+    def launches(self, place: int) -> Launches:
+        return cluster_launches(*self._asked(place), precision=self.step.workload.precision)
+
+    def _asked(self, place: int) -> tuple[ModelSpec, Strategy, Load, Cluster]:
+        load = Load(self.step.largest_share(place), self.step.workload.sequence)
+        return self.step.model, self.step.strategy_of(place), load, self.cluster
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
         assert kind != "rotate"

@@ -34,11 +34,12 @@ class CollectiveFlight:
 
 class Rank:
     """A processor and its streams. ``now``: the time. compute_seconds: as if the processor were alone.
-    exposed: what each account added to them, by being waited for or by slowing the processor down. pending:
-    what the stream ``dp`` has to carry from the start."""
+    exposed: what each account added to them, by being waited for or by slowing the processor down. host: the
+    moment at which the host, which waits for nothing, has launched all so far. pending: what the stream
+    ``dp`` has to carry from the start."""
 
     def __init__(self, slow: tuple[float, float], pending: Iterable[CollectiveFlight] = ()) -> None:
-        self.now = 0.0
+        self.now = self.host = 0.0
         self.slow_compute, self.slow_send = slow
         self.queues: tuple[deque[CollectiveFlight], deque[CollectiveFlight]] = (deque(), deque(pending))
         self.compute_seconds = 0.0
@@ -51,6 +52,20 @@ class Rank:
             flight.began = self.now
         queue.append(flight)
         return flight
+
+    def launch(self, seconds: float) -> None:
+        """Let the host launch something; the processor stands still until it has."""
+        self.host += seconds
+        begin = self.now
+        while self.now < self.host and (self.queues[TP] or self.queues[DP]):
+            pace, head = self._pace(), self._next()
+            passed = min(head[0].left / pace, self.host - self.now)
+            until = head[0].left / pace <= self.host - self.now
+            self._flow(passed, pace)
+            if until:
+                self._land(head)
+        self.now = max(self.now, self.host)
+        self.compute_seconds += self.now - begin
 
     def compute(self, seconds: float) -> None:
         """Let the processor work."""

@@ -32,7 +32,7 @@ class Points:
     degree, over neighbours of dp x cp; 1 for dense models. micro: sequences of a micro-batch of one replica.
     num_micro: micro-batches of a step. virtual: stages a rank. schedule, recompute, overlap, shard_overlap:
     numbers into the tuples above. recompute_layers: of every stage; -1 for all. params, grads, optim,
-    secondary: of sharding over dp x cp.
+    secondary: of sharding over dp x cp. graphs: whether CUDA graphs are captured (0 or 1).
     """
 
     pp: Ints
@@ -56,6 +56,7 @@ class Points:
     shard_overlap: Ints
     p1: Ints
     p2: Ints
+    graphs: Ints
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -105,4 +106,5 @@ DEFAULTS = {
     "secondary": 0,
     "overlap": OVERLAPS.index("domino"),
     "shard_overlap": SHARD_OVERLAPS.index("both"),
+    "graphs": 0,
 }

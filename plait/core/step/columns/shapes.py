@@ -25,7 +25,7 @@ Number = Any
 class Shapes:
     """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1. attention_dropout:
     with any, attention is no fused kernel. normed_within: numbers of a token that norms of heads normalise.
-    window: keys that a query sees in the part of the layers that is windowed.
+    window: keys that a query sees in the part of the layers that is windowed. parallel_block: 0 or 1.
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
@@ -51,6 +51,7 @@ class Shapes:
     qk_rope_head_dim: Number = 0
     window: Number = 0
     windowed: Number = 0
+    parallel_block: Number = 0
     experts: Number = 0
     routed: Number = 0
     expert_ffn: Number = 0
@@ -117,7 +118,8 @@ class Shapes:
         """For the rows of ``core.model.weights``; F is of the MLP that every token goes to."""
         return Letters(
             H=self.hidden, Q=self.query, K=self.kv, F=self.whole_ffn, V=self.vocab, P=self.max_sequence, biased=0,
-            gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings, block=0, D=self.head_size,
+            gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings,
+            block=self.parallel_block, D=self.head_size,
             A=self.q_lora_rank, B=self.kv_lora_rank, R=self.qk_rope_head_dim,
             latent=1 * (np.asarray(self.kv_lora_rank) > 0),
         )  # fmt: skip
@@ -173,13 +175,19 @@ def model_of(model: ModelSpec | Shapes) -> ModelSpec:
     sizes: dict[str, Any] = {
         field.name: int(getattr(model, field.name))
         for field in fields(Shapes)
-        if field.name not in (*EXPERTS, "normed_within", "window", "windowed")
+        if field.name not in (*EXPERTS, "normed_within", "window", "windowed", "parallel_block")
     } | {"attention_dropout": float(model.attention_dropout)}
     gated, trained, tied = (bool(sizes.pop(name)) for name in ("gated", "learned_positions", "tied_embeddings"))
     family = "gpt" if trained or not gated else "llama"
     experts = _experts(model, sizes["num_layers"]) if model.has_experts else None
     return LooseModel(
-        family=family, gated_mlp=gated, trained_positions=trained, tied_embeddings=tied, experts=experts, **sizes
+        family=family,
+        gated_mlp=gated,
+        trained_positions=trained,
+        tied_embeddings=tied,
+        experts=experts,
+        parallel_block=bool(model.parallel_block),
+        **sizes,
     )
 
 

@@ -29,7 +29,7 @@ from plait.core.step.memory.closed_states import KINDS, Factors, held_by, place_
 from plait.core.step.memory.experts_memory import expert_factors, held_experts, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import walked_memory
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.core.step.stages import crossing_bytes
 
 Column = NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.core.model.precision import MASTER, master_size
 from plait.core.parallel.strategy import slice_sizes
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.core.step.stages import Stage, split_layers
 
 SCORE_BYTES = 5.0

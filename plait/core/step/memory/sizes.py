@@ -309,7 +309,7 @@ class SharedAttentionSizes(AttentionSizes):
 
     def _attend(self) -> None:
         ulysses, wide = self.rank.cp // self.rank.ring, self.sizes.wide
-        self.there, _, self.block = exchanged(self.spec, self.row, tp=self.rank.tp, ulysses=ulysses)
+        self.there, _, self.block = exchanged(self.spec.letters, self.row, tp=self.rank.tp, ulysses=ulysses)
         here, kv_here = self.heads // ulysses, one_at_least(self.kv_heads // ulysses)
         forward, backward = self._blocks(here, kv_here, ulysses)
         query, lse, block, there, turned = self.query, self.lse, self.block, self.there, self.turned

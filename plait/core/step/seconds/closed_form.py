@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from plait.core.step.columns.distinct import distinct
 from plait.core.step.columns.points import Ints, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import micro_batch, owners, rates
-from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
+from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
+from plait.core.step.seconds.op_seconds import Priced
+from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V, Stages, pipeline
 from plait.core.step.seconds.rates import Seconds as Column
@@ -40,16 +43,18 @@ CHUNK = 8192
 class Seconds:
     """Of a step, on the slowest place of the pipeline; columns, one number a point.
 
-    linear, attention, elementwise: computation of the layers, recomputation included. head: embedding, head
-    and loss. tp, cp, ep, sharding: what collectives of tensor, context and expert parallelism and of sharded
-    parameters add. bubble: waiting for the pipeline to fill and for slower places. transfers: waiting between
-    stages. sync: reducing gradients and spreading parameters at the step's end, where nothing hides it.
-    straggler: waiting for the slowest node. fixed: the same in every step.
+    linear, attention, elementwise: computation of the layers, recomputation included. host: waiting until it
+    has launched them. head: embedding, head and loss. tp, cp, ep, sharding: what collectives of tensor,
+    context and expert parallelism and of sharded parameters add. bubble: waiting for the pipeline to fill and
+    for slower places. transfers: waiting between stages. sync: reducing gradients and spreading parameters at
+    the step's end, where nothing hides it. straggler: waiting for the slowest node. fixed: the same in every
+    step.
     """
 
     linear: Column
     attention: Column
     elementwise: Column
+    host: Column
     head: Column
     tp: Column
     cp: Column
@@ -86,8 +91,8 @@ def step_seconds(
 
     Raises JobError where the cluster has no figure for ``precision``.
     """
-    asked = _Asked(Shapes.of(model), cluster, sequence, precision, options or Options())
-    return Seconds.join(list(asked.seconds(points)))
+    asked = Priced(Shapes.of(model), points, cluster, sequence, precision, options or Options())
+    return Seconds.join(list(_parts(asked)))
 
 
 def total_seconds(
@@ -100,86 +105,117 @@ def total_seconds(
     options: Options | None = None,
 ) -> Column:
     """Only the whole step of every point: of a million, the parts would fill a good part of the memory."""
-    asked = _Asked(Shapes.of(model), cluster, sequence, precision, options or Options())
-    return np.concatenate([part.total for part in asked.seconds(points)])
+    asked = Priced(Shapes.of(model), points, cluster, sequence, precision, options or Options())
+    return np.concatenate([part.total for part in _parts(asked)])
 
 
-def _cut(value: Any, which: slice) -> Any:
-    """A part of a column, or of a record's columns; numbers as they are."""
-    if isinstance(value, Shapes | Options):
-        return type(value)(**{f.name: _cut(getattr(value, f.name), which) for f in fields(value)})
-    return value[which] if np.ndim(value) else value
+def _parts(asked: Priced) -> Iterator[Seconds]:
+    """Of every point, some at a time."""
+    for start in range(0, max(1, len(asked.points)), BLOCK):
+        yield from _block(asked.take(slice(start, start + BLOCK)))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is the same for all points, unless it has columns."""
+def _block(asked: Priced) -> Iterator[Seconds]:
+    """Of points among which those that are alike are found."""
+    points = asked.points
+    (first, of_batch), (leading, of_owners) = (_kinds(asked, one.decides(points)) for one in (micro_batch, owners))
+    some = asked.take(first)
+    batch = MicroBatchSeconds.of(Layer(**{each.name: getattr(some, each.name) for each in fields(Priced)}))
+    owned = Owners.of(asked.model, points.take(leading), asked.cluster, asked.options)
+    for start in range(0, max(1, len(points)), CHUNK):
+        which = slice(start, start + CHUNK)
+        yield _SharedParts(asked.take(which), batch.take(of_batch[which]), owned.take(of_owners[which])).seconds()
 
-    model: Shapes
-    cluster: Cluster
-    sequence: Any
-    precision: Precision
-    options: Options
 
-    def seconds(self, points: Points) -> Iterator[Seconds]:
-        """Of every point, some at a time."""
-        for start in range(0, max(1, len(points)), BLOCK):
-            which = slice(start, start + BLOCK)
-            yield from self._part(which)._block(points.take(which))
-
-    def _part(self, which: slice) -> _Asked:
-        model, sequence, options = (_cut(value, which) for value in (self.model, self.sequence, self.options))
-        return _Asked(model, self.cluster, sequence, self.precision, options)
-
-    def _block(self, points: Points) -> Iterator[Seconds]:
-        (first, of_batch), (leading, of_owners) = (self._kinds(one.decides(points)) for one in (micro_batch, owners))
-        layer = Layer(self.model, points.take(first), self.cluster, self.sequence, self.precision, self.options)
-        batch = MicroBatchSeconds.of(layer)
-        owned = Owners.of(self.model, points.take(leading), self.cluster, self.options)
-        for start in range(0, max(1, len(points)), CHUNK):
-            which = slice(start, start + CHUNK)
-            here = batch.take(of_batch[which]), owned.take(of_owners[which])
-            yield _SharedParts(self._part(which), points.take(which), *here).seconds()
-
-    def _kinds(self, columns: list[Ints]) -> tuple[Ints, Ints]:
-        """A point of every kind, and the kind of every point. Where models have columns every point is one of
-        its own."""
-        varied = (self.sequence, *(getattr(one, f.name) for one in (self.model, self.options) for f in fields(one)))
-        if any(np.ndim(value) for value in varied):
-            every = np.arange(len(columns[0]))
-            return every, every
-        return distinct(columns)
+def _kinds(asked: Priced, columns: list[Ints]) -> tuple[Ints, Ints]:
+    """A point of every kind, and the kind of every point. Where models have columns every point is one of its
+    own."""
+    varied = (asked.sequence, *(getattr(one, f.name) for one in (asked.model, asked.options) for f in fields(one)))
+    if any(np.ndim(value) for value in varied):
+        every = np.arange(len(columns[0]))
+        return every, every
+    return distinct(columns)
 
 
 @dataclass(frozen=True)
 class _SharedParts:
     """Points, and of each what it shares with others."""
 
-    asked: _Asked
-    points: Points
+    asked: Priced
     batch: MicroBatchSeconds
     owners: Owners
 
-    def seconds(self) -> Seconds:
-        points, cluster, batch, owned = self.points, self.asked.cluster, self.batch, self.owners
-        stage = owned.inner / points.virtual
-        again = np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / stage))
-        sent = batch.sent + again * batch.sent_again
-        busy = batch.forward + batch.backward + again * batch.again + batch.host
-        each = busy + sent
+    @cached_property
+    def again(self) -> Column:
+        """Of a stage's layers, the part that is computed again."""
+        points = self.asked.points
+        stage = self.owners.inner / points.virtual
+        return np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / stage))
+
+    @cached_property
+    def busy(self) -> Column:
+        """Computation of one layer."""
+        return self.batch.forward + self.batch.backward + self.again * self.batch.again
+
+    @cached_property
+    def each(self) -> Column:
+        """All of one layer, but for the host."""
+        return self.busy + self.batch.sent + self.again * self.batch.sent_again
+
+    @cached_property
+    def ends(self) -> list[Column]:
+        """Beside its layers, of the first, an inner and the last place."""
+        points, batch = self.asked.points, self.batch
         turns = (points.schedule == ZB_V) & (points.pp > 1)  # the first place has the last stage
-        over = np.asarray(self.asked.options.ends_shared) & (points.pp > 1)
-        part = np.where(over, (batch.embedding + batch.head) / points.pp, 0)  # of every place
-        first = owned.first * each + batch.embedding + np.where(turns, batch.head, 0)
-        last = owned.last * each + np.where(turns, 0, batch.head) + np.where(points.pp > 1, 0, batch.embedding)
-        stages = Stages(
-            first=np.where(over, owned.first * each + part, first),
-            inner=owned.inner * each + part,
-            last=np.where(over, owned.last * each + part, last),
-            forward=batch.forward / each,
-            weight_gradient=(batch.three - batch.linear) / 2 / each,
-            first_chunk=owned.first_chunk,
+        chunks, one = np.maximum(points.virtual, 1), points.pp == 1
+        outer = (
+            batch.embedding + np.where(turns, batch.head, 0) + (chunks - turns) * batch.leave,
+            chunks * batch.leave,
+            np.where(turns, 0, batch.head) + np.where(one, batch.embedding, (chunks - ~turns) * batch.leave),
         )
+        over = np.asarray(self.asked.options.ends_shared) & (points.pp > 1)
+        each = (batch.embedding + batch.head) / points.pp + chunks * batch.leave
+        return [np.where(over, each, end) for end in outer]
+
+    @cached_property
+    def late(self) -> list[Column]:
+        """What these places wait for the host, which launches a direction from its beginning on: so a head's
+        backward gives it time."""
+        batch, points = self.batch, self.asked.points
+        turns = (points.schedule == ZB_V) & (points.pp > 1)
+        heads = [np.where(turns, batch.head_backward, 0), 0.0, np.where(turns, 0, batch.head_backward)]
+        alone = points.ranks == points.tp  # one list has both directions: what a forward gains, the backward has
+        found = list[Column]()
+        for count, head in zip(self._layers, heads, strict=True):
+            ahead, behind = count * batch.late_forward, count * self._behind
+            apart = np.maximum(0, ahead) + np.maximum(0, behind - head)
+            late = np.where(alone, np.maximum(0, np.maximum(ahead, ahead + behind - batch.head)), apart)
+            found.append(late + count * batch.waits_for_offload)
+        return found
+
+    @property
+    def _behind(self) -> Column:
+        """By how much the host takes longer to launch a layer's backward than that takes."""
+        return self.batch.late_backward + self.again * self.batch.late_again
+
+    @property
+    def _layers(self) -> list[Column]:
+        return [self.owners.first, self.owners.inner, self.owners.last]
+
+    @cached_property
+    def stages(self) -> Stages:
+        """One micro-batch's seconds at the places."""
+        batch, parts = self.batch, zip(self._layers, self.ends, self.late, strict=True)
+        first, inner, last = (count * self.each + end + late for count, end, late in parts)
+        return Stages(
+            first=first, inner=inner, last=last,
+            forward=batch.forward / self.each,
+            weight_gradient=(batch.three - batch.linear) / 2 / self.each, first_chunk=self.owners.first_chunk,
+        )  # fmt: skip
+
+    def seconds(self) -> Seconds:
+        points, cluster, batch, owned = self.asked.points, self.asked.cluster, self.batch, self.owners
+        stages, again = self.stages, self.again
         run = pipeline(
             stages,
             points,
@@ -191,11 +227,11 @@ class _SharedParts:
         bubble = np.maximum(0, (run.work + run.bubble) / cluster.crowd - run.work) if cluster.crowd > 1 else run.bubble
         # The slowest place's own work, part by part.
         longest = stages.longest(points.pp)
-        ended = np.where(
-            longest == stages.last, owned.last, np.where(longest == stages.first, owned.first, owned.inner)
+        ended, waited = (
+            np.where(longest == stages.last, last, np.where(longest == stages.first, first, inner))
+            for first, inner, last in (self._layers, self.late)
         )
-        times = points.num_micro * ended
-        rest = points.num_micro * longest - times * each
+        times, host = points.num_micro * ended, np.asarray(points.num_micro * waited, dtype=np.float64)
         linear = times * (batch.three + again * batch.linear_again)
         attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
         sync = self._sync()
@@ -203,10 +239,11 @@ class _SharedParts:
         return Seconds(
             linear=linear,
             attention=attention,
-            elementwise=times * busy - linear - attention,
-            head=rest,
+            elementwise=times * self.busy - linear - attention,
+            host=host,
+            head=points.num_micro * longest - times * self.each - host,
             tp=times * (batch.tp + again * batch.tp_again),
-            cp=times * batch.cp,
+            cp=times * (batch.cp + again * batch.cp_again),
             ep=times * (2 * batch.ep + again * batch.ep_again),
             sharding=times * batch.sharding,
             bubble=bubble,
@@ -219,29 +256,42 @@ class _SharedParts:
 
     def _hidden(self) -> Any:
         """Whether transfers between stages run beside computation."""
-        options, rounds = self.asked.options, self.points.schedule == INTERLEAVED
+        options, rounds = self.asked.options, self.asked.points.schedule == INTERLEAVED
         return np.asarray(options.transfers_hidden) | (np.asarray(options.rounds_hide_transfers) & rounds)
 
     def _transfer(self) -> Column:
-        """One micro-batch's activations to the next stage; tensor-parallel ranks send a part each."""
-        asked, points = self.asked, self.points
-        nbytes = crossing_bytes(asked.sequence, points.micro, asked.model.hidden, cut=points.cp, itemsize=2) / points.tp
-        return rates.collective(asked.cluster, "send", nbytes, points.pp, points.tp * points.replicas)
+        """One micro-batch's activations to the next stage: each node gets a part once, over all its links,
+        and shares it out inside."""
+        asked, points = self.asked, self.asked.points
+        stride, flat = points.tp * points.replicas, points.sequence_parallel > 0
+        tile = crossing_bytes(
+            asked.sequence, points.micro, asked.model.hidden, cut=points.cp * np.where(flat, points.tp, 1),
+            itemsize=asked.itemsize,
+        )  # fmt: skip
+        inside = flat | (stride < asked.cluster.ranks_per_node)
+        copies = np.where(inside, 1, np.minimum(points.tp, asked.cluster.ranks_per_node))
+        sent = rates.collective(asked.cluster, "send", tile / copies, points.pp, stride)
+        return sent + rates.collective(asked.cluster, "all_gather", tile, copies, 1)
 
     def _sync(self) -> Column:
         """Of gradients and new parameters what is exposed: half of it can run beside the last backward, the
         other half beside the first forward."""
         batch, owned, cluster = self.batch, self.owners, self.asked.cluster
-        behind = [owned.inner * batch.backward, owned.inner * batch.forward]
+        ahead, back = (np.maximum(0, late) for late in (batch.late_forward, self._behind))
+        behind = [owned.inner * (batch.backward + back), owned.inner * (batch.forward + ahead)]
         # What sharding sends for that micro-batch hides there, too.
         others = [owned.inner * batch.reduced, owned.inner * batch.gathered]
-        hides = [table[self.points.shard_overlap] for table in (HIDE_BACKWARD, HIDE_FORWARD)]
+        hides = [table[self.asked.points.shard_overlap] for table in (HIDE_BACKWARD, HIDE_FORWARD)]
 
         def beside(busy: Column, sent: Column) -> Column:
             return rates.together(cluster, busy, sent)
 
+        # Gradients that are waited for give the host time; it begins a forward with the parameters.
+        alone = [np.maximum(0, owned.down - owned.inner * back), owned.up]
         exposed = [
-            np.where(hidden, beside(busy, other + sent) - beside(busy, other), sent)
-            for hidden, busy, other, sent in zip(hides, behind, others, (owned.down, owned.up), strict=True)
+            np.where(hidden, beside(busy, other + sent) - beside(busy, other), rest)
+            for hidden, busy, other, sent, rest in zip(
+                hides, behind, others, (owned.down, owned.up), alone, strict=True
+            )
         ]
         return exposed[0] + exposed[1] + owned.ends

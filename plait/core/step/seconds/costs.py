@@ -1,36 +1,29 @@
-"""What the segment ops of a stage and their collectives cost on a described cluster.
-
-Every op is put together from the operations of ``step.seconds.rates``: matrix products of the slice that it
-works on, attention, and elementwise passes. What a layer moves in these is counted as in the closed form
-(``step.seconds.layer_time``), since the cluster's constants were fitted with it: a layer whose ops run one
-after the other takes as long here as there.
-
-Narrow slices fill a device badly; each slice is asked for by itself.
-"""
+"""What the segment ops of a stage and their collectives cost on a described cluster, of the processor, of the
+links (the prices of ``op_seconds``) and of the host that launches them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any
+
+import numpy as np
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.ops import FORWARD_KINDS, Branch, Dims, Kind, OpStep, branches_of, steps_of
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
+from plait.core.step.columns.shapes import Shapes
+from plait.core.step.ops import LAYERS, Dims, Kind, steps_of
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
+from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.op_seconds import OpSeconds
+from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.segment_costs import SegmentCosts
-from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp
-from plait.core.step.stages import Stage
-from plait.core.step.traffic import SegmentTraffic
-
-ROW_BYTES = 4
-"""Moved for each number of a row of the embedding."""
-SITES: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
+from plait.core.step.segments import SegmentOp, Site
 
 
 def cluster_costs(
@@ -44,6 +37,26 @@ def cluster_costs(
     return _Costs(model, strategy, load, cluster, precision).costs
 
 
+def cluster_launches(
+    model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
+) -> Launches:
+    """Seconds in which the host launches the ops of that micro-batch. Raises JobError as above."""
+    return _Costs(model, strategy, load, cluster, precision).launches
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Seconds of the host. ops: of one op of one slice and part, by ``site.kind``; collective: of starting
+    one."""
+
+    ops: Mapping[str, float] = field(default_factory=dict[str, float])
+    collective: float = 0.0
+
+    def of(self, op: SegmentOp) -> float:
+        """Of an op."""
+        return self.ops.get(f"{op.site}.{op.kind}", 0.0)
+
+
 @dataclass(frozen=True)
 class _Costs:
     model: ModelSpec
@@ -53,11 +66,21 @@ class _Costs:
     precision: Precision
 
     @cached_property
-    def graphs(self) -> list[SegmentGraph]:
-        """One layer with both of the model's ends, and one between two stages."""
-        alone = SegmentGraph.of(_flat(self.model), self.strategy, Stage(0, 1, 0, 1))
-        ends = [alone, replace(alone, embeds=False, heads=False)]
-        return [replace(graph, recompute=self.strategy.recompute, recomputed=None) for graph in ends]
+    def layer(self) -> Layer:
+        """One layer of the strategy, as the closed form prices it."""
+        own = self.strategy
+        point = Points.of([{
+            "tp": own.tp, "cp": own.cp, "ring": own.ring, "sequence_parallel": int(own.sequence_parallel),
+            "micro": self.load.batch, "p1": own.p1, "p2": own.p2, "overlap": OVERLAPS.index(own.overlap),
+            "recompute": RECOMPUTES.index(own.recompute), "graphs": int(own.cuda_graphs is True),
+        }])  # fmt: skip
+        return Layer(Shapes.of(_flat(self.model)), point, self.cluster, self.load.sequence, self.precision, Options())
+
+    @cached_property
+    def ops(self) -> OpSeconds:
+        """Prices of its ops."""
+        ((_, found),) = self.layer.structures()
+        return found
 
     @cached_property
     def depth(self) -> float:
@@ -67,134 +90,31 @@ class _Costs:
 
     @cached_property
     def costs(self) -> SegmentCosts:
-        compute, wire = defaultdict[str, float](float), defaultdict[str, float](float)
-        for graph in self.graphs:
-            traffic = self._traffic(graph)
-            known: dict[tuple[str, str, int, int], tuple[float, float]] = {}
-            for op in graph.ops():
-                key = f"{op.site}.{op.kind}"
-                if not graph.embeds and op.site in LAYERS:
-                    continue  # counted with the other graph
-                alike = (op.site, op.kind, op.part, traffic.shares[op.slice])
-                if alike not in known:
-                    known[alike] = self._op(graph, op, traffic), self._collective(graph, op, traffic)
-                found = known[alike]
-                compute[key] += found[0]
-                wire[key] += found[1]
-        for table in (compute, wire):
-            for key in table:
-                table[key] *= self.depth if key.split(".")[0] in LAYERS else 1.0
-        compute |= self._resampling()
-        self._launches(compute, wire)
-        return SegmentCosts(dict(compute), {key: seconds for key, seconds in wire.items() if seconds})
-
-    def _traffic(self, graph: SegmentGraph) -> SegmentTraffic:
-        return SegmentTraffic(
-            model=_flat(self.model), strategy=self.strategy, graph=graph,
-            shares=slice_sizes(self.load.batch, self.strategy.p1), sequence=self.load.sequence // self.strategy.cp,
-            itemsize=self.itemsize, loss_itemsize=self.gradient,
-        )  # fmt: skip
-
-    @property
-    def itemsize(self) -> int:
-        return ITEMSIZE[self.precision]
-
-    @property
-    def gradient(self) -> int:
-        """Bytes of a number of a gradient."""
-        return max(4, self.itemsize)
-
-    # ---- operations ----
-
-    def _matmul(self, m: float, k: float, n: float) -> float:
-        return float(rates.matmul(self.cluster, self.precision, m, k, n))
-
-    def _pass(self, numbers: float) -> float:
-        """Of elementwise operations on so many numbers, each read or written once by a fused kernel."""
-        return self._moved(numbers * self.itemsize * self.cluster.efficiency.elementwise.value)
-
-    def _moved(self, nbytes: float) -> float:
-        return float(rates.memory_bound(self.cluster, nbytes))
-
-    def _collective(self, graph: SegmentGraph, op: SegmentOp, traffic: SegmentTraffic) -> float:
-        kind = graph.collective(op)
-        if kind is None:
-            return 0.0
-        tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
-        whole = traffic.whole(op)
-        if kind == "rotate":
-            return float(rates.collective(self.cluster, "send", whole, 2, tp * ulysses))
-        if kind == "all_to_all":
-            return float(rates.collective(self.cluster, kind, whole * ulysses, ulysses, tp))
-        return float(rates.collective(self.cluster, kind, whole, tp, 1))
+        compute, wire = dict[str, float](), dict[str, float]()
+        sites: tuple[Site, ...] = ("embed", *(site for site, _ in self.ops.graph.segments if site in LAYERS), "head")
+        for site in sites:
+            times = self.depth if site in LAYERS else 1.0
+            for kind in self.ops.graph.kinds(site, 0):
+                key = f"{site}.{kind}"
+                compute[key] = times * _number(self.ops.compute(site, kind).seconds)
+                if sent := _number(self.ops.sent(site, kind)):
+                    wire[key] = times * sent
+        for kind in (Kind.NORM, Kind.NORM_GRAD):
+            compute[f"leave.{kind}"] = _number(self.ops.compute("leave", kind).seconds)
+        if "head.J" in wire:
+            wire["leave.J"] = wire["head.J"]
+        return SegmentCosts(compute | self._resampling(), wire)
 
     @cached_property
-    def dims(self) -> dict[Branch, Dims]:
-        """Of each branch, for one token."""
-        tp, hidden = self.strategy.tp, float(self.model.hidden)
-        ends = Dims(
-            T=1, H=hidden, S=hidden / (tp if self.strategy.sequence_parallel else 1),
-            V=self.strategy.padded_vocab(self.model) / tp,
-        )  # fmt: skip
-        found: dict[Branch, Dims] = {"": ends, "embed": ends, "head": ends}
-        for site in SITES:
-            first, last = self.strategy.widths(self.model, site)
-            normed = self.strategy.normed(self.model)[0] if site == "attn" else 0
-            found[site] = replace(ends, Z=first, O=last, N=normed)
-        return found
-
-    # ---- ops ----
-
-    def _op(self, graph: SegmentGraph, op: SegmentOp, traffic: SegmentTraffic) -> float:
-        """Seconds of one op of one slice."""
-        tokens, parts = float(traffic.tokens(op)), graph.parts(op.site, op.kind)
-        branches = branches_of(op.site)
-        if op.kind == Kind.WEIGHT_GRAD:  # two parts a branch
-            branches = branches[op.part // 2 : op.part // 2 + 1]
-        own = self.strategy.ring - 1 if op.kind == Kind.CORE_GRAD else 0  # the part that is about the own block
-        found = 0.0
-        for branch in ("", *branches):
-            if not (steps := self._steps(graph, op, branch)):
-                continue
-            dims, products, core = replace(self.dims[branch], T=tokens), 0.0, 0.0
-            for step in steps:
-                if step.product:
-                    products += self._matmul(*dims.product(step, parts))
-                if step.attends:
-                    core += self._attention(op, causal=op.part == own)
-                if step.moved:
-                    core += self._moved(dims.moved(step) * self._bytes(step))
-            found += products + core
-        return found
-
-    def _steps(self, graph: SegmentGraph, op: SegmentOp, branch: Branch) -> list[OpStep]:
-        """What the op computes."""
-        shared, selective = self.strategy.cp > 1, graph.recompute == "selective"
-        if op.kind == Kind.CORE_AGAIN and self.strategy.ring > 1:  # what came round a ring is kept
-            return []
-        found = steps_of(branch, op.kind, shared=shared, selective=selective)
-        weight = op.part % 2 if op.kind == Kind.WEIGHT_GRAD else 0
-        return [step for step in found if step.weight == weight]
-
-    def _bytes(self, step: OpStep) -> float:
-        """Moved for each number: by a fused kernel, each is read or written once."""
-        told = self.cluster.efficiency
-        ends = {"embed": ROW_BYTES, "head": told.logit_bytes.value}
-        return ends.get(step.branch, self.itemsize * told.elementwise.value)
-
-    def _attention(self, op: SegmentOp, *, causal: bool) -> float:
-        """One kernel: the own block, or half of another's, which is what the mask leaves of any other."""
-        ring, ulysses = self.strategy.ring, self.strategy.cp // self.strategy.ring
-        seen = self.model.keys_seen(self.load.sequence) / self.load.sequence
-        share, block = slice_sizes(self.load.batch, self.strategy.p1)[op.slice], self.load.sequence / ring
-        shape = rates.AttentionShape(
-            batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses, queries=block,
-            keys=seen * (block if causal else block / 2), head_size=self.model.letters.D, causal=causal,
-        )  # fmt: skip
-        backward, fused = op.kind in (Kind.SECOND_GRAD, Kind.CORE_GRAD), not self.model.attention_dropout
-        return float(rates.attention(self.cluster, self.precision, shape, backward=backward, fused=fused))
-
-    # ---- beside ----
+    def launches(self) -> Launches:
+        """Of the host: of ops of layers alone, as in the closed form."""
+        found = dict[str, float]()
+        for site, _ in self.ops.graph.segments:
+            for kind in self.ops.graph.kinds(site, 0) if site in LAYERS else ():
+                work = self.ops.compute(site, kind)
+                count = self.strategy.p1 * _number(self.ops.parts(site, kind))
+                found[f"{site}.{kind}"] = _number(self.layer.launch(kind)) * _number(work.launches) / count
+        return Launches(found, self.cluster.efficiency.host_collective.value)
 
     def _resampling(self) -> dict[str, float]:
         """Of a U's ways down and up, at their mean length."""
@@ -205,25 +125,20 @@ class _Costs:
         mean = sum(0.5**level for level in range(levels)) / levels * tokens  # before a down, after an up
         dims = Dims(T=mean / 2, H=hidden)
         down, up = (
-            sum(self._matmul(*dims.product(step)) for step in steps_of(branch, Kind.NORM)) for branch in ("down", "up")
+            sum(
+                float(rates.matmul(self.cluster, self.precision, *dims.product(step)))
+                for step in steps_of(branch, Kind.NORM)
+            )
+            for branch in ("down", "up")
         )
-        moved = self._pass(mean * hidden * 2)
+        factor = self.cluster.efficiency.elementwise.value * ITEMSIZE[self.precision]
+        moved = float(rates.memory_bound(self.cluster, mean * hidden * 2 * factor))
         return {"down.N": down + moved, "down.J": 2 * down + moved, "up.N": up + moved, "up.J": 2 * up + moved}
 
-    def _launches(self, compute: dict[str, float], wire: Mapping[str, float]) -> None:
-        """Hold the layers to what the host can launch: of every slice, a forward and a backward, beside which
-        collectives that nothing hides give it time."""
-        told, mode, p1 = self.cluster.efficiency, self.strategy.overlap, self.strategy.p1
-        launched = told.host_layer.value + (2 * told.host_collective.value if self.strategy.tp > 1 else 0.0)
-        hidden = {"sync": 0.0, "async": 0.0, "domino": 1 - 1 / (p1 * self.strategy.p2), "no-communication": 1.0}[mode]
-        for forward in (True, False):
-            keys = [key for key in compute if key.split(".")[0] in LAYERS and (key[-1] in FORWARD_KINDS) == forward]
-            sent = sum(wire.get(key, 0.0) for key in keys)
-            exposed = sent * (1 - (1.0 if mode == "async" and not forward else hidden))
-            total, floor = sum(compute[key] for key in keys), launched * p1 - exposed
-            if 0 < total < floor:
-                for key in keys:
-                    compute[key] *= floor / total
+
+def _number(column: Any) -> float:
+    """Of a column of one point."""
+    return float(np.sum(column))
 
 
 def _flat(model: ModelSpec) -> ModelSpec:

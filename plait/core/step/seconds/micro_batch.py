@@ -12,7 +12,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from plait.core.model.precision import unquantised
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds import rates
@@ -22,7 +21,7 @@ from plait.core.step.seconds.rates import Seconds
 
 ALIKE = (
     "tp", "cp", "ring", "ep", "micro", "p1", "p2", "overlap", "sequence_parallel", "recompute", "params", "grads",
-    "secondary", "shard_overlap",
+    "secondary", "shard_overlap", "graphs",
 )  # fmt: skip
 """Columns that a micro-batch depends on, besides whether its backward is split."""
 
@@ -38,10 +37,12 @@ class MicroBatchSeconds:
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
     backward: all computation, without what is computed again. again: of a layer that recomputes, of which
-    linear_again and attention_again. host: what the host is late, and what is offloaded to it. sent, tp, cp,
-    ep, sharding: what all collectives add, and those of each axis; sent_again, tp_again, ep_again: in a layer
-    that recomputes. gathered, reduced: what sharding sends in a forward and in a backward, as if alone. head:
-    head and loss; embedding.
+    linear_again and attention_again. late_forward, late_backward, late_again: what the host is late. sent,
+    tp, cp, ep, sharding: what all collectives add, and those of each axis; sent_again, tp_again, cp_again,
+    ep_again: in a layer that recomputes. gathered, reduced: what sharding sends in a forward and in a
+    backward, as if alone. waits_for_offload: for activations on their way to the host and back. head:
+    head and loss, head_backward: its computation, backward; embedding; leave: the last join of a stage
+    without a head.
     """
 
     linear: Seconds
@@ -53,12 +54,16 @@ class MicroBatchSeconds:
     again: Seconds
     linear_again: Seconds
     attention_again: Seconds
-    host: Seconds
+    late_forward: Seconds
+    late_backward: Seconds
+    late_again: Seconds
+    waits_for_offload: Seconds
     sent: Seconds
     sent_again: Seconds
     tp: Seconds
     tp_again: Seconds
     cp: Seconds
+    cp_again: Seconds
     ep: Seconds
     ep_again: Seconds
     sharding: Seconds
@@ -66,37 +71,30 @@ class MicroBatchSeconds:
     reduced: Seconds
     head: Seconds
     embedding: Seconds
+    leave: Seconds
+    head_backward: Seconds
 
     @staticmethod
     def of(layer: Layer) -> MicroBatchSeconds:
         """Of every point of a layer."""
         ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward + layer.ep_forward
         back = layer.tp_backward + layer.cp_backward + layer.shard_backward + layer.ep_forward
+        own = {name: getattr(layer, name) for name in _OF_LAYER}
+        ends = {"head": layer.sums.head, "embedding": layer.sums.embed, "leave": layer.sums.leave}
         return MicroBatchSeconds(
-            linear=layer.linear,
-            three=layer.three,
-            attention_forward=layer.attention_forward,
-            attention_backward=layer.attention_backward,
-            forward=layer.forward,
-            backward=layer.backward,
-            again=layer.again,
-            linear_again=layer.linear_again,
-            attention_again=layer.attention_again,
-            host=layer.waits_for_host(layer.forward + ahead)
-            + layer.waits_for_host(layer.backward + back)
-            + layer.waits_for_offload,
+            attention_forward=layer.sums.forward.attention,
+            head_backward=layer.sums.head_backward.seconds,
+            attention_backward=layer.sums.backward.attention,
             sent=ahead + back,
-            sent_again=layer.tp_again + layer.ep_again,
+            sent_again=layer.tp_again + layer.cp_again + layer.ep_again,
             tp=layer.tp_forward + layer.tp_backward,
-            tp_again=layer.tp_again,
             cp=layer.cp_forward + layer.cp_backward,
             ep=layer.ep_forward,
-            ep_again=layer.ep_again,
             sharding=layer.shard_forward + layer.shard_backward,
             gathered=layer.shard_forward_sent,
             reduced=layer.shard_backward_sent,
-            head=_head(layer),
-            embedding=_embedding(layer),
+            **{name: one.seconds + one.tp + (0.0 if name == "leave" else _edge(layer)) for name, one in ends.items()},
+            **own,
         )
 
     def take(self, which: Ints) -> MicroBatchSeconds:
@@ -104,25 +102,18 @@ class MicroBatchSeconds:
         return MicroBatchSeconds(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
-def _head(layer: Layer) -> Seconds:
-    """Head and loss of one micro-batch, forward and backward: products, and passes over the logits in
-    fp32."""
-    words = layer.model.vocab / layer.points.tp
-    named = unquantised(layer.precision)
-    products = rates.three_products(layer.cluster, named, layer.tokens, layer.model.hidden, words)
-    passes = rates.memory_bound(layer.cluster, layer.tokens * words * layer.cluster.efficiency.logit_bytes.value)
-    return products + passes + _edge(layer, layer.model.words)
+_OF_LAYER = (
+    "linear", "three", "forward", "backward", "again", "linear_again", "attention_again", "late_forward",
+    "late_backward", "late_again", "tp_again", "cp_again", "ep_again", "waits_for_offload",
+)  # fmt: skip
 
 
-def _embedding(layer: Layer) -> Seconds:
-    """Embedding of one micro-batch, forward and backward: rows read, and added to the gradient."""
-    moved = layer.tokens * layer.model.hidden * 12
-    return rates.memory_bound(layer.cluster, moved) + _edge(layer, layer.model.words)
-
-
-def _edge(layer: Layer, weights: Any) -> Seconds:
+def _edge(layer: Layer) -> Seconds:
     """What sharded parameters of the embedding or of the head cost a micro-batch; nothing runs beside it."""
+    weights = layer.model.words
     cluster, points, told, whole = layer.cluster, layer.points, layer.options, weights / layer.points.tp
-    gathered = rates.collective(cluster, "all_gather", whole * told.weight_bytes, points.params, points.tp)
-    reduced = rates.collective(cluster, "reduce_scatter", whole * told.gradient_bytes, points.params, points.tp)
-    return gathered + reduced
+    params, outer, apart = points.params, points.grads // points.params, points.tp * points.params
+    gathered = rates.collective(cluster, "all_gather", whole * told.weight_bytes, params, points.tp)
+    reduced = rates.collective(cluster, "reduce_scatter", whole * told.gradient_bytes, params, points.tp)
+    more = rates.collective(cluster, "reduce_scatter", whole * told.gradient_bytes / params, outer, apart)
+    return gathered + reduced + more

@@ -20,7 +20,7 @@ from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import cut_by, of_experts
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.rates import Seconds as Column
 
 HOST_BYTES, HOST_SHARE = 28, 0.7

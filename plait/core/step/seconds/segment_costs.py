@@ -115,7 +115,7 @@ def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, OpS
 def _sent(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, float]:
     """Seconds of the link: a ring all-reduce sends 2 (tp - 1) / tp of its bytes."""
     tp, ulysses, ring = strategy.tp, strategy.cp // strategy.ring, strategy.ring
-    there, back, block = exchanged(model, tokens * ITEMSIZE, tp=tp, ulysses=ulysses)
+    there, back, block = exchanged(model.letters, tokens * ITEMSIZE, tp=tp, ulysses=ulysses)
     stream = tokens * model.hidden * ((tp - 1) / tp * ITEMSIZE / BANDWIDTH)
     summed = stream * (1 if strategy.sequence_parallel else 2)
     seconds: dict[Whole, float] = {

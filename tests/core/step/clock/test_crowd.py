@@ -15,7 +15,8 @@ from plait.plan.simulate import simulate_plan
 from tests.plan.machines import SPEC, cluster, pipelined
 
 ALONE: dict[str, float] = {
-    "slow_computation": 1, "slow_communication": 1, "step": 0, "jitter": 0, "latency": 0, "optimizer_bytes": 0
+    "slow_computation": 1, "slow_communication": 1, "step": 0, "jitter": 0, "latency": 0, "optimizer_bytes": 0,
+    "host_layer": 0, "host_collective": 0,
 }  # fmt: skip
 """Nothing but the computation of micro-batches takes time, once links are fast."""
 

@@ -304,3 +304,60 @@ def test_what_is_under_way_goes_on_while_nothing_computes(left: list[float], pas
     assert sum(each for each, _ in later.queue) == pytest.approx(max(0.0, rest), abs=1e-9)
     assert len(ended) + len(later.queue) == len(left)
     assert sum(number < 0 for _, number in later.here) == len(ended)
+
+
+# ---- the host ----
+
+
+def test_ops_and_collectives_of_a_list_are_launched_one_after_the_other() -> None:
+    """What a host has launched waits for the processor, and that for what it has not."""
+    programme = [Compute(1.0, 2.0), Compute(4.0, 1.0), Start(0, 3.0, launch=1.0), Compute(1.0, 6.0), Wait(0)]
+    found = inside(programme, []).phase(KEY, State())
+    assert found.done == [
+        (0, "compute", 2.0, 3.0), (1, "compute", 3.0, 7.0), (3, "compute", 10.0, 11.0), (2, "comm", 7.0, 10.0),
+        (4, "wait", 11.0, 11.0),
+    ]  # fmt: skip
+    assert (found.seconds, found.spent.compute, found.spent.tp) == (11.0, 11.0, 0.0)
+
+
+def test_a_collective_waits_for_its_launch() -> None:
+    found = inside([Start(0, 2.0, 1, launch=3.0), Wait(0)], []).phase(KEY, State())
+    assert found.done == [(0, "comm", 3.0, 5.0), (1, "wait", 3.0, 5.0)]
+    assert (found.spent.compute, found.spent.cp) == (3.0, 2.0)
+
+
+def test_collectives_that_are_not_sent_are_not_launched() -> None:
+    silent = inside([Start(0, 2.0, launch=3.0), Wait(0), Compute(1.0)], [], Rules((1.0, 1.0), 0, sent=False))
+    assert silent.phase(KEY, State()).seconds == 1.0
+
+
+def test_a_host_begins_with_its_phase() -> None:
+    """However long the one before has computed, or nothing has."""
+    programme = [Compute(1.0, 2.0), Compute(9.0, 1.0)]
+    one = inside(programme, [])
+    first = one.phase(KEY, State())
+    assert first.seconds == 12.0
+    assert first.after == State()
+    assert one.phase(KEY, first.after).seconds == 12.0
+    rested, _ = State(queue=((50.0, 1),)).later(40.0)
+    assert one.phase(KEY, rested).seconds == 12.0
+
+
+def test_a_host_goes_on_while_gradients_are_reduced() -> None:
+    """What is waited for in the middle of a list is time for what stands behind it."""
+    programme = [*adds(0, 1.0), UnitStep("settle", 0, False), Compute(1.0, 3.0)]
+    found = inside(programme, [unit(reduce=5.0)]).phase(KEY, State(free=(((8, 4), 1),)))
+    assert found.seconds == 7.0
+    assert (found.spent.compute, found.spent.dp) == (2.0, 5.0)
+
+
+@given(st.lists(st.tuples(PRICES, PRICES), min_size=1, max_size=10), st.floats(1, 3))
+def test_a_slower_host_never_makes_a_phase_shorter_nor_longer_than_its_launches(
+    ops: list[tuple[float, float]], factor: float
+) -> None:
+    quick, slow = (
+        inside([Compute(seconds, launch * times) for seconds, launch in ops], []).phase(KEY, State()).seconds
+        for times in (1.0, factor)
+    )
+    launched, runs = (sum(each) for each in zip(*((factor * launch, seconds) for seconds, launch in ops), strict=True))
+    assert max(quick, launched, runs) - 1e-9 <= slow <= launched + runs + 1e-9

@@ -115,8 +115,9 @@ def test_as_the_dry_run_has_it_where_nothing_is_under_way_beside(data: st.DataOb
 
 
 def test_one_rank_is_the_sum_of_its_ops() -> None:
+    """Or what its host takes to launch these, where that takes longer."""
     plan = plan_of(whole_steps(3), Layout.of())
-    machine = cluster()
+    machine = cluster(host_layer=0.0, host_collective=0.0)
     costs = ClusterPrices(plan, machine).costs(0)
     found = simulate_plan(plan, machine)
     sites = {"attn": 4, "mlp": 4, "embed": 1, "head": 1}
@@ -124,6 +125,9 @@ def test_one_rank_is_the_sum_of_its_ops() -> None:
     assert found.exposed["compute"] == pytest.approx(3 * ops)
     assert {axis for axis, value in found.exposed.items() if value} == {"compute", "optimizer", "idle"}
     assert found.exposed["idle"] == pytest.approx(machine.efficiency.step.value)
+    late = simulate_plan(plan, cluster(host_layer=0.01)).exposed
+    assert 3 * 8 * 0.01 < late["compute"] < 3 * (8 * 0.01 + ops)  # of four layers, forward and backward
+    assert {axis for axis, value in late.items() if value} == {"compute", "optimizer", "idle"}
 
 
 def test_unlimited_links_that_disturb_nothing_leave_computation_alone() -> None:

@@ -330,7 +330,7 @@ def space(count: int) -> Points:
         virtual=np.where(schedule == SCHEDULES.index("interleaved"), one([2, 3]), 1), recompute=one([0, 1, 2]),
         recompute_layers=zeros - 1, sequence_parallel=np.where(tp > 1, one([0, 1]), 0), params=params, grads=grads,
         optim=optim, secondary=zeros, overlap=zeros + OVERLAPS.index("domino"), shard_overlap=zeros + 3,
-        p1=zeros + 1, p2=zeros + 1,
+        p1=zeros + 1, p2=zeros + 1, graphs=zeros,
     )  # fmt: skip
 
 

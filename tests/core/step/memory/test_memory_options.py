@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.core.step.stages import split_layers
 
 

@@ -226,5 +226,5 @@ def test_latent_heads_are_exchanged_with_their_rotated_part(ring: int) -> None:
     plain = replace(model, q_lora_rank=0, kv_lora_rank=0, qk_rope_head_dim=0)
     row = {"cp": 4, "ring": ring, "dp": 4, "micro": 8, "num_micro": 2, "overlap": OVERLAPS.index("sync")}
     layers = [Layer(Shapes.of(one), Points.of([row]), H100, 4096, "bf16-mixed", Options()) for one in (model, plain)]
-    sent = [one._rotation(1) if ring > 1 else one._exchange() for one in layers]
+    sent = [one.sums.forward.ring if ring > 1 else one.sums.forward.heads for one in layers]
     assert float(sent[0][0] / sent[1][0]) == pytest.approx(160 / 128, rel=0.02)

@@ -13,7 +13,7 @@ from plait.core.step.columns.points import SCHEDULES, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import of_experts
-from plait.core.step.seconds.layer_time import Options
+from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.stages import split_layers
 from tests.plan.layers import A100, LLAMA, MIXTRAL, same, sent

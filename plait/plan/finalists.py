@@ -1,0 +1,144 @@
+"""Finalists of the closed form, and their neighbours: which points of a ranking are predicted in full.
+
+The closed form errs by a few percent, by more where the host limits a step or few micro-batches fill a
+pipeline. So the best of each family are predicted as long as they may be the best; then what differs from the
+best in one choice, as long as that finds a better one. A strategy without slices and without recomputation is
+always among these, whatever the closed form says of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from plait.core.step.columns.distinct import Ints
+from plait.core.step.columns.points import RECOMPUTES
+from plait.plan.search import Ranked
+
+DOUBT = 1.02
+"""Finalists beyond those that are shown are predicted as long as the closed form says no more than so many
+times what the best of them takes ..."""
+NEAR = 1.1
+"""... and neighbours as long as it says no more than so many times what it says of the best."""
+TRIED, ROUNDS = 6, 4
+"""Neighbours that are predicted at once, and how often."""
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("micro", "num_micro"),
+    ("p1", "p2", "overlap"),
+    ("schedule", "virtual"),
+    ("recompute", "recompute_layers"),
+    ("params", "grads", "optim", "secondary"),
+    ("sequence_parallel",),
+    ("pp", "dp", "cp", "ring", "tp", "ep", "num_micro"),
+)
+"""Columns of one choice; a neighbour differs in those of one."""
+PLAIN = {"p1": 1, "p2": 1, "recompute": RECOMPUTES.index("none"), "recompute_layers": -1}
+"""What a strategy does that neither slices nor computes again."""
+Point = Mapping[str, int]
+
+
+class Timed(Protocol):
+    """A point that was predicted."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+@dataclass
+class Finalists(Generic[T]):
+    """Points of a ranking that are predicted.
+
+    predict: of several points, what they are as finalists, None for those that are none. found: with their
+    points. refused: those that are none.
+    """
+
+    ranked: Ranked
+    predict: Callable[[Sequence[Point]], Sequence[T | None]]
+    found: list[tuple[Point, T]] = field(default_factory=list[tuple[Point, T]])
+    refused: list[Point] = field(default_factory=list[Point])
+    _known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+
+    def first(self, sure: int, count: int) -> None:
+        """Predict so many that are ``sure`` to be shown, ``count`` of those that may be faster, and as many
+        again while the closed form says that they are."""
+        said, at = self.ranked.seconds, 0
+        while at < len(said) and len(self.found) < 2 * count:
+            best = self.best[1].seconds if self.found else math.inf
+            had = len(self.found)
+            limit = math.inf if had < sure else DOUBT * best if had < count else best
+            enough = next(some for some in (sure, count, 2 * count) if some > had) - had
+            some = [one for one in range(at, min(at + enough, len(said))) if said[one] <= limit]
+            if not some:
+                return
+            self._predict([self.ranked.points.row(one) for one in some])
+            at = some[-1] + 1
+
+    @property
+    def best(self) -> tuple[Point, T]:
+        """The fastest, the first of equal ones."""
+        return min(self.found, key=lambda one: one[1].seconds)
+
+    def climb(self) -> None:
+        """Predict neighbours of the best, of a better one its own, and so on."""
+        self.instead(lambda point: list(islice((row for row in self._near(point) if not self._knows(row)), TRIED)))
+
+    def instead(self, others: Callable[[Point], Sequence[Point]]) -> None:
+        """Predict others than the best, of a better one its own, and so on."""
+        for _ in range(ROUNDS):
+            best = self.best
+            self._predict(list({_key(one): one for one in others(best[0]) if not self._knows(one)}.values()))
+            if self.best is best:
+                return
+
+    def _near(self, point: Point) -> Iterator[Point]:
+        """Plain ones, then the fastest in closed form."""
+        space, said = self.ranked.space, self.ranked.said
+        here = _like(space.columns(), point, set())
+        own = said[here].min() if here.any() else math.inf
+        plain = _like(space.columns(), dict(point) | PLAIN, set())
+        order = [*np.flatnonzero(plain)[:1].tolist()]
+        near = np.zeros(len(space), dtype=bool)
+        for group in GROUPS:
+            near |= _like(space.columns(), point, set(group))
+        numbers = np.flatnonzero(near & (said <= NEAR * own))
+        order += numbers[np.argsort(said[numbers], kind="stable")].tolist()
+        seen = set[tuple[int, ...]]()  # a space that was looked at twice has points twice
+        for row in map(space.row, order):
+            if _key(row) not in seen:
+                seen.add(_key(row))
+                yield row
+
+    def _knows(self, point: Point) -> bool:
+        return _key(point) in self._known
+
+    def _predict(self, points: Sequence[Point]) -> None:
+        """Predict points together, and keep what they are."""
+        self._known.update(map(_key, points))
+        for point, one in zip(points, self.predict(points) if points else (), strict=True):
+            if one is None:
+                self.refused.append(point)
+            else:
+                self.found.append((point, one))
+
+
+def _key(point: Point) -> tuple[int, ...]:
+    return tuple(point.values())
+
+
+def _like(columns: Mapping[str, Ints], point: Point, apart: set[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which points are equal to ``point`` in all columns but ``apart``."""
+    found = np.ones(len(next(iter(columns.values()))), dtype=bool)
+    for name, column in columns.items():
+        if name not in apart:
+            found &= column == point[name]
+    return found

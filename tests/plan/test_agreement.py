@@ -1,0 +1,183 @@
+"""What the closed form says of strategies is near what simulating them says: else the best would not be among
+the finalists."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.hardware import Cluster
+from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.core.step.seconds.closed_form import step_seconds
+from plait.plan.answer import Planner
+from plait.plan.asking import job_at, point_of
+from plait.plan.space import enumerate_space
+
+A100 = Cluster.preset("a100-80")
+EXPOSED = {"overlap": OVERLAPS.index("sync"), "shard_overlap": SHARD_OVERLAPS.index("none")}
+"""Nothing is hidden, so that both levels add up the same prices."""
+SMALL = {
+    "family": "llama", "num_layers": 12, "hidden": 2048, "ffn_hidden": 5504, "num_heads": 16, "num_kv_heads": 8,
+    "vocab": 32000, "max_sequence": 2048,
+}  # fmt: skip
+
+
+def planner(
+    model: dict[str, Any],
+    ranks: int,
+    batch: int,
+    strategy: dict[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    gib: float = 80,
+) -> Planner:
+    memory = A100.device.memory.model_copy(update={"value": gib * 2**30})
+    small = A100.model_copy(update={"device": A100.device.model_copy(update={"memory": memory})})
+    values: dict[str, Any] = {
+        "model": model,
+        "data": {"sequence_length": 2048},
+        "train": {"global_batch_size": batch, "precision": "bf16-mixed"},
+        "cluster": {"preset": "a100-80", "ranks": ranks},
+        "plan": {"constraints": list(constraints), "points": 20_000, "top": 3},
+    }
+    if strategy:
+        values |= {"strategy": strategy}
+        values["train"]["micro_batch_size"] = 1
+    return Planner(Job.from_dict(values), small, 32000)
+
+
+def drawn(number: int) -> tuple[str, int, str, dict[str, int]]:
+    """A model, a sequence, a cluster and a strategy at one place of a pipeline that gathers no parameters."""
+    draw = random.Random(number)
+    model = draw.choice(["gpt3-350m", "gpt3-1.3b", "llama2-7b", "llama3-8b", "qwen3-8b"])
+    sequence, machine = draw.choice([512, 1024, 2048, 4096]), draw.choice(["a100-80", "h100"])
+    tp, cp, dp, micro = (draw.choice(some) for some in ([1, 2, 4, 8], [1, 2, 4], [1, 2], [1, 2, 4, 8]))
+    cp = 2 if tp == 8 else cp  # the smallest has 16 heads
+    kind = draw.randrange(len(RECOMPUTES))
+    row = {
+        "tp": tp, "cp": cp, "dp": dp, "micro": micro, "num_micro": draw.choice([8, 16]),
+        "ring": draw.choice([ring for ring in (1, 2, 4) if ring <= cp]),
+        "p1": draw.choice([p1 for p1 in (1, 2, 4) if p1 <= micro]), "p2": draw.choice([1, 2, 4]),
+        "sequence_parallel": draw.randrange(2) if tp > 1 else 0,
+        "recompute": kind, "recompute_layers": draw.choice([-1, -1, 3, 10]) if kind else -1,
+        "optim": draw.choice([1, dp * cp]),
+    }  # fmt: skip
+    return model, sequence, machine, row | EXPOSED
+
+
+def both(model: str, sequence: int, machine: str, row: dict[str, int], *, host: bool = False) -> tuple[float, float]:
+    """Seconds of a step: simulated, and in closed form. host: whether the host takes time."""
+    cluster, point = Cluster.preset(machine), Points.of([row]).row(0)
+    if not host:
+        told = {"host_layer": 0.0, "host_collective": 0.0}
+        constants = {
+            name: getattr(cluster.efficiency, name).model_copy(update={"value": value}) for name, value in told.items()
+        }
+        cluster = cluster.model_copy(update={"efficiency": cluster.efficiency.model_copy(update=constants)})
+    ranks = point["pp"] * point["tp"] * point["cp"] * point["dp"]
+    batch = point["dp"] * point["micro"] * point["num_micro"]
+    job = Job.from_dict({
+        "model": {"preset": model, "max_sequence": sequence}, "data": {"sequence_length": sequence},
+        "train": {"global_batch_size": batch, "precision": "bf16-mixed"},
+        "cluster": {"preset": machine, "ranks": ranks},
+    })  # fmt: skip
+    one = Planner(job, cluster, 50304)
+    stands = job_at(job, point)
+    closed = step_seconds(one.model, Points.of([point_of(stands)]), cluster, sequence=sequence)
+    return one.simulated(stands).seconds, float(closed.total[0])
+
+
+DRAWN = 60
+
+
+@pytest.mark.parametrize("number", range(DRAWN))
+def test_where_nothing_overlaps_both_add_up_the_same_prices(number: int) -> None:
+    simulated, closed = both(*drawn(number))
+    assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
+
+
+@pytest.mark.parametrize("number", range(DRAWN))
+def test_a_host_that_may_be_late_is_late_in_both(number: int) -> None:
+    simulated, closed = both(*drawn(number), host=True)
+    assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
+
+
+def test_drawn_strategies_have_everything_that_is_priced() -> None:
+    rows = [drawn(number)[3] for number in range(DRAWN)]
+    for name, least in {"p1": 1, "p2": 1, "ring": 1, "tp": 1, "dp": 1, "optim": 1, "sequence_parallel": 0}.items():
+        assert sum(row[name] > least for row in rows) >= 10, name
+    assert sum(row["cp"] > row["ring"] > 0 for row in rows) >= 10, "heads are exchanged"
+    assert sum(row["cp"] > row["ring"] > 1 for row in rows) >= 3, "in rings of several"
+    for kind in range(len(RECOMPUTES)):
+        assert sum(row["recompute"] == kind for row in rows) >= 10
+    assert sum(row["recompute_layers"] > 0 for row in rows) >= 10
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_a_host_that_launches_while_nothing_computes_is_no_later_for_it(host: bool) -> None:
+    """While the head is computed; while the last gradients are reduced the closed form does not see it."""
+    row = {"dp": 2, "micro": 1, "num_micro": 2, **EXPOSED}
+    simulated, closed = both("gpt3-350m", 1024, "h100", row, host=host)
+    assert closed == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize("grads", [1, 2])
+def test_gradients_of_both_ends_are_reduced_as_often_as_those_of_layers(grads: int) -> None:
+    row = {"dp": 2, "micro": 1, "num_micro": 4, "grads": grads, "optim": 2, **EXPOSED}
+    simulated, closed = both("llama3-8b", 1024, "h100", row)
+    assert closed == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", [
+    "none", "selective", "full", {"kind": "full", "layers": 2},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("stages", [
+    {}, {"pp": 2}, {"pp": 2, "schedule": "interleaved", "virtual_stages": 4}, {"pp": 2, "schedule": "zb-v"},
+], ids=str)  # fmt: skip
+def test_recomputation_takes_what_it_takes_when_simulated(stages: dict[str, Any], recompute: Any) -> None:
+    """In every stage of a rank, if it has several; and of Plait's, which does not repeat what is summed."""
+    strategy = {
+        "tp": 4,
+        "dp": 1,
+        "sequence_parallel": True,
+        "slices": {"batch": 1, "columns": 2},
+        "recompute": recompute,
+    } | stages
+    one = planner({"preset": "llama2-7b"}, 4 * int(stages.get("pp", 1)), 16, strategy)
+    found = one.predict(one.job)
+    assert found.closed_form == pytest.approx(found.seconds, rel=0.06)
+
+
+def test_some_layers_of_a_stage_are_fewer_than_it_has() -> None:
+    points = enumerate_space(planner(SMALL, 4, 8, constraints=["pp > 1", "cp = 1"]).asked)
+    layers = -(-12 // (points.pp * points.virtual))
+    assert ((points.recompute_layers == -1) | (points.recompute_layers < layers)).all()
+    assert (points.recompute_layers[points.virtual > 1] > 0).any()
+
+
+@settings(max_examples=12)
+@given(
+    ranks=st.sampled_from([4, 8]),
+    batch=st.sampled_from([8, 32]),
+    gib=st.sampled_from([6.0, 10.0, 80.0]),
+    conditions=st.lists(
+        st.sampled_from([
+            "pp = 1", "pp = 2", "tp = 1", "tp <= 2", "micro_batch_size = 1", "recompute = none", "recompute = full",
+            "schedule = interleaved", "schedule in 1f1b, zb-h1", "cp = 1",
+        ]),
+        min_size=1, max_size=2, unique=True,
+    ),
+)  # fmt: skip
+def test_a_condition_never_makes_the_best_better(ranks: int, batch: int, gib: float, conditions: Sequence[str]) -> None:
+    free, bound = (planner(SMALL, ranks, batch, constraints=some, gib=gib) for some in ((), conditions))
+    try:
+        held = bound.answer().best
+    except (InfeasiblePlan, JobError):
+        return
+    assert free.answer().best.seconds <= held.seconds * 1.005
