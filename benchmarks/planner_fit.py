@@ -3,9 +3,11 @@ row weighs."""
 
 from __future__ import annotations
 
+import multiprocessing
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -122,9 +124,9 @@ def predict(parts: Sequence[Batch], values: Mapping[str, float]) -> Floats:
 
 
 def weights(rows: Sequence[Row]) -> Floats:
-    """Rows of one source share its conditions, so n of them are worth sqrt(n) independent ones."""
-    count = Counter(row.source for row in rows)
-    return np.array([count[row.source] ** -0.5 for row in rows])
+    """Rows of one origin share its conditions, so n of them are worth sqrt(n) independent ones."""
+    count = Counter(map(origin_of, rows))
+    return np.array([count[origin_of(row)] ** -0.5 for row in rows])
 
 
 def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None) -> Calibrated:
@@ -152,12 +154,20 @@ def origin_of(row: Row) -> str:
 
 
 def left_out(rows: Sequence[Row]) -> Iterator[tuple[list[int], dict[str, float]]]:
-    """For every origin: the places of its rows, and constants fitted to the timed rows of all others."""
+    """For every origin: the places of its rows, and constants fitted to the timed rows of all others. Every
+    processor fits."""
     timed = [row for row in rows if row.seconds and row.stated]
     start = fit(timed).values
-    for origin in sorted({origin_of(row) for row in rows}):
-        found = fit([row for row in timed if origin_of(row) != origin], start=start)
-        yield [at for at, row in enumerate(rows) if origin_of(row) == origin], found.values
+    origins = sorted({origin_of(row) for row in rows})
+    others = [[row for row in timed if origin_of(row) != origin] for origin in origins]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        found = pool.map(_values, others, [start] * len(others))
+        for origin, values in zip(origins, found, strict=True):
+            yield [at for at, row in enumerate(rows) if origin_of(row) == origin], values
+
+
+def _values(rows: Sequence[Row], start: Mapping[str, float]) -> dict[str, float]:
+    return fit(rows, start=start).values
 
 
 def spread_of(residuals: Floats, weights: Floats) -> float:
