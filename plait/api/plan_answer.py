@@ -16,6 +16,7 @@ from plait.plan.fits import KINDS
 from plait.plan.freeing import told_together
 from plait.plan.memory_report import percent
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
+from plait.plan.sensitivity import Sensitivity
 from plait.plan.what_if import CHANGES
 
 Told = tuple[str, Callable[[Candidate], str]]
@@ -45,13 +46,15 @@ class Change(NamedTuple):
 class PlanAnswer(Shown):
     """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
     explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
-    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better."""
+    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better.
+    turned: what would have the second be the faster one; None if that was not looked for."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
     explain: bool = False
     change: Change | None = None
     hints: Sequence[Hint] = ()
+    turned: Sensitivity | None = None
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -75,6 +78,7 @@ class PlanAnswer(Shown):
             values["candidates"][at]["measured"] = seconds
         for one, told in zip(self.candidates, values["candidates"], strict=True):
             told["expense"] = Expense.of(one, self.answer.cluster).to_dict()
+        values["runner_up_wins_if"] = self.turned and [turn.to_dict() for turn in self.turned.turns]
         values["hints"] = [hint.to_dict() for hint in self.hints]
         before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
@@ -107,6 +111,8 @@ class PlanAnswer(Shown):
         if frees := told_together(found.frees):
             yield frees
         yield from found.why
+        if self.turned:
+            yield self.turned.told
         yield from (hint.told for hint in self.hints)
         if self.explain:
             yield from _explained(found.best)
@@ -117,13 +123,13 @@ class PlanAnswer(Shown):
     def _settings(self) -> tuple[list[str], list[Told]]:
         """Settings that all strategies share, in words, and columns of those that differ."""
         shared, shown, alike = list[str](), list[Told](), {0: list(self.candidates)}
-        for head, told in SETTINGS:
+        for head, told in (*SETTINGS, *TUNING):
             values = {told(one) for one in self.candidates}
             if len(values) > 1 or head == "pp dp cp tp":
                 split = _split(alike.values(), told)
                 if self.explain or head in FIRST or len(split) > len(alike):  # rows that differ look different
                     shown, alike = [*shown, (head, told)], split
-            elif values != {"-"}:
+            elif values != {"-"} and (head, told) in SETTINGS:
                 shared.append(f"{head} {values.pop()}")
         return shared, shown
 
@@ -298,6 +304,12 @@ def _stream(one: Candidate) -> str:
     return "-" if one.point["tp"] == 1 else "yes" if one.point["sequence_parallel"] else "no"
 
 
+def _overlap(one: Candidate, axis: str, name: str) -> str:
+    point = one.point
+    size = point["tp"] if axis == "tp" else point["dp"] * point["cp"]
+    return WORDS[name][point[name]] if size > 1 else "-"
+
+
 def _rings(one: Candidate) -> str:
     point = one.point
     return f"{point['cp'] // point['ring']}x{point['ring']}" if point["cp"] > 1 else "-"
@@ -313,6 +325,11 @@ SETTINGS: Sequence[Told] = (
     ("slices", _slices),
     ("sequence-parallel", _stream),
 )
+TUNING: Sequence[Told] = (
+    ("overlap", lambda one: _overlap(one, "tp", "overlap")),
+    ("shard overlap", lambda one: _overlap(one, "dp", "shard_overlap")),
+)
+"""What is shown only of strategies that differ in it."""
 FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
 """Which of them are shown unasked: as many as 80 columns hold."""
 RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)), ("MFU", lambda one: f"{one.mfu:.0%}"))

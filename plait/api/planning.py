@@ -45,6 +45,7 @@ class Planning(Shown):
         from plait.api.plan_answer import Change, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan
         from plait.plan.divisors import divisor_hints
+        from plait.plan.sensitivity import sensitivity
 
         own = evaluate or self.written or (self.told and not self.planner.job.open)
 
@@ -61,7 +62,10 @@ class Planning(Shown):
         answer = found(self.planner)
         fastest = min(answer.candidates, key=lambda one: one.seconds)
         hints = [] if own else divisor_hints(self.planner, fastest)
-        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints)
+        turned = None
+        if explain and len(answer.candidates) > 1 and fastest is answer.best:
+            turned = sensitivity(self.planner, *answer.candidates[:2])
+        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned)
 
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""

@@ -419,6 +419,10 @@ class Planner:
         """A step of a job that leaves nothing open. plan: as for ``predict``."""
         return simulate_plan(plan or self.draft(job), self.cluster)
 
+    def seconds(self, job: Job) -> float:
+        """Of a step of such a job, as ``predict`` says, without its memory."""
+        return (self.predict(job) if self.closed else self.simulated(job)).seconds
+
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""
         best = found[0]
@@ -429,7 +433,10 @@ class Planner:
         elif len(found) > 1:
             second = found[1]
             part, seconds = reasons.loses(best.parts, second.parts)
-            longer = f"{second.seconds / best.seconds - 1:.1%} longer, {in_seconds(seconds)} more of it {part}"
+            more = second.seconds - best.seconds
+            share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
+            longer = f"{share} ({in_seconds(more)}) longer: {in_seconds(seconds)} more for {part}"
+            longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
             differs = seconds > reasons.ALIKE * best.seconds
             what = reasons.instead(best.point, second.point)
             lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
@@ -459,7 +466,7 @@ class Planner:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""
         try:
             other = job_at(best.job, off)
-            return (self.predict(other) if self.closed else self.simulated(other)).seconds
+            return self.seconds(other)
         except PlaitError:
             return None
 

@@ -53,7 +53,7 @@ def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     inside = cluster.tiers[0].name if cluster.ranks_per_node > 1 else None
     link, nic = factors.get("link", 1.0), factors.get("nic", 1.0)
     tiers = tuple(
-        tier.model_copy(update={"rate": _times(tier.rate, link * (1.0 if tier.name == inside else nic))})
+        tier.model_copy(update={"rate": scaled(tier.rate, link * (1.0 if tier.name == inside else nic))})
         for tier in cluster.tiers
     )
     # A step waits for its slowest node in every collective, so it is as late as if all nodes were.
@@ -61,9 +61,9 @@ def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     given, compute = cluster.device, factors.get("compute", 1.0) * late
     device = given.model_copy(
         update={
-            "peak": {key: _times(value, compute) for key, value in given.peak.items()},
-            "memory_rate": _times(given.memory_rate, late),
-            "memory": _times(given.memory, factors.get("memory", 1.0)),
+            "peak": {key: scaled(value, compute) for key, value in given.peak.items()},
+            "memory_rate": scaled(given.memory_rate, late),
+            "memory": scaled(given.memory, factors.get("memory", 1.0)),
         }
     )
     return cluster.model_copy(update={"tiers": tiers, "device": device})
@@ -85,7 +85,8 @@ def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> J
     return job.changed([f"cluster.ranks={int(ranks)}"])
 
 
-def _times(constant: Constant, factor: float) -> Constant:
+def scaled(constant: Constant, factor: float) -> Constant:
+    """A constant multiplied, which its source says."""
     if factor == 1.0:
         return constant
     return constant.model_copy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -11,6 +12,7 @@ from plait.api.places import place_of
 from plait.api.planning import compare_plans, plan_job, predict_plan
 from plait.core.base.errors import JobError
 from plait.core.base.text import in_seconds
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES
 
 JOB = """
 [model]
@@ -113,6 +115,56 @@ def test_strategies_that_differ_look_different(job: Path) -> None:
     apart = replace(sliced, point={**sliced.point, "pp": 3})
     assert "slices" not in replace(found, answer=replace(found.answer, candidates=(alike, apart))).text()
     assert other.point != one.point
+
+
+SEARCHED = (
+    "pp", "dp", "cp", "ring", "tp", "ep", "micro", "virtual", "recompute_layers", "params", "grads", "optim",
+    "secondary", "p1", "p2", "sequence_parallel", "schedule", "recompute", "overlap", "shard_overlap",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_no_column_of_a_space_is_hidden_in_the_table(job: Path, name: str) -> None:
+    """Rows differ in the settings that they show, whichever column their strategies differ in."""
+    found = plan_job(job, [*SETTINGS, "plan.top=1"]).answer()
+    wide = {
+        "pp": 4,
+        "dp": 8,
+        "cp": 8,
+        "tp": 4,
+        "ring": 2,
+        "ep": 1,
+        "schedule": SCHEDULES.index("interleaved"),
+        "virtual": 2,
+    }
+    wide |= {"recompute": RECOMPUTES.index("full"), "recompute_layers": 3, "params": 1, "grads": 2, "optim": 8}
+    one = replace(found.best, point={**found.best.point, **wide})
+    number = one.point[name]
+    other = replace(
+        one, point={**one.point, name: number - 1 if name in ("recompute", "overlap", "shard_overlap") else number + 1}
+    )
+    table = replace(found, answer=replace(found.answer, candidates=(one, other))).text()
+    rows = [line.split(maxsplit=1)[1] for line in table.splitlines() if line.startswith(("1  ", "2  "))]
+    assert len(rows) == 2
+    assert rows[0] != rows[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_a_drawn_job_look_different(job: Path, seed: int) -> None:
+    drawn = Random(seed)
+    ranks, layers = drawn.choice([4, 8, 16]), drawn.choice([4, 6, 8])
+    asked = [
+        "cluster.preset=a100-80", f"cluster.ranks={ranks}", f"model.num_layers={layers}", "model.num_heads=8",
+        f"model.hidden={drawn.choice([512, 1024])}", f"train.global_batch_size={drawn.choice([8, 16, 32])}",
+        "plan.top=20", "plan.points=20_000",
+    ]  # fmt: skip
+    if drawn.random() < 0.5:
+        asked.append("plan.constraints=['tp >= 2', 'dp <= 2']")
+    found = plan_job(job, [*SETTINGS, *asked]).answer()
+    _, shown = found._settings()  # pyright: ignore[reportPrivateUsage]
+    rows = [tuple(told(one) for _, told in shown) for one in found.candidates]
+    assert len(rows) > 1
+    assert len(set(rows)) == len(rows)
 
 
 def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Path) -> None:
