@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Answer, Candidate
+from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.divisors import Hint
 from plait.plan.expense import Expense
 from plait.plan.fits import KINDS
@@ -112,7 +112,7 @@ class PlanAnswer(Shown):
             yield frees
         yield from found.why
         if self.turned:
-            yield self.turned.told
+            yield self.turned.told()
         yield from (hint.told for hint in self.hints)
         if self.explain:
             yield from _explained(found.best)
@@ -169,41 +169,64 @@ def _explained(best: Candidate) -> Iterator[Part]:
 
 
 class PredictedPlan(NamedTuple):
-    """A plan's file, the cluster it is for, and what is predicted for it."""
+    """A plan's file, the planner of its job, and what is predicted for it."""
 
     file: str
-    cluster: Cluster
+    planner: Planner
     candidate: Candidate
+
+    @property
+    def cluster(self) -> Cluster:
+        """It is for."""
+        return self.planner.cluster
 
 
 @dataclass(frozen=True)
 class ComparedPlans(Shown):
-    """Two plans: what they have otherwise, and what that makes of a step."""
+    """Two plans: what they have otherwise, and what that makes of a step. turned: what would have the slower
+    one be the faster; None if that was not looked for."""
 
     first: PredictedPlan
     second: PredictedPlan
+    turned: Sensitivity | None = None
+
+    @property
+    def jobs_differ(self) -> list[tuple[str, str, str]]:
+        """What their jobs and clusters have otherwise, besides the strategy: both values."""
+        a, b = self.first.candidate, self.second.candidate
+        rows = [
+            ("cluster", self.first.cluster.name, self.second.cluster.name),
+            *((what, told(a), told(b)) for what, told in JOBS),
+            *_otherwise(a.job, b.job),
+        ]
+        return [row for row in rows if row[1] != row[2]]
+
+    @property
+    def same_work(self) -> bool:
+        """Whether a step of both is the same work on the same devices."""
+        return not self.jobs_differ
 
     def to_dict(self) -> dict[str, Any]:
         """Settings that differ, and both predictions."""
         points = self.first.candidate.point, self.second.candidate.point
         return {
+            "jobs_differ": {key: values for key, *values in self.jobs_differ},
             "differences": {key: list(values) for key, values in differences(*points).items()},
+            "slower_wins_if": self.turned and [turn.to_dict() for turn in self.turned.turns],
             "plans": [
-                {"file": file, "cluster": cluster.name, "ranks": one.job.world_size, **one.to_dict()}
-                for file, cluster, one in (self.first, self.second)
+                {"file": file, "cluster": planner.cluster.name, "ranks": one.job.world_size, **one.to_dict()}
+                for file, planner, one in (self.first, self.second)
             ],
         }
 
     def parts(self) -> Iterator[Part]:
         """Tables of settings, of seconds and of bytes, with the second plan's figures against the first's."""
         a, b = self.first.candidate, self.second.candidate
-        settings = [
-            ("cluster", self.first.cluster.name, self.second.cluster.name),
-            *((what, told(a), told(b)) for what, told in JOBS),
-            *_otherwise(a.job, b.job),
-            *((key, *values) for key, values in differences(a.point, b.point).items()),
-        ]
-        if settings := [row for row in settings if row[1] != row[2]]:
+        jobs = self.jobs_differ
+        if work := [row[0] for row in jobs if not row[0].startswith(("strategy.", "cluster", "ranks"))]:
+            yield f"The jobs differ ({', '.join(work)}): a step of one is not the work of a step of the other."
+        settings = [*jobs, *((key, *values) for key, values in differences(a.point, b.point).items())]
+        if settings:
             yield Table("What is different", ("setting", "first", "second"), settings)
         else:
             yield Table("What is different")
@@ -217,6 +240,9 @@ class ComparedPlans(Shown):
         for name, (file, _, one) in zip(("first", "second"), (self.first, self.second), strict=True):
             verdict = "fits" if one.memory.fits else "does not fit"
             yield f"{name}: {file}, which {verdict} into {in_bytes(one.memory.usable)}"
+        if self.turned:
+            slower = "the second" if b.seconds > a.seconds else "the first"
+            yield self.turned.told(slower)
 
 
 def _otherwise(a: Job, b: Job) -> list[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,14 @@ def plan_job(
 def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:
     """Two plans (``plan.json``), each predicted on its cluster, side by side. Raises JobError."""
     from plait.api.plan_answer import ComparedPlans
+    from plait.plan.sensitivity import sensitivity
 
-    return ComparedPlans(predict_plan(Path(first)), predict_plan(Path(second)))
+    found = ComparedPlans(predict_plan(Path(first)), predict_plan(Path(second)))
+    if found.same_work:
+        faster, slower = sorted((found.first, found.second), key=lambda one: one.candidate.seconds)
+        turned = sensitivity(faster.planner, faster.candidate, slower.candidate)
+        return replace(found, turned=turned)
+    return found
 
 
 def predict_plan(file: Path) -> PredictedPlan:
@@ -154,7 +160,7 @@ def predict_plan(file: Path) -> PredictedPlan:
     plan = Plan.read(file)
     job = job_of(plan, file)
     planner = Planner(job, the_cluster(job, None), plan.model.vocab)
-    return PredictedPlan(str(file), planner.cluster, planner.predict(job, plan))
+    return PredictedPlan(str(file), planner, planner.predict(job, plan))
 
 
 def known_clusters() -> KnownClusters:

@@ -95,16 +95,15 @@ class Sensitivity:
     turns: Sequence[Turn]
     proposed: int
 
-    @property
-    def told(self) -> str:
+    def told(self, slower: str = "the runner-up") -> str:
         """In a sentence."""
         if self.turns:
             changes = ", or ".join(turn.told for turn in self.turns)
-            return f"The runner-up would be the faster one if {changes} (each alone, simulated)."
+            return f"{slower.capitalize()} would be the faster one if {changes} (each alone, simulated)."
         if self.proposed:
-            return "What in closed form would make the runner-up the faster one does not when it is simulated."
+            return f"What in closed form would make {slower} the faster one does not when it is simulated."
         return (
-            f"Nothing up to {TRIED[-1]:g} times as fast or slow would in closed form make the runner-up the faster "
+            f"Nothing up to {TRIED[-1]:g} times as fast or slow would in closed form make {slower} the faster "
             f"one: not {', '.join(RATES)}, each alone."
         )
 

@@ -172,7 +172,36 @@ def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Pat
         asked = plan_job(job, [*SETTINGS, f"model.hidden={hidden}", "plan.top=1"])
         asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
     told = compare_plans(tmp_path / "one.json", tmp_path / "other.json").text().splitlines()
-    assert [line.split()[0] for line in told[3:5]] == ["parameters", "model.hidden"]
+    assert (
+        told[0] == "The jobs differ (parameters, model.hidden): a step of one is not the work of a step of the other."
+    )
+    assert [line.split()[0] for line in told[4:6]] == ["parameters", "model.hidden"]
+
+
+def test_plans_of_one_job_are_compared_by_what_would_turn_their_order(job: Path, tmp_path: Path) -> None:
+    for name, tp in (("one", 1), ("other", 2)):
+        asked = plan_job(job, [*SETTINGS, f"plan.constraints=['tp = {tp}']", "plan.top=1"])
+        asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
+    found = compare_plans(tmp_path / "other.json", tmp_path / "one.json")
+    assert found.jobs_differ == []
+    assert found.turned is not None
+    slower = "first" if found.first.candidate.seconds > found.second.candidate.seconds else "second"
+    assert found.text().splitlines()[-1] == found.turned.told(f"the {slower}")
+    assert found.to_dict()["slower_wins_if"] == [turn.to_dict() for turn in found.turned.turns]
+
+
+def test_the_details_say_what_would_turn_the_order(job: Path) -> None:
+    larger = [
+        "model.hidden=2048",
+        "model.num_heads=16",
+        "train.global_batch_size=64",
+        "plan.constraints=['micro_batch_size = 2']",
+    ]
+    asked = plan_job(job, [*SETTINGS, *larger, "plan.top=2"])
+    assert asked.answer().turned is None
+    found = asked.answer(explain=True)
+    assert found.turned and found.turned.told() in found.text()
+    assert found.to_dict()["runner_up_wins_if"] == [turn.to_dict() for turn in found.turned.turns]
 
 
 def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:

@@ -50,7 +50,7 @@ def test_nothing_helps_a_strategy_that_only_does_more() -> None:
     found = sensitivity(one, *strategies(one, [], ["strategy.shard=fsdp"]))
     assert found == Sensitivity([], 0)
     assert found
-    assert found.told.startswith("Nothing up to 4 times as fast or slow would in closed form make the runner-up")
+    assert found.told().startswith("Nothing up to 4 times as fast or slow would in closed form make the runner-up")
 
 
 def test_what_the_simulation_does_not_confirm_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_what_the_simulation_does_not_confirm_is_not_told(monkeypatch: pytest.Mo
     monkeypatch.setattr(Planner, "seconds", lambda _, job: 1.0 if job == pair[0].job else 2.0)
     found = sensitivity(one, *pair)
     assert found and not found.turns and found.proposed
-    assert found.told == "What in closed form would make the runner-up the faster one does not when it is simulated."
+    assert found.told() == "What in closed form would make the runner-up the faster one does not when it is simulated."
 
 
 def test_strategies_that_take_as_long_have_nothing_to_turn() -> None:
@@ -83,7 +83,7 @@ def test_a_rate_that_is_lower_makes_no_step_shorter(name: str) -> None:
 
 
 def test_a_change_is_told_as_faster_or_slower() -> None:
-    told = Sensitivity([Turn("attention", 1 / 1.12), Turn("links between nodes", 1.4)], 2).told
+    told = Sensitivity([Turn("attention", 1 / 1.12), Turn("links between nodes", 1.4)], 2).told()
     assert told == (
         "The runner-up would be the faster one if attention were 1.12 times as slow, or links between nodes were 1.4 "
         "times as fast (each alone, simulated)."
