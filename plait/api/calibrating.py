@@ -121,7 +121,7 @@ def calibrate_cluster(
     from plait.core.base.codec.toml_text import to_toml
     from plait.core.base.files import check_target, explained, replacing
     from plait.core.job.settings import BYTES
-    from plait.plan.calibration_sources import measured, read_profiles, read_runs, source_kind, without_unlike
+    from plait.plan.calibration_sources import leave_out_others, measured, read_profiles, read_runs, source_kind
     from plait.plan.recorded import refit
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -132,7 +132,7 @@ def calibrate_cluster(
     begin = _begin(cluster, found)
     read_profiles(found, kinds, begin.ranks_per_node)
     direct = measured(begin, found)
-    without_unlike(found, direct.cluster)
+    leave_out_others(found, direct.cluster)
     date = datetime.now(UTC).date().isoformat()
     refitted = refit(direct.cluster, found.runs, date=date) if found.runs else None
     now = refitted.cluster if refitted else direct.cluster

@@ -38,6 +38,7 @@ from plait.plan.read_config import read_configuration
 from plait.plan.recorded import Recorded, TimedRun
 from plait.plan.told import Told
 from plait.plan.training_log import LoggedRun, TrainingLog, differing, framework_of_log, read_training_log, run_of_log
+from plait.plan.where import unlike_devices
 
 HEAD = 1 << 20
 """Bytes by which a JSON document is told."""
@@ -54,12 +55,13 @@ _TEST = re.compile(rb"nccl-tests|rccl-tests|algbw|busbw|_perf\b|#\s+Rank\s+\d+",
 
 @dataclass(kw_only=True)
 class Sources:
-    """runs: timed ones. profiles: by file. files: by name, what each is, in words.
+    """runs: timed ones. profiles: by file. files: by name, what each is, in words. devices: named by files.
     conflicts: what contradicts each other. notes: what is not understood. over: what was passed over."""
 
     runs: list[TimedRun] = field(default_factory=list[TimedRun])
     profiles: dict[str, Profile] = field(default_factory=dict[str, Profile])
     files: dict[str, str] = field(default_factory=dict[str, str])
+    devices: dict[str, str] = field(default_factory=dict[str, str])
     conflicts: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     over: PassedOver = field(default_factory=PassedOver)
@@ -121,6 +123,7 @@ def read_runs(files: Mapping[Path, str], overrides: Sequence[str], vocab: int) -
 
 def _add_log(found: Sources, log: TrainingLog, given: Told | Job | None, overrides: Sequence[str], vocab: int) -> None:
     found.runs.append(run_of_log(log, given, overrides, vocab))
+    found.devices[log.file] = log.device
     error = f", {log.times.error:.1%} of error" if log.times.error else ""
     found.files[log.file] = f"log of {log.framework}: {log.times}{error}"
     found.conflicts += differing(log, given)
@@ -147,9 +150,13 @@ def _beside(log: TrainingLog, given: Mapping[Path, Told | Job]) -> Told | Job | 
     return None
 
 
-def without_unlike(found: Sources, cluster: Cluster) -> None:
-    """Take away logs of another run or another cluster, and say so. Raises JobError if nothing is left."""
-    unlike = {}
+def leave_out_others(found: Sources, cluster: Cluster) -> None:
+    """Take away logs of another run or another cluster, and name devices that are not its own. Raises
+    JobError if nothing is left."""
+    for file, device in found.devices.items():
+        if unlike_devices(device, cluster.device.name):
+            found.conflicts.append(f"{file} is of {device}, and {cluster.name} has {cluster.device.name}.")
+    unlike = dict[str, str]()
     for run in found.runs:
         predicted = run.predicted(cluster)
         if isinstance(run, LoggedRun) and not 1 / UNLIKE <= run.seconds / predicted <= UNLIKE:
@@ -158,7 +165,9 @@ def without_unlike(found: Sources, cluster: Cluster) -> None:
     for file, said in unlike.items():
         if not found.runs and not found.profiles:
             fix = "Check --cluster and the configuration: ranks, precision, batch, recomputation"
-            raise JobError(f"has {said}: this is another run, or another cluster", file=file, fix=fix)
+            device = found.devices.get(file, "")
+            other = f" (it ran on {device})" if unlike_devices(device, cluster.device.name) else ""
+            raise JobError(f"has {said}: this is another run, or another cluster{other}", file=file, fix=fix)
         found.conflicts.append(f"{file} has {said}: left out, as another run's or another cluster's.")
 
 
@@ -186,6 +195,7 @@ def read_profiles(found: Sources, files: Mapping[Path, str], ranks_per_node: int
         else:
             continue
         found.files[str(path)] = _words(kind, found.profiles[str(path)])
+        found.devices[str(path)] = found.profiles[str(path)].machine.device
         found.over.add(own, path.name)
 
 

@@ -52,7 +52,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "multi_latent_attention": ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     "use_precision_aware_optimizer": ("main_grads_dtype", "main_params_dtype", "exp_avg"),
     "cross_entropy_loss_fusion": ("cross_entropy_fusion",), "use_rope_scaling": ("rope_scaling",),
-    "external_cuda_graph": ("cuda_graph_",), "window_size": ("window_attn",),
+    "external_cuda_graph": ("cuda_graph_scope", "cuda_graph_modules", "cuda_graph_warmup"),
+    "window_size": ("window_attn",),
 }  # fmt: skip
 """Arguments that mean nothing while another one is off."""
 OTHER_PROGRAMS = (

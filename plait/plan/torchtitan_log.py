@@ -4,6 +4,7 @@
 |---|---|
 | ``Running with configs: {JSON}``, with ``print_config`` alone | config |
 | ``Building device mesh with parallelism: pp=1, dp_replicate=1, ...`` | distributed/parallel_dims.py |
+| ``Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]``, until 2025 | the same |
 | ``Model llama3 8B size: N total parameters`` | trainer.py |
 | ``Applied full activation checkpointing``, ``FullAC`` | distributed/activation_checkpoint.py |
 | ``Using pipeline schedule 1F1B with 8 microbatches and 2 stages.`` | distributed/pipeline_parallel.py |
@@ -32,11 +33,14 @@ from plait.plan.told import Told
 STEP = re.compile(r"(?<!validate )\bstep:\s*(\d{1,15})\s+loss:.*?\b[tw]ps:\s*([\d,]{1,20})")
 CONFIG = re.compile(r"Running with (?:configs|args): (\{.*)$")
 MESH = re.compile(r"Building device mesh with parallelism: (pp=.*)$")
+OLD_MESH = re.compile(r"Building \d-D device mesh with \[(.{1,200}?)\], \[([\d, ]{1,100})\]")
 MODEL = re.compile(r"Model (\w+) (\S+) size: ([\d,]{1,20}) total parameters")
 AGAIN = re.compile(r"Applied (full|selective|FullAC|SelectiveAC|\w*AC)\b.*activation checkpointing", re.IGNORECASE)
 PIPELINE = re.compile(r"Using pipeline schedule (\w+) with (\d{1,9}) microbatches and (\d{1,9}) stages")
-TRAINER = re.compile(r"Trainer is initialized with local batch size (\d{1,12}), global batch size (\d{1,12}), "
-                     r".*?sequence length (\d{1,12})")  # fmt: skip
+TRAINER = re.compile(
+    r"(?:Trainer is initialized|Training starts at step \d{1,15},?) with local batch size (\d{1,12}), "
+    r"global batch size (\d{1,12}), .*?sequence length (\d{1,12})"
+)
 DEVICE = re.compile(r"CUDA capacity: (.{1,100}?) with [\d.]+ ?GiB memory")
 DEGREES = {
     "pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree",
@@ -101,9 +105,13 @@ class TorchtitanLog:
 
     def _built(self, line: str) -> None:
         if match := MESH.search(line):
-            for name, value in re.findall(r"(\w+)=(\d{1,9})", match[1]):
-                if name in DEGREES:
-                    self.built[f"parallelism.{DEGREES[name]}"] = int(value)
+            self._mesh({name: int(value) for name, value in re.findall(r"(\w+)=(\d{1,9})", match[1])})
+        elif match := OLD_MESH.search(line):
+            sizes = map(int, re.findall(r"\d{1,9}", match[2]))
+            self._mesh(
+                dict.fromkeys(("pp", "dp_shard", "tp"), 1)
+                | dict(zip(re.findall(r"\w+", match[1]), sizes, strict=False))
+            )
         elif match := MODEL.search(line):
             self.built |= {"model.name": match[1], "model.flavor": match[2]}
             self.parameters = int(match[3].replace(",", ""))
@@ -128,6 +136,16 @@ class TorchtitanLog:
             for key, value in cast("Mapping[str, Any]", some).items()
             if value is not None and (not isinstance(value, dict | list) or key == "converters")
         }
+
+    def _mesh(self, degrees: dict[str, int]) -> None:
+        """Degrees by name; older names of data parallelism count as shards."""
+        inner = degrees.pop("dp_shard_in_ep", 1)
+        if inner > 1:
+            degrees["ep"] = inner * degrees.get("cp", 1)
+        degrees["dp_shard"] = (
+            degrees.get("dp_shard", 1) * degrees.pop("dp_shard_mod_ep", 1) * inner * degrees.pop("dp", 1)
+        )
+        self.built |= {f"parallelism.{DEGREES[name]}": size for name, size in degrees.items() if name in DEGREES}
 
     def told(self) -> Told | None:
         """Its configuration; None where no line says the mesh."""

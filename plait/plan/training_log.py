@@ -39,7 +39,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _PREFIX = re.compile(r"^(?:\[(?:rank|default|Rank )?\d{1,7}[^\]]{0,40}\]:? ?|\d{1,7}: ?)")
 _STARTS = {
     "megatron": (megatron_log.BEGIN, megatron_log.STEP),
-    "torchtitan": (torchtitan_log.STEP, torchtitan_log.MESH),
+    "torchtitan": (torchtitan_log.STEP, torchtitan_log.MESH, torchtitan_log.OLD_MESH),
 }
 """What tells a framework's log."""
 

@@ -34,14 +34,23 @@ _MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
 """As in H100, GB200; of ``NVIDIA H100 80GB HBM3`` and ``H100-SXM5-80GB`` alike."""
 
 
+def unlike_devices(one: str, other: str) -> bool:
+    """Whether two names are surely of different models.
+
+    >>> unlike_devices("NVIDIA H100 80GB HBM3", "A100-SXM4-80GB"), unlike_devices("NVIDIA H100", "H100 SXM")
+    (True, False)
+    """
+    first, second = (set(_MODEL.findall(name.upper())) for name in (one, other))
+    return bool(first and second and not first & second)
+
+
 def other_device(job: Job, cluster: Cluster) -> str:
     """A line of warning; empty where both are alike, or nobody can tell."""
     section = job.cluster
     if not section.profile or (section.file is None and section.preset == "here"):
         return ""
     measured = Profile.read(Path(section.profile)).machine.device
-    models, wanted = (set(_MODEL.findall(name.upper())) for name in (measured, cluster.device.name))
-    if not models or not wanted or models & wanted:
+    if not unlike_devices(measured, cluster.device.name):
         return ""
     return (
         f"{section.profile}: cluster.profile was measured on {measured}, and {cluster.name} has "

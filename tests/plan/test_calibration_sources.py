@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from plait.api.calibrating import Calibration, calibrate_cluster
+from plait.cli.main import app
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.step.seconds import rates
@@ -137,6 +139,26 @@ def test_a_log_of_another_cluster_moves_nothing(tmp_path: Path) -> None:
     found = calibrate_cluster([far, links_of(CLUSTER, tmp_path / "nccl.log")], tmp_path / "c.toml", "h100")
     assert not found.runs
     assert [said.partition(" has ")[0] for said in found.conflicts] == [str(far)]
+
+
+def test_a_log_of_another_device_is_named(tmp_path: Path) -> None:
+    log = torchtitan_log(tmp_path / "t.log", 1.5)
+    said = [calibrate_cluster([log], tmp_path / "c.toml", name).conflicts for name in ("h100", "a100-80")]
+    assert not said[0]
+    assert said[1][0].startswith(f"{log} is of NVIDIA H100 80GB HBM3, and a100-80 has ")
+
+
+def test_the_command_prints_what_was_learnt(tmp_path: Path) -> None:
+    lines = megatron_log(tmp_path / "whole.log", 5.0, world_size="None").read_text()
+    (tmp_path / "run.log").write_text(lines)
+    words = ["calibrate", str(tmp_path / "run.log"), "--cluster", "h100", "--out", str(tmp_path / "c.toml")]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code != 0
+    done = CliRunner().invoke(app, [*words, "cluster.ranks=16", "--json"], catch_exceptions=False)
+    told = json.loads(done.stdout)
+    assert told["runs"][0]["measured"] == pytest.approx(5.0, rel=0.01)
+    assert {one["name"]: one["learnt"] for one in told["constants"]}["matmul"] is True
+    assert Cluster.read(tmp_path / "c.toml").name == "h100"
 
 
 def test_a_configuration_beside_a_log_is_its_own(tmp_path: Path) -> None:

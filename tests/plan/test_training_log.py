@@ -111,6 +111,28 @@ def test_tensor_parallel_ranks_share_their_tokens(tmp_path: Path) -> None:
     assert log.times.seconds == pytest.approx(1.4, rel=3 * SCATTER)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "degrees"),
+    [
+        ("Building 1-D device mesh with ['dp_shard'], [8]", (8, 1, 1)),
+        ("Building 1-D device mesh with ['dp'], [8]", (8, 1, 1)),
+        ("Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]", (4, 2, 1)),
+        ("Building 2-D device mesh with ['pp', 'dp_shard'], [2, 4]", (4, 1, 2)),
+        ("Building 2-D device mesh with ['dp_shard_mod_ep', 'dp_shard_in_ep'], [2, 4]", (8, 1, 1)),
+    ],
+)
+def test_older_lines_of_torchtitan_say_the_same(tmp_path: Path, mesh: str, degrees: tuple[int, int, int]) -> None:
+    text = torchtitan_log(tmp_path / "a.log", 1.4).read_text()
+    new = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1"
+    assert new in text
+    old = text.replace(new, mesh).replace("Trainer is initialized with", "Training starts at step 1, with")
+    (tmp_path / "b.log").write_text(old.replace("tps:", "wps:"))
+    log = read_training_log(tmp_path / "b.log", framework_of_log(tmp_path / "b.log"))
+    point = run_of_log(log, None, [], 256).point
+    assert (point["dp"], point["tp"], point["pp"]) == degrees
+    assert log.times.seconds == pytest.approx(1.4, rel=3 * SCATTER), "of 8 ranks each"
+
+
 def test_a_log_without_its_start_needs_a_configuration(tmp_path: Path) -> None:
     whole = megatron_log(tmp_path / "a.log", 4.5)
     bare = tmp_path / "b.log"
