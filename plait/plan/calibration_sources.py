@@ -110,7 +110,7 @@ def read_runs(files: Mapping[Path, str], overrides: Sequence[str], vocab: int) -
         found.runs.append(run)
         found.files[str(path)] = f"run of Plait: {run.seconds:.4g} s a step"
     for log in logs:
-        _add_log(found, log, _beside(log, beside), overrides, vocab)
+        _add_log(found, log, _beside(log, beside, alone=len(logs) == 1), overrides, vocab)
     for path in beside:
         found.files.setdefault(str(path), "configuration")
     if beside and not logs:
@@ -122,10 +122,11 @@ def read_runs(files: Mapping[Path, str], overrides: Sequence[str], vocab: int) -
 
 
 def _add_log(found: Sources, log: TrainingLog, given: Told | Job | None, overrides: Sequence[str], vocab: int) -> None:
-    found.runs.append(run_of_log(log, given, overrides, vocab))
+    run = run_of_log(log, given, overrides, vocab)
+    found.runs.append(run)
     found.devices[log.file] = log.device
-    error = f", {log.times.error:.1%} of error" if log.times.error else ""
-    found.files[log.file] = f"log of {log.framework}: {log.times}{error}"
+    error = f", {run.times.error:.1%} of error" if run.times.error else ""
+    found.files[log.file] = f"log of {log.framework}: {run.times}{error}"
     found.conflicts += differing(log, given)
     told = log.told or given
     for line in told.lines() if isinstance(told, Told) else ():
@@ -138,12 +139,14 @@ def _configurations(files: Mapping[Path, str]) -> dict[Path, Told | Job]:
     return {path: read_configuration(path) or Job.read(path) for path in named}
 
 
-def _beside(log: TrainingLog, given: Mapping[Path, Told | Job]) -> Told | Job | None:
-    """The configuration of a log: the only one, or the one that has its name. Raises JobError where nobody
-    can say which."""
+def _beside(log: TrainingLog, given: Mapping[Path, Told | Job], *, alone: bool) -> Told | Job | None:
+    """The configuration of a log: the one that has its name, or else the only one, of a log without its own
+    or one that is ``alone``. Raises JobError where nobody can say which."""
     same = [one for path, one in given.items() if path.stem == Path(log.file).stem]
-    if len(same) == 1 or len(given) == 1:
-        return same[0] if len(same) == 1 else next(iter(given.values()))
+    if len(same) == 1:
+        return same[0]
+    if len(given) == 1 and (alone or log.told is None):
+        return next(iter(given.values()))
     if given and log.told is None:
         fix = "Name it as the log is named, with its own ending"
         raise JobError(f"has no configuration, and nobody says which of {len(given)} it is", file=log.file, fix=fix)

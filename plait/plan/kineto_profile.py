@@ -143,7 +143,7 @@ class KinetoEvents:
         ranks, size = _ranks(args.get("Process Group Ranks")), args.get(counted)
         item = BYTES.get(str(args.get("dtype")).removeprefix("c10::"))
         if not counted or not ranks or not item or type(size) is not int or not 0 < size < 1 << 50:
-            what = "collective(s) that do not say kind, size, type or all ranks, or that no plan uses"
+            what = "collective(s) of no kind, size, type or group that a plan uses"
             self.over.note(what, str(args.get("Collective name", "no name"))[:60])
             return
         whole = size * item * (len(ranks) if kind == "all_to_all" else 1)

@@ -113,7 +113,8 @@ class MegatronLog:
             self.arguments, self._block = self._block, None
         elif (match := ARGUMENT.match(line)) and len(self._block) < MOST_ARGUMENTS:
             self._block[match[1]] = match[3].strip()[:LONGEST]
-        elif match := STEP.search(line):  # the block's end is missing
+        elif match := STEP.search(line):
+            self.over.note("printed arguments without an end", f"iteration {match[1]}")
             self.arguments, self._block = self._block, None
             self._step(line, match[1], match[2])
 
@@ -139,9 +140,9 @@ class MegatronLog:
             told.set("cluster.ranks", int(printed["world_size"]))
         return told
 
-    @property
-    def seconds(self) -> list[StepLine]:
-        """Of steps."""
+    def seconds_of(self, tokens: float) -> list[StepLine]:
+        """Of steps, as printed, whatever tokens a rank has."""
+        del tokens
         return self.lines
 
 
@@ -162,7 +163,7 @@ def arguments_of(printed: Mapping[str, str], over: PassedOver) -> Iterator[Argum
             if text not in {*OFF, "0", "none"}:
                 yield Argument(flag, _words(text))
         elif flag not in HARMLESS and not flag.startswith(HARMLESS_STARTS):
-            over.note("printed argument(s) that are not understood, most of them defaults", f"{name} = {text[:60]}")
+            over.note("printed argument(s) not understood, most of them defaults", f"{name} = {text[:60]}")
 
 
 def _moot(printed: Mapping[str, str]) -> set[str]:

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from plait.core.base.codec.json_text import parse_json
-from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.plan.read_literals import Settings
 from plait.plan.read_torchtitan import torchtitan_told
@@ -101,7 +100,7 @@ class TorchtitanLog:
             if isinstance(values, dict):
                 self.config = cast("dict[str, Any]", values)
             else:
-                self.over.note("printed configuration(s) that are no whole JSON", "Running with configs")
+                self.over.note("printed configuration(s) in no whole JSON", "Running with configs")
 
     def _built(self, line: str) -> None:
         if match := MESH.search(line):
@@ -154,7 +153,7 @@ class TorchtitanLog:
         asked = self._asked()
         for key in asked.keys() & self.built.keys():
             if asked[key] != self.built[key] and asked[key] not in (-1, None):
-                self.over.note("setting(s) that were asked for and built otherwise", f"{key} = {asked[key]}")
+                self.over.note("setting(s) asked for and built otherwise", f"{key} = {asked[key]}")
         built = dict(self.built)
         micro, stages = built.pop("pipeline", (0, 0))
         values = {**asked, **built}
@@ -173,19 +172,9 @@ class TorchtitanLog:
                 told.unmodelled.append(f"parallelism.{key} = {values[f'parallelism.{key}']}")
         return told
 
-    @property
-    def seconds(self) -> list[StepLine]:
-        """Of steps: a batch's tokens over those of all devices in a second. Raises JobError where the log
-        does not say the batch."""
-        batch, sequence = (self.built.get(f"training.{key}") for key in ("global_batch_size", "seq_len"))
-        ranks = 1
-        for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
-            ranks *= self.built.get(f"parallelism.{DEGREES[key]}", 1)
-        if not batch or not sequence or "parallelism.pipeline_parallel_degree" not in self.built:
-            problem = "gives tokens per second of a device, and not the batch and the ranks that they are of"
-            fix = "Give the whole log, with its lines 'Building device mesh' and 'Trainer is initialized'"
-            raise JobError(problem, file=self.file, fix=fix)
+    def seconds_of(self, tokens: float) -> list[StepLine]:
+        """Of steps in which each rank has so many tokens of the batch as its share. Raises JobError."""
         found: list[StepLine] = []
         for step, rate in self.tps:
-            add_line(found, StepLine(step, batch * sequence / (rate * ranks)), self.file)
+            add_line(found, StepLine(step, tokens / rate), self.file)
         return found

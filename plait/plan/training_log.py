@@ -11,6 +11,7 @@ A launcher's prefix before lines (``[rank0]:``, ``[default0]:``, ``0:``) and col
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,13 +47,13 @@ _STARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLog:
-    """A log that was read. told: its configuration, None where it prints none. times: of steps. device: as
+    """A log that was read. told: its configuration, None where it prints none. read: its lines. device: as
     the log names it, or nothing. over: what was passed over."""
 
     file: str
     framework: str
     told: Told | None
-    times: StepTimes
+    read: MegatronLog | TorchtitanLog
     device: str
     over: PassedOver
 
@@ -62,11 +63,16 @@ class LoggedRun:
     """A log's run as the closed form knows it. folder: the log's name. framework: that ran it."""
 
     folder: str
-    seconds: float
+    times: StepTimes
     job: Job
     model: ModelSpec
     point: dict[str, int]
     framework: Framework | None
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.times.seconds
 
     def predicted(self, cluster: Cluster) -> float:
         """Seconds of a step on a cluster, in closed form."""
@@ -85,21 +91,19 @@ def framework_of_log(path: Path) -> str:
 
 
 def read_training_log(path: Path, framework: str) -> TrainingLog:
-    """Raises JobError for a log that tells nothing, naming the file and what is missing."""
+    """Raises JobError for a log that cannot be read, or contradicts itself."""
     over = PassedOver()
     log = {"megatron": MegatronLog, "torchtitan": TorchtitanLog}[framework](str(path), over)
     for line in _lines(path):
         log.add(line)
-    told = log.told()
-    batch = told.get("train.global_batch_size") if told else None
-    times = step_times(log.seconds, batch, str(path), over)
     device = log.device if isinstance(log, TorchtitanLog) else ""
-    return TrainingLog(file=str(path), framework=framework, told=told, times=times, device=device, over=over)
+    return TrainingLog(file=str(path), framework=framework, told=log.told(), read=log, device=device, over=over)
 
 
 def run_of_log(log: TrainingLog, beside: Told | Job | None, overrides: Sequence[str], vocab: int) -> LoggedRun:
     """What the log's run is to the closed form. beside: a configuration for a log without one. vocab: of a
-    job that does not say. Raises JobError where a configuration is missing or contradicts itself."""
+    job that does not say. Raises JobError where a configuration is missing or contradicts itself, and where
+    too few steps are told."""
     given = log.told or beside
     if given is None:
         fix = "Give the log from its start, or its configuration beside it (a script, a torchtitan module, a job)"
@@ -113,23 +117,29 @@ def run_of_log(log: TrainingLog, beside: Told | Job | None, overrides: Sequence[
         problem = f"{', '.join(job.open)} are left open, so nobody knows what ran"
         raise JobError(problem, file=log.file, fix="Give a job in which every key says what ran")
     point = point_of(job)
+    ranks = math.prod(point[name] for name in ("pp", "dp", "cp", "tp"))
+    batch = job.train.global_batch_size
+    lines = log.read.seconds_of(batch * job.data.sequence_length / ranks)
     return LoggedRun(
-        folder=log.file, seconds=log.times.seconds, job=job, model=job.model_spec(vocab),
+        folder=log.file, times=step_times(lines, batch, log.file, log.over), job=job, model=job.model_spec(vocab),
         point=framework.point(point) if framework else point, framework=framework,
     )  # fmt: skip
 
 
 def differing(log: TrainingLog, beside: Told | Job | None) -> list[str]:
-    """What a configuration beside a log says otherwise than the log, a sentence each."""
-    if log.told is None or not isinstance(beside, Told):
+    """What a configuration beside a log says otherwise than the log, a sentence each. Of a job, whose keys
+    all have defaults, numbers alone count."""
+    if log.told is None or beside is None:
         return []
-    pairs = ((key, log.told.get(key), beside.get(key)) for key in _keys(log.told.values))
-    said = [f"{key} is {own} in the log and {other}" for key, own, other in pairs if other not in (None, own)]
-    return [f"{log.file} and {beside.file} differ: {', '.join(said)}; what the log says ran, counts."] if said else []
-
-
-def _keys(values: dict[str, dict[str, object]]) -> Iterator[str]:
-    return (f"{section}.{key}" for section, table in values.items() for key in table)
+    values = beside.values if isinstance(beside, Told) else beside.to_dict()
+    said: list[str] = []
+    for section, table in log.told.values.items():
+        for key, own in table.items():
+            other = values.get(section, {}).get(key)
+            if other not in (None, own) and (isinstance(beside, Told) or isinstance(own, int)):
+                said.append(f"{section}.{key} is {own} in the log and {other}")
+    name = beside.file if isinstance(beside, Told) else "the job beside it"
+    return [f"{log.file} and {name} differ: {', '.join(said)}; what the log says ran, counts."] if said else []
 
 
 def _lines(path: Path) -> Iterator[str]:

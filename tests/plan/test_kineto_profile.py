@@ -115,7 +115,7 @@ def test_the_shortest_collective_waited_least(tmp_path: Path) -> None:
     assert (gathered.group.ranks, gathered.group.nodes, gathered.group.at_once) == (16, 2, 2)
     assert (reduced.points[0].bytes, reduced.group.stride, reduced.group.nodes) == (1 << 21, 8, 2)
     assert over.counts == {
-        "collective(s) that do not say kind, size, type or all ranks, or that no plan uses": 6,
+        "collective(s) of no kind, size, type or group that a plan uses": 6,
         "collective(s) that ran fewer than 3 times": 1,
     }
 
