@@ -128,7 +128,7 @@ def run_of_log(log: TrainingLog, beside: Told | Job | None, overrides: Sequence[
 
 def differing(log: TrainingLog, beside: Told | Job | None) -> list[str]:
     """What a configuration beside a log says otherwise than the log, a sentence each. Of a job, whose keys
-    all have defaults, numbers alone count."""
+    all have defaults, numbers alone count, and 0 is unsaid."""
     if log.told is None or beside is None:
         return []
     values = beside.values if isinstance(beside, Told) else beside.to_dict()
@@ -136,7 +136,7 @@ def differing(log: TrainingLog, beside: Told | Job | None) -> list[str]:
     for section, table in log.told.values.items():
         for key, own in table.items():
             other = values.get(section, {}).get(key)
-            if other not in (None, own) and (isinstance(beside, Told) or isinstance(own, int)):
+            if other not in (None, own) and (isinstance(beside, Told) or (isinstance(own, int) and other)):
                 said.append(f"{section}.{key} is {own} in the log and {other}")
     name = beside.file if isinstance(beside, Told) else "the job beside it"
     return [f"{log.file} and {name} differ: {', '.join(said)}; what the log says ran, counts."] if said else []
