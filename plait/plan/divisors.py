@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from plait.core.base.errors import PlaitError
@@ -22,7 +23,7 @@ from plait.plan.search import search
 NEAR_BATCH, NEAR_RANKS = 0.05, 0.15
 """How far off a batch and a number of ranks may be, as a share of it."""
 TRIES = 2
-"""Of each that are searched."""
+"""Of each that are searched, at most: the first that is worth it is told."""
 POINTS = 20_000
 """Of each search: a tenth of a second to a third."""
 FIRST = 3
@@ -74,10 +75,9 @@ def divisor_hints(planner: Planner, best: Candidate) -> list[Hint]:
         asked.append((RANKS, ranks, near))
     found = list[Hint]()
     for key, given, near in asked:
-        tried = [hint for one in near if (hint := _tried(planner, best, key, given, one))]
-        if tried:
-            found.append(max(tried, key=lambda hint: hint.more))
-    return [hint for hint in found if hint.more > WORTH]
+        tried = (_tried(planner, best, key, given, one) for one in near)
+        found += islice((hint for hint in tried if hint and hint.more > WORTH), 1)
+    return found
 
 
 def near_batches(batch: int, ranks: int) -> list[int]:
@@ -93,7 +93,8 @@ def near_batches(batch: int, ranks: int) -> list[int]:
 
 
 def near_ranks(ranks: int, batch: int, node: int) -> list[int]:
-    """Numbers of ranks near one, whole nodes if it has some, of which more can share a batch.
+    """Numbers of ranks near one, whole nodes if it has some, of which twice the share and more can share a
+    batch.
 
     >>> near_ranks(60, 1024, 8), near_ranks(7, 1024, 8), near_ranks(64, 1024, 8), near_ranks(96, 1024, 8)
     ([64, 56], [8, 6], [], [])
@@ -101,7 +102,7 @@ def near_ranks(ranks: int, batch: int, node: int) -> list[int]:
     unit, room = max(1, node) if ranks >= node else 1, int(NEAR_RANKS * ranks)
     share = {one: math.gcd(batch, one) / one for one in range(ranks - room, ranks + room + 1) if one % unit == 0}
     least = math.gcd(batch, ranks) / ranks
-    better = [one for one, each in share.items() if each > least]
+    better = [one for one, each in share.items() if each >= 2 * least]
     return _first(sorted(better, key=lambda one: (-share[one], abs(one - ranks))))
 
 
@@ -116,6 +117,11 @@ def _tried(planner: Planner, best: Candidate, key: str, given: int, nearby: int)
         ranked = search(other.asked, other.cluster, other.job.train.precision, keep=FIRST, most=POINTS)
     except PlaitError:
         return None
+    rate = other.job.train.global_batch_size / (ranked.seconds[0] * other.asked.ranks)
+    if rate < (1 + WORTH) * best.job.train.global_batch_size / (
+        (best.closed_form or best.seconds) * best.job.world_size
+    ):
+        return None  # not even in closed form
     for at in range(len(ranked.points)):
         try:
             one = other.predict(job_at(other.job, ranked.points.row(at)))

@@ -43,7 +43,7 @@ def test_batches_nearby_have_more_in_common_with_the_ranks(batch: int, ranks: in
 def test_ranks_nearby_can_share_more_of_the_batch(batch: int, ranks: int, node: int) -> None:
     for other in (near := near_ranks(ranks, batch, node)):
         assert 0 < abs(other - ranks) <= NEAR_RANKS * ranks
-        assert math.gcd(other, batch) / other > math.gcd(ranks, batch) / ranks
+        assert math.gcd(other, batch) / other >= 2 * math.gcd(ranks, batch) / ranks
         assert other % node == 0 or ranks < node
     assert not near or batch % ranks
 
