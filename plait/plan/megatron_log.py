@@ -37,7 +37,8 @@ from plait.plan.step_log import StepLine, add_line
 from plait.plan.told import Told
 
 BEGIN, END = re.compile(r"-{10,} arguments -{10,}"), re.compile(r"-{10,} end of arguments -{10,}")
-ARGUMENT = re.compile(r"\s*([A-Za-z]\w*) (\.*) (.*)$")
+ARGUMENT = re.compile(r"(?:^|\s)(?:([A-Za-z]\w{0,46}) \.{1,47}|([A-Za-z]\w{47,200}) ) (.*)$")
+"""A name of 48 characters or more has no dots."""
 STEP = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+ ?\|.*?elapsed time per iteration \(ms\):\s*([0-9.eE+]{1,30})")
 BATCH = re.compile(r"glob[ae]+l batch size:\s*(\d{1,15})")
 PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
@@ -111,8 +112,8 @@ class MegatronLog:
                 self.over.note("line(s) of an earlier start with another configuration", count=len(self.lines))
                 self.lines.clear()
             self.arguments, self._block = self._block, None
-        elif (match := ARGUMENT.match(line)) and len(self._block) < MOST_ARGUMENTS:
-            self._block[match[1]] = match[3].strip()[:LONGEST]
+        elif (match := ARGUMENT.search(line)) and len(self._block) < MOST_ARGUMENTS:
+            self._block[match[1] or match[2]] = match[3].strip()[:LONGEST]
         elif match := STEP.search(line):
             self.over.note("printed arguments without an end", f"iteration {match[1]}")
             self.arguments, self._block = self._block, None

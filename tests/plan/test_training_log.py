@@ -6,6 +6,7 @@ import gzip
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,8 +190,17 @@ def test_packed_prefixed_and_forked_lines_are_read(tmp_path: Path) -> None:
     forked = "\n".join(f"[default0]:{line}" for line in plain.replace(" | learning", "/5000.1 | learning").splitlines())
     (tmp_path / "b.log.gz").write_bytes(gzip.compress(forked.encode()))
     assert framework_of_log(tmp_path / "b.log.gz") == "megatron"
-    found, first = (_read(tmp_path / name) for name in ("b.log.gz", "a.log"))
-    assert (found.times, found.point) == (first.times, first.point)
+    (tmp_path / "c.log").write_text("\n".join(f"[pod/a-0] 12:00 INFO {line}" for line in plain.splitlines()))
+    found, other, first = (_read(tmp_path / name) for name in ("b.log.gz", "c.log", "a.log"))
+    assert (found.times, found.point) == (other.times, other.point) == (first.times, first.point)
+
+
+def test_a_long_name_has_no_dots(tmp_path: Path) -> None:
+    name = "check_weight_hash_across_dp_replicas_interval_of_all"
+    log = read_training_log(megatron_log(tmp_path / "a.log", 4.5, **dict[str, Any]({name: 7})), "megatron")
+    assert log.over.lines() == [
+        f"passed over 1 printed argument not understood, most of them defaults (the first: {name} = 7)"
+    ]
 
 
 @pytest.mark.parametrize(
