@@ -89,16 +89,17 @@ class Turn:
 @dataclass(frozen=True)
 class Sensitivity:
     """Changes with which the runner-up is the faster one, the least first. proposed: how many of the closed
-    form's were simulated."""
+    form's were simulated. how: they were confirmed; of jobs that are never simulated, in closed form."""
 
     turns: Sequence[Turn]
     proposed: int
+    how: str = "simulated"
 
     def told(self, slower: str = "the runner-up") -> str:
         """In a sentence."""
         if self.turns:
             changes = ", or ".join(turn.told for turn in self.turns)
-            return f"{slower.capitalize()} would be the faster one if {changes} (each alone, simulated)."
+            return f"{slower.capitalize()} would be the faster one if {changes} (each alone, {self.how})."
         if self.proposed:
             return f"What in closed form would make {slower} the faster one does not when it is simulated."
         return (
@@ -115,7 +116,8 @@ def sensitivity(planner: Planner, best: Candidate, other: Candidate) -> Sensitiv
         return None
     proposed = sorted(_proposed(planner, best, other), key=lambda turn: turn.size)[:SIMULATED]
     held = [one for turn in proposed if (one := _confirmed(planner, best, other, turn))]
-    return Sensitivity(sorted(held, key=lambda turn: turn.size), len(proposed))
+    how = "in closed form" if planner.closed else "simulated"
+    return Sensitivity(sorted(held, key=lambda turn: turn.size), len(proposed), how)
 
 
 def _proposed(planner: Planner, best: Candidate, other: Candidate) -> Iterator[Turn]:

@@ -93,6 +93,7 @@ def test_the_log_and_metrics(plan: Plan) -> None:
     metrics = Meter.of(plan, 2, 1e12).metrics(0.1, Records.of(ring_of(range(1))))
     assert (metrics["communication_seconds"], metrics["exposed_seconds"]) == pytest.approx(ALL)
     assert metrics["hidden"] == pytest.approx(31 / 56)
+    assert metrics["mfu"] == pytest.approx(plan.model.causal_step_flops(8, 2) / 2 / 0.1 / 1e12)
     assert "exposed 25 ms (25%), hidden 55%" in describe({"loss": 1.0, **metrics})
 
 

@@ -87,6 +87,19 @@ def test_a_strategy_that_fits_is_told_with_its_reasons() -> None:
     assert len(found.why) == 2
 
 
+def test_utilisation_of_long_sequences_stays_below_one() -> None:
+    """With all scores counted it would not: 7B with sequences of four million tokens."""
+    long = Job.from_dict({
+        "model": {"preset": "llama2-7b", "max_sequence": 1 << 22}, "data": {"sequence_length": 1 << 22},
+        "train": {"global_batch_size": 4, "precision": "bf16-mixed"}, "cluster": {"preset": "a100-80"},
+        "strategy": {"dp": 4, "cp": 64, "tp": 2, "cp_comm_type": {"ulysses": 16, "ring": 4}},
+    })  # fmt: skip
+    best = Planner(long, A100, 32_000).predict(long)
+    assert 0.4 < best.mfu < 0.6
+    assert best.mfu_full > 0.9
+    assert best.mfu_full / best.mfu == pytest.approx(2, rel=0.02)
+
+
 def test_an_overlap_that_does_not_pay_costs() -> None:
     """Places that differ, of which the closed form knows nothing."""
     strategy = {"pp": 2, "dp": [2, 1], "tp": [1, 2], "schedule": "1f1b"}
