@@ -31,7 +31,7 @@ from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.finalists import Finalists
+from plait.plan.finalists import DOUBT, Finalists
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
 from plait.plan.forked import shared
 from plait.plan.frameworks import Framework, framework_of
@@ -48,6 +48,9 @@ from plait.plan.space import SearchRequest, any_point
 
 SIMULATED = 6
 """Finalists of the closed form that are simulated beyond those that are shown, if they may be faster."""
+LIGHT, MANY, WIDE = 40, 20, 1.06
+"""Of models of no more layers, whose simulation takes little, so many are, and further from the best: late
+hosts and small products are where the closed form errs most."""
 FEW = 4
 """Finalists where only the best is asked for, and soon."""
 PROPOSED = 24
@@ -187,7 +190,7 @@ class Planner:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
         fits."""
         shown = self.job.plan.top
-        found, searched = self._finalists(shown, more=SIMULATED)
+        found, searched = self._finalists(shown, more=MANY if self.model.num_layers <= LIGHT else SIMULATED)
         first = first_of_family(Points.of([dict(one.point) for one in found]))  # what a person would call different
         found = [found[at] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
@@ -237,7 +240,8 @@ class Planner:
         count = sure + more
         for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            tried = Finalists(ranked, self._finalists_of)
+            light = more and self.model.num_layers <= LIGHT
+            tried = Finalists(ranked, self._finalists_of, doubt=WIDE if light else DOUBT)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.climb()

@@ -22,7 +22,7 @@ from plait.plan.search import Ranked
 
 DOUBT = 1.02
 """Finalists beyond those that are shown are predicted as long as the closed form says no more than so many
-times what the best of them takes ..."""
+times what the best of them takes, unless said otherwise ..."""
 NEAR = 1.1
 """... and neighbours as long as it says no more than so many times what it says of the best."""
 TRIED, ROUNDS = 6, 4
@@ -64,6 +64,7 @@ class Finalists(Generic[T]):
 
     ranked: Ranked
     predict: Callable[[Sequence[Point]], Sequence[T | None]]
+    doubt: float = DOUBT
     found: list[tuple[Point, T]] = field(default_factory=list[tuple[Point, T]])
     refused: list[Point] = field(default_factory=list[Point])
     _known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
@@ -75,7 +76,7 @@ class Finalists(Generic[T]):
         while at < len(said) and len(self.found) < 2 * count:
             best = self.best[1].seconds if self.found else math.inf
             had = len(self.found)
-            limit = math.inf if had < sure else DOUBT * best if had < count else best
+            limit = math.inf if had < sure else self.doubt * best if had < count else best
             enough = next(some for some in (sure, count, 2 * count) if some > had) - had
             some = [one for one in range(at, min(at + enough, len(said))) if said[one] <= limit]
             if not some:

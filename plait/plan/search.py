@@ -24,7 +24,7 @@ from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.fits import KINDS, by_kind
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
-from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
+from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -39,7 +39,7 @@ FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "s
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
 CELLS = 8
-"""Arrangements of ranks that are looked at in full."""
+"""Arrangements of ranks that are looked at in full, with sequence parallelism and without."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     if not len(space):
         raise _Search(asked, cluster, precision, keep).relaxing.empty()
     first = _Search(asked, cluster, precision, keep).run(space)
-    finer = enumerate_cells(asked, _cells(first.points)[:CELLS], most=most // 2)
+    cells = _cells(first.points)[:CELLS]
+    others = [other for cell in cells if (other := other_stream(asked, cell)) and other not in cells]
+    finer = enumerate_cells(asked, [*cells, *others], most=most // 2)
     second = _Search(asked, cluster, precision, keep).run(finer)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])

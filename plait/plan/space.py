@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import product
 
@@ -196,7 +196,7 @@ def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
                 _rings(asked, cp, tp, coarse), streams, _shares(asked, dp * cp * (tp if whole else 1))
             ):
                 ulysses_held = all(one.holds(cp // ring) for one in asked.constraints if one.quantity == "ulysses")
-                if cp % ring == 0 and ulysses_held and valid(tp, cp, ring, bool(flat)):
+                if cp % ring == 0 and ulysses_held and valid(tp, cp, ring, flat):
                     yield Cell(pp, dp, cp, ring, tp, flat, ep)
 
 
@@ -215,15 +215,24 @@ def _rings(asked: SearchRequest, cp: int, tp: int, coarse: Coarseness) -> list[i
     return asked.among("ring", tried)
 
 
-def _valid(asked: SearchRequest, tp: int, cp: int, ring: int, sequence_parallel: bool) -> bool:
+def _valid(asked: SearchRequest, tp: int, cp: int, ring: int, sequence_parallel: int) -> bool:
     if sequence_parallel and tp == 1:
         return False
-    strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=sequence_parallel)
+    strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=bool(sequence_parallel))
     try:
         strategy.check(asked.model, batch=1, sequence=asked.sequence)
     except JobError:
         return False
     return True
+
+
+def other_stream(asked: SearchRequest, cell: Cell) -> Cell | None:
+    """The same ranks with sequence parallelism, or without; None where that is not allowed."""
+    flat = 1 - cell.sequence_parallel
+    allowed = asked.allows("sequence_parallel", flat) and cell.tp > 1
+    return (
+        replace(cell, sequence_parallel=flat) if allowed and _valid(asked, cell.tp, cell.cp, cell.ring, flat) else None
+    )
 
 
 class _Known:

@@ -17,6 +17,7 @@ from plait.core.job.spec import Job
 from plait.core.step.columns.points import OVERLAPS, Points
 from plait.plan import answer
 from plait.plan.answer import Candidate, Planner
+from plait.plan.finalists import Finalists
 from plait.plan.search import Ranked
 from tests.support.models import gpt, utransformer
 
@@ -72,6 +73,7 @@ class Ranking:
 def finalists(sure: int, more: int, monkeypatch: pytest.MonkeyPatch, searched: int, **sections: Any) -> list[int]:
     """Numbers of the points that are answered, in order. sure: as ``plan.top``; searched: how many are."""
     monkeypatch.setattr(answer, "SIMULATED", more)
+    monkeypatch.setattr(answer, "LIGHT", 0)
     monkeypatch.setattr(Planner, "why", lambda *_: [])
     told = Planner(job(plan={"top": sure}, **sections), A100, 256).answer()
     assert told.searched == searched
@@ -105,6 +107,18 @@ def test_as_many_are_simulated_as_may_be_among_the_best(
     assert sorted(set(ranking.predicted)) == predicted
     assert len(ranking.predicted) == len(predicted)
     assert ranking.kept == [8]
+
+
+def test_of_models_that_are_simulated_quickly_more_are_and_further_from_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = [1.0, 1.03, 1.05, 1.07]
+    ranking = Ranking(monkeypatch, said, [1.0, 1.0, 0.9, 0.8])
+    monkeypatch.setattr(Planner, "why", lambda *_: [])
+    monkeypatch.setattr(Finalists, "climb", lambda _: None)
+    told = Planner(job(plan={"top": 1}), A100, 256).answer()
+    assert sorted(ranking.predicted) == [0, 1, 2]
+    assert told.best.seconds == 0.9
 
 
 def test_the_chosen_one_is_the_best_of_four(monkeypatch: pytest.MonkeyPatch) -> None:

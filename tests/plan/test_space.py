@@ -31,6 +31,7 @@ from plait.plan.space import (
     enumerate_cells,
     enumerate_space,
     factors,
+    other_stream,
 )
 
 SHAPES = {
@@ -156,6 +157,15 @@ def test_shard_factors_divide_and_have_both_ends(replicas: int, local: int, few:
     assert all(replicas % one == 0 for one in found)
     if not few:
         assert set(found) >= {one for one in range(1, local + 1) if local % one == 0 == replicas % one}
+
+
+def test_the_other_stream_of_an_arrangement_is_tried_where_it_is_allowed() -> None:
+    cell = Cell(pp=1, dp=2, cp=1, ring=1, tp=2, sequence_parallel=1, ep=1)
+    assert other_stream(space(4, 8), cell) == replace(cell, sequence_parallel=0)
+    assert other_stream(space(4, 8), replace(cell, sequence_parallel=0)) == cell
+    assert other_stream(space(4, 8, fixed={"sequence_parallel": [1]}), cell) is None
+    assert other_stream(space(4, 8, "sequence_parallel == 1"), cell) is None
+    assert other_stream(space(4, 8), replace(cell, dp=4, tp=1, sequence_parallel=0)) is None
 
 
 @pytest.mark.parametrize(("layers", "most", "virtual"), [
