@@ -315,8 +315,8 @@ def _shardings(asked: SearchRequest, replicas: int, tp: int, all_factors: bool) 
 
 @cache
 def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
-    """Shard factors to try: within the innermost links every divisor, beyond them a few on the way to all
-    (AMSP, arXiv 2311.00257, cuts nodes and what is in them apart).
+    """Shard factors to try: within the innermost links every divisor, beyond them some on the way to all
+    (AMSP, arXiv 2311.00257, cuts nodes and what is in them apart). few: both ends and one between.
 
     >>> factors(1024, 8)
     (1, 2, 4, 8, 32, 128, 1024)
@@ -326,7 +326,7 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
     if few:
         inside = sorted({1, inside[-1]})
     beyond = [one for one in divisors if one > local and one % inside[-1] == 0][:-1]
-    between = [] if few else beyond[1::2][:2]
+    between = beyond[len(beyond) // 2 :][:1] if few else beyond[1::2][:2]
     return tuple(sorted({*inside, *between, replicas}))
 
 
