@@ -182,6 +182,14 @@ def tell(result: dict[str, Any], options: argparse.Namespace) -> None:
     keep(result, options)
 
 
+def _portable(word: str) -> str:
+    """A word of a command without where this machine has the project, or what lies beside it."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(HERE.parent)) if path.is_relative_to(HERE.parent) else path.name
+
+
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Write ``result`` to the file that ``--save`` names, with date, machine, load, commit and command; with
     ``--json`` print it as one line."""
@@ -193,7 +201,7 @@ def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     if options.save:
         where = {
             "machine": machine(), "load_before": round(LOAD, 2), "stolen": round(share, 4), "commit": commit(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": " ".join(["python", *map(_portable, sys.argv)]),
         }  # fmt: skip
         kept = {"date": datetime.now(UTC).date().isoformat(), **where, **result}
         Path(options.save).parent.mkdir(parents=True, exist_ok=True)

@@ -163,10 +163,14 @@ class _SharedParts:
         return self.busy + self.batch.sent + self.again * self.batch.sent_again
 
     @cached_property
+    def _turns(self) -> Any:
+        """Whether the first place has the last stage."""
+        return (self.asked.points.schedule == ZB_V) & (self.asked.points.pp > 1)
+
+    @cached_property
     def ends(self) -> list[Column]:
         """Beside its layers, of the first, an inner and the last place."""
-        points, batch = self.asked.points, self.batch
-        turns = (points.schedule == ZB_V) & (points.pp > 1)  # the first place has the last stage
+        points, batch, turns = self.asked.points, self.batch, self._turns
         chunks, one = np.maximum(points.virtual, 1), points.pp == 1
         outer = (
             batch.embedding + np.where(turns, batch.head, 0) + (chunks - turns) * batch.leave,
@@ -181,8 +185,7 @@ class _SharedParts:
     def late(self) -> list[Column]:
         """What these places wait for the host, which launches a direction from its beginning on: so a head's
         backward gives it time."""
-        batch, points = self.batch, self.asked.points
-        turns = (points.schedule == ZB_V) & (points.pp > 1)
+        batch, points, turns = self.batch, self.asked.points, self._turns
         heads = [np.where(turns, batch.head_backward, 0), 0.0, np.where(turns, 0, batch.head_backward)]
         alone = points.ranks == points.tp  # one list has both directions: what a forward gains, the backward has
         found = list[Column]()

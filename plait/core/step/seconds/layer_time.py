@@ -24,7 +24,7 @@ from plait.core.step.seconds.rates import Seconds
 
 LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
 """Widths of latent attention."""
-SYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "domino", "no-communication"))
+SYNC, DOMINO = (OVERLAPS.index(name) for name in ("sync", "domino"))
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 HIDE_FORWARD, HIDE_BACKWARD = (
     np.array([name in (way, "both") for name in SHARD_OVERLAPS]) for way in ("forward", "backward")
@@ -70,7 +70,12 @@ class Layer(Priced):
     @cached_property
     def linear(self) -> Seconds:
         """Matrix products, forward."""
-        return self.sums.forward.products + self._latent(rates.matmul) + self.routed.products(backward=False)
+        return self.sums.forward.products + self._beside_ops
+
+    @cached_property
+    def _beside_ops(self) -> Seconds:
+        """Forward products that no op of a list has: of latent attention's first weights, and of experts."""
+        return self._latent(rates.matmul) + self.routed.products(backward=False)
 
     @cached_property
     def three(self) -> Seconds:
@@ -127,16 +132,15 @@ class Layer(Priced):
     def again(self) -> Seconds:
         """What a layer that recomputes computes again. Plait keeps what attention and MLP begin with: all of
         a forward but the products whose results are summed, and what is then added."""
-        routed = self.routed.products(backward=False) + self._sorting + self._latent(rates.matmul)
-        own = self.sums.again.seconds + np.where(self.points.recompute == FULL, routed, 0.0)
+        more = np.where(self.points.recompute == FULL, self._beside_ops + self._sorting, 0.0)
+        own = self.sums.again.seconds + more
         return self._repeated(self.forward, self.sums.forward.attention, own)
 
     @cached_property
     def linear_again(self) -> Seconds:
         """Of it, matrix products."""
-        more = self.routed.products(backward=False) + self._latent(rates.matmul)
-        routed = np.where(self.points.recompute == FULL, more, 0.0)
-        return self._repeated(self.linear, 0.0, self.sums.again.products + routed)
+        more = np.where(self.points.recompute == FULL, self._beside_ops, 0.0)
+        return self._repeated(self.linear, 0.0, self.sums.again.products + more)
 
     @cached_property
     def attention_again(self) -> Seconds:
