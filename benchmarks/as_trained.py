@@ -20,7 +20,8 @@ from typing import Any
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 
 GIB = 2**30
 TRAINED: dict[str, Any] = {

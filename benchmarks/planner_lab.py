@@ -40,8 +40,9 @@ from rich.table import Table
 from plait.core.base.errors import PlaitError
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import asked_of, job_at
+from plait.plan.candidate import Candidate
 from plait.plan.recorded import read_seconds
 from plait.plan.search import FAMILY
 from plait.plan.space import enumerate_space

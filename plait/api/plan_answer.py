@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Answer, Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Answer, Candidate
 from plait.plan.divisors import Hint
 from plait.plan.expense import Expense
 from plait.plan.fits import KINDS

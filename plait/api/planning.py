@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from plait.api.plan_answer import ComparedPlans, KnownClusters, PlanAnswer, PredictedPlan
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.plan.answer import Answer, Candidate, Planner
+    from plait.plan.answer import Planner
+    from plait.plan.candidate import Answer, Candidate
     from plait.plan.emit import Emitted
     from plait.plan.told import Told
 

@@ -30,6 +30,7 @@ from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
+from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.finalists import DOUBT, Finalists
 from plait.plan.fits import MOST_LAYERS, by_kind, check_size
@@ -64,76 +65,6 @@ LISTS = (
     "p2",
 )  # fmt: skip
 """Columns that lists of ops depend on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
-    step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing. mfu: by the causal half of
-    attention's scores; mfu_full: by all of them, which may exceed 1."""
-
-    job: Job
-    point: Mapping[str, int]
-    seconds: float
-    low: float
-    high: float
-    closed_form: float | None
-    parts: Mapping[str, float]
-    memory: MemoryReport
-    tokens_per_second: float
-    mfu: float
-    mfu_full: float
-
-    @property
-    def most_memory(self) -> int:
-        """Bytes of the fullest rank."""
-        return self.memory.fullest.total
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")} | {
-            "strategy": self.job.to_dict()["strategy"],
-            "micro_batch_size": self.job.train.micro_batch_size,
-            "memory": [
-                asdict(each.place.memory) | {"overhead": each.overhead, "total": each.total}
-                for each in self.memory.places
-            ],
-            **self.memory.to_dict(),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """candidates: the fastest first; where the safest is asked for, this and then the fastest. why: sentences
-    about the first. frees: what would free memory of it. searched: points of the space. framework: which is
-    to run it, and its version; empty for Plait."""
-
-    model: ModelSpec
-    cluster: Cluster
-    ranks: int
-    candidates: Sequence[Candidate]
-    why: Sequence[str]
-    searched: int
-    framework: str = ""
-    frees: Sequence[Freed] = ()
-
-    @property
-    def best(self) -> Candidate:
-        """The first."""
-        return self.candidates[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "cluster": self.cluster.name,
-            "ranks": self.ranks,
-            "searched": self.searched,
-            "why": list(self.why),
-            "memory_margin": asdict(self.best.memory.margin),
-            "would_free_memory": [one.to_dict() for one in self.frees],
-            "candidates": [one.to_dict() for one in self.candidates],
-        } | ({"framework": self.framework} if self.framework else {})
 
 
 @dataclass(frozen=True)
@@ -186,11 +117,16 @@ class Planner:
         """Whether it is predicted in closed form alone, since lists of ops do not have all of it."""
         return bool(self.model.experts or self.model.kv_lora_rank or self.job.untrained or self.framework)
 
+    @property
+    def _light(self) -> bool:
+        """Whether simulating a finalist takes little."""
+        return self.model.num_layers <= LIGHT
+
     def answer(self) -> Answer:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
         fits."""
         shown = self.job.plan.top
-        found, searched = self._finalists(shown, more=MANY if self.model.num_layers <= LIGHT else SIMULATED)
+        found, searched = self._finalists(shown, more=MANY if self._light else SIMULATED)
         first = first_of_family(Points.of([dict(one.point) for one in found]))  # what a person would call different
         found = [found[at] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
@@ -240,8 +176,7 @@ class Planner:
         count = sure + more
         for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            light = more and self.model.num_layers <= LIGHT
-            tried = Finalists(ranked, self._finalists_of, doubt=WIDE if light else DOUBT)
+            tried = Finalists(ranked, self._finalists_of, doubt=WIDE if more and self._light else DOUBT)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.climb()

@@ -8,7 +8,8 @@ from dataclasses import replace
 from plait.core.base.errors import PlaitError
 from plait.core.base.text import in_bytes, in_seconds
 from plait.core.job.spec import Job
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 from plait.plan.emit_words import Emitted
 from plait.plan.frameworks import FRAMEWORKS
 from plait.plan.read_literals import python_settings

@@ -16,8 +16,9 @@ from typing import Any
 
 from plait.core.base.errors import PlaitError
 from plait.core.base.text import in_seconds
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import job_at
+from plait.plan.candidate import Candidate
 from plait.plan.search import search
 
 NEAR_BATCH, NEAR_RANKS = 0.05, 0.15

@@ -13,7 +13,7 @@ from typing import Any
 from plait.core.base.text import counted
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.amounts import in_tokens, tokens_of
-from plait.plan.answer import Candidate
+from plait.plan.candidate import Candidate
 
 DAY = 86_400.0
 """Seconds."""

@@ -18,7 +18,8 @@ from plait.core.cluster.efficiency import QUANTISED
 from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds.closed_form import total_seconds
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 from plait.plan.job_options import options_of
 from plait.plan.reasons import ALIKE
 from plait.plan.what_if import changed_cluster, scaled

@@ -32,7 +32,8 @@ from plait.diagnose.reading import recorded
 from plait.diagnose.recording import Recording
 from plait.place.placing import place
 from plait.place.problem import Problem
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
 from tests.support.recordings import made

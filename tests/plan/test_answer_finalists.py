@@ -16,7 +16,8 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import OVERLAPS, Points
 from plait.plan import answer
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 from plait.plan.finalists import Finalists
 from plait.plan.search import Ranked
 from tests.support.models import gpt, utransformer

@@ -10,8 +10,9 @@ import pytest
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import with_own_vocabulary
+from plait.plan.candidate import Candidate
 from plait.plan.what_if import changed_cluster
 
 PLAIN = ("batch_slices == 1", "column_slices == 1")

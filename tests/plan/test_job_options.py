@@ -19,7 +19,8 @@ from plait.core.step.memory.live import KEPT_LAYER
 from plait.core.step.memory.memory_options import MatrixBytes
 from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.options import Options
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
+from plait.plan.candidate import Candidate
 from plait.plan.job_options import options_of
 
 STRATEGY = {"tp": 2, "dp": 4, "shard": "zero1", "schedule": "1f1b", "overlap": "async", "slices": {"batch": 1}}

@@ -16,8 +16,9 @@ from plait.core.job.constraint import NO_MARGIN, SURE, Margin
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.seconds.closed_form import total_seconds
-from plait.plan.answer import Answer, Planner
+from plait.plan.answer import Planner
 from plait.plan.band import memory_deviation
+from plait.plan.candidate import Answer
 from plait.plan.memory_report import MemoryReport, PlaceMemory, percent
 from plait.plan.needs import Needs
 from plait.plan.safest import LONGER, SURELY, roomiest

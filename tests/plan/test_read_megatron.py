@@ -19,8 +19,9 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
-from plait.plan.answer import Answer, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import job_at, point_of
+from plait.plan.candidate import Answer
 from plait.plan.emit import emit
 from plait.plan.frameworks import FRAMEWORKS
 from plait.plan.megatron_flags import DEGREES, EXPERTS, HARMLESS, MORE_SHAPES, SHAPES, SWITCHES, UNMODELLED, VALUES

@@ -23,8 +23,9 @@ from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.closed_memory import step_memory, usable
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import forked
-from plait.plan.answer import Answer, Candidate, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import job_at
+from plait.plan.candidate import Answer, Candidate
 from plait.plan.relax import key_of
 from plait.plan.search import FAMILY, search
 from plait.plan.space import SearchRequest, enumerate_space

@@ -8,8 +8,9 @@ import pytest
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.plan.answer import Candidate, Planner
+from plait.plan.answer import Planner
 from plait.plan.asking import job_at
+from plait.plan.candidate import Candidate
 from plait.plan.sensitivity import MATMUL, RATES, TRIED, Sensitivity, Turn, sensitivity
 
 H100 = Cluster.preset("h100")
