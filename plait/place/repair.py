@@ -17,6 +17,7 @@ from plait.core.base.errors import PlacementError
 from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
 from plait.place.bounds import lower_bound
+from plait.place.hosts import leaf_spread
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, seconds_of, spread_of
 
@@ -242,11 +243,12 @@ def _result(problem: Problem, old: Placement, fixed: _Repairing, note: str) -> R
     cells = tuple(known[pod] for pod in fixed.pods)
     spread = spread_of(plain, cells)
     dp, pp, ep = seconds_of(problem, cells, spread.rows) or (old.dp_seconds, old.pp_seconds, old.ep_seconds)
+    leaves = leaf_spread(problem, fixed.hosts, {host: fixed.where[host].leaf for host in fixed.hosts})
     placement = replace(
         old, hosts=tuple(fixed.hosts), minipods=tuple(fixed.minipods),
         spares=tuple(host for host in fixed.spares if host not in set(fixed.hosts)),
         preempted=(), row_spread=spread.rows, column_spread=spread.columns, used=spread.used,
-        crossings=spread.crossings, score=problem.score(spread.rows, spread.columns), bound=lower_bound(problem),
+        crossings=spread.crossings, row_leaves=leaves[0], column_leaves=leaves[1], score=problem.score(spread.rows, spread.columns), bound=lower_bound(problem),
         alpha=problem.alpha, note=note, dp_seconds=dp, pp_seconds=pp, ep_seconds=ep,
         topology=problem.topology, solved_in=0.0,
     )  # fmt: skip

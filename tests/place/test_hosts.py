@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.placing import arranged, hosts_of, place
+from plait.place.hosts import arranged, hosts_of
+from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares
 
 
@@ -88,7 +89,7 @@ def test_what_is_free_is_taken_before_what_others_hold() -> None:
     held = Pool(minipod="a", leaves=(("f0", "f1", "f2"),), held=("h0", "h1", "h2"))
     problem = Problem(heights=(4,), pools=(held,), price=1.0, spares=Spares(per_minipod=1))
     found = hosts_of(problem, (0, 0, 0, 0))
-    assert found == (("f0", "f1", "h0", "h1"), ("f2",), ("h0", "h1"))
+    assert found[:3] == (("f0", "f1", "h0", "h1"), ("f2",), ("h0", "h1"))
     pairs = Problem(heights=(2,), pools=(held,), price=1.0, nodes_per_cell=2)
     assert hosts_of(pairs, (0, 0)).nodes == ("f0", "f1", "f2", "h0")
 
@@ -105,3 +106,39 @@ def test_rows_are_put_in_the_order_of_fewest_crossings() -> None:
     assert arranged(problem, (1, 1, 0, 1, 1, 0)) == (1, 1, 0, 1, 1, 0), "no better"
     unequal = Problem(heights=(2, 1), pools=(pool(9),))
     assert arranged(unequal, (1, 0, 1)) == (1, 0, 1)
+
+
+def leaves_over(problem: Problem, hosts: tuple[str, ...]) -> tuple[int, int]:
+    """Most leaves of a row and of a column, from the names of nodes."""
+    rows, columns = (
+        max(len({leaves_of(hosts)[cell] for cell in group}) for group in groups)
+        for groups in (problem.rows, problem.columns)
+    )
+    return rows, columns
+
+
+@pytest.mark.parametrize(("alpha", "rows", "columns"), [(0.0, 1, 4), (1.0, 4, 1), (0.5, 2, 2)])
+def test_leaves_are_traded_as_minipods_are(alpha: float, rows: int, columns: int) -> None:
+    """4 x 4 on four leaves of four: whole rows, whole columns, or squares of two by two."""
+    problem = Problem(heights=(4,) * 4, pools=(pool(4, 4, 4, 4),), alpha=alpha)
+    placed = place(problem)
+    assert (placed.row_leaves, placed.column_leaves) == (rows, columns) == leaves_over(problem, placed.hosts)
+    assert (placed.row_spread, placed.column_spread) == (1, 1)
+
+
+@given(
+    rows=st.integers(1, 5), columns=st.integers(1, 5), leaf=st.integers(1, 6), alpha=st.sampled_from((0.0, 0.3, 1.0))
+)
+def test_leaves_never_cost_minipods_and_are_never_worse_than_row_by_row(
+    rows: int, columns: int, leaf: int, alpha: float
+) -> None:
+    sizes = [leaf] * (-(-rows * columns // leaf) + 1)
+    pools = (pool(*sizes, name="a"), pool(*sizes[1:], name="b"))
+    problem = Problem(heights=(rows,) * columns, pools=pools, alpha=alpha, limit=0.0)
+    placed = place(problem)
+    flat = [replace(one, leaves=(tuple(name for own in one.leaves for name in own),)) for one in pools]
+    by_row = place(replace(problem, pools=tuple(flat))).hosts
+    assert (placed.row_spread, placed.column_spread) == (1, 1)
+    mine, before = (leaves_over(problem, hosts) for hosts in (placed.hosts, by_row))
+    assert mine == (placed.row_leaves, placed.column_leaves)
+    assert alpha * mine[1] + (1 - alpha) * mine[0] <= alpha * before[1] + (1 - alpha) * before[0] + 1e-9
