@@ -58,6 +58,9 @@ class PlacedAnswer(Shown):
         yield ""
         spread = f"A PP group lies in at most {counted(placement.row_spread, 'minipod')}, a DP group in "
         yield f"{spread}{counted(placement.column_spread, 'minipod')}. {_scored(placement)}"
+        if placement.row_leaves:
+            leaves = f"a PP group under at most {placement.row_leaves}, a DP group under {placement.column_leaves}"
+            yield f"Of leaf switches, the second thing looked at: {leaves}."
         if self.why and placement.by == "spread":
             yield f"alpha {placement.alpha:.2f}: {self.why}."
         if placement.seconds is not None:

@@ -78,7 +78,8 @@ class Placing:
         matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
         if asked.alpha is None:
             jobs = known_profiled() if asked.affinity == "auto" else read_profiled(Path(asked.affinity))
-            found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
+            gpu = kind or next(iter(types_of(self.tree)), "") or device
+            found = affinity_of(matrix, jobs, gpu, asked.distance)
             self.alpha, self.why = found.alpha, found.why
         else:
             self.alpha = asked.alpha

@@ -25,8 +25,9 @@ from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import MOST_GPUS, Trace
 from plait.place.workload import JobTrace, copies_of, workload
+from plait.place.zone import JobShape
 
-__all__ = ["ClusterShape", "Planned", "Replay", "fit_durations", "predict_durations", "replay_queue"]
+__all__ = ["ClusterShape", "JobShape", "Planned", "Replay", "fit_durations", "predict_durations", "replay_queue"]
 
 Told = Callable[..., None]
 """Takes a line of progress; ``passing=True``: one that may be left out."""
@@ -119,7 +120,8 @@ class Replayed(Shown):
             "planned": [
                 {
                     "nodes": one.nodes, "arrival_h": one.arrival / HOUR, "notice_h": one.notice / HOUR,
-                    "duration_h": one.duration / HOUR,
+                    "duration_h": one.duration / HOUR, "spares": one.spares,
+                    "shape": one.shape and [one.shape.rows, one.shape.columns],
                 }
                 for one in asked.planned
             ],
@@ -153,12 +155,15 @@ class Replayed(Shown):
         ]  # fmt: skip
         yield Table(title, header, rows)
         yield KEPT_ONES + (" Of several planned jobs the worst counts." if len(planned) > 1 else "")
-        if len(planned) > 1 or any(one.moved for each in self.policies for one in each.planned):
+        shaped = any(one.shape or one.spares for one in planned)
+        if shaped or len(planned) > 1 or any(one.moved for each in self.policies for one in each.planned):
             yield ""
             yield self._each_planned()
             yield (
                 "at first: reserved nodes that others held at the announcement. moved: reserved nodes exchanged for "
                 "others that are empty sooner."
+                + shaped
+                * " DP, PP: minipods of the most spread group. lent: preemptible jobs that started on spares."
             )
 
     def _without_planned(self, title: str) -> Table:
@@ -174,11 +179,14 @@ class Replayed(Shown):
 
     def _each_planned(self) -> Table:
         share = (Column(head, ".1%") for head in ("at first", "held", "then"))
-        header = ("policy", "planned", *share, "moved", "in", "late", Column("start", _hours))
         planned = self.asked.planned
+        header = ("policy", "planned", *share, "moved", "in", "late", Column("start", _hours))
+        shaped, spared = (any(getattr(one, name) for one in planned) for name in ("shape", "spares"))
+        header += ("DP", "PP") * shaped + ("lent",) * spared
         rows = [
             (each.policy, f"{one.nodes} at {planned[at].arrival / HOUR:g} h", one.announced, one.before, one.at,
-             one.moved, one.admitted, one.late, one.delay)
+             one.moved, one.admitted, one.late, one.delay, *(one.dp_spread, one.pp_spread) * shaped,
+             *(one.lent,) * spared)
             for each in self.policies
             for at, one in enumerate(each.planned)
         ]  # fmt: skip

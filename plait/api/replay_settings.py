@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from plait.api.queueing import ClusterShape, Planned, Replay
+from plait.api.queueing import ClusterShape, JobShape, Planned, Replay
 from plait.api.topologies import read_topology
-from plait.core.base.codec.data import Count, Positive, Texts
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Texts
 from plait.core.base.codec.json_text import read_json
 from plait.core.base.errors import JobError
 from plait.core.base.files import reason_of
 from plait.core.base.text import counted
+from plait.core.job.place_settings import Weight
 from plait.place.readers import Remarks
 
 TIME = re.compile(
@@ -28,11 +29,14 @@ class ReplaySettings:
     """Settings of a replay as people write them: times such as ``1d12h``, ``90m``.
 
     nodes, gpus_per_node, minipod: of the cluster; the planned job is packed by minipods. reserve: planned
-    jobs, each ``NODES@TIME`` after the replay's start. announce: how long before its arrival one is known.
-    planned_for: how long it runs. zone: files of the nodes of placements, one a planned job. topology: which
-    number these nodes have. policy: names with commas between them. overlay, load: copies of the trace, or
-    the share of all GPUs that they ask for. window: how long jobs arrive. late: jobs still there when the
-    planned one comes are preempted, or delay it. checkpoint, replan, level: as of a ``Replay``.
+    jobs, each ``NODES@TIME`` after the replay's start. shape: PP groups times stages of each, ``150x8``,
+    to place it when it is announced; alpha: weight of its DP groups; price: score of a node that another
+    job leaves, 0: a share of a minipod. spares: nodes kept beside each. announce: how long before its
+    arrival one is known. planned_for: how long it runs. zone: files of the nodes of placements, one a
+    planned job. topology: which number these nodes have. policy: names with commas between them. overlay,
+    load: copies of the trace, or the share of all GPUs that they ask for. window: how long jobs arrive.
+    late: jobs still there when the planned one comes are preempted, or delay it. checkpoint, replan,
+    level: as of a ``Replay``.
     """
 
     nodes: Count = 2000
@@ -41,6 +45,10 @@ class ReplaySettings:
     reserve: Texts = ()
     announce: str = "4h"
     planned_for: str = "12h"
+    shape: Texts = ()
+    alpha: Weight = 0.3
+    price: NotNegative = 0.0
+    spares: Natural = 0
     zone: Texts = ()
     topology: str = ""
     policy: str = "all"
@@ -64,9 +72,13 @@ class ReplaySettings:
         )  # fmt: skip
 
     def _planned(self, remark: Callable[[Remarks], None]) -> list[Planned]:
-        if self.zone and len(self.zone) != len(self.reserve):
-            problem = f"{counted(len(self.zone), 'file')} for {counted(len(self.reserve), 'planned job')}"
-            raise JobError(problem, key="zone", fix="Give one for each of reserve, or none")
+        for key, noun in (("zone", "file"), ("shape", "shape")):
+            given = getattr(self, key)
+            if given and len(given) != len(self.reserve):
+                problem = f"{counted(len(given), noun)} for {counted(len(self.reserve), 'planned job')}"
+                raise JobError(problem, key=key, fix="Give one for each of reserve, or none")
+        if self.zone and self.shape:
+            raise JobError("a job whose zone is given is not placed", key="shape", fix="Leave out shape or zone")
         duration, notice = _seconds("planned_for", self.planned_for, positive=True), _seconds("announce", self.announce)
         places = places_in(self.topology, remark) if self.topology else {}
         found: list[Planned] = []
@@ -74,9 +86,18 @@ class ReplaySettings:
             count, sign, when = text.partition("@")
             if not sign or not count.strip().isdigit():
                 raise JobError(f"'{text}' is no NODES@TIME", key="reserve", fix="Write for example 1200@+22h")
-            zone, arrival = zone_of(Path(self.zone[at]), places) if self.zone else None, _seconds("reserve", when)
-            found.append(Planned(nodes=int(count), arrival=arrival, notice=notice, duration=duration, zone=zone))
+            zone = zone_of(Path(self.zone[at]), places, spares=self.spares > 0) if self.zone else None
+            found.append(Planned(
+                nodes=int(count), arrival=_seconds("reserve", when), notice=notice, duration=duration,
+                spares=self.spares, shape=self._shape(self.shape[at]) if self.shape else None, zone=zone,
+            ))  # fmt: skip
         return found
+
+    def _shape(self, text: str) -> JobShape:
+        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text.strip())
+        if not found or not all(map(int, found.groups())):
+            raise JobError(f"'{text}' is no ROWSxSTAGES", key="shape", fix="Write for example 150x8")
+        return JobShape(rows=int(found[1]), columns=int(found[2]), alpha=self.alpha, price=self.price)
 
 
 def _seconds(key: str, text: str, *, positive: bool = False) -> float:
@@ -93,9 +114,10 @@ def _seconds(key: str, text: str, *, positive: bool = False) -> float:
 # ---- zones ----
 
 
-def zone_of(file: Path, places: dict[str, int]) -> list[int]:
+def zone_of(file: Path, places: dict[str, int], *, spares: bool = False) -> list[int]:
     """The node numbers of a file: a JSON list of them, or of names, or a rank table or placement with its
-    ``hosts``. places: numbers of names, by a topology. Raises JobError for anything else."""
+    ``hosts``. places: numbers of names, by a topology. spares: whether those of a placement come behind.
+    Raises JobError for anything else."""
 
     def refuse(why: str | Exception) -> JobError:
         fix = "Write [0, 1, 2], or give a rank table and its topology"
@@ -107,7 +129,9 @@ def zone_of(file: Path, places: dict[str, int]) -> list[int]:
     except (OSError, ValueError) as error:
         raise refuse(error) from None
     if isinstance(value, dict):
-        value = cast("dict[str, Any]", value).get("hosts")
+        table = cast("dict[str, Any]", value)
+        value, more = table.get("hosts"), table.get("spares")
+        value = [*value, *more] if spares and isinstance(value, list) and isinstance(more, list) else value
     if not isinstance(value, list):
         raise refuse("it is no list, and has no hosts")
     return [_number(node, places, refuse) for node in cast("list[Any]", value)]

@@ -1,4 +1,5 @@
-"""Admission: Algorithm 1 of Arnold (arXiv 2509.15940), decided in one place for the replay and for a live cluster.
+"""Admission: Algorithm 1 of Arnold (arXiv 2509.15940), decided in one place for the replay and for a live
+cluster.
 
 ::
 

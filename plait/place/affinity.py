@@ -2,8 +2,8 @@
 been timed (Arnold, arXiv 2509.15940, section 5.2).
 
 Jobs are compared by r1, computation for what is sent, and r2, DP bytes for PP bytes. The paper takes the
-plain distance; r1 and r2 differ by orders of magnitude, so that one of them would decide alone. Here it is
-that of their logarithms, each over its deviation among the jobs compared with.
+plain distance (``plain``); r1 and r2 differ by orders of magnitude, so that one of them would decide alone.
+By default (``scaled``) it is that of their logarithms, each over its deviation among the jobs compared with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from pathlib import Path
 from statistics import pstdev
-from typing import Any
+from typing import Any, Literal
 
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import data_folder, specs_folder
@@ -21,6 +21,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.numbers import shown
 from plait.core.job.communication import CommunicationMatrix, Volume
 
+Distance = Literal["scaled", "plain"]
 NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
 TEXTS = ("name", "gpu", "source", "date")
 NAME = "affinity.toml"
@@ -100,7 +101,9 @@ def _profiled(job: Any, key: str, file: str) -> Profiled:
     )  # fmt: skip
 
 
-def affinity_of(matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str = "") -> Affinity:
+def affinity_of(
+    matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str = "", distance: Distance = "scaled"
+) -> Affinity:
     """Of the job nearest to a matrix among those on the same GPU; among all, if there are none."""
     if len(matrix.heights) == 1:
         return Affinity(alpha=1.0, why="the job has no PP groups to spread")
@@ -117,10 +120,12 @@ def affinity_of(matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str 
     scales = _scales(compared)
     found, nearest = inf, compared[0]
     for job in compared:
-        apart = hypot(*(log(a / b) / scale for a, b, scale in zip(ratios, job.ratios, scales, strict=True)))
+        pairs = list(zip(ratios, job.ratios, scales, strict=True))
+        apart = hypot(*(a - b if distance == "plain" else log(a / b) / scale for a, b, scale in pairs))
         if apart < found:
             found, nearest = apart, job
-    why = f"as {nearest.name} on {nearest.gpu}, the nearest profiled job (distance {found:.1f})"
+    kind = "plain distance" if distance == "plain" else "distance"
+    why = f"as {nearest.name} on {nearest.gpu}, the nearest profiled job ({kind} {found:.1f})"
     if gpu and not same:
         why += f"; none was profiled on {gpu}"
     return Affinity(alpha=nearest.alpha, why=why)

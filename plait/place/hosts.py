@@ -1,13 +1,13 @@
 """Hosts of a placement inside its minipods, by leaf switch.
 
-Leaves are kept whole for the jobs that come next: as few as can be are touched, and the last one is the fullest
-by what is taken. How far groups spread over leaves is the second term of a placement, after their spread over
-minipods: inside one the choice changed throughput by 0.3 % at most (Arnold, section 4), but nodes that exchange
-much data belong under one switch, where their flows meet no others (MegaScale, arXiv 2402.15627, section 3.6).
-Cells are filled in bands of columns, row by row within one: bands as wide as the job keep rows on few leaves, of
-one column keep columns there. The band is taken whose leaves, weighted by alpha as minipods are, are fewest; at a
-tie the widest, so that a ring along a column leaves each leaf once.
-"""
+Leaves are kept whole for the jobs that come next: as few as can be are touched, and the last one is the
+fullest by what is taken. How far groups spread over leaves is the second term of a placement, after their
+spread over minipods: inside one the choice changed throughput by 0.3 % at most (Arnold, section 4), but
+nodes that exchange much data belong under one switch, where their flows meet no others (MegaScale, arXiv
+2402.15627, section 3.6). Cells are filled in bands of columns, row by row within one: bands as wide as
+the job keep rows on few leaves, of one column keep columns there. The band is taken whose leaves,
+weighted by alpha as minipods are, are fewest; at a tie the widest, so that a ring along a column leaves
+each leaf once."""
 
 from __future__ import annotations
 

@@ -248,7 +248,8 @@ def _result(problem: Problem, old: Placement, fixed: _Repairing, note: str) -> R
         old, hosts=tuple(fixed.hosts), minipods=tuple(fixed.minipods),
         spares=tuple(host for host in fixed.spares if host not in set(fixed.hosts)),
         preempted=(), row_spread=spread.rows, column_spread=spread.columns, used=spread.used,
-        crossings=spread.crossings, row_leaves=leaves[0], column_leaves=leaves[1], score=problem.score(spread.rows, spread.columns), bound=lower_bound(problem),
+        crossings=spread.crossings, row_leaves=leaves[0], column_leaves=leaves[1],
+        score=problem.score(spread.rows, spread.columns), bound=lower_bound(problem),
         alpha=problem.alpha, note=note, dp_seconds=dp, pp_seconds=pp, ep_seconds=ep,
         topology=problem.topology, solved_in=0.0,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """A trace played back on a cluster: jobs arrive, wait, run, end; nodes are reserved for planned jobs.
 
-Time advances from event to event. At each the policy lets in whom it lets in (``Waiting.next``); nothing
-looks ahead except through the predictions that it is given.
+Time advances from event to event. At each, ``Admission`` says who starts (Algorithm 1, as a live queue has it
+decided); nothing looks ahead except through the predictions that it is given.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.place.admission import Admission, Decision, QueuedJobs
 from plait.place.meter import QueueMeter, Series
 from plait.place.policy import QueuePolicy
 from plait.place.pool import OUTSIDE, Held, NodePool
-from plait.place.reservation import ClusterShape, Kept, Planned, Reservation, check_planned, queued
-from plait.place.waiting import Parts, Waiting
+from plait.place.reservation import NOTHING, ClusterShape, Kept, Planned, Reservation, check_planned, queued
 from plait.place.workload import JobTrace
-from plait.place.zone import check_zone, choose_zone
+from plait.place.zone import Zone, check_zone, make_zone
 
 Floats = NDArray[np.float64]
 END, ANNOUNCED, MOVED, PLANNED = 0, 1, 2, 3
@@ -109,12 +109,12 @@ class _Run:
         self.reserved = [Reservation(number=number, planned=one) for number, one in enumerate(kept, 1)]
         self.submit, self.gpus = jobs.submit.tolist(), jobs.gpus.tolist()
         self.left = jobs.duration.tolist()  # seconds of work
-        self.jct, self.preemptible = policy.jct(jobs).tolist(), jobs.preemptible.tolist()
-        self.pool, self.waiting = NodePool(cluster.nodes, cluster.gpus_per_node, len(kept)), Waiting()
-        self.rooms: list[Parts] = [(OUTSIDE,)]
+        self.pool = NodePool(cluster.nodes, cluster.gpus_per_node, 2 * len(kept))
+        self.queue = Admission(QueuedJobs.of(jobs, policy), self.pool, self.reserved, strict=policy.strict)
+        self.preemptible = self.queue.jobs.preemptible
         self.held: dict[int, Held] = {}
         self.since: dict[int, float] = {}
-        self.inside: dict[int, frozenset[int]] = {}  # who entered which zones while they were ones
+        self.inside: dict[int, frozenset[int]] = {}  # who entered which parts while they were kept
         self.events: list[tuple[float, int, int, int]] = []
         self.turn = [0] * len(jobs)  # times a job was preempted: the end of a start before that does not count
         self.started, self.ended = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
@@ -133,17 +133,18 @@ class _Run:
             heappush(self.events, (one.due, PLANNED, at, 0))
         arrived = self._running_at_start()
         count, done, told = len(self.submit), 0, 0
-        while arrived < count or self.events or len(self.waiting):
+        while arrived < count or self.events or len(self.queue.waiting):
             now = min(self.submit[arrived] if arrived < count else np.inf, self.events[0][0] if self.events else np.inf)
             assert now < np.inf, "a job waits that will never start"
             self.meter.advance(now, self.pool, self._retention())
-            self.now = now
+            self.now = self.queue.now = now
             while self.events and self.events[0][0] <= now:
                 done += self._happen(*heappop(self.events)[1:])
             while arrived < count and self.submit[arrived] <= now:
-                self._enqueue(arrived)
+                self.queue.enqueue(arrived)
                 arrived += 1
-            self._admit()
+            while decision := self.queue.next():
+                self._start(decision)
             if progress and done >= told:
                 progress(done / max(1, count))
                 told = done + max(1, count // 100)
@@ -151,11 +152,11 @@ class _Run:
 
     def _retention(self) -> float:
         """The share of the reserved nodes that others hold; NaN where there are none."""
-        zones = [one for one in self.reserved if one.zone]
+        zones = [one for one in self.reserved if one.zone.nodes]
         if not zones:
             return np.nan
-        held = sum(self.pool.busy_in[one.number] for one in zones if one.kept.start is None)
-        return held / sum(len(one.zone) for one in zones)
+        held = sum(self.pool.busy_in[one.part] for one in zones if one.kept.start is None)
+        return held / sum(len(one.zone.nodes if one.closed else one.nodes) for one in zones)
 
     def _running_at_start(self) -> int:
         """Start what was submitted before the replay, the largest first; what finds no room waits."""
@@ -163,11 +164,11 @@ class _Run:
         for job in sorted(range(before), key=lambda job: (-self.gpus[job], job)):
             if self.pool.fits(self.gpus[job], (OUTSIDE,)):
                 self.left[job] += self.submit[job]  # which is negative: it has run that long
-                self._start(job, (OUTSIDE,))
+                self._start(Decision(job, (OUTSIDE,), self.pool.take(self.gpus[job], (OUTSIDE,))))
                 self.started[job] = self.submit[job]
                 self.since[job] = self.submit[job]
             else:
-                self._enqueue(job)
+                self.queue.enqueue(job)
         return before
 
     def _happen(self, kind: int, which: int, turn: int) -> int:
@@ -189,38 +190,17 @@ class _Run:
 
     # ---- ordinary jobs ----
 
-    def _enqueue(self, job: int) -> None:
-        self.waiting.add(job, self.gpus[job])
-        for one in self.reserved:
-            if one.open and self._may_enter(job, one.number):
-                self.waiting.admit(job, self.gpus[job], one.number)
-
-    def _may_enter(self, job: int, zone: int) -> bool:
-        """Algorithm 1: preemptible, or out again before the planned job arrives."""
-        one = self.reserved[zone - 1]
-        return one.open and (self.preemptible[job] or self.now + self.jct[job] <= one.due)
-
-    def _admit(self) -> None:
-        """Start whoever finds room."""
-        if self.policy.strict:
-            while (job := self.waiting.first()) is not None and self.pool.fits(self.gpus[job], (OUTSIDE,)):
-                self._start(job, (OUTSIDE,))
-            return
-        while found := self.waiting.next(self.pool.fits, self.rooms, self._may_enter):
-            self._start(*found)
-
-    def _start(self, job: int, room: Parts) -> None:
-        self.waiting.remove(job)
-        self.held[job] = held = self.pool.take(self.gpus[job], room)
-        self.since[job] = self.now
+    def _start(self, decision: Decision) -> None:
+        job, room, held = decision
+        self.held[job], self.since[job] = held, self.now
         if np.isnan(self.started[job]):
             self.started[job] = self.now
         if len(room) > 1:
-            self.inside[job] = zones = frozenset(self.pool.part[node] for node, _ in held) - {OUTSIDE}
-            for zone in zones:
-                self.reserved[zone - 1].count("admitted")
-                self.reserved[zone - 1].count("flexible", int(self.preemptible[job]))
-        assert held
+            self.inside[job] = parts = frozenset(self.pool.part[node] for node, _ in held) - {OUTSIDE}
+            for one in self.reserved:
+                one.count("admitted", int(one.part in parts))
+                one.count("flexible", int(one.part in parts and self.preemptible[job]))
+                one.count("lent", int(one.spare_part in parts))
         heappush(self.events, (self.now + self.left[job], END, job, self.turn[job]))
 
     def _stop(self, job: int) -> None:
@@ -238,91 +218,95 @@ class _Run:
         self._stop(job)
         self.turn[job] += 1
         self.restarts[job] += 1
-        self._enqueue(job)
+        self.queue.enqueue(job)
 
     # ---- planned jobs ----
 
     def _announce(self, one: Reservation) -> None:
         """Reserve its nodes. If a planned job that is late has them still, when that ends."""
-        given = one.planned.zone
+        given, wanted = one.planned.zone, one.planned.nodes
         elsewhere = [part != OUTSIDE for part in self.pool.part]
         if given is not None:
-            zone = check_zone(given, self.cluster.nodes, one.planned.nodes)
+            zone = check_zone(given, self.cluster.nodes, one.planned.kept)
             if any(elsewhere[node] for node in zone):
                 return
-        elif len(elsewhere) - sum(elsewhere) < one.planned.nodes:
+            found = Zone(nodes=sorted(zone[:wanted]), spares=zone[wanted:])
+        elif len(elsewhere) - sum(elsewhere) < one.planned.kept:
             return
         else:
-            zone = choose_zone(self._stays(one), one.planned.nodes, self.cluster.minipod)
-        self._reserve(one, zone)
-        one.note(announced=self.pool.busy_in[one.number] / len(zone))
-        for job in self.waiting:
-            if self._may_enter(job, one.number):
-                self.waiting.admit(job, self.gpus[job], one.number)
+            found = self._chosen(one, self._stays(one))
+        self._reserve(one, found)
+        one.note(announced=self.pool.busy_in[one.part] / len(one.nodes))
+        self.queue.open_part(one.part)
         if self.replan and given is None:
             heappush(self.events, (self.now + self.replan, MOVED, one.number - 1, 0))
         if self.now > one.due:
             self._arrive(one)
+
+    def _chosen(self, one: Reservation, stays: list[float]) -> Zone:
+        """Its nodes, by who will have them when it comes; placed, if its shape is known."""
+        planned = one.planned
+        return make_zone(stays, planned.nodes, planned.spares, self.cluster.minipod, planned.shape)
 
     def _move(self, one: Reservation) -> None:
         """Choose its nodes anew; keep the old ones unless clearly more will be empty in time."""
         if not one.open:
             return
         stays = self._stays(one)
-        zone = choose_zone(stays, one.planned.nodes, self.cluster.minipod)
-        gain = sum(stays[node] for node in one.zone) - sum(stays[node] for node in zone)
-        if gain > WORTH_MOVING * len(zone) * self.cluster.gpus_per_node:
-            one.count("moved", len(set(zone) - set(one.zone)))
+        zone = self._chosen(one, stays)
+        if one.zone.cost(stays) - zone.cost(stays) > WORTH_MOVING * len(one.nodes):
+            one.count("moved", len({*zone.nodes, *zone.spares} - set(one.nodes)))
             self._reserve(one, zone)
         heappush(self.events, (self.now + self.replan, MOVED, one.number - 1, 0))
 
-    def _reserve(self, one: Reservation, zone: list[int]) -> None:
+    def _reserve(self, one: Reservation, zone: Zone) -> None:
         """From now on these are its nodes, none if there are none."""
-        self.pool.reserve(set(one.zone) - set(zone), OUTSIDE)
-        self.pool.reserve(zone, one.number)
+        self.pool.reserve(set(one.nodes) - {*zone.nodes, *zone.spares}, OUTSIDE)
         one.zone = zone
-        self._open_rooms()
-
-    def _open_rooms(self) -> None:
-        """Who ends before one planned job is due ends before those that are due later."""
-        zones = [one.number for one in sorted(self.reserved, key=lambda one: -one.due) if one.open]
-        self.rooms = [(OUTSIDE, *zones[:many]) for many in range(len(zones) + 1)]
+        self.pool.reserve(one.nodes, one.part)
+        self.queue.open_rooms()
 
     def _stays(self, one: Reservation) -> list[float]:
-        """For each node the GPUs in use that nobody expects to be free when a planned job comes; inf where
+        """For each node the share of it that nobody expects to be free when a planned job comes; inf where
         nodes are kept for another one."""
-        stays = [0.0 if part in (OUTSIDE, one.number) else np.inf for part in self.pool.part]
+        stays = [0.0 if part in (OUTSIDE, one.part) else np.inf for part in self.pool.part]
+        jct, size = self.queue.jobs.jct, self.cluster.gpus_per_node
         for job, held in self.held.items():
-            ends = self.since[job] + self.jct[job] if self.policy.foresees and job >= 0 else np.inf
+            ends = self.since[job] + jct[job] if self.policy.foresees and job >= 0 else np.inf
             goes = job >= 0 and (self.preemptible[job] or self.now < ends <= one.due)
             for node, gpus in held:
-                stays[node] += 0 if goes else gpus
+                stays[node] += 0 if goes else gpus / size
         return stays
 
     def _arrive(self, one: Reservation) -> None:
-        """Its zone must be empty now; who is in it goes, or the planned job waits."""
-        if one.closed or not one.zone:
+        """Its zone must be empty now; who is in it goes, or the planned job waits. Who is preemptible may
+        stay on its spares."""
+        if one.closed or not one.zone.nodes:
             return
         one.closed = True
-        self._open_rooms()
-        one.note(before=self.pool.busy_in[one.number] / len(one.zone))
-        zone = set(one.zone)
+        self.pool.reserve(one.zone.spares, one.spare_part)
+        self.queue.open_rooms()
+        one.note(before=self.pool.busy_in[one.part] / len(one.zone.nodes))
+        zone, spares = set(one.zone.nodes), set(one.zone.spares)
         for job in sorted(self.held):
-            if not any(node in zone for node, _ in self.held[job]):
+            there = {node for node, _ in self.held[job]}
+            if not there & zone and (self.preemptible[job] or not there & spares):
                 continue
-            let_in = one.number in self.inside.get(job, ())
+            let_in = one.part in self.inside.get(job, ())
             one.count("held" if not let_in else "spared" if self.preemptible[job] else "late")
             if self.evicts or (self.preemptible[job] and self.policy.evicts):
                 self._preempt(job)
-        one.note(at=self.pool.busy_in[one.number] / len(one.zone))
+        one.note(at=self.pool.busy_in[one.part] / len(one.zone.nodes))
+        if one.lends:
+            self.queue.open_part(one.spare_part)
         self._enter()
 
     def _enter(self) -> None:
         """Start the planned jobs that are there, and whose nodes are empty."""
         for one in self.reserved:
-            if one.closed and one.zone and one.kept.start is None and not self.pool.busy_in[one.number]:
+            if one.closed and one.zone.nodes and one.kept.start is None and not self.pool.busy_in[one.part]:
                 one.note(start=self.now)
-                self.held[-one.number] = self.pool.occupy(one.zone)
+                self.held[-one.number] = self.pool.occupy(one.zone.nodes)
                 heappush(self.events, (self.now + one.planned.duration, END, -one.number, 0))
 
     def _leave(self, one: Reservation) -> None:
@@ -330,10 +314,14 @@ class _Run:
         self.pool.release(held)
         assert one.kept.start is not None
         self.runs.append(JobRun(-one.number, one.kept.start, self.now, held))
-        one.note(zone=tuple(one.zone), end=self.now)
-        self._reserve(one, [])
+        zone = one.zone
+        one.note(
+            zone=tuple(zone.nodes), spares=tuple(zone.spares), pp_spread=zone.pp_spread, dp_spread=zone.dp_spread,
+            end=self.now,
+        )  # fmt: skip
+        self._reserve(one, NOTHING)
         for other in self.reserved:
-            if not other.zone and not other.closed and self.now > other.planned.announced:
+            if not other.zone.nodes and not other.closed and self.now > other.planned.announced:
                 self._announce(other)
 
     # ---- result ----

@@ -37,7 +37,7 @@ class Delay:
 class OfPlanned:
     """Of one planned job. delay: seconds from planned arrival to start. announced, before, at: share of its
     nodes that others held when it was announced, just before the planned arrival, and just after; None where
-    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``Kept`` counts it."""
+    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``Kept`` has it."""
 
     nodes: int
     delay: float | None
@@ -48,6 +48,9 @@ class OfPlanned:
     admitted: int
     late: int
     held: int
+    lent: int
+    pp_spread: int | None
+    dp_spread: int | None
 
     @classmethod
     def of(cls, planned: Planned, kept: Kept) -> OfPlanned:
@@ -62,6 +65,9 @@ class OfPlanned:
             admitted=kept.admitted,
             late=kept.late,
             held=kept.held,
+            lent=kept.lent,
+            pp_spread=kept.pp_spread,
+            dp_spread=kept.dp_spread,
         )
 
 

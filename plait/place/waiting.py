@@ -60,8 +60,8 @@ class Waiting:
     def next(
         self, fits: Callable[[int, Parts], bool], rooms: Sequence[Parts], still: Callable[[int, int], bool]
     ) -> tuple[int, Parts] | None:
-        """The one that stands first of those that find room, and where: in the first of ``rooms`` that has it.
-        rooms: outside, then outside with zones; who may enter the last zone of one may enter the
+        """The one that stands first of those that find room, and where: in the first of ``rooms`` that
+        has it. rooms: outside, then outside with zones; who may enter the last zone of one may enter the
         others. still: whether a job may enter a zone now; once not, never again."""
         best: int | None = None
         where: Parts = ()

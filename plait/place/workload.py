@@ -21,7 +21,8 @@ MOST_JOBS = 5_000_000
 @dataclass(frozen=True, kw_only=True)
 class JobTrace:
     """Jobs by submission, (J,). submit: seconds from the replay's start; negative for jobs that run already
-    when it starts, since then. duration: seconds of the whole job. mean, upper: predicted seconds. job: its
+    when it starts, since then. duration: seconds of the whole job. mean, upper: predicted seconds. priority:
+    the higher goes first. job: its
     number in the trace. window: seconds during which jobs arrive. oversize: numbers, in the trace, of jobs
     that want more GPUs than there are, left out. offered: share of all GPUs that the trace's jobs ask for
     on average.
@@ -33,6 +34,7 @@ class JobTrace:
     mean: Floats
     upper: Floats
     preemptible: NDArray[np.bool_]
+    priority: NDArray[np.int64]
     job: NDArray[np.int64]
     window: float
     oversize: tuple[int, ...] = ()
@@ -123,6 +125,7 @@ def _columns(trace: Trace, predicted: Predicted, job: NDArray[np.int64], submit:
         mean=predicted.mean[job],
         upper=predicted.upper[job],
         preemptible=trace.preemptible[job],
+        priority=trace.priority[job],
         job=job,
         window=window,
     )

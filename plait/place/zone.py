@@ -1,9 +1,8 @@
 """Which nodes to reserve for a planned job, where no placement has been given.
 
 Of a job whose shape is known they are its placement: the spreads of its groups over minipods, weighted by
-alpha (eq. 2 of Arnold), are traded for nodes that other jobs will still have when it comes. Of any other, whole
-minipods, of which the most will be empty in time, so that the job lies in few of them.
-"""
+alpha (eq. 2 of Arnold), are traded for nodes that other jobs will still have when it comes. Of any other,
+whole minipods, of which the most will be empty in time, so that the job lies in few of them."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.core.base.errors import PlacementError
 from plait.place.exact import exact
@@ -54,23 +54,24 @@ class Zone:
 def make_zone(stays: Sequence[float], nodes: int, spares: int, minipod: int, shape: JobShape | None) -> Zone:
     """For a planned job. stays: for each node of the cluster the share of it that costs to empty (0: free in
     time; inf: it may not be taken). minipod: nodes of one, numbered one after the other."""
+    own = choose_zone(stays, nodes + spares, minipod)
     if shape is None:
-        own = choose_zone(stays, nodes + spares, minipod)
         return Zone(nodes=own[:nodes], spares=own[nodes:])
     cost = np.asarray(stays, float)
-    found: list[Zone] = []
-    for most in np.unique(cost[np.isfinite(cost)]).tolist():
-        if (cost <= most).sum() >= nodes + spares:
-            found.append(_placed(cost, most, spares, minipod, shape))
-    return min(found, key=lambda zone: zone.cost(stays))
+    fewest = np.full(len(cost), np.inf)
+    fewest[own] = cost[own]
+    levels = [np.where(cost <= most, cost, np.inf) for most in np.unique(cost[np.isfinite(cost)])]
+    enough = [usable for usable in levels if np.isfinite(usable).sum() >= nodes + spares]
+    placed = [_placed(usable, spares, minipod, shape) for usable in (fewest, *enough)]
+    return min(placed, key=lambda zone: zone.cost(stays))
 
 
-def _placed(cost: np.ndarray, most: float, spares: int, minipod: int, shape: JobShape) -> Zone:
-    """The placement on nodes that cost no more than ``most``, in each minipod on those that cost least."""
+def _placed(cost: NDArray[np.float64], spares: int, minipod: int, shape: JobShape) -> Zone:
+    """The placement on the nodes of finite cost, in each minipod on those that cost least."""
     pools: list[Pool] = []
     for first in range(0, len(cost), minipod):
         own = cost[first : first + minipod]
-        order = [at for at in np.argsort(own, kind="stable").tolist() if own[at] <= most]
+        order = [at for at in np.argsort(own, kind="stable").tolist() if own[at] < np.inf]
         pools.append(Pool(minipod=str(first), leaves=(tuple(str(first + at) for at in order),) if order else ()))
     problem = Problem(
         heights=(shape.rows,) * shape.columns, pools=tuple(pools), alpha=shape.alpha, spares=Spares(total=spares),

@@ -26,6 +26,7 @@ ROWS = st.lists(
 PLANNED = st.builds(
     Planned,
     nodes=st.integers(1, NODES),
+    spares=st.sampled_from((0, 0, 1, 2)),
     arrival=st.integers(100, 500).map(float),
     notice=st.integers(0, 100).map(float),
     duration=st.sampled_from((10.0, 200.0)),

@@ -67,6 +67,24 @@ def test_exact_times_leave_nobody_late(rows: list[tuple[float, float, int]], pla
     assert sum(kept.late for kept in outcome.planned) == 0
 
 
+@given(rows=ROWS, priority=st.lists(st.integers(-2, 2), min_size=40, max_size=40))
+def test_fifo_starts_nobody_before_one_of_higher_priority(
+    rows: list[tuple[float, float, int]], priority: list[int]
+) -> None:
+    jobs = jobs_of(rows, priority=priority[: len(rows)])
+    started = replay(jobs, CLUSTER, POLICIES["fifo"]).started
+    for first in range(len(jobs)):
+        waiting = (jobs.submit <= started[first]) & (jobs.priority > jobs.priority[first])
+        assert (started[waiting] <= started[first]).all()
+
+
+def test_priority_goes_before_submission_and_submission_decides_among_equals() -> None:
+    rows = [(0.0, 10.0, 24), (1.0, 10.0, 24), (2.0, 10.0, 24), (3.0, 10.0, 24)]
+    for policy in POLICIES.values():
+        outcome = replay(jobs_of(rows, priority=[0, 0, 5, 5]), CLUSTER, policy)
+        assert outcome.started.tolist() == [0.0, 30.0, 10.0, 20.0], policy.name
+
+
 @given(rows=ROWS, planned=several())
 def test_fifo_starts_in_the_order_of_submission(rows: list[tuple[float, float, int]], planned: list[Planned]) -> None:
     outcome = replay(jobs_of(rows), CLUSTER, POLICIES["fifo"], planned)
@@ -77,7 +95,8 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
     """Algorithm 1 as it is printed, job by job, against lists by size."""
 
     class Walk:
-        def __init__(self) -> None:
+        def __init__(self, places) -> None:
+            self.places = places
             self.there: dict[int, int] = {}
             self.inside: set[int] = set()
 
@@ -97,13 +116,13 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
             del self.there[job]
 
         def next(self, fits, rooms, still):
-            for job, gpus in sorted(self.there.items()):
+            for job, gpus in sorted(self.there.items(), key=lambda one: self.places[one[0]]):
                 for room in rooms:
                     if all(still(job, zone) for zone in room if zone) and fits(gpus, room):
                         return job, room
             return None
 
-    import plait.place.replay as module
+    import plait.place.admission as module
 
     draw = np.random.default_rng(3)
     for _ in range(15):
@@ -113,12 +132,13 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
         ]
         planned = [
             Planned(nodes=3, arrival=200.0, notice=80.0, duration=50.0),
-            Planned(nodes=2, arrival=230.0, notice=90.0, duration=20.0),
+            Planned(nodes=1, arrival=230.0, notice=90.0, duration=20.0, spares=1),
         ]
-        fast = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+        jobs = jobs_of(rows, priority=draw.integers(0, 3, 80).tolist(), preemptible=(draw.random(80) < 0.2).tolist())
+        fast = replay(jobs, CLUSTER, POLICIES["oracle"], planned)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "Waiting", Walk)
-            slow = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+            slow = replay(jobs, CLUSTER, POLICIES["oracle"], planned)
         assert (fast.started == slow.started).all() and fast.runs == slow.runs
 
 

@@ -37,8 +37,9 @@ def known(trace: Trace) -> Predicted:
 
 
 def jobs_of(
-    rows: list[tuple[float, float, int]], *, guesses: list[float] | None = None, preemptible: list[bool] | None = None
-) -> JobTrace:
+    rows: list[tuple[float, float, int]], *, guesses: list[float] | None = None,
+    preemptible: list[bool] | None = None, priority: list[int] | None = None,
+) -> JobTrace:  # fmt: skip
     """Of (submit, duration, gpus); guesses: predicted durations."""
     rows = sorted(rows, key=lambda row: row[0])
     submit, duration, gpus = (np.array([row[at] for row in rows], float) for at in range(3))
@@ -50,6 +51,7 @@ def jobs_of(
         mean=said,
         upper=said,
         preemptible=np.zeros(len(rows), bool) if preemptible is None else np.array(preemptible, bool),
+        priority=np.zeros(len(rows), np.int64) if priority is None else np.array(priority),
         job=np.arange(len(rows)),
         window=float(submit[-1]) + 1 if rows else 1.0,
     )

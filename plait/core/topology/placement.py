@@ -27,12 +27,12 @@ class Placement:
     matrix. spares: hosts that are kept for repairs. preempted: hosts that other jobs have to give up.
 
     row_spread, column_spread: over how many minipods the most spread PP group and DP group lie. used:
-    minipods. row_leaves, column_leaves: the same over leaf switches (0: not counted). crossings: pairs of neighbours in a group that lie in different ones. score: eq. 2 with alpha,
-    or predicted seconds where ``by`` says so, plus what preempting costs. bound: what no placement on these
-    nodes can beat. dp_seconds, pp_seconds, ep_seconds: predicted for the groups that take longest (the last
-    of experts), if nothing hides them; None without volumes. plan, topology: hashes of what it was made for.
-    solved_in: seconds.
-    """
+    minipods. row_leaves, column_leaves: the same over leaf switches (0: not counted). crossings: pairs of
+    neighbours in a group that lie in different ones. score: eq. 2 with alpha, or predicted seconds where
+    ``by`` says so, plus what preempting costs. bound: what no placement on these nodes can beat.
+    dp_seconds, pp_seconds, ep_seconds: predicted for the groups that take longest (the last of experts),
+    if nothing hides them; None without volumes. plan, topology: hashes of what it was made for.
+    solved_in: seconds."""
 
     hosts: tuple[str, ...]
     minipods: tuple[str, ...]

@@ -36,6 +36,7 @@ USUAL = {
     "type": ("type", "job_type", "workload"),
     "id": ("job_id", "jobid", "id", "name", "job_name"),
     "preemptible": ("preemptible",),
+    "priority": ("priority", "job_priority", "prio"),
 }  # fmt: skip
 """What a job has, and what columns that hold it are called."""
 NUMBERS, CATEGORIES = ("cpus", "memory", "nodes"), ("group", "queue", "user", "type")
@@ -113,6 +114,7 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             numbers={name: chosen[name] for name in NUMBERS if name in chosen},
             categories={name: chosen[name] for name in CATEGORIES if name in chosen},
             preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+            priority=chosen.get("priority"),
         ),
         TraceForm(name=path.name, schema="columns", how=how),
         units=units,

@@ -31,13 +31,13 @@ class Category:
 class Trace:
     """Jobs, sorted by submission.
 
-    submit: seconds since the first submission, (J,); begin: seconds since then at which a job started on the
-    trace's own cluster (submission where the trace does not say); duration: seconds that it ran; gpus: whole
-    GPUs. first: seconds since 1970 of the first submission (0 where times are relative). numbers and
-    categories: what else was known at submission. preemptible: whether the trace says that a job may be
-    stopped. dropped: rows left out, by reason; changed: values read otherwise than written, by reason. how:
-    what had to be decided about units and dates.
-    """
+    submit: seconds since the first submission, (J,); begin: seconds since then at which a job started on
+    the trace's own cluster (submission where the trace does not say); duration: seconds that it ran;
+    gpus: whole GPUs. first: seconds since 1970 of the first submission (0 where times are relative).
+    numbers and categories: what else was known at submission. preemptible: whether the trace says that a
+    job may be stopped. priority: the higher goes first; 0 where the trace does not say. dropped: rows
+    left out, by reason; changed: values read otherwise than written, by reason. how: what had to be
+    decided about units and dates."""
 
     name: str
     schema: str
@@ -50,6 +50,7 @@ class Trace:
     numbers: Mapping[str, Floats] = field(default_factory=dict)
     categories: Mapping[str, Category] = field(default_factory=dict)
     preemptible: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    priority: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     changed: Mapping[str, int] = field(default_factory=dict)
@@ -94,13 +95,14 @@ class Trace:
             numbers={name: column[at] for name, column in self.numbers.items()},
             categories={name: replace(column, codes=column.codes[at]) for name, column in self.categories.items()},
             preemptible=self.preemptible[at],
+            priority=self.priority[at],
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceColumns:
     """Where a table has what of a job: names of columns. gpus, preemptible: a column's name, or values.
-    numbers, categories: further features, by name."""
+    priority: a column of numbers. numbers, categories: further features, by name."""
 
     submit: str
     gpus: str | Any
@@ -111,6 +113,7 @@ class TraceColumns:
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
     categories: Mapping[str, str] = field(default_factory=dict[str, str])
     preemptible: Any = None
+    priority: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,7 @@ def build(
         numbers={key: _number(frame[column])[kept] for key, column in at.numbers.items()},
         categories={key: _category(frame[column].iloc[kept]) for key, column in at.categories.items()},
         preemptible=stop[kept],
+        priority=_priority(frame[at.priority] if at.priority else np.zeros(count))[kept],
         rows=count,
         dropped=dropped,
         changed={reason: number for reason, number in changed.items() if number},
@@ -196,6 +200,11 @@ def build(
 
 def _asked(column: Any) -> Floats:
     return pandas().to_numeric(pandas().Series(column), errors="coerce").to_numpy(float)
+
+
+def _priority(column: Any) -> Ints:
+    """Whole numbers of 32 bits; what is none counts as 0."""
+    return np.clip(np.nan_to_num(np.round(_asked(column))), -(2.0**31), 2.0**32).astype(np.int64)
 
 
 def _number(column: Any) -> Floats:
