@@ -64,9 +64,23 @@ def test_policies_side_by_side(jobs: Path, tmp_path: Path) -> None:
 def test_a_table_that_fits(jobs: Path) -> None:
     done = queue("replay", jobs, *SMALL, "policy=arnold,fifo")
     lines = done.stdout.splitlines()
-    table = [line for line in lines if line.startswith(("policy", "fifo", "jct-quantile"))]
-    assert len(table) == 3 and all(len(line) <= 80 for line in table)
+    table = [line for line in lines if line.startswith(("policy", "fifo", "jct-mean"))]
+    assert [line.split()[0] for line in table[:3]] == ["policy", "jct-mean", "fifo"]
+    assert all(len(line) <= 80 for line in table)
     assert "left out: 1 no submission time" in lines[0]
+
+
+def test_a_planned_job_of_a_shape_is_placed_and_its_spares_are_lent(jobs: Path) -> None:
+    settings = [*SMALL, "policy=arnold", "shape=15x4", "alpha=0.5", "spares=4", "minipod=20"]
+    found = json.loads(queue("replay", jobs, *settings, "--json").stdout)
+    assert (found["planned"][0]["shape"], found["planned"][0]["spares"]) == ([15, 4], 4)
+    (one,) = found["policies"][0]["planned"]
+    assert one["dp_spread"] * one["pp_spread"] >= 3, "60 nodes in minipods of 20"
+    said = queue("replay", jobs, *settings).stdout
+    assert "DP, PP: minipods of the most spread group. lent: preemptible jobs that started on spares." in said
+    for word, why in (("shape=15", "no ROWSxSTAGES"), ("shape=7x8", "has 56"), ("zone=z.json", "Leave out shape")):
+        refused = queue("replay", jobs, *settings, word)
+        assert refused.returncode == 2 and why in refused.stderr, refused.stderr
 
 
 def test_a_trace_as_it_is_without_a_planned_job(jobs: Path) -> None:

@@ -120,7 +120,7 @@ def test_nobody_else_is_ever_on_spares_while_they_are_lent(
     jobs = jobs_of(rows, preemptible=stops[: len(rows)])
     outcome = replay(jobs, CLUSTER, POLICIES["oracle"], [planned])
     (kept,) = outcome.planned
-    assert kept.start == 150.0 and kept.end is not None and kept.spares
+    assert kept.start is not None and kept.start == 150.0 and kept.end is not None and kept.spares
     for run in outcome.runs:
         there = run.job >= 0 and run.start < kept.end and run.end > kept.start
         if there and {node for node, _ in run.held} & set(kept.spares):

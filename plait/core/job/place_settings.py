@@ -25,8 +25,7 @@ class PlaceSection(Section):
     affinity: str = "auto"
     """``auto``: jobs that were measured by placement, by you or as published; or a file of such jobs."""
     distance: Literal["scaled", "plain"] = "scaled"
-    """By what the nearest of these jobs is found: ratios scaled to be alike, or Arnold's plain Euclidean
-    one."""
+    """How the nearest of these jobs is found: by ratios scaled to be alike, or by Arnold's plain distance."""
     by: Literal["spread", "seconds"] = "spread"
     """What is to be least: the spread over minipods, weighted by ``alpha``, or predicted seconds."""
     unit: Literal["pp", "dp", "both"] = "both"
