@@ -41,6 +41,7 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
     other, recipe = framework or framework_of(job.plan.framework), job.recipe
     options = replace(
         other.options if other else plait_on(device),
+        optimizer=job.train.optimizer,
         dispatch_once=recipe.moe_token_dispatcher == "deepep",
         exchange_hidden=recipe.overlap_moe_expert_parallel_comm,
         more_alive=int(recipe.overlap_moe_expert_parallel_comm) + int(recipe.vocabulary_parallel_stages),

@@ -15,6 +15,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import MEMORY_RATE, Hosts
 from plait.core.job.plan import Choices, Plan, Reshards
 from plait.core.job.spec import Job
+from plait.core.model.precision import ITEMSIZE, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh
 from plait.core.parallel.strategy import Strategy, slice_sizes
@@ -107,6 +108,8 @@ def job_workload(job: Job) -> Workload:
         num_micro_batches=job.num_micro_batches,
         sequence=job.data.sequence_length,
         precision=job.train.precision,
+        optimizer=job.train.optimizer,
+        matrix_itemsize=2 if job.train.muon.precision == "bf16" else master_size(ITEMSIZE[job.train.precision]),
     )
 
 

@@ -31,7 +31,8 @@ from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import Feed
 from plait.train.engine.finite import check_state
-from plait.train.engine.optimizer import LearningRate, Optimizer
+from plait.train.engine.learning_rate import LearningRate
+from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
@@ -64,8 +65,7 @@ class Session:
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))
-        settings = {"betas": job.train.adam_betas, "eps": job.train.adam_eps, "weight_decay": job.train.weight_decay}
-        self.optimizer = Optimizer(part.models, part.gradients, **settings)
+        self.optimizer = Optimizer(part.models, part.gradients, job.train, part.matrices)
         self.part = self._settled(part)
         self._doubtful = 0
         """Step of the newest checkpoint, as long as no finite step was made from it."""

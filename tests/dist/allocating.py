@@ -81,7 +81,7 @@ def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:
 def _memory(one: _Rank, peak: int) -> dict[str, int]:
     stores = one.share.units.values()
     kept = [tensor for store in stores for tensor in (store.kept, store.second) if tensor is not None]
-    moments = [*one.optimizer.exp_avg.values(), *one.optimizer.exp_avg_sq.values()]
+    moments = [tensor for kind in one.optimizer.states.values() for tensor in kind.values()]
     masters = list(one.optimizer.masters.values()) if one.optimizer.separate else []
     return {
         "parameters": _bytes(kept),

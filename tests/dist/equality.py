@@ -156,7 +156,7 @@ def build(
             assert start is not None
             piece.view(model.named[piece.parameter]).copy_(piece.cut(start[piece.name]))
     gradients = Gradients(model)
-    optimizer = Optimizer(model, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    optimizer = Optimizer(model, gradients)
     executor = make_executor(
         model, strategy, over, Load(micro, SEQUENCE), RankContext(DEVICE, seed=SEED), gradients=gradients
     )

@@ -70,7 +70,7 @@ def _plant(part: RankPart, tensor: str, times: int) -> None:
 
 def _everything(optimizer: Optimizer) -> list[Tensor]:
     state = [tensor.clone() for tensors in optimizer.state().values() for tensor in tensors.values()]
-    return [*state, *(count.clone() for count in optimizer.updates.values())]
+    return [*state, *(run.updates.clone() for runs in optimizer.runs.values() for run in runs)]
 
 
 def _close(part: RankPart) -> None:

@@ -203,7 +203,7 @@ def _errors(part: RankPart, wires: dict[str, CountedWire], want: dict[str, Any],
     for store in held.units.values():
         store.fill(lambda piece: piece.cut(want["start"][piece.name]))
     pool = 0
-    optimizer = Optimizer(held, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    optimizer = Optimizer(held, gradients)
     for step in range(STEPS):
         batches = sizes.step(part, step)
         if step == 0:  # by hand, because clipping changes the gradients

@@ -6,6 +6,7 @@ value, nothing that is not finite. Rules about several values at once stand in `
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 from unicodedata import category
@@ -17,6 +18,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS, MOST_SEED
 from plait.core.model.precision import Precision
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap
 from plait.core.runs.evidence import FIRST, LAST
 
@@ -50,8 +52,41 @@ class DataSection(Section):
         return (self.text,) if isinstance(self.text, str) else self.text
 
 
+class MuonSection(Section):
+    """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), as torch.optim.Muon has it: of the
+    matrices of layers, each a matrix of its own (queries, keys, values, gate, up, ...). Embedding, positions,
+    head, norms and biases are AdamW's, with its settings."""
+
+    momentum: Fraction = 0.95
+    """Share of the average of gradients that a step keeps."""
+    nesterov: bool = True
+    """Look ahead by the momentum (Nesterov)."""
+    adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """How the learning rate depends on a matrix [A, B]. ``match_rms_adamw``: times 0.2 sqrt(max(A, B)), so
+    that AdamW's rate and decay suit both (Liu 2025, arXiv 2502.16982). ``original``: times sqrt(max(1, A /
+    B))."""
+    precision: Literal["bf16", "master"] = "bf16"
+    """What orthogonalises, and travels for it: ``bf16``, as torch does, or the type of master weights, fp32
+    or fp64."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Newton-Schulz iterations."""
+    ns_coefficients: Annotated[tuple[float, float, float], Field(strict=False)] = (3.4445, -4.775, 2.0315)
+    """Their polynomial's coefficients."""
+    eps: Positive = 1e-7
+    """A matrix of a smaller norm is not scaled up further."""
+
+
+class SgdSection(Section):
+    """Stochastic gradient descent with momentum, as torch.optim.SGD: decay is added to the gradient."""
+
+    momentum: Fraction = 0.9
+    """Share of the sum of gradients that a step keeps."""
+    nesterov: bool = False
+    """Look ahead by the momentum (Nesterov)."""
+
+
 class TrainSection(Section):
-    """Batches, the learning rate, AdamW, evaluation, checkpoints."""
+    """Batches, the learning rate, the optimizer, evaluation, checkpoints."""
 
     steps: Count = 300
     """Optimizer steps of the whole run."""
@@ -74,8 +109,19 @@ class TrainSection(Section):
     0: ``steps``."""
     lr_wsd_decay_steps: Natural = 0
     """Length of the decay of ``wsd``. 0: a tenth of ``lr_decay_steps``."""
+    optimizer: OptimizerName = "adamw"
+    """``muon``: of layers' matrices, AdamW of everything else; its settings stand in ``[train.muon]``, those
+    of ``sgd`` in ``[train.sgd]``."""
+    muon: MuonSection = MuonSection()
+    """Settings of Muon."""
+    sgd: SgdSection = SgdSection()
+    """Settings of SGD."""
     weight_decay: NotNegative = 0.1
-    """AdamW's weight decay, of matrices; norms and biases do not decay."""
+    """Weight decay of matrices, embedding and head among them; norms and biases do not decay."""
+    weight_decay_of: dict[str, NotNegative] = Field(default_factory=dict)
+    """Weight decay of tensors whose names match a pattern, such as ``{ "embedding.*" = 0.0, "*.k.weight" =
+    0.2 }``; of several that match the last counts. Names are those of checkpoints:
+    ``layers.0.attn.q.weight``."""
     adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     """AdamW's two decay rates of its moments."""
     adam_eps: Positive = 1e-8
@@ -102,6 +148,16 @@ class TrainSection(Section):
     """Steps between printed lines; ``metrics.jsonl`` has every step."""
     init_from: str | None = None
     """A Hugging Face folder to take the initial weights from."""
+
+    def decay_of(self, name: str, dimensions: int) -> float:
+        """Weight decay of a tensor, by its name.
+
+        >>> train = TrainSection(weight_decay_of={"embedding.*": 0.0})
+        >>> [train.decay_of(*each) for each in (("embedding.weight", 2), ("head.weight", 2), ("bias", 1))]
+        [0.0, 0.1, 0.0]
+        """
+        matching = [decay for pattern, decay in self.weight_decay_of.items() if fnmatchcase(name, pattern)]
+        return matching[-1] if matching else self.weight_decay if dimensions > 1 else 0.0
 
 
 class Slices(Section):

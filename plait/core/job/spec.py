@@ -55,7 +55,7 @@ PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 _NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
 """Of training, what changes nothing of what a step computes."""
 TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
-         "weight_decay", "adam_betas", "adam_eps", "clip_grad")  # fmt: skip
+         "weight_decay", "weight_decay_of", "adam_betas", "adam_eps", "muon", "sgd", "clip_grad")  # fmt: skip
 """Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
 and in the same time."""
 _TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)

@@ -327,6 +327,11 @@ class ModelSpec:
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
         return layers + self.levels * self.numbers_of("down", "up") + self.numbers_of("embed", "head")
 
+    @property
+    def largest_matrix(self) -> int:
+        """Numbers of the largest matrix of a layer, experts left out."""
+        return max(weight.numbers(self.letters) for weight in matrices_of("attn", "mlp", "down", "up"))
+
     def scores(self, sequence: int, layer: int) -> int:
         """Pairs of a query and a key in a layer's attention over one sequence; causal half not deducted: of a
         window both sides."""

@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["layout", "sharding", "strategy"]
+__all__ = ["layout", "matrices", "optimizers", "sharding", "strategy"]

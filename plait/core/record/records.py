@@ -36,7 +36,9 @@ AROUND: Mapping[RecordKind, SpanKind] = {
 
 EXCHANGED = "FAKXDGETSH"
 """Kinds of ops of attention after which something goes to ranks that share a sequence, or may go."""
-AWAITED: Mapping[str, tuple[str, ...]] = {"need": ("gather", "publish"), "settle": ("reduce",)}
+AWAITED: Mapping[str, tuple[str, ...]] = {
+    "need": ("gather", "publish"), "settle": ("reduce",), "await": ("exchange",),
+}  # fmt: skip
 """How the names of sharding's waits begin, and of the collectives that each waits for: of the same unit where
 it is needed, of any unit where reductions are settled. Other waits have the name of their collective."""
 UNITS = frozenset((*AWAITED, *chain(*AWAITED.values())))

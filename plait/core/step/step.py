@@ -13,6 +13,7 @@ from functools import cached_property
 from plait.core.model.precision import ITEMSIZE, Precision, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
@@ -26,12 +27,14 @@ from plait.core.step.unit_traffic import UnitTraffic, unit_sizes, unit_traffic
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
-    sequence: tokens of each."""
+    sequence: tokens of each. matrix_itemsize: bytes of a number of a matrix that Muon orthogonalises."""
 
     micro_batch: int
     num_micro_batches: int
     sequence: int
     precision: Precision = "fp32"
+    optimizer: OptimizerName = "adamw"
+    matrix_itemsize: int = 2
 
     @property
     def itemsize(self) -> int:

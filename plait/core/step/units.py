@@ -12,7 +12,9 @@ from plait.core.step.segments import LAYERS, Action, Kind, SegmentGraph, Segment
 
 MATRIX_KINDS = (Kind.FIRST, Kind.SECOND, Kind.FIRST_AGAIN, Kind.SECOND_GRAD, Kind.FIRST_GRAD)
 """Ops that read a matrix."""
-UnitVerb = Literal["gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish"]
+UnitVerb = Literal[
+    "gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish", "exchange", "await"
+]
 
 
 def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
@@ -44,7 +46,8 @@ class UnitOp(NamedTuple):
     gather: start to gather its parameters. need: wait until they are here. drop: nobody reads them any more.
     open: make place for its gradient. close: start to reduce that (``reduce`` in recordings). settle: wait
     for reductions. publish: start to gather what optimizers changed. next: gather what the list that runs
-    afterwards reads first.
+    afterwards reads first. exchange: parts of matrices go to the ranks that orthogonalise them, or back;
+    await: until they are there. Their units are rounds of ``core.parallel.matrices``.
     """
 
     verb: UnitVerb

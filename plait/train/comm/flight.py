@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from plait.core.record.ring import RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import Flight, Line, Pace
 from plait.core.record.timeline import NamedOp
 from plait.core.step.segments import Collective
+from plait.train.comm.wire import Exchanger, Splits
 from plait.train.machine.device import AsyncWork, Mark
 
 if TYPE_CHECKING:
@@ -76,6 +77,22 @@ class LoggedWire:
         flight.fly(work, self.watched and not exactly)
         if exactly:
             log.device.mark_when_done(work, flight.land)
+        return flight
+
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Flight | DeviceFlight:
+        """Start an exchange of unequal parts, signed with what all ranks exchange together: each rank's own
+        part is another."""
+        step, name = self.log.within(self.label)
+        dtype, sent = str(source.dtype).removeprefix("torch."), sum(splits.out) - splits.out[self.rank]
+        size = sent * source.element_size() * self.size // max(1, self.size - 1)  # what records take a share of
+        signed = size, call_of("all_to_all", dtype), signature_of("all_to_all", dtype, splits.total, splits.total)
+        flight = self.line.depart(self.pace, step, name, *signed)
+        try:
+            work = cast("Exchanger", self.wire).exchange(result, source, splits)
+        except BaseException:
+            flight.fail()
+            raise
+        flight.fly(work, False)
         return flight
 
     def _sign(self, key: tuple[Collective, torch.dtype, int, int], element: int) -> tuple[int, int, int]:

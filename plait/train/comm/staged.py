@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.background import Background, BackgroundHandle
-from plait.train.comm.wire import GlooWire
+from plait.train.comm.wire import GlooWire, Splits
 from plait.train.machine.device import STAGED, RankDevice
 
 
@@ -59,6 +59,10 @@ class PythonGroup(dist.ProcessGroup):
         """Start a collective, as ``comm.wire.Wire``; what torch calls work."""
         raise NotImplementedError
 
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Any:
+        """Start an exchange of unequal parts, as ``comm.wire.Wire``; a rotation is one."""
+        raise NotImplementedError
+
     @property
     def group_name(self) -> str:  # type: ignore[override]
         """As it is registered: torch's own has none without one of torch's backends."""
@@ -86,8 +90,10 @@ class PythonGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
     ) -> Any:
-        """Of equal parts, or all of it to the next rank."""
-        return self.begin("rotate" if 0 in out else "all_to_all", output, source)
+        """Of equal parts, or all of it to the next rank; or of any parts."""
+        if len({*out, *into}) == 1:
+            return self.begin("all_to_all", output, source)
+        return self.exchange(output, source, Splits(into, out, 0))
 
 
 class StagedGroup(PythonGroup):
@@ -113,10 +119,19 @@ class StagedGroup(PythonGroup):
             self._collectives = Background(self.device, "staged collectives")
         return StagedWork(self._collectives, lambda: self._exchange(kind, result, source))
 
-    def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> None:
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> StagedWork:
+        """After what the calling thread has submitted."""
+        if self._collectives is None:
+            self._collectives = Background(self.device, "staged collectives")
+        return StagedWork(self._collectives, lambda: self._exchange(splits, result, source))
+
+    def _exchange(self, kind: Collective | Splits, result: Tensor, source: Tensor) -> None:
         given = self.device.download(source)
         found = given if kind == "all_reduce" else self.device.beside(result)
-        self._wire.start(kind, found, given).wait()
+        if isinstance(kind, Splits):
+            self._wire.exchange(found, given, kind).wait()
+        else:
+            self._wire.start(kind, found, given).wait()
         self._return(found, result)
 
     # ---- messages ----

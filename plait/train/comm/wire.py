@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -31,6 +31,15 @@ class Handle(AsyncWork, Protocol):
     """A collective in flight."""
 
 
+class Splits(NamedTuple):
+    """An exchange of unequal parts. into: how many numbers come from every rank, in order; out: how many go
+    to each. total: of all ranks together, the same on each."""
+
+    into: list[int]
+    out: list[int]
+    total: int
+
+
 class Wire(Protocol):
     """What the executor needs of a group of ranks. ``source`` and ``result`` are one buffer for an
     all-reduce."""
@@ -41,6 +50,14 @@ class Wire(Protocol):
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along
         dim 0; a rotation, by which every rank gets the ``source`` of the one before it."""
+        ...
+
+
+class Exchanger(Wire, Protocol):
+    """A wire that also exchanges unequal parts."""
+
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
+        """Start to send every rank its part of ``source``, and to receive theirs, both flat."""
         ...
 
 
@@ -76,6 +93,11 @@ class NullWire:
             result.copy_(source)
         return _Done()
 
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> _Done:
+        """What goes to this rank itself, in place of everything."""
+        result.copy_(source[: result.numel()])
+        return _Done()
+
 
 class GroupWire:
     """A torch.distributed process group: NCCL, RCCL, or any other backend."""
@@ -88,6 +110,12 @@ class GroupWire:
         """Start the collective asynchronously."""
         _require_contiguous(kind, result, source)
         work = self._start(kind, result, source)
+        assert work is not None, "this rank is not in the group"
+        return work
+
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
+        """Start it asynchronously."""
+        work = dist.all_to_all_single(result, source, splits.into, splits.out, group=self.group, async_op=True)
         assert work is not None, "this rank is not in the group"
         return work
 
@@ -143,6 +171,10 @@ class GlooWire:
         return _ScatteredSum(
             self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare
         )
+
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
+        """Start it asynchronously."""
+        return self._gloo.alltoall_base(result, source, splits.into, splits.out, c10d.AllToAllOptions())
 
     def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         out, into = _splits(kind, source, self.rank, self.size)
@@ -219,7 +251,7 @@ class _ScatteredSum:
         return self.work.is_completed()
 
 
-def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool = False) -> Wire:
+def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool = False) -> Exchanger:
     """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``, ``staged``).
     urgent: what computation waits for; on a GPU its kernels go before others.
 

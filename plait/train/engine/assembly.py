@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.core.job.plan import Plan
+from plait.core.parallel.matrices import sharing
 from plait.core.step.orders.overlap import Load
 from plait.core.step.schedule import WORK, Schedule
 from plait.core.step.schedules import forward_only
@@ -20,6 +21,7 @@ from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.muon import MatrixGroup, Member
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import RankStep
@@ -42,6 +44,14 @@ class RankPart:
     recorder: Recorder | None
     shards: Shards | None
     eval_batches: int = 0
+
+    @property
+    def matrices(self) -> MatrixGroup:
+        """With whom this rank shares matrices that an optimizer needs whole."""
+        mesh, groups = self.groups.mesh, self.groups
+        ranks = sharing(mesh, groups.sharding, self.rank) if self.plan.workload.optimizer == "muon" else (self.rank,)
+        members = tuple(Member(mesh.coordinates(rank)["tp"], mesh.replica(rank)) for rank in ranks)
+        return MatrixGroup(members, groups.sharding, groups.matrices, self.device, self.recorder)
 
     @cached_property
     def courier(self) -> LaneCourier:

@@ -18,7 +18,7 @@ from plait.core.parallel.sharding import Unit
 from plait.core.parallel.strategy import Strategy
 from plait.train.comm.wire import sum_over
 from plait.train.engine.groups import Groups
-from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.optimizer import SAID, Optimizer
 from plait.train.engine.shards import Shards
 from plait.train.model.pieces import pieces
 from plait.train.model.units import ShardBox, UnitStore
@@ -32,11 +32,8 @@ def check_state(optimizer: Optimizer, groups: Groups, step: int) -> None:
     """Raise NotFinite, on every rank, if the weights or the optimizer's averages after ``step`` steps are not
     finite: before they are saved over good ones."""
     search = _FiniteSearch(optimizer)
-    kinds: dict[str, Mapping[Unit, Tensor]] = {
-        "weight": optimizer.masters,
-        "first moment of": optimizer.exp_avg,
-        "second moment of": optimizer.exp_avg_sq,
-    }
+    kinds: dict[str, Mapping[Unit, Tensor]] = {"weight": optimizer.masters}
+    kinds |= {SAID[kind]: tensors for kind, tensors in optimizer.states.items()}
     for kind, found in zip(kinds, search.agree(groups, [search.first(each) for each in kinds.values()]), strict=True):
         if found:
             raise NotFinite(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 
 from plait.core.job.plan import Plan
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
+from plait.core.parallel.matrices import sharing
 from plait.core.parallel.sharding import Level, Sharding
 from plait.core.step.stages import Tie
 from plait.train.comm.log import Log
 from plait.train.comm.tree import FAN, TreeWire
-from plait.train.comm.wire import Wire, open_wire, sum_over
+from plait.train.comm.wire import Exchanger, NullWire, Wire, open_wire, sum_over
 from plait.train.engine.shards import Axis
 from plait.train.machine.device import RankDevice
 from plait.train.model.sequence import ALONE, SequenceGroup
@@ -30,8 +31,8 @@ class Groups:
     place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all
     ranks. sharding: of the ranks that hold the same weights as this one; shards: its groups, by axis.
     sequence: of those that share its sequences. tied: of those in the first and the last stage with whom it
-    sums the gradient of tied embeddings; tie: which part.
-    """
+    sums the gradient of tied embeddings; tie: which part. matrices: of those with whom it shares matrices
+    that an optimizer needs whole."""
 
     layout: Layout
     place: int
@@ -41,6 +42,7 @@ class Groups:
     world: Wire
     tied: Wire
     sharding: Sharding = field(default_factory=Sharding)
+    matrices: Exchanger = field(default_factory=NullWire)
     sequence: SequenceGroup = ALONE
     shards: Mapping[Axis, Wire] = field(default_factory=dict)
     tie: Tie = UNTIED
@@ -71,7 +73,7 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
             wire = _connected(open_wire(device.backend, group, urgent=label == "tp"), device)
         return log.over(wire, group, label) if log and wire.size > 1 else wire
 
-    everybody = tuple(range(layout.world_size))
+    everybody, muon = tuple(range(layout.world_size)), plan.workload.optimizer == "muon"
     tp = open_one(own.group_of(rank, "tp"), "tp")
     shards: dict[Axis, Wire] = {
         axis: open_one(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES
@@ -88,6 +90,7 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
         tp if own.group_of(rank, "tp") == everybody else open_one(everybody, "world"),
         open_one(tie.ranks, "tied"),
         plan.shardings[place],
+        cast("Exchanger", open_one(sharing(own, plan.shardings[place], rank) if muon else (rank,), "matrices")),
         SequenceGroup(heads, ring),
         shards,
         tie,

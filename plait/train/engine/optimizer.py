@@ -1,101 +1,124 @@
-"""AdamW over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by the
-true norm."""
+"""Optimizers over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by
+the true norm.
+
+| ``train.optimizer`` | matrices of layers | everything else | states |
+|---|---|---|---|
+| ``adamw`` | AdamW | AdamW | ``exp_avg``, ``exp_avg_sq`` |
+| ``muon`` | Muon (``engine.muon``) | AdamW | ``momentum``; ``exp_avg``, ``exp_avg_sq`` |
+| ``sgd`` | SGD | SGD | ``momentum`` |
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from plait.core.job.settings import TrainSection
+from plait.core.parallel.optimizers import STATES, Rule, rule_of, rules_of
 from plait.core.parallel.sharding import Unit
+from plait.core.record.ring import RecordKind
+from plait.core.step.units import UnitOp
+from plait.train.comm.background import BackgroundHandle
+from plait.train.comm.wire import NullWire
 from plait.train.engine.gradients import Gradients
+from plait.train.engine.muon import MatrixGroup, Member, Muon
+from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import Share
-from plait.train.model.units import ShardBox
+from plait.train.model.units import UnitStore
+from plait.train.record.recorder import Recorder
+
+SAID = {"exp_avg": "first moment of", "exp_avg_sq": "second moment of", "momentum": "momentum of"}
+"""What people are told of a state."""
+Kept = dict[Unit, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """Linear warm-up to ``peak``, then down to ``floor`` at ``steps``: by half a cosine, or linearly over the
-    last ``decay`` steps after a stable phase (WSD: Hu 2024, arXiv 2404.06395)."""
+class Run(NamedTuple):
+    """A run of numbers of a unit's optimizer shard. updates: how many it had, for AdamW's correction of its
+    averages."""
 
-    peak: float
-    floor: float
-    warmup: int
-    steps: int
-    decay: int | None = None
+    unit: Unit
+    at: slice
+    updates: Tensor
 
-    @staticmethod
-    def of(train: TrainSection) -> LearningRate:
-        """As a job has it."""
-        steps = train.lr_decay_steps or train.steps
-        decay = (train.lr_wsd_decay_steps or max(1, steps // 10)) if train.lr_decay_style == "wsd" else None
-        return LearningRate(
-            peak=train.learning_rate,
-            floor=train.min_learning_rate,
-            warmup=train.warmup_steps,
-            steps=steps,
-            decay=decay,
-        )
 
-    def __call__(self, step: int) -> float:
-        """The rate of update number ``step``, counted from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        if self.decay is not None:
-            left = min(1.0, max(0.0, (self.steps - step) / self.decay))
-            return self.floor + (self.peak - self.floor) * left
-        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, Run]]:
+    """The unit's shard on this rank, all of it, cut where the weight decay is another, with that; padding
+    goes with what is before it."""
+    numbers = store.numel // store.sharding.optim
+    decays = [(one.start, train.decay_of(one.piece.name, len(one.piece.shape))) for one in store.held("optim")]
+    starts = [(next(same)[0], decay) for decay, same in groupby(decays, key=lambda one: one[1])] or [(0, 0.0)]
+    ends = [*(start for start, _ in starts[1:]), numbers]
+    for number, ((start, decay), end) in enumerate(zip(starts, ends, strict=True)):
+        count = torch.zeros((), dtype=torch.float32, device=store.kept.device)
+        yield decay, Run(store.unit, slice(start if number else 0, end), count)
 
 
 class Optimizer:
-    """torch's fused AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases
-    do not.
+    """Updates this rank's optimizer shards, flat, one a unit. train: which optimizer, and its settings.
+    group: with whom it shares matrices that it needs whole; nobody if not given.
 
-    By its functional form: ``torch.optim.AdamW`` imports the compiler, a second and a half of every rank's
-    start.
-    """
+    AdamW and SGD are torch's, by their functional form: their classes import the compiler, a second and a
+    half of every rank's start."""
 
     def __init__(
-        self,
-        model: Share,
-        gradients: Gradients,
-        *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.1,
+        self, model: Share, gradients: Gradients, train: TrainSection | None = None, group: MatrixGroup | None = None
     ) -> None:
-        self.model, self.gradients = model, gradients
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.owned = {unit: store.kept[store.part("optim", "params")].detach() for unit, store in model.units.items()}
+        self.model, self.gradients, self.train = model, gradients, train or TrainSection()
+        self.owned: Kept = {
+            unit: store.kept[store.part("optim", "params")].detach() for unit, store in model.units.items()
+        }
         """This rank's to update, in the dtype of the model."""
         first = next(iter(self.owned.values()))
         self.separate = first.dtype != gradients.dtype
         """Whether masters are copies in higher precision."""
-        self.masters = {unit: own.to(gradients.dtype) if self.separate else own for unit, own in self.owned.items()}
-        self.exp_avg, self.exp_avg_sq = (
-            {unit: torch.zeros_like(m) for unit, m in self.masters.items()} for _ in range(2)
-        )
-        self.updates = {unit: torch.zeros((), dtype=torch.float32, device=m.device) for unit, m in self.masters.items()}
-        """How many each had, for AdamW's correction of its averages."""
+        self.masters: Kept = {
+            unit: own.to(gradients.dtype) if self.separate else own for unit, own in self.owned.items()
+        }
+        kinds = [kind for rule in rules_of(self.train.optimizer) for kind in STATES[rule]]
+        self.states: dict[str, Kept] = {kind: {} for kind in kinds}
+        """Moments and momentum, by kind and unit; kinds in one order on all ranks."""
+        self.runs: dict[tuple[Rule, float], list[Run]] = {}
+        """What is updated, by rule and weight decay."""
+        for unit, master in self.masters.items():
+            rule = rule_of(self.train.optimizer, unit)
+            for kind in STATES[rule]:
+                self.states[kind][unit] = torch.zeros_like(master)
+            for decay, run in runs_of(model.units[unit], self.train):
+                self.runs.setdefault((rule, decay), []).append(run)
         self.skipped = 0
         """Updates left out because they were not finite, since the run's first step."""
         self.skipped_in_a_row = 0
+        self.muon = self._muon(group) if self.train.optimizer == "muon" else None
 
-    def step(self, learning_rate: float, *, norm: float, clip: float) -> None:
+    def _muon(self, group: MatrixGroup | None) -> Muon:
+        store = next(iter(self.model.units.values()))
+        alone = MatrixGroup(
+            (Member(getattr(self.model, "tp_rank", 0), store.rank),), store.sharding, NullWire(),
+            RankDevice(store.kept.device),
+        )  # fmt: skip
+        return Muon(self.model, group or alone, self.train.muon, self.gradients.dtype)
+
+    def step(self, learning_rate: float, *, norm: float, clip: float, recorder: Recorder | None = None) -> None:
         """One update; gradients are scaled down to ``clip`` where their ``norm`` exceeds it (0: never)."""
+        busy = Busy(recorder)
         if clip and norm > clip:
             self.gradients.flat.mul_(clip / norm)
-        vectors = [unit for unit in self.masters if unit[0] == "vectors"]
-        matrices = [unit for unit in self.masters if unit[0] != "vectors"]
-        self._update(matrices, learning_rate, self.weight_decay)
-        self._update(vectors, learning_rate, 0.0)
+        if self.muon:
+            self._look_ahead()
+            self.muon.step(
+                self.masters, self.gradients.final, learning_rate, lambda name: self.train.decay_of(name, 2), busy.wait,
+                lambda: self._elementwise(learning_rate),
+            )  # fmt: skip
+        else:
+            self._elementwise(learning_rate)
         self._publish()
+        busy.end()
         self.skipped_in_a_row = 0
 
     def skip(self) -> None:
@@ -103,29 +126,68 @@ class Optimizer:
         self.skipped += 1
         self.skipped_in_a_row += 1
 
-    def _update(self, units: Sequence[Unit], learning_rate: float, weight_decay: float) -> None:
-        every = (self.masters, self.gradients.final, self.exp_avg, self.exp_avg_sq, self.updates)
-        masters, gradients, averages, squares, updates = ([tensors[unit] for unit in units] for tensors in every)
+    # ---- rules ----
+
+    def _elementwise(self, learning_rate: float) -> None:
+        """Of every number by itself."""
+        for (rule, decay), runs in self.runs.items():
+            if rule == "adamw":
+                self._adamw(runs, learning_rate, decay)
+            elif rule == "sgd":
+                self._sgd(runs, learning_rate, decay)
+
+    def _adamw(self, runs: Sequence[Run], learning_rate: float, decay: float) -> None:
+        masters, gradients, averages, squares = self._tensors(runs, "exp_avg", "exp_avg_sq")
         adamw(
-            masters, gradients, averages, squares, [], updates,
-            fused=True, amsgrad=False, maximize=False,
-            lr=learning_rate, beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, weight_decay=weight_decay,
+            masters, gradients, averages, squares, [], [run.updates for run in runs],
+            fused=True, amsgrad=False, maximize=False, lr=learning_rate, beta1=self.train.adam_betas[0],
+            beta2=self.train.adam_betas[1], eps=self.train.adam_eps, weight_decay=decay,
         )  # fmt: skip
+
+    def _sgd(self, runs: Sequence[Run], learning_rate: float, decay: float) -> None:
+        settings = self.train.sgd
+        masters, gradients, momentum = self._tensors(runs, "momentum")
+        sgd(
+            masters, gradients, [*momentum], foreach=False, fused=False, weight_decay=decay,
+            momentum=settings.momentum, lr=learning_rate, dampening=0.0, nesterov=settings.nesterov, maximize=False,
+        )  # fmt: skip
+
+    def _look_ahead(self) -> None:
+        """Add gradients to Muon's momentum; what is left in their place is what it orthogonalises."""
+        settings = self.train.muon
+        for unit, momentum in self.states["momentum"].items():
+            gradient = self.gradients.final[unit]
+            momentum.lerp_(gradient, 1 - settings.momentum)
+            if settings.nesterov:
+                gradient.lerp_(momentum, settings.momentum)
+            else:
+                gradient.copy_(momentum)
+
+    def _tensors(self, runs: Sequence[Run], *kinds: str) -> list[list[Tensor]]:
+        """Masters, gradients and states of these runs."""
+        every: list[Mapping[Unit, Tensor]] = [
+            self.masters,
+            self.gradients.final,
+            *(self.states[kind] for kind in kinds),
+        ]
+        return [[by_unit[run.unit][run.at] for run in runs] for by_unit in every]
 
     def _publish(self) -> None:
         if self.separate:
             for unit, master in self.masters.items():
                 self.owned[unit].copy_(master)
 
+    # ---- going on ----
+
     @property
-    def held(self) -> dict[str, list[ShardBox]]:
+    def held(self) -> dict[str, Any]:
         """What the tensors of ``state`` hold, by their names."""
         return {store.key: store.held("optim") for store in self.model.units.values()}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in
         place."""
-        kinds = {"master": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        kinds = {"master": self.masters, **self.states}
         return {
             kind: {self.model.units[unit].key: tensor for unit, tensor in tensors.items()}
             for kind, tensors in kinds.items()
@@ -135,6 +197,39 @@ class Optimizer:
         """Call after ``state`` was filled from a checkpoint made after so many steps, ``skipped`` of them
         without an update; other ranks' updates are not gathered."""
         self.skipped = skipped
-        for count in self.updates.values():
-            count.fill_(float(steps - skipped))
+        for run in (run for runs in self.runs.values() for run in runs):
+            run.updates.fill_(float(steps - skipped))
         self._publish()
+
+    def close(self) -> None:
+        """End what runs beside it."""
+        if self.muon:
+            self.muon.close()
+
+
+class Busy:
+    """The recorder's view of an optimizer: it computes, but for what it waits for."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self.recorder, self._number = recorder, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.recorder:
+            self._number = self.recorder.begin(RecordKind.OPTIMIZER, self.recorder.ring.name("optimizer"))
+
+    def end(self) -> None:
+        """It is done, for now."""
+        if self.recorder:
+            self.recorder.end(self._number)
+
+    def wait(self, handle: BackgroundHandle | None, op: UnitOp) -> None:
+        """Wait for what travels, if anything does."""
+        if handle is None:
+            return
+        self.end()
+        number = self.recorder.begin(RecordKind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
+        handle.wait()
+        if self.recorder:
+            self.recorder.end(number)
+        self._begin()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from plait.core.job.settings import OnNan
-from plait.core.record.ring import RecordKind
 from plait.train.engine.finite import StepNumbers, check_state, explain
 from plait.train.engine.grad_sync import complete, sum_loss, totals
 from plait.train.engine.groups import Groups
@@ -81,10 +80,7 @@ def train_step(
     if recorder:
         recorder.device.anchor()  # the host has just waited for the totals
     if math.isfinite(total) and math.isfinite(norm):
-        number = recorder.begin(RecordKind.OPTIMIZER, recorder.ring.name("optimizer")) if recorder else 0
-        optimizer.step(learning_rate, norm=norm, clip=clip)
-        if recorder:
-            recorder.end(number)
+        optimizer.step(learning_rate, norm=norm, clip=clip, recorder=recorder)
         if shards:
             shards.publish(later=True)
     else:

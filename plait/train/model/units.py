@@ -68,44 +68,32 @@ class ShardSpec:
     device: torch.device
 
 
-class UnitStore:
-    """One unit on one rank: its parameters, and this rank's shard of them.
+class UnitLayout:
+    """Where the numbers of one unit lie, and which of them a rank keeps: no memory of its own, so that it can
+    be asked of any rank.
 
-    rank: as ``ShardSpec`` has it. kept: this rank's shard of the
-    parameters. whole: parameters and gradients are replicated, and only optimizer states are sharded. params,
-    grads: by which factors parameters and gradients are sharded. second: the shard of the second copy, if
-    there is one (``Sharding.secondary``).
+    shapes: of its parameters, by name, in their order. rank: number of the rank among those over which the
+    unit is sharded. whole: parameters and gradients are replicated, and only optimizer states are sharded.
+    params, grads: by which factors parameters and gradients are sharded.
     """
 
     def __init__(
-        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], spec: ShardSpec
+        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], cut: tuple[Sharding, int]
     ) -> None:
-        sharding = spec.sharding
-        self.unit, self.sharding, self.rank, self.pieces = unit, sharding, spec.rank, list(pieces)
+        self.unit, (self.sharding, self.rank), self.pieces = unit, cut, list(pieces)
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = 0
         for name, shape in shapes.items():
             self.places[name] = end, shape
             end += math.prod(shape)
-        self.numel = sharding.padded(end)
+        self.numel = self.sharding.padded(end)
         self.whole = unit[0] in WHOLE
-        self.params, self.grads = (1, 1) if self.whole else (sharding.params, sharding.grads)
-        self.kept = torch.zeros(self.numel // self.params, dtype=spec.dtype, device=spec.device)
-        self.second = (
-            self.kept.new_zeros(self.numel // sharding.secondary) if sharding.secondary and not self.whole else None
-        )
-        self.parameters = {name: nn.Parameter(self.kept.new_empty(0)) for name in shapes}
-        self.point(self.kept if self.params == 1 else None)
+        self.params, self.grads = (1, 1) if self.whole else (self.sharding.params, self.sharding.grads)
 
     @property
     def key(self) -> str:
         """Its name in checkpoints' state and reports."""
         return f"{self.unit[0]}.{self.unit[1]}"
-
-    def point(self, whole: Tensor | None) -> None:
-        """Make the parameters views of the unit gathered in ``whole``, or nothing at all."""
-        for name, parameter in self.parameters.items():
-            parameter.data = self.kept.new_empty(0) if whole is None else self.view(name, whole)
 
     def view(self, name: str, whole: Tensor) -> Tensor:
         """A parameter's place in a tensor that has the whole unit."""
@@ -116,18 +104,18 @@ class UnitStore:
         """This rank's range at a level; of the whole unit, or of what it keeps at the wider level
         ``held``."""
         start, stop = self.sharding.shard(self.rank, level, self.numel)
-        base = self._range(held)[0] if held else 0
+        base = self.range(held)[0] if held else 0
         return slice(start - base, stop - base)
 
-    def _range(self, level: Level) -> tuple[int, int]:
+    def range(self, level: Level) -> tuple[int, int]:
         """What this rank keeps at a level."""
         return (0, self.numel) if self.whole and level != "optim" else self.sharding.shard(self.rank, level, self.numel)
 
     def held(self, level: Level) -> list[ShardBox]:
         """What this rank's shard at a level holds."""
-        start, stop = self._range(level)
+        start, stop = self.range(level)
         found: list[ShardBox] = []
-        for piece, first in self._pieces():
+        for piece, first in self.firsts():
             low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
             if low < high:
                 found += _held(piece, low - first, high - first, low - start)
@@ -136,39 +124,74 @@ class UnitStore:
     @property
     def everything(self) -> list[ShardBox]:
         """What the whole unit holds."""
-        return [
-            held for piece, first in self._pieces() for held in _held(piece, 0, math.prod(piece.local_shape), first)
-        ]
+        return [held for piece, first in self.firsts() for held in _held(piece, 0, math.prod(piece.local_shape), first)]
 
-    def fill(self, value: Callable[[Piece], Tensor]) -> None:
-        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any
-        dtype."""
-        start, stop = self._range("params")
-        for piece, first in self._pieces():
-            low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
-            if low < high:
-                self.kept[low - start : high - start].copy_(value(piece).reshape(-1)[low - first : high - first])
-
-    def _pieces(self) -> Iterator[tuple[Piece, int]]:
+    def firsts(self) -> Iterator[tuple[Piece, int]]:
         """Every piece, and where it begins in the unit."""
         for piece in self.pieces:
             yield piece, self.places[piece.parameter][0] + _first(piece)
 
 
-def make_units(pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec) -> dict[Unit, UnitStore]:
+class UnitStore(UnitLayout):
+    """One unit on one rank: its parameters, and this rank's shard of them.
+
+    kept: this rank's shard of the parameters. second: the shard of the second copy, if there is one
+    (``Sharding.secondary``).
+    """
+
+    def __init__(
+        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], spec: ShardSpec
+    ) -> None:
+        super().__init__(unit, shapes, pieces, (spec.sharding, spec.rank))
+        sharding = spec.sharding
+        self.kept = torch.zeros(self.numel // self.params, dtype=spec.dtype, device=spec.device)
+        self.second = (
+            self.kept.new_zeros(self.numel // sharding.secondary) if sharding.secondary and not self.whole else None
+        )
+        self.parameters = {name: nn.Parameter(self.kept.new_empty(0)) for name in shapes}
+        self.point(self.kept if self.params == 1 else None)
+
+    def point(self, whole: Tensor | None) -> None:
+        """Make the parameters views of the unit gathered in ``whole``, or nothing at all."""
+        for name, parameter in self.parameters.items():
+            parameter.data = self.kept.new_empty(0) if whole is None else self.view(name, whole)
+
+    def fill(self, value: Callable[[Piece], Tensor]) -> None:
+        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any
+        dtype."""
+        start, stop = self.range("params")
+        for piece, first in self.firsts():
+            low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
+            if low < high:
+                self.kept[low - start : high - start].copy_(value(piece).reshape(-1)[low - first : high - first])
+
+
+class UnitShape(NamedTuple):
+    """Of one unit: shapes of its parameters, by name, and the pieces in them."""
+
+    shapes: dict[str, tuple[int, ...]]
+    pieces: list[Piece]
+
+
+def unit_shapes(pieces: Sequence[Piece], rows: int, stage: int) -> dict[Unit, UnitShape]:
     """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do
     (padding)."""
     by_parameter: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_parameter.setdefault(piece.parameter, []).append(piece)
-    shapes: dict[Unit, dict[str, tuple[int, ...]]] = {}
+    found: dict[Unit, UnitShape] = {}
     for name, members in by_parameter.items():
         last = members[-1]
         count = rows if name in ("embedding.weight", "head.weight") else last.offset + last.local_shape[0]
         shape = (count, *last.local_shape[1:])
         kind, at = unit_of(name, len(shape))
-        shapes.setdefault((kind, stage) if kind == "vectors" else (kind, at), {})[name] = shape
-    return {
-        unit: UnitStore(unit, named, [piece for name in named for piece in by_parameter[name]], spec)
-        for unit, named in shapes.items()
-    }
+        unit = found.setdefault((kind, stage) if kind == "vectors" else (kind, at), UnitShape({}, []))
+        unit.shapes[name] = shape
+        unit.pieces.extend(members)
+    return found
+
+
+def make_units(pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec) -> dict[Unit, UnitStore]:
+    """The units of a stage, with their memory."""
+    shapes = unit_shapes(pieces, rows, stage)
+    return {unit: UnitStore(unit, one.shapes, one.pieces, spec) for unit, one in shapes.items()}

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.core.job.settings import MuonSection, SgdSection, TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.optimizer import LearningRate, Optimizer
+from plait.train.engine.learning_rate import LearningRate
+from plait.train.engine.optimizer import Optimizer
 from plait.train.model.transformer import Transformer
 from tests.support.models import gpt, llama
 
@@ -21,13 +23,13 @@ LLAMA = llama()
 SETTINGS: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8}
 
 
-def make(spec: ModelSpec, dtype: torch.dtype) -> Optimizer:
+def make(spec: ModelSpec, dtype: torch.dtype, train: TrainSection | None = None) -> Optimizer:
     torch.manual_seed(3)
     model = Transformer(spec, Strategy(), dtype=dtype)
     for parameter in model.named.values():
         torch.nn.init.normal_(parameter)
     gradients = Gradients(model)
-    return Optimizer(model, gradients, weight_decay=0.1, **SETTINGS)
+    return Optimizer(model, gradients, train)
 
 
 def fill(optimizer: Optimizer, seed: int) -> float:
@@ -64,6 +66,55 @@ def test_it_is_torchs_adamw(spec: ModelSpec, dtype: torch.dtype, clip: float) ->
         assert torch.equal(found, theirs[name].to(dtype)), name
 
 
+@pytest.mark.parametrize("spec", [GPT, LLAMA], ids=lambda spec: spec.family)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_it_is_torchs_muon(spec: ModelSpec, dtype: torch.dtype, adjust: Any) -> None:
+    """Bit for bit, orthogonalised in bf16: queries, keys, values, gate and up each by itself, and AdamW of
+    the rest; with a decay of their own of some."""
+    decays = {"embedding.*": 0.0, "*.v.weight": 0.3}
+    train = TrainSection(optimizer="muon", muon=MuonSection(adjust_lr=adjust), weight_decay_of=decays)
+    optimizer = make(spec, dtype, train)
+    named = optimizer.model.named
+    theirs = {piece.name: piece.view(named[piece.parameter]).detach().to(optimizer.gradients.dtype, copy=True)
+              for piece in optimizer.model.pieces}  # fmt: skip
+    groups: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": []}
+    for name, w in theirs.items():
+        kind = "muon" if name.startswith("layers") and w.ndim == 2 else "adamw"
+        groups[kind].append({"params": [w], "weight_decay": train.decay_of(name, w.ndim)})
+    assert len(groups["muon"]) == spec.num_layers * (7 if spec.family == "llama" else 6)
+    both = [
+        torch.optim.Muon(groups["muon"], lr=1e-2, momentum=0.95, adjust_lr_fn=adjust),
+        torch.optim.AdamW(groups["adamw"], lr=1e-2, fused=True, **SETTINGS),
+    ]
+    for step in range(3):
+        norm = fill(optimizer, step)
+        for piece in optimizer.model.pieces:
+            view = piece.view(optimizer.gradients.named[piece.parameter])
+            theirs[piece.name].grad = view.clone() * (0.5 / norm)
+        optimizer.step(1e-2, norm=norm, clip=0.5)
+        for each in both:
+            each.step()
+    for piece in optimizer.model.pieces:
+        found = piece.view(named[piece.parameter])
+        assert torch.equal(found, theirs[piece.name].to(dtype)), piece.name
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_torchs_sgd(nesterov: bool) -> None:
+    optimizer = make(GPT, torch.float32, TrainSection(optimizer="sgd", sgd=SgdSection(nesterov=nesterov)))
+    theirs = weights(optimizer)
+    groups = [{"params": [w], "weight_decay": 0.1 if w.ndim > 1 else 0.0} for w in theirs.values()]
+    sgd = torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=nesterov)
+    for step in range(3):
+        norm = fill(optimizer, step)
+        for name, w in theirs.items():
+            w.grad = optimizer.gradients.named[name].clone()
+        optimizer.step(1e-2, norm=norm, clip=0.0)
+        sgd.step()
+    assert all(torch.equal(found, theirs[name]) for name, found in weights(optimizer).items())
+
+
 def test_it_goes_on_where_a_checkpoint_was_made() -> None:
     straight, first, second = make(GPT, torch.bfloat16), make(GPT, torch.bfloat16), make(GPT, torch.bfloat16)
     for step in range(4):
@@ -97,7 +148,7 @@ def test_updates_left_out_are_not_counted_also_after_a_checkpoint() -> None:
     for optimizer in (straight, resumed):
         optimizer.step(1e-2, norm=fill(optimizer, 3), clip=1.0)
     assert all(torch.equal(found, weights(straight)[name]) for name, found in weights(resumed).items())
-    assert (resumed.skipped, {float(count) for count in resumed.updates.values()}) == (1, {3.0})
+    assert (resumed.skipped, {float(run.updates) for runs in resumed.runs.values() for run in runs}) == (1, {3.0})
 
 
 def test_gradients_below_the_limit_are_left_alone() -> None:

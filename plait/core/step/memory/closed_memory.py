@@ -28,7 +28,7 @@ from plait.core.step.memory.closed_activations import size_rows
 from plait.core.step.memory.closed_states import KINDS, Factors, held_by, place_states
 from plait.core.step.memory.experts_memory import expert_factors, held_experts, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
-from plait.core.step.memory.walked_memory import walked_memory
+from plait.core.step.memory.walked_memory import WalkedWork, walked_memory
 from plait.core.step.seconds.options import Options
 from plait.core.step.stages import crossing_bytes
 
@@ -132,7 +132,7 @@ def step_memory(
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         kinds, place = walked_memory(
-            model, points, filled(points), sequence=sequence, precision=unquantised(precision), gpu=told.gpu
+            model, points, filled(points), WalkedWork(sequence, unquantised(precision), told.optimizer), gpu=told.gpu
         )
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.sharding import WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
@@ -112,6 +113,7 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size
             found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
+    found[2] -= _fewer(place, factors, options.optimizer) * master
     if options.matrices is not None:
         found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3])
     found[3] += place.tables
@@ -123,6 +125,15 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)
     owned = sum(count * numel for (_, numel), count in place.units.items()) / optim
     found[4] = np.maximum(found[4], owned * options.update_bytes)
+    return found
+
+
+def _fewer(place: Held, factors: Factors, optimizer: OptimizerName) -> Column:
+    """Numbers that an optimizer keeps fewer of than AdamW."""
+    step, found = factors.optim * np.maximum(1, factors.secondary), np.zeros(len(factors.optim))
+    everything = [(numel, count) for (_, numel), count in place.units.items()]
+    for numel, count in {"adamw": (), "muon": place.matrices.items(), "sgd": everything}[optimizer]:
+        found += count * (-(-numel // step) * step // factors.optim)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from plait.core.model.experts import refuse_experts
 from plait.core.model.spec import ModelSpec
+from plait.core.parallel.matrices import buffer_numbers
 from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
 from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
@@ -183,10 +184,13 @@ class MemoryOfPlace:
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        lasting = states(place.unit_sizes, place.sharding, itemsize=work.itemsize)
+        lasting = states(place.unit_sizes, place.sharding, itemsize=work.itemsize, optimizer=work.optimizer)
         buffers = lasting.buffers + len(place.stages) * position_tables(
             self.step.model, place.strategy, sequence=work.sequence, itemsize=work.itemsize
         )
+        if work.optimizer == "muon":
+            shared = place.mesh.replicas // place.sharding.optim
+            buffers += buffer_numbers(self.step.model.largest_matrix, shared) * work.matrix_itemsize
         if self.gpu:
             buffers += WORKSPACE * (2 if place.strategy.cuda_graphs else 1)
         else:

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from plait.core.model.precision import MASTER, master_size
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.seconds.options import Options
 from plait.core.step.stages import Stage, split_layers
@@ -58,7 +59,8 @@ class MemoryOptions(Options):
     else does. gathers_stay: where optimizer states are sharded and parameters are not, a rank has its shard
     of them and, gathered, all (FSDP2's reshard_after_forward = never). rounds_reduce: micro-batches of a
     stage follow each other, and its gradients are then reduced to shares: one stage's are whole at a time.
-    frees_inputs: a stage lets go of what it received once its first norm has read it.
+    frees_inputs: a stage lets go of what it received once its first norm has read it. optimizer: the job's;
+    optimizer_bytes are AdamW's, of which another keeps fewer states.
     """
 
     gpu: bool = True
@@ -88,6 +90,7 @@ class MemoryOptions(Options):
     rounds_reduce: bool = False
     frees_inputs: bool = False
     defers: bool = True
+    optimizer: OptimizerName = "adamw"
 
     @staticmethod
     def of(options: Options) -> MemoryOptions:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
+from plait.core.parallel.optimizers import OptimizerName, states_of
 from plait.core.parallel.sharding import WHOLE, Sharding, Unit
 from plait.core.parallel.strategy import Strategy
 
@@ -34,11 +35,13 @@ class States:
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
-def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
+def states(
+    units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int, optimizer: OptimizerName = "adamw"
+) -> States:
     """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
     of the model's."""
     master = master_size(itemsize)
-    parameters = gradients = optimizer = 0
+    parameters = gradients = kept = 0
     gathered, opened = Counter[int](), Counter[int]()
     for unit, numel in units.items():
         whole = unit[0] in WHOLE
@@ -47,8 +50,8 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
             numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0
         )
         gradients += numel // grads * master
-        moments = 2 + (master != itemsize)  # and masters, where the model's own numbers are smaller
-        optimizer += moments * (numel // sharding.optim) * master
+        numbers = states_of(optimizer, unit) + (master != itemsize)  # masters, where the model's numbers are smaller
+        kept += numbers * (numel // sharding.optim) * master
         if params > 1:
             gathered[numel * itemsize] += 1
         if grads > 1:
@@ -56,7 +59,7 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
     buffers = sum(
         size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items()
     )  # two of a size
-    return States(parameters, gradients, optimizer, buffers)
+    return States(parameters, gradients, kept, buffers)
 
 
 def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap, Strategy
 from plait.core.step.columns.distinct import distinct
@@ -35,14 +36,22 @@ ALIKE: Mapping[str, int] = {
 """Columns that walking does not depend on, and what they are while a point is walked."""
 
 
+class WalkedWork(NamedTuple):
+    """What all points of a job have alike. sequence: tokens."""
+
+    sequence: int
+    precision: Precision
+    optimizer: OptimizerName = "adamw"
+
+
 def walked_memory(
-    model: ModelSpec, points: Points, enough: Ints, *, sequence: int, precision: Precision, gpu: bool
+    model: ModelSpec, points: Points, enough: Ints, work: WalkedWork, *, gpu: bool
 ) -> tuple[dict[str, Bytes], Ints]:
     """Bytes of every point's fullest place by kind, and which place that is. enough: micro-batches that fill
     each point's places as all of its own do."""
     short = replace(points, num_micro=enough)
     first, kind_of = distinct([getattr(short, field.name) for field in fields(Points)])
-    found = [_fullest(model, short.row(at), sequence, precision, gpu) for at in first.tolist()]
+    found = [_fullest(model, short.row(at), work, gpu) for at in first.tolist()]
 
     def column(kind: str) -> Bytes:
         return np.array([getattr(memory, kind) for _, memory in found], dtype=np.float64)[kind_of]
@@ -51,26 +60,29 @@ def walked_memory(
     return {kind: column(kind) for kind in (*KINDS[:-1], "activations")}, place
 
 
-def _fullest(
-    model: ModelSpec, row: Mapping[str, int], sequence: int, precision: Precision, gpu: bool
-) -> tuple[int, Memory]:
+def _fullest(model: ModelSpec, row: Mapping[str, int], work: WalkedWork, gpu: bool) -> tuple[int, Memory]:
     """The first of the places that need the most."""
-    walked = _walked(model, tuple({**row, **ALIKE}.items()), sequence, precision, gpu)
-    step = step_of(model, row, sequence=sequence, precision=precision)
+    walked = _walked(model, tuple({**row, **ALIKE}.items()), work, gpu)
+    step = step_of(model, row, **work._asdict())
     every = [(at, MemoryOfPlace(step, at, gpu).memory(each)) for at, each in enumerate(walked)]
     return max(every, key=lambda one: one[1].total)
 
 
 @lru_cache(maxsize=1 << 14)
-def _walked(
-    model: ModelSpec, row: tuple[tuple[str, int], ...], sequence: int, precision: Precision, gpu: bool
-) -> tuple[Walked, ...]:
+def _walked(model: ModelSpec, row: tuple[tuple[str, int], ...], work: WalkedWork, gpu: bool) -> tuple[Walked, ...]:
     """A search asks for the same again: in blocks, in a finer space, for more ranks."""
-    step = step_of(model, dict(row), sequence=sequence, precision=precision)
+    step = step_of(model, dict(row), **work._asdict())
     return tuple(MemoryOfPlace(step, index, gpu).walked() for index in range(len(step.layout.degrees)))
 
 
-def step_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision) -> Step:
+def step_of(
+    model: ModelSpec,
+    point: Mapping[str, int],
+    *,
+    sequence: int,
+    precision: Precision,
+    optimizer: OptimizerName = "adamw",
+) -> Step:
     """A point of the strategy space (``Points.row``), to be walked. Raises ScheduleError or JobError where it
     cannot be."""
     name, pp = SCHEDULES[point["schedule"]], point["pp"]
@@ -94,6 +106,7 @@ def step_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precis
         num_micro_batches=point["num_micro"],
         sequence=sequence,
         precision=precision,
+        optimizer=optimizer,
     )
     layout = Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"])
     return Step.of(model, workload, strategy, layout, generate(name, shape), shardings=[sharding] * pp)

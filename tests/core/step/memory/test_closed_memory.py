@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import JobError, ScheduleError
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import matrices_of
 from plait.core.parallel.strategy import Recompute
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.columns.distinct import distinct, groups
@@ -364,3 +365,16 @@ def test_distinct_rows(values: list[tuple[int, int]]) -> None:
     assert [values[first[k]] for k in kind] == values
     assert first.tolist() == [values.index(values[at]) for at in first]  # of each kind the first
     assert sorted(np.concatenate(list(groups(kind))).tolist()) == list(range(len(values)))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("model", [GPT, replace(LLAMA, tied_embeddings=True)], ids=["gpt", "llama"])
+def test_states_are_those_of_the_optimizer(model: ModelSpec, optimizer: Any) -> None:
+    points = Points.of([{"tp": 2, "dp": 4, "params": 2, "grads": 2, "optim": 4, "micro": 2, "num_micro": 2}])
+    step = step_of(model, points.row(0), sequence=256, precision="bf16-mixed", optimizer=optimizer)
+    found = step_memory(model, points, sequence=256, options=MemoryOptions(optimizer=optimizer)).optimizer[0]
+    expected = estimate(step, gpu=True).most.memory.optimizer
+    assert abs(found - expected) <= 0.001 * expected
+    layers = sum(w.numbers(model.letters) for w in matrices_of("attn", "mlp")) * model.num_layers
+    moments = {"adamw": 2.0, "muon": 2.0 - layers / model.num_parameters, "sgd": 1.0}[optimizer]
+    assert abs(expected / (model.num_parameters / 8 * 4 * (1 + moments)) - 1) < 0.06  # tp cuts no positions
