@@ -103,7 +103,7 @@ def markdown() -> str:
 
 def _keys(prefix: str, section: type[BaseModel]) -> Iterator[Setting]:
     for name, field in section.model_fields.items():
-        default = field.default
+        default = field.get_default(call_default_factory=True)
         inner = [part for part in (field.annotation, *get_args(field.annotation)) if _is_section(part)]
         yield Setting(
             f"{prefix}.{name}",
