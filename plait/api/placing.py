@@ -30,12 +30,12 @@ from plait.place.repair import Repair, Spot, from_table, repair
 
 @dataclass(kw_only=True)
 class Placing:
-    """A job to place; ``read`` makes the problem of it. job: a job file, or a plan. topology: a file of the
-    cluster's switches, or what else ``plait topology`` reads. overrides: ``SECTION.KEY=VALUE``; of a plan
-    only those of [place]."""
+    """A job to place; ``read`` makes the problem of it. job: a job file, or a plan. topology: the cluster's
+    switches, or a file of them, or what else ``plait topology`` reads. overrides: ``SECTION.KEY=VALUE``; of a
+    plan only those of [place]."""
 
-    job: Path
-    topology: str
+    job: Path | Plan
+    topology: str | Topology
     overrides: Sequence[str] = ()
     settings: PlaceSection = field(default_factory=PlaceSection)
     """The job's [place], once it is read."""
@@ -96,6 +96,8 @@ class Placing:
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
         asked = self.settings
+        if isinstance(self.topology, Topology):
+            return self.topology, Remarks()
         return read_topology(self.topology, form=asked.format, states=asked.states, tolerated=asked.tolerate)
 
     def _wanted(self, gpu: str) -> Wanted:
@@ -204,7 +206,7 @@ class Placing:
     def check_again(self, placement: Placement) -> None:
         """Raise PlacementError if the cluster has changed since it was read, in a way that matters; of a pipe
         nobody knows."""
-        if any(map(_read_once, (self.topology, *self.settings.states))):
+        if isinstance(self.topology, Topology) or any(map(_read_once, (self.topology, *self.settings.states))):
             return
         try:
             now, _ = self._read_topology()
@@ -257,16 +259,16 @@ def write_placement(asked: Placing, found: PlacedAnswer, table: Path, picture: P
     found.write(table)
 
 
-def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
-    """The plan, and of the cluster that it is for: bytes per second of a rank's outermost link, the device,
-    ranks of a node (0: nobody says)."""
+def plan_of(file: Path | Plan, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
+    """The plan, in a file or not, and of the cluster that it is for: bytes per second of a rank's outermost
+    link, the device, ranks of a node (0: nobody says)."""
     from plait.api.choose import planned, the_cluster
     from plait.core.job.spec import Job
 
-    if file.suffix == ".json":
+    if isinstance(file, Plan) or file.suffix == ".json":
         if others := [one for one in overrides if not one.startswith("place.")]:
             raise JobError(f"'{others[0]}' would change the plan", file=str(file), fix="Plan the job again")
-        plan = Plan.read(file)
+        plan = file if isinstance(file, Plan) else Plan.read(file)
         if plan.job is None or (plan.job.cluster.file is None and plan.job.cluster.preset == "here"):
             return plan, None, "", 0
         cluster = the_cluster(plan.job, None)

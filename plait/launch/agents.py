@@ -79,6 +79,8 @@ class Agent:
         self.line, self.hello = line, hello
         self.ranks: dict[int, RemoteProcess] = {}
         self.heard = time.monotonic()
+        self.lost = False
+        """Whether it has gone, or been silent for too long, without a word."""
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -112,6 +114,7 @@ class Agent:
             self._lost(f"its agent has been silent for {silent:.0f} s")
 
     def _lost(self, why: str) -> None:
+        self.lost = True
         for rank, process in self.ranks.items():
             lost = f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: {why}"
             process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
@@ -168,6 +171,11 @@ class Agents:
     def variables(self) -> dict[str, str]:
         """What agents need in their environment."""
         return agent_variable(f"{self._host}:{self._door.port} {self._word}")
+
+    @property
+    def lost(self) -> set[str]:
+        """Hosts whose agents have gone without a word."""
+        return {agent.hello.host for agent in self.agents.values() if agent.lost}
 
     def ranks(self, still: Callable[[], None]) -> list[RankProcess]:
         """Start all ranks, once all agents are there. still: raises if agents cannot come any more.

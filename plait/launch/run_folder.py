@@ -69,3 +69,30 @@ def _starts(folder: Path) -> tuple[str, int]:
         if isinstance(job, str) and isinstance(vain, int) and vain >= 0:
             return job, vain
     return "", 0
+
+
+# ---- a stop that waits for whoever starts the run ----
+
+STOP = "stop.json"
+
+
+def ask_to_stop(folder: Path, job: str, *, signalled: bool = False) -> None:
+    """Leave word that a cluster manager's ``job`` is to end. signalled: its launcher is sent a signal too,
+    and needs the word only where that came before it could hear it. A folder that cannot be written has
+    none."""
+    with suppress(OSError), replacing(folder / STOP) as draft:
+        draft.write_text(json.dumps({"job": job, "signalled": signalled}) + "\n")
+
+
+def forget_stop(folder: Path) -> None:
+    """A new job of the run is not to end for what an earlier one was told."""
+    with suppress(OSError):
+        (folder / STOP).unlink(missing_ok=True)
+
+
+def asked_to_stop(folder: Path, job: str, *, running: bool = False) -> bool:
+    """Whether the job is to end. running: whether its launcher has heard signals all the time."""
+    with suppress(OSError, ValueError):
+        said = read_table(folder / STOP)
+        return said.get("job") == job and not (running and said.get("signalled"))
+    return False

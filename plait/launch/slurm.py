@@ -1,4 +1,4 @@
-"""Slurm from outside of a job: the batch script, submitting it, following its log, reservations.
+"""Slurm from outside of a job: the batch script, submitting it, its state, reservations.
 
 Slurm is spoken to by its own commands (sbatch, scontrol, scancel, sinfo), which find the cluster by
 SLURM_CONF or as the machine is set up.
@@ -9,34 +9,39 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from plait.core.base import programs
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of
 from plait.core.job.settings import RunSection
 from plait.core.job.slurm_settings import SlurmSection
+from plait.core.topology import slurm_lines
 from plait.core.topology.hostlist import expand, fold
 from plait.core.topology.rank_table import RankTable
-from plait.core.topology.slurm_lines import resources
-from plait.launch.watch import catching_signals, say
+from plait.launch.run_folder import forget_stop
+from plait.launch.slurm_step import resources
+from plait.launch.watch import say
 
-LOOK = 1.0
-"""Seconds between two questions for a job's state."""
-PATIENCE = 300.0
-"""Seconds that Slurm's controller may be away while a job is followed: jobs go on meanwhile."""
+LOOK = 5.0
+"""Seconds between two questions for a job's state: every question is work for the one controller of a
+cluster."""
+PATIENCE = 1800.0
+"""Seconds that Slurm's controller may be away while a job wants to be started again: its nodes wait
+meanwhile."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 GONE = "Invalid job id"
 """What Slurm says of a job that it has forgotten."""
-GOING = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+         "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT", "UNKNOWN")  # fmt: skip
+"""States in which a job stays (squeue(1), JOB STATE CODES); the state of a job of which nothing is said."""
+FAILED = re.compile(r"DOWN|FAIL|NOT_RESPONDING|DRAIN|\*$")
+"""In the state of a node that no rank is to be started on."""
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 
 
@@ -75,11 +80,12 @@ class Batch:
         shared = not one.exclusive and not _names(one.options, CPUS)
         asked = {
             "job-name": self.name,
-            "nodes": self.nodes,
+            "nodes": self.nodes + one.spares,
             "ntasks-per-node": 1,
             "cpus-per-task": one.cpus if shared else "",
-            "mem": 0 if one.exclusive and not _names(one.options, MEMORY) else "",
-            "gres": f"gpu:{one.gpus}" if one.gpus else "",
+            "mem": one.mem or (0 if one.exclusive and not _names(one.options, MEMORY) else ""),
+            "gres": resources(one, one.gpus if isinstance(one.gpus, int) else 0),
+            "segment": one.segment or "",
             "output": self.log("%j", written="%%"),
             "open-mode": "append",
             "signal": f"TERM@{one.signal_time}",
@@ -89,7 +95,9 @@ class Batch:
             "reservation": one.reservation,
             "nodelist": fold(self.table.hosts) if self.table else "",
         }
-        flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
+        again = one.requeue and not one.chain
+        flags = ["--requeue" if again else "--no-requeue"] + ["--exclusive"] * one.exclusive
+        flags += ["--no-kill"] * bool(one.spares)  # a job outlives a node that has a spare
         lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
         run = command_of(programs.IN_SLURM, str(self.folder.absolute()))
         text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
@@ -201,23 +209,25 @@ def _counted(gres: str, *, parts: bool = False) -> int:
     >>> _counted("gpu:h100:4(S:0-1),gpu:2,nic:2"), _counted("(null)"), _counted("gpu:1g.10gb:7,gpu:a100:1")
     (6, 0, 1)
     """
-    return sum(one.number for one in resources(gres)[0] if one.name == "gpu" and (parts or not one.part))
+    return sum(one.number for one in slurm_lines.resources(gres)[0] if one.name == "gpu" and (parts or not one.part))
 
 
 class SubmittedSlurmJob(NamedTuple):
     """A job. log: where its output goes. written: bytes that stood there before; another Slurm, or this one
     some years ago, has had a job of this number. hosts: the only ones that it can run on, if it has a rank
-    table."""
+    table. folder: of its run."""
 
     job: str
     log: Path
     written: int = 0
     hosts: tuple[str, ...] = ()
+    folder: Path | None = None
 
 
 def submit(batch: Batch) -> SubmittedSlurmJob:
     """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
     already: it has no lock on the folder yet."""
+    _check_segment(batch.settings)
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
     script = batch.folder.absolute() / "slurm.sh"
     queue = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
@@ -230,9 +240,18 @@ def submit(batch: Batch) -> SubmittedSlurmJob:
         batch.table.write(batch.folder / "placed_ranks.json")
     else:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
+    forget_stop(batch.folder)
     job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     hosts = batch.table.hosts if batch.table else ()
-    return SubmittedSlurmJob(job, batch.log(job), before.get(batch.log(job), 0), hosts)
+    return SubmittedSlurmJob(job, batch.log(job), before.get(batch.log(job), 0), hosts, batch.folder)
+
+
+def _check_segment(settings: SlurmSection) -> None:
+    """Raise JobError where this Slurm knows no segments, which came with its blocks."""
+    if settings.segment and "--segment" not in command("sbatch", "--help"):
+        version = command("scontrol", "version").strip()
+        problem = f"asks for blocks of {settings.segment} nodes, and {version} has no --segment"
+        raise JobError(problem, key="slurm.segment", fix="Leave it out")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -252,7 +271,7 @@ class SlurmJobState:
     @property
     def going(self) -> bool:
         """Whether it is waiting, running, or about to be."""
-        return self.name in GOING
+        return self.name not in ENDED
 
 
 def state(job: str) -> SlurmJobState:
@@ -265,92 +284,19 @@ def state(job: str) -> SlurmJobState:
     return SlurmJobState(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
-def patient_state(job: str, interrupted: Collection[int] = ()) -> SlurmJobState:
-    """A job's state, also if Slurm's controller is away for a while; at once where something comes into
-    ``interrupted``. Raises LaunchError as ``state``."""
+def patient_state(job: str) -> SlurmJobState:
+    """A job's state, also if Slurm's controller is away for a while. Raises LaunchError as ``state``."""
     since = time.monotonic()
     while True:
         try:
             return state(job)
         except LaunchError as error:
             away = time.monotonic() - since
-            if interrupted or away > PATIENCE or GONE in str(error):
+            if away > PATIENCE or GONE in str(error):
                 raise
             if away < LOOK:
                 say(f"Slurm does not answer ({error}); asking again")
             time.sleep(LOOK)
-
-
-def follow(submitted: SubmittedSlurmJob) -> int:
-    """Copy a job's log to standard output until the job ends; returns its exit status.
-
-    The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that waits, or goes back into the
-    queue meanwhile, is cancelled. The second one cancels it at once. Raises LaunchError where Slurm does not
-    answer for long, or when it is to be told to end the job.
-    """
-    job = submitted.job
-    shown, said = _Tail(submitted.log, sys.stdout.buffer, submitted.written), ("", "")
-    with catching_signals() as signals:
-        asked_to_stop = False
-        while (now := _followed(submitted, signals)).going:
-            shown.copy()
-            if (now.name, now.reason) != said and now.name in (*WAITING, "RUNNING"):
-                say(_told(now, submitted))
-                said = (now.name, now.reason)
-            if asked_to_stop and now.name in WAITING:  # it was on its way back when its ranks were to be asked
-                command("scancel", job)
-            while signals:
-                signals.popleft()
-                if asked_to_stop or now.name in WAITING:
-                    command("scancel", job)
-                else:  # to the launcher alone: one that came from every node would be taken for a second one
-                    with suppress(LaunchError):
-                        command("scancel", "--batch", f"--signal={signal.SIGINT.value}", job)
-                asked_to_stop = True
-            time.sleep(LOOK)
-    shown.copy()
-    if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
-        say(f"Slurm job {job} ended as {now.name.lower()}")
-    return now.status or (0 if now.name == "COMPLETED" else 1)
-
-
-def _told(now: SlurmJobState, submitted: SubmittedSlurmJob) -> str:
-    """What a job waits for, or where it runs."""
-    why = f" ({now.reason.replace('_', ' ')})" if now.reason not in ("", "None") else ""
-    on = f" on {fold(now.nodes)}" if now.nodes else ""
-    told = f"Slurm job {submitted.job} is {now.name.lower()}{why}{on}"
-    if submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
-        told += (
-            ". Its rank table asks for these nodes by name, so it gets no others: cancel it (Ctrl-C), and have the run "
-            "go on with another table (--rank-table)"
-        )
-    return told
-
-
-def _followed(submitted: SubmittedSlurmJob, signals: Collection[int]) -> SlurmJobState:
-    job, log = submitted.job, submitted.log
-    try:
-        return patient_state(job, signals)
-    except LaunchError as error:
-        raise LaunchError(
-            f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel {job} ends "
-            "it."
-        ) from None
-
-
-class _Tail:
-    """A file that grows, and may not be there yet."""
-
-    def __init__(self, path: Path, sink: BinaryIO, read: int = 0) -> None:
-        self.path, self.sink, self.read = path, sink, read
-
-    def copy(self) -> None:
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
-            file.seek(self.read)
-            content = file.read()
-            self.read += len(content)
-            self.sink.write(content)
-            self.sink.flush()
 
 
 def reserve(table: RankTable, name: str, *, start: str, duration: str, users: Sequence[str]) -> None:
@@ -365,6 +311,14 @@ def reserve(table: RankTable, name: str, *, start: str, duration: str, users: Se
 def node_addresses(nodes: Sequence[str]) -> dict[str, str]:
     """Where nodes are reached, by name."""
     return {one["NodeName"]: one.get("NodeAddr", one["NodeName"]) for one in _nodes(nodes)}
+
+
+def nodes_down(nodes: Sequence[str]) -> set[str]:
+    """Those that Slurm holds to be down or fails, as far as it can be asked."""
+    try:
+        return {one["NodeName"] for one in _nodes(nodes) if FAILED.search(one.get("State", ""))}
+    except LaunchError:
+        return set()
 
 
 def _nodes(names: Sequence[str]) -> list[dict[str, str]]:

@@ -11,91 +11,131 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.base import programs
 from plait.core.base.env import cluster_job, granted, inherited, slurm_job, this_host
-from plait.core.base.errors import JobError, LaunchError, PlacementError, PlaitError
+from plait.core.base.errors import JobError, LaunchError, PlaitError, RankFailure
 from plait.core.base.process import command_of
 from plait.core.job.plan import CHANGED, Plan
+from plait.core.job.slurm_settings import SlurmSection
 from plait.core.runs.history import History, newest_checkpoint
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
-from plait.core.topology.hostlist import expand
-from plait.core.topology.rank_table import NAME, RankTable
-from plait.core.topology.slurm_lines import in_topological_order
+from plait.core.topology.hostlist import expand, fold
+from plait.core.topology.rank_table import RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
-from plait.launch.run_folder import DO_NOT_RETRY, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, starts_in_vain
+from plait.launch.slurm_nodes import JobNodes, Order
+from plait.launch.slurm_step import python, srun
 from plait.launch.watch import RunGuard, say, watched
 
-PLACED = "placed_ranks.json"
-"""The rank table that the user has given, in the run's folder."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
+
+
+@dataclass(frozen=True)
+class SlurmHooks:
+    """What a run inside of a job needs of the other verbs. guarded: makes what looks after an attempt, once
+    the evidence of the one before is put aside. order: of the nodes."""
+
+    guarded: Callable[[Progress], RunGuard] = lambda progress: RunGuard(progress=progress)
+    order: Order | None = None
 
 
 def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, plan: Plan | None = None,
-    guarded: Callable[[Progress], RunGuard] = lambda progress: RunGuard(progress=progress),
+    hooks: SlurmHooks = SlurmHooks(),
 ) -> int:  # fmt: skip
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one that
-    they obey, if they train: this start goes into the run's history then. guarded: makes what looks after
-    the run, once the evidence of the start before is put aside."""
+    they obey, if they train: each attempt goes into the run's history then."""
     job, listed = slurm_job()
-    table = _table(folder, expand(listed), world_size)
-    device = plan.job.run.device if plan and plan.job else "auto"
+    settings = plan.job.slurm if plan and plan.job else SlurmSection()
+    nodes = JobNodes(folder, expand(listed), world_size, settings.spares)
+    table = nodes.table(plan, hooks.order)
+    gpus = _gpus(job, settings, table, plan.job.run.device if plan and plan.job else "auto")
+    step = _Step(folder, argv, srun(settings, folder, len(table.hosts), gpus), gpus, timeout)
+    if plan is None:
+        return step.run(table, hooks.guarded(Progress(world_size)), nodes)
+    changed, again = plan.notes.get(CHANGED, ""), cluster_job()[1] > 0
+    while True:
+        history = History(folder)
+        history.begin_again(world_size, table.hosts, plan.key, again=again, changed=changed)
+
+        def start(progress: Progress, table: RankTable = table) -> int:
+            return step.run(table, hooks.guarded(progress), nodes)
+
+        def stepped(one: Progress, history: History = history) -> None:
+            history.goes_on(one, say)
+
+        try:
+            return history.attempt(start, Progress(world_size, stepped=stepped))
+        except RankFailure as failure:
+            if not (moved := nodes.mend(failure, table)) or asked_to_stop(folder, job):
+                raise
+            table = nodes.table(plan, hooks.order)
+            changed, again = f"{moved}, on {fold(table.hosts)}", True
+            say(f"{failure} Going on {changed}")
+
+
+def _gpus(job: str, settings: SlurmSection, table: RankTable, device: str) -> int:
+    """GPUs of each node that the step asks for. Raises JobError where ranks would not get those that were
+    planned."""
     gpus = 0 if device == "cpu" else slurm.gpus_of_job(job)
     if gpus:
         problem = f"each node of Slurm job {job} has {gpus} GPUs"
         slurm.check_gpus(gpus, table.ranks_per_node, device, problem)
-
-    def start(progress: Progress) -> int:
-        return _start(folder, argv, table, gpus, timeout, guarded(progress))
-
-    if plan is None:
-        return start(Progress(world_size))
-    history = History(folder)
-    changed = plan.notes.get(CHANGED, "")
-    history.begin_again(world_size, table.hosts, plan.key, again=cluster_job()[1] > 0, changed=changed)
-    return history.attempt(start, Progress(world_size, stepped=lambda one: history.goes_on(one, say)))
+    elif device == "cuda" or (device == "auto" and settings.gpus not in ("auto", 0)):
+        problem = f"ranks are planned for GPUs, and Slurm job {job} has none on its nodes"
+        fix = f'Ask for them (sbatch or salloc with --gres=gpu:{table.ranks_per_node}), or use run.device = "cpu"'
+        raise JobError(problem, key="run.device", fix=fix)
+    return gpus
 
 
-def _start(folder: Path, argv: Sequence[str], table: RankTable, gpus: int, timeout: float, guard: RunGuard) -> int:
-    job, listed = slurm_job()
-    hosts = folder / f"slurm-hosts-{job}.txt"
-    hosts.write_text("".join(f"{host}\n" for host in table.hosts))
-    addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
-    here = addresses.get(this_host(), this_host())
-    logs = folder / "logs"
-    try:
-        with (
-            Agents(table, argv, logs, Rendezvous(host=here), addresses=addresses, numbered=True) as agents,
-            ExitStack() as held,
-        ):
-            step = subprocess.Popen(
-                _srun(len(table.hosts), gpus),
-                env=inherited() | agents.variables | granted(gpus) | {"SLURM_HOSTFILE": str(hosts.absolute())},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            held.callback(_finish, step, agents)
-            ranks = agents.ranks(lambda: _still(step))
-            sources = list(agents.agents.values())
-            return watched(ranks, logs, timeout=timeout, guard=guard, sources=sources)
-    finally:
-        hosts.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class _Step:
+    """What starts ranks on the job's nodes. srun: its command."""
 
+    folder: Path
+    argv: Sequence[str]
+    srun: Sequence[str]
+    gpus: int
+    timeout: float
 
-def _srun(nodes: int, gpus: int) -> list[str]:
-    # Of GPUs that came with --exclusive alone a step gets those only that it asks for.
-    return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
-        "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", *([f"--gres=gpu:{gpus}"] if gpus else []),
-        *command_of(programs.AGENT),
-    ]  # fmt: skip
+    def run(self, table: RankTable, guard: RunGuard, nodes: JobNodes) -> int:
+        """Start agents and ranks, and see them to their end. nodes: are told which were lost."""
+        job, listed = slurm_job()
+        hosts = self.folder / f"slurm-hosts-{job}.txt"
+        hosts.write_text("".join(f"{host}\n" for host in table.hosts))
+        addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
+        here = addresses.get(this_host(), this_host())
+        logs = self.folder / "logs"
+        try:
+            with (
+                Agents(table, self.argv, logs, Rendezvous(host=here), addresses=addresses, numbered=True) as agents,
+                ExitStack() as held,
+            ):
+                step = subprocess.Popen(
+                    self.srun,
+                    env=inherited() | agents.variables | granted(self.gpus)
+                    | {"SLURM_HOSTFILE": str(hosts.absolute())},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+                held.callback(_finish, step, agents)
+                ranks = agents.ranks(lambda: _still(step))
+                sources = list(agents.agents.values())
+                try:
+                    return watched(ranks, logs, timeout=self.timeout, guard=guard, sources=sources)
+                finally:
+                    nodes.lost |= agents.lost
+        finally:
+            hosts.unlink(missing_ok=True)
 
 
 def _still(step: subprocess.Popen[bytes]) -> None:
@@ -116,43 +156,29 @@ def _finish(step: subprocess.Popen[bytes], agents: Agents) -> None:
         step.wait()
 
 
-def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
-    """The user's rank table, if all its hosts are ours; else the job's nodes in the order of the switches."""
-    if (folder / PLACED).is_file():
-        table = RankTable.read(folder / PLACED)
-        if missing := [host for host in table.hosts if host not in nodes]:
-            raise PlacementError(f"The rank table has {', '.join(missing)}, which this Slurm job was not given.")
-    else:
-        if world_size % len(nodes):
-            raise PlacementError(f"{world_size} ranks do not spread evenly over the {len(nodes)} nodes of this job.")
-        ordered = list(nodes)
-        with suppress(LaunchError, JobError, ValueError):  # a cluster without switches, or with none that we can read
-            ordered = in_topological_order(nodes, slurm.command("scontrol", "show", "topology"))
-        table = RankTable(tuple(ordered), world_size // len(nodes))
-    if table.world_size != world_size:
-        raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {world_size}.")
-    table.write(folder / NAME)
-    return table
-
-
-def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, folder: None) -> int:
+def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, folder: None,
+         order: Order | None = None) -> int:  # fmt: skip
     """Run, and say by the exit status, or by a requeue, whether the job is to start again. suspicion: finds
-    out why ranks of a plan hang."""
+    out why ranks of a plan hang. order: as in ``SlurmHooks``."""
     folder = Path(sys.argv[1])
     try:
         plan = Plan.read(folder / "plan.json")
         assert plan.job is not None
-        settings = plan.job.slurm
-        argv = command_of(programs.RANK, str(folder))
+        settings, (job, _) = plan.job.slurm, slurm_job()
+        if asked_to_stop(folder, job):
+            say("this job was asked to end before its ranks were started")
+            return INTERRUPTED
+        argv = command_of(programs.RANK, str(folder), python=python(settings))
         before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:
+                asked = _Asked(folder, job)
 
                 def guarded(progress: Progress) -> RunGuard:
-                    return RunGuard(lock=lock, suspicion=suspicion(plan, folder), progress=progress)
+                    return RunGuard(lock=lock, suspicion=suspicion(plan, folder), progress=progress, asked=asked)
 
-                timeout = plan.job.run.timeout
-                status = run(folder, argv, plan.layout.world_size, timeout=timeout, plan=plan, guarded=guarded)
+                timeout, hooks = plan.job.run.timeout, SlurmHooks(guarded, order)
+                status = run(folder, argv, plan.layout.world_size, timeout=timeout, plan=plan, hooks=hooks)
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)
             status = error.exit_status
@@ -168,16 +194,36 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         return INTERRUPTED
 
 
+class _Asked:
+    """Whether the job is to end by the word that was left in the run's folder, looked at once a second."""
+
+    def __init__(self, folder: Path, job: str) -> None:
+        self.folder, self.job, self._next = folder, job, 0.0
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + 1.0
+        return asked_to_stop(self.folder, self.job, running=True)
+
+
 def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     """Have the job started again, unless it was cancelled, or makes no progress."""
     job, _ = slurm_job()
     if slurm.patient_state(job).name != "RUNNING":
         return status
+    if asked_to_stop(folder, job):
+        say("this job was asked to end: it is not started again")
+        return INTERRUPTED
     vain = starts_in_vain(folder, job, before)
     if vain > restarts:
         say(f"{vain} starts in a row ended without a new checkpoint; not started again (slurm.restarts)")
         return DO_NOT_RETRY
     say(f"Slurm job {job} is put back into the queue, after start {cluster_job()[1] + 1}")
     slurm.command("scontrol", "requeue", job)
-    signal.pause()  # Slurm ends this start
+    try:
+        signal.pause()  # Slurm ends this start
+    except KeyboardInterrupt:  # a stop that came while it goes back
+        slurm.command("scancel", job)
     return status

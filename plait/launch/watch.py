@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -153,11 +153,13 @@ def say(text: str) -> None:
 @dataclass(frozen=True)
 class RunGuard:
     """What looks after a run besides its launcher. lock: whose loss ends the run. suspicion: finds out why
-    ranks wait for each other, if they do for too long. progress: takes note of how far ranks are."""
+    ranks wait for each other, if they do for too long. progress: takes note of how far ranks are. asked:
+    whether somebody wants ranks to save and end who could send no signal."""
 
     lock: RunLock | None = None
     suspicion: Suspicion | None = None
     progress: Progress | None = None
+    asked: Callable[[], bool] = lambda: False
 
 
 ALONE = RunGuard()
@@ -172,7 +174,7 @@ class Watch:
     ) -> None:  # fmt: skip
         self.progress = guard.progress or Progress(len(ranks))
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
-        self.suspicion, self.sources = guard.suspicion, sources
+        self.suspicion, self.sources, self.asked = guard.suspicion, sources, guard.asked
         self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
@@ -194,6 +196,8 @@ class Watch:
                         self._ended.setdefault(rank.number, time.monotonic())
                 while self.signals:
                     self._signalled(self.signals.popleft())
+                if self.stop is None and self.asked():
+                    self._ask(Stop(signal.SIGINT), "word was left: ")
                 if any(code not in (None, 0, self._status) for code in codes) and self._matters:
                     raise self._failure()
                 self._judge_hang()

@@ -9,7 +9,8 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.core.job.slurm_settings import SlurmSection
-from plait.launch import slurm
+from plait.launch import slurm, slurm_follow
+from plait.launch.run_folder import asked_to_stop
 
 TIER = "unit"
 
@@ -36,7 +37,7 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
         return slurm.SlurmJobState("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
+    assert slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
     assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
 
 
@@ -53,24 +54,84 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(
         return slurm.SlurmJobState("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
+    assert slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
     assert "Slurm does not answer" in capsys.readouterr().err
     assert not said
 
 
-@pytest.mark.parametrize("why", ["patience", "signal", "forgotten"])
+@pytest.mark.parametrize("why", ["signals", "forgotten"])
 def test_a_job_that_can_be_followed_no_more_is_named(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     def look(job: str) -> slurm.SlurmJobState:
-        if why == "signal":
+        if why == "signals":
             signal.raise_signal(signal.SIGINT)
         raise LaunchError("Invalid job id specified." if why == "forgotten" else "Unable to contact.")
 
     monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "PATIENCE", 0.01 if why == "patience" else 1e9)
+    job = slurm.SubmittedSlurmJob("7", tmp_path / "log", folder=tmp_path)
     with pytest.raises(LaunchError, match=r"Job 7 is no longer followed.* its output is in .*scancel 7 ends it"):
-        slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log"))
+        slurm_follow.follow(job)
+    assert asked_to_stop(tmp_path, "7", running=True) == (why == "signals")
+
+
+AWAY = LaunchError("Slurm refused: Unable to contact slurm controller.")
+TO_LAUNCHER, CANCEL = ("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")
+
+
+@pytest.mark.parametrize(
+    ("states", "refused", "told"),
+    [
+        (["PENDING", "CANCELLED"], [], [CANCEL]),
+        (["CONFIGURING", "CANCELLED"], [], [CANCEL]),
+        (["RUNNING", "CANCELLED"], [], [TO_LAUNCHER]),
+        (["COMPLETING", "COMPLETED"], [], []),
+        (["COMPLETING", "RUNNING", "CANCELLED"], [], [TO_LAUNCHER]),  # back in no time
+        (["COMPLETING", "PENDING", "CANCELLED"], [], [CANCEL]),
+        (["SUSPENDED", "RUNNING", "CANCELLED"], [], [TO_LAUNCHER]),
+        (["REQUEUE_HOLD", "CANCELLED"], [], [CANCEL]),
+        (["A_STATE_OF_NEXT_YEAR", "RUNNING", "FAILED"], [], [TO_LAUNCHER]),
+        ([None, "RUNNING", "CANCELLED"], [], [TO_LAUNCHER]),
+        ([None, None, "PENDING", "CANCELLED"], [], [CANCEL]),
+        (["RUNNING", "RUNNING", "CANCELLED"], [TO_LAUNCHER], [TO_LAUNCHER]),
+        (["RUNNING", "PENDING", "PENDING", "CANCELLED"], [TO_LAUNCHER, CANCEL], [TO_LAUNCHER, CANCEL, CANCEL]),
+    ],
+)
+def test_a_stop_reaches_the_job_whatever_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list[str | None], refused: list[tuple[str, ...]],
+    told: list[tuple[str, ...]],
+) -> None:  # fmt: skip
+    """states: at each look, None while the controller is away. refused: what fails the first time."""
+    looks, said, left = iter(states), list[tuple[str, ...]](), list(refused)
+    first = True
+
+    def look(job: str) -> slurm.SlurmJobState:
+        nonlocal first
+        name = next(looks)
+        if first:
+            signal.raise_signal(signal.SIGTERM)
+        first = False
+        if name is None:
+            raise AWAY
+        return slurm.SlurmJobState(name, 0, ("n1",), "")
+
+    def command(*argv: str) -> str:
+        said.append(argv)
+        if argv in left:
+            left.remove(argv)
+            raise LaunchError("Slurm refused: Job/step already completing or completed.")
+        return ""
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "command", command)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", folder=tmp_path))
+    assert said == told
+    assert asked_to_stop(tmp_path, "7") and not asked_to_stop(tmp_path, "8")
+    # a launcher that has heard the signal is not told twice, one that could not be sent one finds the word
+    assert asked_to_stop(tmp_path, "7", running=True) == (
+        TO_LAUNCHER not in told or TO_LAUNCHER in refused
+    )
 
 
 def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
@@ -90,7 +151,7 @@ def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
 
     monkeypatch.setattr(slurm, "command", answer)
     monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState("COMPLETED", 0, (), ""))
-    assert slurm.follow(slurm.submit(batch)) == 0
+    assert slurm_follow.follow(slurm.submit(batch)) == 0
     assert capfdbinary.readouterr().out == b"new\n"
 
 
@@ -109,7 +170,7 @@ def test_a_log_that_grows_is_shown_once(
         return slurm.SlurmJobState("COMPLETED" if line == "three\n" else "RUNNING", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
+    assert slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 0
     assert capfdbinary.readouterr().out == b"one\ntwo\nthree\n"
 
 
@@ -123,7 +184,7 @@ def test_how_a_followed_job_ends(
     name: str, status: int, ends: int, told: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(slurm, "state", lambda job: slurm.SlurmJobState(name, status, (), ""))
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == ends
+    assert slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == ends
     assert (f"Slurm job 7 ended as {name.lower()}" in capsys.readouterr().err) == told
 
 

@@ -18,7 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
 from plait.core.runs.progress import Progress
 from plait.core.topology.rank_table import NAME, RankTable
-from plait.launch import slurm_job
+from plait.launch import slurm_job, slurm_nodes
 from plait.launch.agents import Rendezvous
 from plait.launch.run_folder import write_run
 from plait.launch.watch import RunGuard
@@ -71,7 +71,7 @@ def test_ranks_that_do_not_fit_the_jobs_nodes_are_refused(
     job: Path, world: int, table: RankTable | None, match: str
 ) -> None:
     if table:
-        table.write(job / slurm_job.PLACED)
+        table.write(job / slurm_nodes.PLACED)
     with pytest.raises(PlacementError, match=match):
         run(job, world)
     assert not (job / "srun").exists()
@@ -164,6 +164,7 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     class Made:
         variables: ClassVar[dict[str, str]] = {"PLAIT_AGENT": "here"}
         agents: ClassVar[dict[int, str]] = {0: "one", 1: "two"}
+        lost: ClassVar[set[str]] = set()
 
         def __init__(self, table: RankTable, argv: list[str], logs: Path, at: Rendezvous, **options: Any) -> None:
             made.update(options, table=table, argv=argv, logs=logs, host=at.host)
@@ -217,7 +218,7 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
     def guarded(progress: Progress) -> RunGuard:
         return RunGuard(suspicion=cast("Any", "it"), progress=progress)
 
-    assert slurm_job.run(job, ["rank"], 4, timeout=60, plan=plan, guarded=guarded) == 7
+    assert slurm_job.run(job, ["rank"], 4, timeout=60, plan=plan, hooks=slurm_job.SlurmHooks(guarded)) == 7
     [attempt] = read_attempts(job)
     assert (attempt.outcome, attempt.world, attempt.step, attempt.plan) == ("finished", 4, 4, plan.key)
     assert attempt.changed == "from two nodes"
@@ -233,14 +234,14 @@ def test_ranks_of_the_jobs_nodes_are_watched_to_their_end(job: Path, monkeypatch
 def test_nodes_without_a_topology_keep_their_order(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "SwitchName=s1 Level=0 Nodes=n2\nSwitchName=s2 Level=0 Nodes=n1\nSwitchName=top Level=1 Switches=s[1-2]\n"
     monkeypatch.setattr(slurm_job.slurm, "command", lambda *argv: told)
-    ordered = slurm_job._table(job, ("n1", "n2"), 4)
+    ordered = slurm_nodes.JobNodes(job, ("n1", "n2"), 4).table()
     assert ordered.ranks_per_node == 2 and set(ordered.hosts) == {"n1", "n2"}
 
     def refuse(*argv: str) -> str:
         raise LaunchError("no such command")
 
     monkeypatch.setattr(slurm_job.slurm, "command", refuse)
-    assert slurm_job._table(job, ("n2", "n1"), 2).hosts == ("n2", "n1")
+    assert slurm_nodes.JobNodes(job, ("n2", "n1"), 2).table().hosts == ("n2", "n1")
 
 
 @pytest.mark.unit
@@ -282,9 +283,9 @@ def test_ranks_lie_on_the_jobs_own_nodes(
 
     started = list[RankTable]()
     monkeypatch.setattr(slurm_job.slurm, "command", command)
-    monkeypatch.setattr(slurm_job, "_start", lambda folder, argv, table, gpus, *rest: started.append(table) or gpus)
+    monkeypatch.setattr(slurm_job._Step, "run", lambda step, table, *rest: started.append(table) or step.gpus)
     if table:
-        RankTable(table, 1).write(tmp_path / slurm_job.PLACED)
+        RankTable(table, 1).write(tmp_path / slurm_nodes.PLACED)
     if says:
         with pytest.raises(PlacementError, match=says):
             run(tmp_path, world)

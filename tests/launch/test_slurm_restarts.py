@@ -14,8 +14,8 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.slurm_settings import SlurmSection
 from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
-from plait.launch import slurm, slurm_job
-from plait.launch.run_folder import DO_NOT_RETRY, write_run
+from plait.launch import slurm, slurm_follow, slurm_job
+from plait.launch.run_folder import DO_NOT_RETRY, ask_to_stop, write_run
 from plait.plan.make import make_plan
 
 JOB = {
@@ -147,31 +147,24 @@ def test_a_plan_that_cannot_be_read_is_not_tried_again(
     assert "plan.json" in capsys.readouterr().err
 
 
-def test_a_stop_that_comes_while_the_job_goes_back_into_the_queue_cancels_it_there(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_was_asked_to_end_before_its_launcher_could_hear_starts_no_ranks(
+    tmp_path: Path, said: list[tuple[str, ...]], start: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node has failed: there are no ranks to be asked while Slurm takes the job back."""
-    states = iter(["RUNNING", "COMPLETING", "COMPLETING", "PENDING", "CANCELLED"])
-    asked = False
+    ask_to_stop(tmp_path, "8")  # of another job
+    assert start(0) == 0
+    ask_to_stop(tmp_path, "7", signalled=True)
+    assert start(RankFailure("never")) == 130
+    assert "asked to end before its ranks were started" in capsys.readouterr().err
+    assert not said
 
-    def look(job: str) -> slurm.SlurmJobState:
-        nonlocal asked
-        name = next(states)
-        if name == "COMPLETING" and not asked:
-            asked = True
-            signal.raise_signal(signal.SIGTERM)
-        return slurm.SlurmJobState(name, 0, ("n1",), "")
 
-    def answer(*argv: str) -> str:
-        said.append(argv)
-        if "--batch" in argv:
-            raise LaunchError("Slurm refused: Job/step already completing or completed.")
-        return ""
-
-    monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "command", answer)
-    assert slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log")) == 1
-    assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
+def test_a_job_that_was_asked_to_end_while_a_rank_failed_is_not_started_again(
+    tmp_path: Path, said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([False, True])
+    monkeypatch.setattr(slurm_job, "asked_to_stop", lambda folder, job, **how: next(looks))
+    assert start(RankFailure("rank 1 died")) == 130
+    assert not said
 
 
 def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
@@ -181,7 +174,7 @@ def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
     monkeypatch.setattr(
         slurm, "state", lambda job: slurm.SlurmJobState(*(lambda one: (one[0], 0, (), one[1]))(next(states)))
     )
-    slurm.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", hosts=("n1", "n2")))
+    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", hosts=("n1", "n2")))
     told = " ".join(capsys.readouterr().err.split())
     assert "Slurm job 7 is pending plait:" in told
     assert "is pending (ReqNodeNotAvail, UnavailableNodes:n2). Its rank table asks for these nodes by name" in told
@@ -282,7 +275,7 @@ def test_a_job_that_is_submitted_finds_all_that_it_needs_in_the_runs_folder(
         batch = slurm.Batch(folder=folder, name="job", world_size=2, settings=SlurmSection(nodes=2), table=placed)
         submitted = slurm.submit(batch)
         assert submitted == slurm.SubmittedSlurmJob(
-            "12", folder / "logs" / "slurm-12.log", 0, placed.hosts if placed else ()
+            "12", folder / "logs" / "slurm-12.log", 0, placed.hosts if placed else (), folder
         )
         assert (folder / "logs").is_dir(), "Slurm makes no folder for its log"
         assert (folder / "slurm.sh").read_text() == batch.script()

@@ -17,7 +17,7 @@ from plait.core.runs.attempts import read_attempts
 from plait.core.runs.evidence import read_hang
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
-from plait.launch import slurm_job
+from plait.launch import slurm_nodes
 from tests.support.lab import wait_until
 from tests.support.managed import saved_steps, stopped_after, write_job
 from tests.support.slurm import ask, environment
@@ -117,7 +117,7 @@ def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
 def test_a_rank_table_is_obeyed_in_its_own_order(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm itself would number these nodes by name."""
     hosts = ("n7", "n2", "n5")
-    RankTable(hosts, ranks_per_node=2).write(tmp_path / slurm_job.PLACED)
+    RankTable(hosts, ranks_per_node=2).write(tmp_path / slurm_nodes.PLACED)
     status, errors = run_bare(cluster, tmp_path, f"--nodelist={','.join(hosts)}", world=6)
     assert status == 0, errors
     seen = sorted((tmp_path / "seen").read_text().split("\n")[:-1])
@@ -125,7 +125,7 @@ def test_a_rank_table_is_obeyed_in_its_own_order(cluster: SlurmCluster, tmp_path
 
 
 def test_hosts_that_the_job_was_not_given_are_named(cluster: SlurmCluster, tmp_path: Path) -> None:
-    RankTable(("n1", "n8"), ranks_per_node=1).write(tmp_path / slurm_job.PLACED)
+    RankTable(("n1", "n8"), ranks_per_node=1).write(tmp_path / slurm_nodes.PLACED)
     status, errors = run_bare(cluster, tmp_path, "--nodelist=n1,n3", world=2)
     assert status == 2
     assert "The rank table has n8, which this Slurm job was not given." in errors

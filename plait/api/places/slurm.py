@@ -32,9 +32,11 @@ class InSlurm(Managed):
 
     def run(self, ranks: Ranks) -> int:
         """On the nodes of the job that we are in."""
+        from plait.api.ordering import slurm_order
         from plait.core.base.errors import JobError
         from plait.core.topology.rank_table import RankTable
         from plait.launch import slurm_job
+        from plait.launch.slurm_nodes import PLACED
         from plait.launch.watch import RunGuard
 
         if not self.inside:
@@ -42,14 +44,15 @@ class InSlurm(Managed):
             raise JobError("is not inside of a Slurm job", key="--on", fix=fix)
         folder = ranks.logs.parent
         if self.table:
-            RankTable.read(self.table).write(folder / slurm_job.PLACED)
+            RankTable.read(self.table).write(folder / PLACED)
         else:
-            (folder / slurm_job.PLACED).unlink(missing_ok=True)
+            (folder / PLACED).unlink(missing_ok=True)
 
         def guarded(progress: Progress) -> RunGuard:
             return RunGuard(lock=ranks.lock, suspicion=suspicion_of(ranks), progress=progress)
 
-        return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, plan=ranks.plan, guarded=guarded)
+        hooks = slurm_job.SlurmHooks(guarded, slurm_order)
+        return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, plan=ranks.plan, hooks=hooks)
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
@@ -88,7 +91,7 @@ class InSlurm(Managed):
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
         """Have the plan run as a job."""
         from plait.core.runs.lock import RunLock
-        from plait.launch import slurm
+        from plait.launch import slurm, slurm_follow
         from plait.launch.run_folder import write_run
 
         assert plan.job is not None
@@ -97,4 +100,4 @@ class InSlurm(Managed):
             write_run(plan, folder)
             submitted = slurm.submit(batch)
         note = f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}"
-        return Submitted((note,), lambda: slurm.follow(submitted) if follow else 0)
+        return Submitted((note,), lambda: slurm_follow.follow(submitted) if follow else 0)

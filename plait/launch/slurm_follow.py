@@ -1,0 +1,159 @@
+"""Following a Slurm job from outside: its state, its log, and a stop that is not lost, whatever the job is
+doing.
+
+=====================  ====================================================================================
+a job that             is stopped by
+=====================  ====================================================================================
+waits, or goes back    scancel; also when it has come back after the stop was asked for
+into the queue
+runs ranks             a signal to its launcher: ranks save and end
+runs its first lines   the stop's file in the run's folder, which every start of the job looks for first
+of shell, or starts
+is told by nobody,     the same file, which the launcher looks for while ranks run
+the controller is away
+=====================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from plait.core.base.errors import LaunchError
+from plait.core.topology.hostlist import fold
+from plait.launch import slurm
+from plait.launch.run_folder import ask_to_stop
+from plait.launch.slurm import GONE, WAITING, SlurmJobState, SubmittedSlurmJob
+from plait.launch.watch import catching_signals, say
+
+GLANCE = 0.5
+"""Seconds between two looks at the log."""
+
+
+def follow(submitted: SubmittedSlurmJob) -> int:
+    """Copy a job's log to standard output until the job ends; returns its exit status.
+
+    The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that waits, or goes back into
+    the queue meanwhile, is cancelled. The second one cancels it at once. A controller that is away ends
+    nothing: it is asked again. Raises LaunchError for a job that Slurm has forgotten, and at the second
+    Ctrl-C where the controller does not answer."""
+    with catching_signals() as signals:
+        return _Following(submitted, signals).to_the_end()
+
+
+class _Following:
+    """A job that is followed."""
+
+    def __init__(self, submitted: SubmittedSlurmJob, signals: deque[int]) -> None:
+        self.submitted, self.signals, self.job = submitted, signals, submitted.job
+        self.log = _Tail(submitted.log, sys.stdout.buffer, submitted.written)
+        self.stops = 0
+        """How often it was to be stopped."""
+        self._said = ("", "")
+        self._away = False
+        self._told = False
+        """Whether the launcher was told to stop."""
+
+    def to_the_end(self) -> int:
+        """The job's exit status."""
+        while (now := self._look()) is None or now.going:
+            self.log.copy()
+            if now is not None:
+                self._say(now)
+            self._stop(now)
+            end = time.monotonic() + slurm.LOOK
+            while time.monotonic() < end and not self.signals:
+                time.sleep(min(GLANCE, slurm.LOOK))
+                self.log.copy()
+            if self.signals:  # by what is known of it: the controller is asked no sooner
+                self._stop(now)
+        self.log.copy()
+        if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
+            say(f"Slurm job {self.job} ended as {now.name.lower()}")
+        return now.status or (0 if now.name == "COMPLETED" else 1)
+
+    def _look(self) -> SlurmJobState | None:
+        """The job's state; None as long as the controller is away."""
+        try:
+            now = slurm.state(self.job)
+        except LaunchError as error:
+            if GONE in str(error) or (self.stops and self.signals):
+                raise self._lost(error) from None
+            if not self._away:
+                say(f"Slurm does not answer ({error}); the job goes on, and Slurm is asked again")
+            self._away = True
+            return None
+        if self._away:
+            say("Slurm answers again")
+        self._away = False
+        return now
+
+    def _lost(self, error: LaunchError) -> LaunchError:
+        kept = " It is told to stop by a file in the run's folder." if self.stops else ""
+        return LaunchError(
+            f"{error} Job {self.job} is no longer followed.{kept} If it goes on, its output is in "
+            f"{self.submitted.log}, and scancel {self.job} ends it."
+        )
+
+    def _stop(self, now: SlurmJobState | None) -> None:
+        """Pass on what was asked for, as far as it has not arrived. now: the job, as it was seen last."""
+        while self.signals:
+            self.signals.popleft()
+            self.stops += 1
+            if self.stops == 1 and self.submitted.folder:
+                ask_to_stop(self.submitted.folder, self.job)
+        if not self.stops:
+            return
+        if self.stops > 1 or (now and now.name in WAITING):
+            try:
+                slurm.command("scancel", self.job)
+            except LaunchError as error:
+                if self.stops > 1:
+                    raise self._lost(error) from None
+        elif now and now.name == "RUNNING" and not self._told:
+            self._told = True  # by the file, if not by the signal: two would be taken for a second wish
+            if self.submitted.folder:
+                ask_to_stop(self.submitted.folder, self.job, signalled=True)
+            try:  # to the launcher alone: every node would send it on
+                slurm.command("scancel", "--batch", f"--signal={signal.SIGINT.value}", self.job)
+            except LaunchError:
+                if self.submitted.folder:
+                    ask_to_stop(self.submitted.folder, self.job)
+
+    def _say(self, now: SlurmJobState) -> None:
+        if (now.name, now.reason) != self._said and now.name in (*WAITING, "RUNNING"):
+            say(told(now, self.submitted))
+            self._said = (now.name, now.reason)
+
+
+def told(now: SlurmJobState, submitted: SubmittedSlurmJob) -> str:
+    """What a job waits for, or where it runs."""
+    why = f" ({now.reason.replace('_', ' ')})" if now.reason not in ("", "None") else ""
+    on = f" on {fold(now.nodes)}" if now.nodes else ""
+    said = f"Slurm job {submitted.job} is {now.name.lower()}{why}{on}"
+    if submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
+        said += (
+            ". Its rank table asks for these nodes by name, so it gets no others: cancel it (Ctrl-C), and have the run "
+            "go on with another table (--rank-table)"
+        )
+    return said
+
+
+class _Tail:
+    """A file that grows, and may not be there yet."""
+
+    def __init__(self, path: Path, sink: BinaryIO, read: int = 0) -> None:
+        self.path, self.sink, self.read = path, sink, read
+
+    def copy(self) -> None:
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            file.seek(self.read)
+            content = file.read()
+            self.read += len(content)
+            self.sink.write(content)
+            self.sink.flush()

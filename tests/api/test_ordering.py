@@ -1,0 +1,96 @@
+"""The order of ranks on granted nodes: the best there is, on drawn topologies, by counting all; and what is said."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from plait.api.ordering import OrderedNodes, ordered
+from plait.api.placing import Placing
+from plait.core.base.errors import PlacementError
+from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
+from plait.core.job.spec import Job
+from plait.core.topology.switches import NodeState, Topology
+from plait.core.topology.wiring import Wiring, build
+from plait.launch.slurm_nodes import GrantedNodes
+from plait.place.problem import spread_of
+from plait.plan.make import make_plan
+
+TIER = "unit"
+
+
+def a_plan(dp: int, pp: int, alpha: float) -> Plan:
+    model = {"family": "gpt", "num_layers": 2 * pp, "hidden": 32, "num_heads": 2, "max_sequence": 32, "vocab": 16}
+    job = {
+        "model": model, "data": {"sequence_length": 32}, "strategy": {"dp": dp, "pp": pp},
+        "train": {"global_batch_size": 4 * dp, "micro_batch_size": 1},
+        "place": {"alpha": alpha}, "run": {"name": "job"},
+    }  # fmt: skip
+    return make_plan(Job.from_dict(job), HERE, vocab=16)
+
+
+def a_tree(pods: list[int]) -> Topology:
+    names = iter(f"n{number}" for number in range(sum(pods)))
+    leaves = [Wiring(f"pod{at}", nodes=list(itertools.islice(names, size))) for at, size in enumerate(pods)]
+    return build([Wiring("core", [leaf.name for leaf in leaves]), *leaves])
+
+
+def least(plan: Plan, tree: Topology, hosts: list[str]) -> float:
+    """By every assignment of minipods to cells: no order of nodes inside a minipod matters to the spread."""
+    asked = Placing(job=plan, topology=tree, overrides=("place.gpus_per_node=1",))
+    asked.read()
+    problem = asked.problem
+    of = {node.name: problem.minipods.index(tree.path(node.name)[0]) for node in tree.nodes}
+    found = set(itertools.permutations([of[host] for host in hosts]))
+    pools = {problem.minipod_of[at]: at for at in range(len(problem.pools))}
+    spreads = (spread_of(problem, tuple(pools[pod] for pod in cells)) for cells in found)
+    return min(problem.score(one.rows, one.columns) for one in spreads)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_is_the_best_there_is_on_the_nodes_that_were_granted(seed: int) -> None:
+    drawn = random.Random(seed)
+    dp, pp = drawn.choice([(2, 2), (4, 2), (2, 4), (3, 2), (2, 3), (6, 1), (1, 6)])
+    tree = a_tree([drawn.randint(1, 5) for _ in range(drawn.randint(2, 4))] + [dp * pp])
+    hosts = drawn.sample([node.name for node in tree.nodes], dp * pp)
+    plan = a_plan(dp, pp, drawn.choice([0.0, 0.3, 0.5, 0.9, 1.0]))
+    busy = {name: NodeState(status=drawn.choice(["busy", "free", "down"])) for name in tree.places}
+    found = ordered(plan, tree.with_states(busy), GrantedNodes(tuple(hosts), dp * pp, 1))
+    assert sorted(found.here.hosts) == sorted(hosts)
+    assert found.here.score == pytest.approx(least(plan, tree, hosts))
+    assert found.free.score <= found.here.score + 1e-9
+
+
+def test_slurms_own_order_is_not_taken_where_a_better_one_is_known() -> None:
+    """24 x 16 nodes over four minipods of 96: neighbours by switches are DP-aligned, and PP groups then lie in all."""
+    tree = a_tree([96] * 4)
+    hosts = tuple(node.name for node in tree.nodes)
+    found = ordered(a_plan(24, 16, 0.0), tree, GrantedNodes(hosts, 384, 1))
+    assert found.here.score == found.free.score == 1.0
+    assert "weighted spread at alpha 0.00 1, on 4 minipods; with all nodes that are free now" in found.told
+
+
+def test_a_node_that_nobody_knows_is_named() -> None:
+    with pytest.raises(PlacementError, match="The topology has no node x9"):
+        ordered(a_plan(2, 1, 0.5), a_tree([2]), GrantedNodes(("n0", "x9"), 2, 1))
+
+
+def test_spares_are_chosen_by_the_placer() -> None:
+    tree = a_tree([1, 2, 1])
+    found: OrderedNodes = ordered(a_plan(2, 1, 0.5), tree, GrantedNodes(("n0", "n1", "n2", "n3"), 2, 1))
+    assert set(found.here.hosts) == {"n1", "n2"}
+
+
+def test_a_run_in_a_job_asks_the_manager_it_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from plait.api import ordering
+    from plait.place.readers import Remarks
+
+    asked = list[str]()
+    monkeypatch.setattr(ordering, "read_topology", lambda path: asked.append(path) or (a_tree([2, 2]), Remarks()))
+    hosts, told = ordering.slurm_order(a_plan(2, 1, 0.5), GrantedNodes(("n0", "n3"), 2, 1))
+    assert sorted(hosts) == ["n0", "n3"] and asked == ["slurm:"]
+    assert told.startswith("nodes are ordered by the placer: ")
