@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, rank_variables, take_agent, task_number, this_host
+from plait.core.base.env import RankEnv, note_epoch, rank_variables, take_agent, task_number, this_host
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.base.process import reserved_port
 from plait.core.job.collecting import collecting
@@ -62,6 +62,7 @@ def main(patience: float = PATIENCE) -> int:
         meeting = held.enter_context(reserved_port(""))  # where ranks meet, if they do on this node
         line.send(Hello(word, this_host(), task_number(), meeting))
         begin = _await(line, Begin, patience)
+        note_epoch(begin.epoch)
         make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
@@ -102,8 +103,7 @@ class _Agent:
                 node_rank=rank // begin.ranks, master_addr=begin.master_addr, master_port=begin.master_port,
             )
         )  # fmt: skip
-        every = {**who, **env, **begin.env}
-        return subprocess.Popen(begin.argv, env=every, start_new_session=True, **options)
+        return subprocess.Popen(begin.argv, env={**who, **env}, start_new_session=True, **options)
 
     def serve(self, signals: Any) -> int:
         """Until the launcher has heard of every rank's end and hangs up."""

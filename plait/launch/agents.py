@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from plait.core.base.env import agent_variable
+from plait.core.base.env import agent_variable, epoch_word
 from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError
 from plait.core.runs.channel import Channel, MessageLine
 from plait.core.topology.rank_table import RankTable
@@ -194,7 +194,9 @@ class Agents:
         for node, agent in self.agents.items():
             ranks = self.table.ranks_per_node
             logs = str(self.logs.absolute())
-            agent.line.send(Begin(node * ranks, ranks, self.table.world_size, where, first.port, self.argv, logs))
+            agent.line.send(
+                Begin(node * ranks, ranks, self.table.world_size, where, first.port, self.argv, logs, epoch_word())
+            )
         channels: dict[int, Channel] = {}
         while len(channels) < self.table.world_size:
             end, said = self._next(still, lambda: "the lines of some ranks")

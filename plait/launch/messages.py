@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PATIENCE = 120.0
 """Seconds in which the next agent must have come."""
@@ -25,8 +25,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class Begin:
-    """To an agent: its ranks, ``first`` and those after it. argv, env: what to start, and what to add to the
-    agent's own environment."""
+    """To an agent: its ranks, ``first`` and those after it. argv: what to start. epoch: the word of the
+    attempt at the run."""
 
     first: int
     ranks: int
@@ -35,7 +35,7 @@ class Begin:
     master_port: int
     argv: list[str]
     logs: str
-    env: dict[str, str] = field(default_factory=dict)
+    epoch: str = ""
 
 
 @dataclass(frozen=True)

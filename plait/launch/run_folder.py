@@ -13,6 +13,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import explained, replacing
 from plait.core.job.plan import CHANGED, Plan
 from plait.core.job.spec import Job
+from plait.core.runs.epoch import Epoch
 from plait.core.runs.history import newest_checkpoint
 from plait.launch.watch import say
 
@@ -56,6 +57,8 @@ def starts_in_vain(folder: Path, job: str, before: int) -> int:
     before: the newest one when this start began."""
     noted, vain = _starts(folder)
     vain = 0 if newest_checkpoint(folder) > before else 1 + (vain if noted == job else 0)
+    if Epoch.mine(folder).over:  # the start that took our place counts its own
+        return vain
     with replacing(folder / STARTS) as draft:
         draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
     return vain

@@ -18,6 +18,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.refine import refine
 from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import NATIVE
+from plait.core.runs.epoch import Epoch
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -75,6 +76,7 @@ class Session:
             keep=job.train.keep_checkpoints,
             group=new_group() if dist.is_initialized() else None,
             beside=self._meter.taken,
+            epoch=Epoch.mine(folder),
         )
         self.checkpoints.before_it_counts = report.sync
         control.writing = lambda: self.checkpoints.writing

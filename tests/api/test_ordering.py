@@ -1,4 +1,5 @@
-"""The order of ranks on granted nodes: the best there is, on drawn topologies, by counting all; and what is said."""
+"""The order of ranks on granted nodes: the best there is, on drawn topologies, by counting all; and what is
+said."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_the_order_is_the_best_there_is_on_the_nodes_that_were_granted(seed: int
 
 
 def test_slurms_own_order_is_not_taken_where_a_better_one_is_known() -> None:
-    """24 x 16 nodes over four minipods of 96: neighbours by switches are DP-aligned, and PP groups then lie in all."""
+    """24 x 16 nodes over four minipods of 96: neighbours by switches are DP-aligned, and PP groups then lie
+    in all."""
     tree = a_tree([96] * 4)
     hosts = tuple(node.name for node in tree.nodes)
     found = ordered(a_plan(24, 16, 0.0), tree, GrantedNodes(hosts, 384, 1))

@@ -16,6 +16,7 @@ from typing import IO, TypeVar
 
 import pytest
 
+from plait.core.base.env import epoch_word
 from plait.core.base.errors import LaunchError
 from plait.core.runs.channel import MessageLine
 from plait.launch import agent
@@ -265,8 +266,9 @@ def until(condition: Callable[[], object]) -> None:
 def test_it_starts_its_ranks_and_tells_of_their_ends(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], collects: bool
 ) -> None:
+    monkeypatch.setenv("PLAIT_EPOCH", "of another")
     node, logs = Node(listener, monkeypatch), tmp_path / "run" / "logs"
-    begin = Begin(4, 2, 8, "head", 4711, argv, str(logs), {"MORE": "theirs"})
+    begin = Begin(4, 2, 8, "head", 4711, argv, str(logs), "a word")
 
     def plays() -> None:
         line, lines = node.begin(begin)
@@ -290,7 +292,8 @@ def test_it_starts_its_ranks_and_tells_of_their_ends(
     assert served(node, plays) == 0
     assert node.room == [(4, "2 ranks on left")]
     assert node.collected == ([(logs.parent, 4, 2)] if collects else [])
-    assert {rank: env["MORE"] for rank, env in node.env.items()} == {4: "theirs", 5: "theirs"}
+    assert {rank: env["MORE"] for rank, env in node.env.items()} == {4: "ours", 5: "ours"}
+    assert epoch_word() == "a word"  # which ranks and collector inherit
     assert {env["LINE"] for env in node.env.values()} == {"7"}
     assert {env["ARGV"] for env in node.env.values()} == {" ".join(argv)}
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

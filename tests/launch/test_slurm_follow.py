@@ -129,9 +129,7 @@ def test_a_stop_reaches_the_job_whatever_it_does(
     assert said == told
     assert asked_to_stop(tmp_path, "7") and not asked_to_stop(tmp_path, "8")
     # a launcher that has heard the signal is not told twice, one that could not be sent one finds the word
-    assert asked_to_stop(tmp_path, "7", running=True) == (
-        TO_LAUNCHER not in told or TO_LAUNCHER in refused
-    )
+    assert asked_to_stop(tmp_path, "7", running=True) == (TO_LAUNCHER not in told or TO_LAUNCHER in refused)
 
 
 def test_what_another_job_of_this_number_has_printed_is_not_shown_again(

@@ -28,7 +28,7 @@ PLAN = cast("Plan", APlan())
 @pytest.fixture(autouse=True)
 def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Of the nodes, as Slurm tells them."""
-    found = dict.fromkeys(NODES, "ALLOCATED")
+    found: dict[str, str] = dict.fromkeys(NODES, "ALLOCATED")
 
     def command(*argv: str) -> str:
         if "topology" in argv:

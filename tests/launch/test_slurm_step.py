@@ -56,9 +56,7 @@ def test_pyxis_gets_its_flags_by_srun_and_the_containers_python_runs_the_agent()
     assert words[-4:] == ["/opt/venv/bin/python", *AGENT]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "options", "device"), [(8, [], ["--nv"]), (0, [], []), (8, ["--rocm"], ["--rocm"])]
-)
+@pytest.mark.parametrize(("gpus", "options", "device"), [(8, [], ["--nv"]), (0, [], []), (8, ["--rocm"], ["--rocm"])])
 def test_apptainer_is_a_command_in_the_step(gpus: int, options: list[str], device: list[str]) -> None:
     words = step(gpus, container="/images/plait.sif", container_runtime="apptainer", container_options=options)
     at = words.index("apptainer")
@@ -96,7 +94,10 @@ def test_the_batch_script_asks_for_the_same(settings: dict[str, Any], lines: lis
 
 
 def test_segments_are_refused_by_a_slurm_that_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {("sbatch", "--help"): "  --signal=...", ("scontrol", "version"): "slurm-wlm 22.05.8\n"}
+    told: dict[tuple[str, ...], str] = {
+        ("sbatch", "--help"): "  --signal=...",
+        ("scontrol", "version"): "slurm-wlm 22.05.8\n",
+    }
 
     def command(*argv: str) -> str:
         if argv[0] == "squeue":

@@ -14,6 +14,7 @@ them.
     TORCH_GLOO_LAZY_INIT  0: gloo connects any two ranks of a group     1: those that speak with each other
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
     PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
+    PLAIT_EPOCH         word of the attempt at the run that we are in   nobody fences
     PLAIT_AGENT         where a node's agent finds the launcher         no agent
     PLAIT_RUN           name of the run that this pod belongs to        not in a pod
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
@@ -177,6 +178,20 @@ def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
 def agent_variable(where: str) -> dict[str, str]:
     """The variable that tells a node's agent where the launcher is, and by what word it knows its agents."""
     return {"PLAIT_AGENT": where}
+
+
+def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, and all that it starts, know the word of an attempt at a run; of none if it is
+    empty."""
+    if word:
+        environ["PLAIT_EPOCH"] = word
+    else:
+        environ.pop("PLAIT_EPOCH", None)
+
+
+def epoch_word(environ: Mapping[str, str] = os.environ) -> str:
+    """The word of the attempt that we are in; empty if there is none."""
+    return environ.get("PLAIT_EPOCH", "")
 
 
 def granted(gpus: int) -> dict[str, str]:

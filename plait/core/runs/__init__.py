@@ -5,6 +5,7 @@
 __all__ = [
     "attempts",
     "channel",
+    "epoch",
     "evidence",
     "history",
     "host_memory",

@@ -16,6 +16,7 @@ from typing import Any
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import RankFailure
 from plait.core.runs.attempts import FILE, UNREADABLE, Attempt, cut_off, read_attempts, set_aside, write_attempts
+from plait.core.runs.epoch import Epoch
 from plait.core.runs.evidence import FILE as HANG
 from plait.core.runs.progress import Progress
 
@@ -29,7 +30,7 @@ class History:
     """Of the run in ``folder``. A folder that cannot be written costs the history only."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.epoch = folder, Epoch(folder)
         metrics, at = folder / "metrics.jsonl", None
         with suppress(OSError):
             at = metrics.stat().st_mtime
@@ -49,8 +50,9 @@ class History:
 
     def begin(self, world: int, hosts: Sequence[str], plan: str, *, changed: str = "", wait: float | None = None) -> \
             None:  # fmt: skip
-        """One more. plan: its hash. changed, wait: what was changed since the one before, and seconds since
-        that ended."""
+        """One more; what the one before writes from now on is refused. plan: its hash. changed, wait: what
+        was changed since the one before, and seconds since that ended."""
+        self.epoch = Epoch.begin(self.folder)
         number = 1 + max((one.attempt for one in self.attempts), default=0)
         self.attempts.append(
             Attempt(attempt=number, started=time.time(), world=world, hosts=tuple(hosts), plan=plan,
@@ -144,6 +146,8 @@ class History:
         self._write()
 
     def _write(self) -> None:
+        if self.epoch.over:  # who has taken the run over has the attempts that are to be kept
+            return
         with suppress(OSError):
             write_attempts(self.folder, self.attempts)
 

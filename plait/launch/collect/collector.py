@@ -29,6 +29,7 @@ from plait.core.record.records import Records
 from plait.core.record.ring import NOBODY, read_ring
 from plait.core.record.ring_follower import RingFollower
 from plait.core.record.ring_hosts import read_headers
+from plait.core.runs.epoch import Epoch
 from plait.core.runs.host_memory import sweep_memory
 from plait.core.runs.missing import Missing
 from plait.core.runs.ring_calls import RINGS, ring_path
@@ -108,6 +109,7 @@ class Collector:
         loggers: Loggers | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.live, self.loggers = folder, run, live, loggers
+        self._epoch = Epoch.mine(folder)
         self._tail = Tail(folder / "metrics.jsonl") if first == 0 and (live or loggers) else None
         self.missing = Missing("the timeline", say)
         self._ranks: dict[int, RankFiles] = {}
@@ -120,6 +122,8 @@ class Collector:
 
     def look(self) -> float:
         """Take what is new of every rank; seconds until the next look."""
+        if self._epoch.over:  # rings and files are another attempt's
+            return LOOK
         start, share = time.monotonic(), 0.0
         for rank in self._wanted:
             if (found := self._open(rank)) is not None:
@@ -134,7 +138,9 @@ class Collector:
         return max(QUICK, min(longest, 0.25 / max(self._rate, 1e-9)) - (time.monotonic() - start))
 
     def flush(self, *, last: bool = False) -> None:
-        """Write what was taken."""
+        """Write what was taken, unless the attempt was given up."""
+        if self._epoch.over:
+            return
         if self._sums:
             import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
         start, cost = time.monotonic(), time.process_time()
@@ -153,6 +159,8 @@ class Collector:
     def finish(self) -> None:
         """Wait for the ranks to end, and take what they left."""
         deadline = time.monotonic() + GRACE
+        if self._epoch.over:
+            return
         self.look()
         while time.monotonic() < deadline and not all(found.ended for found in self._ranks.values()):
             time.sleep(0.02)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.core.base.errors import CheckpointError
+from plait.core.runs.epoch import Epoch
 from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.checkpoint.manifest import Manifest
 from plait.train.checkpoint.peers import Peers
@@ -47,7 +48,8 @@ class Checkpoints:
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
     and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
-    ``told``. Raises CheckpointError if the folder cannot be used.
+    ``told``. epoch: of the attempt at the run, if one was begun. Raises CheckpointError if the folder cannot
+    be used.
 
         checkpoints = Checkpoints(folder, optimizer.held)
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
@@ -64,10 +66,11 @@ class Checkpoints:
         group: dist.ProcessGroup | None = None,
         read_only: bool = False,
         beside: Callable[[], Any] | None = None,
+        epoch: Epoch | None = None,
     ) -> None:
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
         self._read_only = read_only
-        self._folder, self._keep, self._peers = CheckpointFolder(folder), keep, Peers(group)
+        self._folder, self._keep, self._peers = CheckpointFolder(folder, epoch), keep, Peers(group)
         self._held = held
         self._staged: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -262,17 +265,18 @@ class Checkpoints:
             self._failure = error
 
     def _write_files(self, step: int, ranges: list[Range], state: dict[str, Any]) -> None:
-        peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
+        peers, folder = self._peers, self._folder
         tensors, needed = assign(peers.agree(lambda: described(ranges)))
 
         def write() -> dict[str, tuple[int, int]]:
             name = write_ranges(partial, peers.rank, ranges, tensors)
             return {} if name is None else {name: measure(partial / name)}
 
-        def begin() -> None:
+        def begin() -> str:
             if self._prune:  # steps were made from the newest, or this one would not be written
                 folder.prune(self._keep)
             folder.begin(step, needed)
+            return str(folder.partial(step))
 
         def commit() -> None:
             self.before_it_counts()
@@ -281,7 +285,7 @@ class Checkpoints:
                 folder.prune(max(self._keep, 2))
 
         try:
-            peers.lead(begin)
+            partial = Path(peers.lead(begin))
             files = {name: (size, crc) for part in peers.agree(write) for name, (size, crc) in part.items()}
             peers.lead(commit)
             if self._beside:

@@ -1,7 +1,8 @@
 """Checkpoints as folders on disk: each is complete or not there at all.
 
     step-00000100/           complete; manifest.json names every file, its size and CRC-32, what lies in it
-    step-00000200.partial/   being written, or left by a crash: removed on the next start
+    step-00000200.WORD.partial/  being written by the attempt of this word, or left by one: removed on the
+    next start, so that an attempt that was given up has nothing left to give a final name
     step-00000300.unusable/  found damaged, and an older one was used instead: kept for people to look at
     step-00000400.not-finite/  whole, and the next step gave numbers that are not finite: passed over, kept
 
@@ -21,11 +22,13 @@ from typing import Any, Literal
 
 from plait.core.base.errors import CheckpointError
 from plait.core.base.files import contents_within
+from plait.core.runs.epoch import Epoch
 from plait.train.checkpoint.manifest import LARGEST, Manifest, OlderFormatError, Stored
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_PARTIAL = re.compile(r"step-\d{8,}(\.old)?\.partial")
+_PARTIAL = re.compile(r"step-\d{8,}(\.\w+)*\.partial")
+_DOOMED = ".removed.partial"
 Flaw = Literal["unusable", "not-finite"]
 """Why a checkpoint was set aside: it is damaged, or what it leads to is not finite."""
 _BLOCK = 1 << 24
@@ -33,10 +36,10 @@ _BLOCK = 1 << 24
 
 class CheckpointFolder:
     """The checkpoints of one run. One process writes (``open``, ``begin``, ``commit``, ``abandon``); any may
-    read."""
+    read. epoch: of the attempt that writes; what would change something raises RunLost once it is over."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, epoch: Epoch | None = None) -> None:
+        self.root, self._epoch = root, epoch or Epoch(root.parent)
 
     def path(self, step: int) -> Path:
         """Where the complete checkpoint of ``step`` is."""
@@ -44,20 +47,26 @@ class CheckpointFolder:
 
     def partial(self, step: int) -> Path:
         """Where it is while being written."""
-        return self.root / f"step-{step:08d}.partial"
+        word = f".{self._epoch.word}" if self._epoch.word else ""
+        return self.root / f"step-{step:08d}{word}.partial"
 
     # ---- writing ----
 
     def open(self) -> None:
-        """Make the folder and remove what a crash left. Raises OSError."""
+        """Make the folder and remove what a crash left, or an attempt that was given up and may still write.
+        Raises OSError."""
+        self._epoch.check()
         self.root.mkdir(parents=True, exist_ok=True)
-        for entry in self.root.iterdir():
-            if _PARTIAL.fullmatch(entry.name):
-                shutil.rmtree(entry)
+        for entry in [entry for entry in self.root.iterdir() if _PARTIAL.fullmatch(entry.name)]:
+            doomed = entry
+            if not entry.name.endswith(_DOOMED):  # at once, so that nobody gives half of it a final name
+                doomed = entry.rename(entry.with_name(entry.name.removesuffix(".partial") + _DOOMED))
+            shutil.rmtree(doomed)
 
     def begin(self, step: int, needed: int) -> None:
         """An empty partial folder. Raises CheckpointError if ``needed`` bytes cannot fit, before any is
         written."""
+        self._epoch.check()
         self.abandon(step)
         if not self.root.parent.is_dir():
             raise CheckpointError(f"{self.root}: this folder is gone: it was removed or renamed while the run was on")
@@ -87,6 +96,7 @@ class CheckpointFolder:
 
         files: every file with its size and checksum, already on disk. Raises CheckpointError or OSError.
         """
+        self._epoch.check()
         partial, final = self.partial(step), self.path(step)
         for name, (size, _) in files.items():
             if _size(partial / name) != size:
@@ -100,7 +110,9 @@ class CheckpointFolder:
         _sync_folder(partial)
         replaced = self.root / f"{final.name}.old.partial"
         if final.exists():  # a run that went back and comes by again
+            self._epoch.check()
             final.rename(replaced)
+        self._epoch.check()
         partial.rename(final)
         _sync_folder(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -112,6 +124,7 @@ class CheckpointFolder:
     def set_aside(self, step: int, flaw: Flaw = "unusable") -> str:
         """Take a checkpoint that cannot be used out of the way; returns its new name, which says so. Of those
         that led to numbers that are not finite only the last is kept."""
+        self._epoch.check()
         target = self.root / f"{self.path(step).name}.{flaw}"
         for old in self.root.glob("step-*.not-finite") if flaw == "not-finite" else [target]:
             shutil.rmtree(old, ignore_errors=True)
@@ -121,6 +134,7 @@ class CheckpointFolder:
     def prune(self, keep: int) -> None:
         """Delete all but the ``keep`` newest. Raises OSError."""
         for manifest in self.complete()[keep:]:
+            self._epoch.check()
             doomed = self.partial(manifest.step)
             self.path(manifest.step).rename(
                 doomed

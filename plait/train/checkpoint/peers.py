@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-from plait.core.base.errors import CheckpointError
+from plait.core.base.errors import CheckpointError, PlaitError, RunLost
 from plait.train.comm.objects import broadcast, gather
+
+KINDS: Mapping[str, type[PlaitError]] = {"checkpoint": CheckpointError, "lost": RunLost}
+"""Errors that keep their class on other ranks."""
 
 
 class Peers:
@@ -57,8 +60,9 @@ def _told(error: Exception | None, rank: int) -> dict[str, Any] | None:
     """An error as the other ranks hear of it."""
     if error is None:
         return None
-    if isinstance(error, CheckpointError):
-        return {"kind": "checkpoint", "text": str(error)}
+    for kind, one in KINDS.items():
+        if isinstance(error, one):
+            return {"kind": kind, "text": str(error)}
     if isinstance(error, OSError):  # with its number: who hears of a full disk says so
         file = () if error.filename is None else (str(error.filename),)
         return {"kind": "system", "args": [error.errno, error.strerror, *file] if error.errno else [str(error)]}
@@ -66,8 +70,8 @@ def _told(error: Exception | None, rank: int) -> dict[str, Any] | None:
 
 
 def _error(told: dict[str, Any]) -> Exception:
-    if told["kind"] == "checkpoint":
-        return CheckpointError(told["text"])
+    if told["kind"] in KINDS:
+        return KINDS[told["kind"]](told["text"])
     if told["kind"] == "system":
         return OSError(*told["args"])
     return RuntimeError(told["text"])

@@ -26,8 +26,8 @@ from plait.core.job.settings import RunSection
 from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
 from plait.train.machine.device import STAGED, RankDevice
-from plait.train.machine.gpu import device_of, gpu_name, own_gpu
-from plait.train.machine.threads import take_cores
+from plait.train.machine.gpu import device_of, gpu_address, gpu_name, own_gpu
+from plait.train.machine.threads import stay_near, take_cores
 
 MARGIN = 3.0
 """Seconds that ranks wait beyond the timeout, so that the launcher, which sees them all, names the silent one
@@ -57,6 +57,8 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
     cores = partial(take_cores, *among, threads=run.threads)
     if gpu is None:  # beside an accelerator, threads of the driver and of NCCL want the other cores
         cores()
+    elif address := gpu_address(gpu):
+        stay_near(address)
     if rank.world_size > 1:
         control.doing("meeting the other ranks", patient=True)
         store = store or open_store(rank, run.timeout)

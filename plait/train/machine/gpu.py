@@ -255,6 +255,15 @@ def gpu_name(gpu: int) -> str:
     return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
+def gpu_address(gpu: int) -> str:
+    """Of a GPU on the PCI bus, as Linux has it; empty where PyTorch does not say."""
+    one = torch.cuda.get_device_properties(gpu)
+    bus, device = getattr(one, "pci_bus_id", None), getattr(one, "pci_device_id", None)
+    if bus is None or device is None:
+        return ""
+    return f"{getattr(one, 'pci_domain_id', 0):04x}:{bus:02x}:{device:02x}.0"
+
+
 def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
     """The device of a rank that has this GPU, or none; shared: with others."""
     if gpu is None:

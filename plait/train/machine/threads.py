@@ -17,6 +17,7 @@ import os
 import struct
 import sys
 import threading
+from pathlib import Path
 
 SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that the kernel takes
@@ -37,6 +38,34 @@ def take_cores(place: int, ranks: int, threads: int) -> set[int]:
     mine = set(cores[place * threads : (place + 1) * threads])
     os.sched_setaffinity(0, mine)
     return mine
+
+
+PCI = Path("/sys/bus/pci/devices")
+"""Where Linux tells of devices by their addresses."""
+
+
+def stay_near(address: str, devices: Path = PCI) -> set[int]:
+    """Keep the calling thread, and those it will start, on the cores of the NUMA node that a device is
+    plugged into: copies to a GPU from another socket's memory take longer. address: on the PCI bus. Returns
+    the cores; none where Linux does not say, or allows this process none of them."""
+    try:
+        near = _numbers((devices / address / "local_cpulist").read_text())
+    except (OSError, ValueError):
+        return set()
+    mine = near & os.sched_getaffinity(0)
+    if mine:
+        os.sched_setaffinity(0, mine)
+    return mine
+
+
+def _numbers(text: str) -> set[int]:
+    """A list as Linux writes it.
+
+    >>> sorted(_numbers("0-2,8\\n"))
+    [0, 1, 2, 8]
+    """
+    ends = (part.partition("-") for part in text.strip().split(",") if part)
+    return {number for first, _, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
 def running() -> set[int]:

@@ -18,6 +18,7 @@ from plait.core.base.errors import RankFailure
 from plait.core.base.files import replacing
 from plait.core.job.plan import Plan
 from plait.core.record.records import Records
+from plait.core.runs.epoch import Epoch
 from plait.core.runs.missing import Missing
 
 
@@ -61,9 +62,11 @@ Line = Literal["kept", "later", "unreadable"]
 
 
 class MetricsFile:
-    """The metrics of the run in ``folder``; what cannot be written is counted by ``missing``."""
+    """The metrics of the run in ``folder``; what cannot be written is counted by ``missing``. Raises RunLost
+    where another attempt at the run has begun than the one that this process was started in."""
 
     def __init__(self, folder: Path, missing: Missing) -> None:
+        self._epoch = Epoch.mine(folder)
         self.folder, self.path, self.missing = folder, folder / "metrics.jsonl", missing
         self._file: int | None = None
         # Held open, so that the folder's number on the disk is given to no other while we run.
@@ -94,7 +97,9 @@ class MetricsFile:
             self.missing.worked()
 
     def check(self) -> None:
-        """Raise RankFailure if the run folder was removed, moved away or replaced since the start."""
+        """Raise RankFailure if the run folder was removed, moved away or replaced since the start, RunLost if
+        it is another attempt's."""
+        self._epoch.check()
         try:
             same = os.path.samestat(os.stat(self.folder), os.fstat(self._held))
         except (FileNotFoundError, NotADirectoryError):

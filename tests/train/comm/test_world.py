@@ -155,6 +155,7 @@ class Joining:
         monkeypatch.setattr(torch, "set_num_threads", self.threads.append)
         monkeypatch.setattr(world, "own_gpu", own_gpu)
         monkeypatch.setattr(world, "gpu_name", lambda gpu: f"gpu {gpu}")
+        monkeypatch.setattr(world, "gpu_address", lambda gpu: "")
         monkeypatch.setattr(world, "device_of", device_of)
         monkeypatch.setattr(world, "all_have_one", all_have_one)
         monkeypatch.setattr(world, "granted_gpus", lambda: self.granted)

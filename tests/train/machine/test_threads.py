@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from plait.train.machine import threads
+from plait.train.machine.gpu import gpu_address
+from plait.train.machine.threads import stay_near
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are placed on Linux only")
 
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are pla
 PROGRAM = """
 import os, sys, threading
 from plait.train.machine import threads
+from plait.train.machine.gpu import gpu_address
+from plait.train.machine.threads import stay_near
 before = threads.running()
 event = threading.Event()
 other = threading.Thread(target=event.wait)
@@ -187,3 +192,29 @@ def test_no_thread_is_touched_where_one_has_a_policy(monkeypatch: pytest.MonkeyP
     kernel.policies = {6: os.SCHED_BATCH}
     threads.serve_first({5, 6})
     assert not kernel.priorities and not kernel.slices
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed", "taken"),
+    [("0-3,8\n", {2, 3, 4, 8}, {2, 3, 8}), ("0-3\n", {4, 5}, set[int]()), ("", {0, 1}, set[int]()),
+     (None, {0, 1}, set[int]()), ("a-b", {0}, set[int]())],
+)  # fmt: skip
+def test_a_rank_stays_near_its_gpu_as_far_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, allowed: set[int], taken: set[int]
+) -> None:
+    (tmp_path / "0000:3b:00.0").mkdir()
+    if listed is not None:
+        (tmp_path / "0000:3b:00.0" / "local_cpulist").write_text(listed)
+    set_to = list[set[int]]()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda who, cores: set_to.append(cores))
+    assert stay_near("0000:3b:00.0", tmp_path) == taken
+    assert set_to == ([taken] if taken else [])
+
+
+def test_a_gpu_is_found_where_linux_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xB9, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: one)
+    assert gpu_address(0) == "0001:b9:00.0"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace())
+    assert gpu_address(0) == ""
