@@ -49,11 +49,11 @@ def lone_error(rank: int, spec: ModelSpec, strategy: Strategy) -> tuple[float, s
 
 
 def job_error(
-    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None
+    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None, detailed: bool = False
 ) -> tuple[float, str]:
     """``pipelining.job_error``; of a plan that compiles, by the formulas alone."""
     with by_formulas():
-        return pipelining.job_error(rank, planned, costs, delay)
+        return pipelining.job_error(rank, planned, costs, delay, detailed)
 
 
 def really(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> dict[str, Any]:

@@ -95,10 +95,24 @@ def batch_of(spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQ
     return tokens, targets, torch.arange(batch) + step * batch
 
 
+def details_of(step: int, batch: int = BATCH, sequence: int = SEQUENCE) -> dict[str, Tensor]:
+    """Loss weights, many of them 0 and of some sequences nearly all, and where the documents of sequences
+    begin: of some sequences there is one, of others nearly every token is one."""
+    generator = torch.Generator().manual_seed(500 + step)
+    counted = torch.rand(batch, sequence, generator=generator) < torch.rand(batch, 1, generator=generator)
+    weights = counted * (0.5 + torch.rand(batch, sequence, generator=generator, dtype=torch.float64))
+    weights[0, 0] = 1.0
+    begins = torch.rand(batch, sequence, generator=generator) < torch.rand(batch, 1, generator=generator) ** 2
+    return {"weights": weights, "starts": (torch.arange(sequence) * begins).cummax(dim=1).values}
+
+
 @cache
-def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, evaluated: int = 0) -> dict[str, Any]:
+def expected(
+    spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, evaluated: int = 0, detailed: bool = False
+) -> dict[str, Any]:
     """The reference's answer: first step's loss, gradients and norm; weights after all steps, and with these
-    the mean loss of an evaluation of two batches of ``evaluated`` sequences."""
+    the mean loss of an evaluation of two batches of ``evaluated`` sequences. detailed: with
+    ``details_of``."""
     reference = Peer(spec) if spec.qk_norm or spec.window else Reference(spec)
     reference.perturb()
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
@@ -109,7 +123,8 @@ def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, eval
         tokens, targets, samples = batch_of(spec, step, batch, sequence)
         for w in weights.values():
             w.grad = None
-        loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples)
+        details = details_of(step, batch, sequence) if detailed else {}
+        loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples, **details)
         loss.backward()
         gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
         norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(())))
@@ -118,14 +133,15 @@ def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, eval
         for name, w in weights.items():
             adamw(w, gradients[name] * min(1.0, CLIP / norm.item()), averages[name], step + 1)
     if evaluated:
-        losses = [reference.loss(tokens, targets) for tokens, targets, _ in evaluation_of(spec, evaluated, sequence)]
-        found["evaluation"] = sum(loss.item() for loss in losses) / len(losses)
+        tokens, targets, _ = evaluation_of(spec, evaluated, sequence)
+        details = details_of(STEPS, len(tokens), sequence) if detailed else {}
+        found["evaluation"] = reference.loss(tokens, targets, **details).item()
     return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
 
 
-def evaluation_of(spec: ModelSpec, batch: int, sequence: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Two batches that no step sees."""
-    return [batch_of(spec, STEPS + number, batch, sequence) for number in range(2)]
+def evaluation_of(spec: ModelSpec, batch: int, sequence: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two micro-batches, one behind the other, that no step sees."""
+    return batch_of(spec, STEPS, 2 * batch, sequence)
 
 
 @torch.no_grad()

@@ -54,6 +54,7 @@ from tests.dist.equality import (
     STEPS,
     DelayedWire,
     batch_of,
+    details_of,
     evaluation_of,
     expected,
     relative_error,
@@ -67,11 +68,13 @@ SYNC = Strategy()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sequences of a step and of a micro-batch, tokens of a sequence."""
+    """Sequences of a step and of a micro-batch, tokens of a sequence. detailed: with loss weights and
+    documents."""
 
     batch: int = BATCH
     micro: int = MICRO
     sequence: int = SEQUENCE
+    detailed: bool = False
 
     @property
     def count(self) -> int:
@@ -80,8 +83,12 @@ class Sizes:
 
     def step(self, part: RankPart, number: int) -> list[MicroBatch]:
         """What ``part`` computes in a step."""
-        batch = batch_of(part.models.spec, number, self.batch, self.sequence)
-        return part.own(micro_batches(*batch, self.micro, number))
+        return self.cut(part, batch_of(part.models.spec, number, self.batch, self.sequence), number)
+
+    def cut(self, part: RankPart, batch: tuple[Tensor, Tensor, Tensor], number: int) -> list[MicroBatch]:
+        """A rank's part of a whole batch."""
+        details = details_of(number, len(batch[0]), self.sequence) if self.detailed else {}
+        return part.own(micro_batches(*batch, self.micro, number, **details))
 
 
 class LateCourier:
@@ -134,6 +141,7 @@ def worst_error(
     shardings: Sequence[Sharding] = (),
     cut: SequenceCut = WHOLE_SEQUENCE,
     more: Mapping[str, Any] = MappingProxyType({}),
+    detailed: bool = False,
 ) -> tuple[float, str]:
     """The largest relative error of anything against the reference, and what it was; infinite if memory or
     bytes are not as predicted.
@@ -142,15 +150,15 @@ def worst_error(
     """
     strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, cp=cut.cp, ring=cut.ring, **more)
     with _part(rank, plan(spec, degrees, name, strategy, layers, shardings)) as part:
-        return _worst(part, Sizes(), expected(spec, BATCH), delay)
+        return _worst(part, Sizes(detailed=detailed), expected(spec, BATCH, detailed=detailed), delay)
 
 
 def job_error(
-    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None
+    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None, detailed: bool = False
 ) -> tuple[float, str]:
     """``worst_error`` of a job's plan, and of an evaluation after its steps. costs: as if measured."""
-    sizes = sizes_of(planned)
-    want = expected(planned.model, sizes.batch, sizes.sequence, sizes.micro)
+    sizes = replace(sizes_of(planned), detailed=detailed)
+    want = expected(planned.model, sizes.batch, sizes.sequence, sizes.micro, detailed)
     with _part(rank, replace(planned, costs=costs, seed=SEED), eval_batches=2) as part:
         return _worst(part, sizes, want, delay)
 
@@ -254,7 +262,7 @@ def _evaluated(part: RankPart, want: float, sizes: Sizes, errors: dict[str, floa
     """Compare two evaluations with the reference's; the bytes that sharding has sent for them."""
     assert part.evaluator is not None
     given = evaluation_of(part.models.spec, sizes.micro, sizes.sequence)
-    batches = part.own([one for each in given for one in micro_batches(*each, sizes.micro, 0)])
+    batches = sizes.cut(part, given, STEPS)
     sent = Counter[str]()
     for _ in range(2):  # the first begins while parameters are still being published
         before = Counter(part.shards.sent) if part.shards else Counter[str]()

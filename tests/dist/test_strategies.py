@@ -17,15 +17,15 @@ from tests.dist.test_pipeline import TOLERANCE
 from tests.support import drawn
 from tests.support.ranks import Ranks
 
-COUNT, IN_SUITE, SEED = 200, 10, 20261121
+COUNT, IN_SUITE, DOCUMENTS_IN_SUITE, SEED = 200, 10, 6, 20261121
 MOST, MOST_IN_SUITE = 10, 4  # ranks
 PATIENCE = 300.0  # seconds: ten ranks on two busy cores have taken 65, and what hangs takes for ever
 
 
-def sample(number: int) -> tuple[Plan, drawn.Chance]:
-    """The plan of the first job of a sequence of its own that the rules allow, and the chance that is
-    left."""
-    chance, most = drawn.Chance(f"{SEED}/{number}"), MOST_IN_SUITE if number < IN_SUITE else MOST
+def sample(number: int, *, levels: bool = True) -> tuple[Plan, drawn.Chance]:
+    """The plan of the first job of a sequence of its own that the rules allow, and the chance that is left.
+    levels: whether models may halve sequences."""
+    chance, most = drawn.Chance(f"{SEED}/{number}"), MOST_IN_SUITE if number % 1000 < IN_SUITE else MOST
     while True:
         values = drawn.draw(chance, most)
         values["strategy"]["compile"] = number % 3 == 1
@@ -33,17 +33,29 @@ def sample(number: int) -> tuple[Plan, drawn.Chance]:
             plan = drawn.plan_of(Job.from_dict(values))
         except PlaitError:
             continue
-        if 2 <= plan.layout.world_size <= most:
+        if 2 <= plan.layout.world_size <= most and (levels or not plan.model.levels):
             return plan, chance
 
 
-def cases() -> Iterator[Any]:
+def cases(in_suite: int) -> Iterator[Any]:
     """Their numbers, a part of them in the suite."""
     for number in range(COUNT):
-        yield pytest.param(number, marks=() if number < IN_SUITE else pytest.mark.contract)
+        yield pytest.param(number, marks=() if number < in_suite else pytest.mark.contract)
 
 
-@pytest.mark.parametrize("number", list(cases()))
+@pytest.mark.parametrize("number", list(cases(DOCUMENTS_IN_SUITE)))
+def test_a_drawn_job_with_documents_and_loss_weights_equals_the_reference(
+    pool: Callable[[int], Ranks], number: int
+) -> None:
+    plan, chance = sample(1000 + number, levels=False)
+    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
+    delay = number if chance.random() < 0.3 else None
+    ranks = pool(plan.layout.world_size)
+    for error, what in ranks.run(compiling.job_error, plan, costs, delay, True, timeout=PATIENCE):
+        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+
+
+@pytest.mark.parametrize("number", list(cases(IN_SUITE)))
 def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
     plan, chance = sample(number)
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.weight_names import place
 from plait.train.model.pieces import initialise, pieces
+from tests.support.reference import mean_loss
 
 
 class Peer:
@@ -45,11 +45,28 @@ class Peer:
             for weight in self.weights.values():
                 weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.05)
 
-    def loss(self, tokens: Tensor, targets: Tensor, **_: object) -> Tensor:
-        """Mean over targets that are not -100."""
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        starts: Tensor | None = None,
+        **_: object,
+    ) -> Tensor:
+        """Mean over targets that are not -100, weighted. starts: [B, S], where each token's document begins;
+        the model sees every document alone."""
         with mock.patch.object(torch, "float32", torch.float64):
-            logits = self.model(input_ids=tokens, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+            if starts is None:
+                logits = self.model(input_ids=tokens, use_cache=False).logits
+            else:
+                logits = torch.stack([self._apart(*each) for each in zip(tokens, starts, strict=True)])
+        return mean_loss(logits, targets, weights)
+
+    def _apart(self, tokens: Tensor, starts: Tensor) -> Tensor:
+        """[S], documents of one sequence -> [S, V]."""
+        _, lengths = starts.unique_consecutive(return_counts=True)
+        documents = tokens.split(lengths.tolist())
+        return torch.cat([self.model(input_ids=each[None], use_cache=False).logits[0] for each in documents])
 
 
 class _Rotary(nn.Module):

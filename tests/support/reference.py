@@ -34,12 +34,19 @@ class Reference:
             with torch.no_grad():
                 weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight) * 0.05)
 
-    def logits(self, tokens: Tensor, dropout: DropoutKey | None = None, samples: Tensor | None = None) -> Tensor:
-        """[B, S] -> [B, S, V]."""
+    def logits(
+        self,
+        tokens: Tensor,
+        dropout: DropoutKey | None = None,
+        samples: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S] -> [B, S, V]. starts: [B, S], where each token's document begins."""
         spec, w = self.spec, self.weights
         batch, sequence = tokens.shape
         samples = torch.arange(batch) if samples is None else samples
         positions = torch.arange(sequence)
+        starts = torch.zeros_like(tokens) if starts is None else starts
 
         def drop(x: Tensor, layer: int, site: str) -> Tensor:
             if dropout is None or not spec.dropout:
@@ -50,7 +57,7 @@ class Reference:
 
         h = w["embedding.weight"][tokens]
         if spec.learned_positions:
-            h = h + w["positions.weight"][:sequence]
+            h = h + w["positions.weight"][positions - starts]
         h = drop(h, 0, "embed")
         skips: list[Tensor] = []
         each = spec.num_layers // (2 * spec.levels + 1)
@@ -62,7 +69,7 @@ class Reference:
             elif layer % each == 0 and part > spec.levels:
                 h = self._up(len(skips) - 1, h, skips.pop())
             n = self._norm(f"{at}.attn.norm", h)
-            attended = self._attention(f"{at}.attn", n, layer, dropout, samples)
+            attended = self._attention(f"{at}.attn", n, layer, dropout, samples, starts)
             if spec.parallel_block:
                 h = h + drop(attended + self._mlp(f"{at}.mlp", n), layer, "mlp")
                 continue
@@ -71,10 +78,9 @@ class Reference:
         head = w["embedding.weight"] if spec.tied_embeddings else w["head.weight"]
         return self._norm("norm", h) @ head.T
 
-    def loss(self, tokens: Tensor, targets: Tensor, **keys: object) -> Tensor:
-        """Mean over targets that are not -100."""
-        logits = self.logits(tokens, **keys)  # type: ignore[arg-type]
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    def loss(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, **keys: object) -> Tensor:
+        """Mean over targets that are not -100, weighted."""
+        return mean_loss(self.logits(tokens, **keys), targets, weights)  # type: ignore[arg-type]
 
     def _down(self, level: int, h: Tensor) -> Tensor:
         """Every second token from the first, each with the one before it (zeros before the first)."""
@@ -101,16 +107,20 @@ class Reference:
         y = x @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
-    def _attention(self, at: str, n: Tensor, layer: int, dropout: DropoutKey | None, samples: Tensor) -> Tensor:
+    def _attention(
+        self, at: str, n: Tensor, layer: int, dropout: DropoutKey | None, samples: Tensor, starts: Tensor
+    ) -> Tensor:
         spec, (b, s, _) = self.spec, n.shape
         q, k, v = (self._linear(f"{at}.{name}", n).view(b, s, -1, spec.head_size).transpose(1, 2) for name in "qkv")
         if spec.family == "llama":
-            q, k = self._rotate(q), self._rotate(k)
+            q, k = self._rotate(q, starts), self._rotate(k, starts)
         group = spec.num_heads // spec.num_kv_heads
         k, v = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(spec.head_size) + torch.full(
             (s, s), float("-inf"), dtype=n.dtype
         ).triu(1)
+        if not spec.levels:
+            scores = scores.masked_fill(starts[:, None, :, None] != starts[:, None, None], float("-inf"))
         weights = scores.softmax(-1)
         if dropout is not None and spec.attention_dropout:
             weights = weights * dropout.attention(
@@ -118,12 +128,13 @@ class Reference:
             )
         return self._linear(f"{at}.o", (weights @ v).transpose(1, 2).reshape(b, s, -1))
 
-    def _rotate(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, starts: Tensor) -> Tensor:
         """Rotary positions by complex multiplication of the pairs (i, i + D/2)."""
         size = self.spec.head_size
         frequencies = self.spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
         turns = torch.polar(
-            torch.ones(1, dtype=torch.float64), torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies)
+            torch.ones(1, dtype=torch.float64),
+            (torch.arange(x.shape[2]) - starts)[:, None, :, None].double() * frequencies,
         )
         pairs = torch.complex(x[..., : size // 2].double(), x[..., size // 2 :].double()) * turns
         return torch.cat((pairs.real, pairs.imag), dim=-1).to(x.dtype)
@@ -134,3 +145,11 @@ class Reference:
         inner = self._linear(f"{at}.up", n)
         activated = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         return self._linear(f"{at}.down", activated)
+
+
+def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of the token losses of [B, S, V], weighted, without those of targets that are -100."""
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+    counts = (targets != -100).double().flatten()
+    counts = counts if weights is None else counts * weights.flatten()
+    return (losses * counts).sum() / counts.sum()

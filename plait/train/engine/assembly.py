@@ -85,15 +85,20 @@ class RankPart:
         at = self.positions
         if at is None:
             return list(batches)
-        return [replace(b, tokens=b.tokens[:, at], targets=b.targets[:, at], positions=at) for b in batches]
+        return [
+            replace(
+                b,
+                tokens=b.tokens[:, at],
+                targets=b.targets[:, at],
+                positions=at,
+                weights=None if b.weights is None else b.weights[:, at],
+            )
+            for b in batches
+        ]
 
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """This rank's part of whole micro-batches: its tokens of its sequences."""
-        found: list[MicroBatch] = []
-        for one in batches:
-            r = self.rows(len(one.tokens))
-            found.append(replace(one, tokens=one.tokens[r], targets=one.targets[r], samples=one.samples[r]))
-        return self.cut(found)
+        return self.cut([one.of(self.rows(len(one.tokens))) for one in batches])
 
     @cached_property
     def positions(self) -> Tensor | None:

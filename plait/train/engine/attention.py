@@ -123,7 +123,7 @@ class SharedCore(SublayerCore):
             self._attend_whole(train=self.trains and not self.repeats)
             return
         self._drop(part - 1)
-        attend_block(self.found, self.q, self.blocks[part], self.attention.turn(part))
+        attend_block(self.found, self.q, self.blocks[part], self.attention.turn(part, self.context))
         if part < self.ring - 1:
             return
         self._drop(part)
@@ -205,7 +205,7 @@ class SharedCore(SublayerCore):
         if part == 0:
             self.g_q = torch.zeros_like(self.q, dtype=sums(self.q.dtype))
         self._drop(part)
-        block, turn = self.blocks[0 if last else number], self.attention.turn(0 if last else number)
+        block, turn = self.blocks[0 if last else number], self.attention.turn(0 if last else number, self.context)
         # Rounded once a rank where it travels: in fp32 it would be twice as long.
         into = torch.zeros_like(block, dtype=sums(self.q.dtype) if last else None)
         block_gradient(self.g_o, self.q, block, self.found, (self.g_q, into), turn)

@@ -4,8 +4,8 @@ slice."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, starmap
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from plait.train.engine.segment import Before, Segment, StageContext
 from plait.train.engine.sublayers import SublayerSegment
 from plait.train.engine.vocabulary import Embed, Head
 from plait.train.model.basics import SliceContext
+from plait.train.model.documents import Documents, bounds_of, ends_of
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.embedding import RowExchange
 
@@ -37,7 +38,8 @@ KINDS: Mapping[Site, type[Segment]] = {
 @dataclass(frozen=True)
 class _Slice:
     """One slice of a micro-batch, on the device. samples: which of its sequences. contexts: by how often the
-    sequence has been halved. exchange: only where the stage embeds. scale: of the micro-batch's loss."""
+    sequence has been halved. exchange: only where the stage embeds. scale: of the micro-batch's loss.
+    weights: of the targets, [S, b], if they differ."""
 
     number: int
     samples: slice
@@ -46,6 +48,7 @@ class _Slice:
     contexts: list[SliceContext]
     exchange: RowExchange | None
     scale: float | Tensor
+    weights: Tensor | None
 
 
 def begin(
@@ -69,21 +72,30 @@ def begin(
 
 def pack(shared: StageContext, batch: MicroBatch) -> list[Tensor]:
     """What a micro-batch's slices need on the device, in host memory: positions, and for each slice tokens,
-    targets, samples and, where the stage embeds, the rows to send and the places where rows arrive."""
+    targets, samples; the targets' weights and documents, if the batch has them; where the stage embeds, the
+    rows to send and the places where rows arrive."""
     model, graph = shared.model, shared.graph
     local, first = _shard(shared, batch)
     positions = torch.arange(first, first + local) if batch.positions is None else batch.positions
-    sizes = slice_sizes(batch.tokens.shape[0], graph.p1)
-    assert min(sizes) > 0, f"p1 = {graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
     packed = [positions]
-    for tokens, targets, samples in zip(
-        *(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True
-    ):
+    for cut in _cuts(batch, graph.p1):
+        tokens, targets, samples = (batch.tokens[cut], batch.targets[cut], batch.samples[cut])
         packed += [tokens.t().contiguous(), targets.t().contiguous(), samples]
+        if batch.weights is not None:
+            packed.append(batch.weights[cut].t().contiguous())
+        if batch.starts is not None:
+            packed += [batch.starts[cut].contiguous(), bounds_of(ends_of(batch.starts[cut]))]
         if graph.embeds:
             rows = model.embedding.exchange(tokens.t().contiguous())
             packed += [rows.send, rows.arrival[first : first + local]]
     return packed
+
+
+def _cuts(batch: MicroBatch, p1: int) -> list[slice]:
+    """Which sequences each slice has."""
+    ends = list(accumulate(slice_sizes(batch.tokens.shape[0], p1), initial=0))
+    assert all(first < last for first, last in pairwise(ends)), f"p1 = {p1} slices of {batch.tokens.shape[0]}"
+    return list(starmap(slice, pairwise(ends)))
 
 
 def exchanges(shared: StageContext, tensors: Sequence[Tensor]) -> list[RowExchange]:
@@ -114,21 +126,31 @@ def _slices(
     there = iter(tensors)
     positions = next(there)
     spread, own = (None, positions) if batch.positions is None else (positions, positions[first : first + local])
-    ends = list(accumulate(slice_sizes(batch.tokens.shape[0], graph.p1), initial=0))
-    for number in range(graph.p1):
+    for number, cut in enumerate(_cuts(batch, graph.p1)):
         tokens, targets, samples = (next(there) for _ in range(3))
+        weights = None if batch.weights is None else next(there)
+        context = SliceContext(samples, own, dropout, spread, shared.kernels)
+        if batch.starts is not None:
+            documents = _documents(batch.starts[cut], next(there), next(there), spread)
+            own_places = documents.places[first : first + local]
+            context = replace(context, documents=documents, own_places=own_places)
         yield _Slice(
             number,
-            slice(ends[number], ends[number + 1]),
+            cut,
             tokens,
             targets,
-            [
-                SliceContext(samples, own[: local >> level], dropout, spread, shared.kernels)
-                for level in range(model.spec.levels + 1)
-            ],
+            [replace(context, positions=own[: local >> level]) for level in range(model.spec.levels + 1)],
             RowExchange(next(there), next(there)) if graph.embeds else None,
             scale,
+            weights,
         )
+
+
+def _documents(starts: Tensor, there: Tensor, bounds: Tensor, spread: Tensor | None) -> Documents:
+    """Of a slice. starts: in host memory; there: on the device. spread: of ``SliceContext``."""
+    if spread is None:
+        spread = torch.arange(there.shape[1], device=there.device)
+    return Documents(ends_of(starts), there, spread[:, None] - there.t()[spread], bounds)
 
 
 def _segment(
@@ -163,6 +185,7 @@ def _segment(
                 shape=(sequence, size),
                 targets=cut.targets,
                 scale=cut.scale,
+                weights=cut.weights,
             )
         case _:
             module = model.sublayers[site, layer]

@@ -63,8 +63,13 @@ class Feed:
         return batches.evaluations(self.job.train.eval_batches) if batches else 0
 
 
-def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
-    """The batch cut into micro-batches whose losses add up to the mean over all its targets."""
-    scale = 1.0 / max(1, int((targets != IGNORED).sum()))
-    parts = zip(tokens.split(size), targets.split(size), samples.split(size), strict=True)
-    return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]
+def micro_batches(
+    tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int, *,
+    weights: Tensor | None = None, starts: Tensor | None = None,
+) -> list[MicroBatch]:  # fmt: skip
+    """The batch cut into micro-batches whose losses add up to the mean over all its targets: weighted, if
+    there are ``weights``. starts: of ``MicroBatch``."""
+    counted = targets != IGNORED
+    total = float(counted.sum() if weights is None else weights[counted].double().sum())
+    whole = MicroBatch(tokens, targets, samples, 1.0 / total if total else 0.0, step, None, weights, starts)
+    return [whole.of(slice(first, first + size)) for first in range(0, len(tokens), size)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +19,13 @@ class MicroBatch:
     """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample
     numbers, the dropout keys.
 
-    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout
-    keys. positions: [S] of the tokens in their sequences, in host memory, if they are not all of them.
+    scale: what each token's loss is multiplied by, 1 / (sum of the weights of the whole step's targets).
+    step: for the dropout keys. positions: [S] of the tokens in their sequences, in host memory, if they are
+    not all of them.
+
+    weights: [B, S] of the targets' losses, in host memory, if they are not all 1. starts: [B, tokens of the
+    whole sequence] int64, in host memory, if attention is to stop at document ends and positions are to begin
+    anew: for each token the position of its document's first.
     """
 
     tokens: Tensor
@@ -29,6 +34,20 @@ class MicroBatch:
     scale: float
     step: int
     positions: Tensor | None = None
+    weights: Tensor | None = None
+    starts: Tensor | None = None
+
+    def of(self, rows: slice) -> MicroBatch:
+        """Some of its sequences."""
+        weights, starts = (t if t is None else t[rows] for t in (self.weights, self.starts))
+        return replace(
+            self,
+            tokens=self.tokens[rows],
+            targets=self.targets[rows],
+            samples=self.samples[rows],
+            weights=weights,
+            starts=starts,
+        )
 
 
 @dataclass

@@ -94,5 +94,6 @@ def train_step(
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
-    """Mean loss per target over evaluation batches, dropout off."""
-    return sum_loss(run(batches), groups) / len(batches)
+    """Mean loss per target over all micro-batches of an evaluation, whose scales say of how many targets;
+    dropout off."""
+    return sum_loss(run(batches), groups)

@@ -61,10 +61,12 @@ class Embed(Adding):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Head(Normed):
-    """targets: [S, b]. scale: of the loss. ``total``, after L: the scaled loss of the slice, 0-d."""
+    """targets: [S, b]. scale: of the loss. weights: of the targets, [S, b]; None: all 1. ``total``, after L:
+    the scaled loss of the slice, 0-d."""
 
     targets: Tensor
     scale: float | Tensor
+    weights: Tensor | None = None
     loss: VocabularyLoss = field(init=False)
     total: Tensor = field(init=False)
     g_z: Tensor = field(init=False)  # gradient of the logits
@@ -89,7 +91,8 @@ class Head(Normed):
 
     def finish_loss(self) -> None:
         """L."""
-        self.total, gradient = self.loss.finish(self.scale, gradient=self.shared.graph.backward)
+        weights = None if self.weights is None else self.weights.flatten()
+        self.total, gradient = self.loss.finish(self.scale, weights, gradient=self.shared.graph.backward)
         if gradient is not None:
             self.g_z, self.operands = gradient, (gradient, self.full.flatten(0, 1))
         del self.loss, self.full

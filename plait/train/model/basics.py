@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from plait.core.model.spec import ModelSpec
+from plait.train.model.documents import Documents
 from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
 from plait.train.model.kernels import EAGER, Kernels, Scale
 
@@ -21,7 +22,8 @@ class SliceContext:
 
     samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when
     sequence-parallel). spread: [S] of the tokens that attention gets from this rank, if they are not 0, 1,
-    ... kernels: of an executor.
+    ... kernels: of an executor. documents: if attention stops at their ends. own_places: [S_local, B] of the
+    residual stream, positions within documents; with ``documents`` only.
     """
 
     samples: Tensor
@@ -29,6 +31,8 @@ class SliceContext:
     dropout: DropoutKey | None
     spread: Tensor | None = None
     kernels: Kernels = EAGER
+    documents: Documents | None = None
+    own_places: Tensor | None = None
 
     def mask(self, probability: float, layer: int, site: DropoutSite) -> Mask | None:
         """The dropout of the residual stream at one place; None where nothing is dropped."""

@@ -22,9 +22,10 @@ from plait.train.model.dropout import Mask
 from plait.train.model.kernels import Kernels, Scores, wide
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels) -> Tensor:
-    """Of [B, N, S, D] queries; keys and values may have fewer heads. Differentiable."""
-    return _Attention.apply(q, k, v, mask, kernels)  # type: ignore[no-any-return]
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels, starts: Tensor | None = None) -> Tensor:
+    """Of [B, N, S, D] queries; keys and values may have fewer heads. starts: [B, S], the first key that each
+    query sees, if that is not the sequence's. Differentiable."""
+    return _Attention.apply(q, k, v, mask, kernels, starts)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Inputs:
     v: Tensor
     mask: Mask
     kernels: Kernels
+    starts: Tensor | None
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -82,10 +84,12 @@ class _AttentionBlock:
         """Products [r * G, queries, keys], not divided yet."""
         inputs, queries = self.inputs, self.at[3]
         products = torch.bmm(self.q, inputs.k[self.seen].transpose(1, 2))
-        positions = torch.arange(queries.start, queries.stop, device=self.q.device)
+        positions, heads, first = torch.arange(queries.start, queries.stop, device=self.q.device), inputs.heads, None
+        if inputs.starts is not None:
+            first = inputs.starts[self.rows[0], queries].repeat_interleave(inputs.blocks.group, dim=0)
         return Scores(
             products.view(-1, len(positions), products.shape[2]), math.sqrt(self.q.shape[2]), positions,
-            inputs.heads[self.rows].flatten(), inputs.mask,
+            heads[self.rows].flatten(), inputs.mask, first,
         )  # fmt: skip
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
@@ -116,21 +120,23 @@ class _AttentionBlock:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels) -> Tensor:
-        inputs = _Inputs(q, k, v, mask, kernels)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels, starts: Tensor | None
+    ) -> Tensor:
+        inputs = _Inputs(q, k, v, mask, kernels, starts)
         out, lse = _as_activations(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         for block in inputs.blocks:
             inputs.part(block).forward(out, lse)
         # Where this is captured, a replay writes both anew, of which autograd must not be told.
         ctx.kept = out.detach(), lse
-        ctx.mask, ctx.kernels = mask, kernels
+        ctx.mask, ctx.kernels, ctx.starts = mask, kernels, starts
         ctx.save_for_backward(q, k, v)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (q, k, v), (out, lse) = ctx.saved_tensors, ctx.kept
-        inputs = _Inputs(q, k, v, ctx.mask, ctx.kernels)
+        inputs = _Inputs(q, k, v, ctx.mask, ctx.kernels, ctx.starts)
         of_q, of_k, of_v = (_as_activations(t) for t in (q, k, v))
         sums = list[Tensor]()
         for block in inputs.blocks:
@@ -140,7 +146,7 @@ class _Attention(torch.autograd.Function):
             part.backward(gradients[0], out, lse, of_q, sums)
             if block.queries[1] == q.shape[2]:
                 of_k[part.rows], of_v[part.rows] = (t.to(k.dtype) for t in sums)
-        return of_q, of_k, of_v, None, None
+        return of_q, of_k, of_v, None, None, None
 
 
 def _as_activations(x: Tensor) -> Tensor:

@@ -56,7 +56,10 @@ class Embedding(nn.Module):
     def join(self, y: Tensor, context: SliceContext) -> Tensor:
         """The residual stream's beginning: word embeddings [S, B, H] plus positions."""
         if self.positions is not None:
-            y = y + self.positions.weight[context.positions][:, None, :]
+            if context.own_places is None:
+                y = y + self.positions.weight[context.positions][:, None, :]
+            else:
+                y = y + self.positions.weight[context.own_places]
         mask = context.mask(self.spec.dropout, 0, "embed")
         return y if mask is None else context.kernels.drop(y, mask)
 
@@ -66,4 +69,6 @@ class Embedding(nn.Module):
         gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         if self.positions is None:
             return gradient, []
-        return gradient, [(self.positions.weight, gradient.sum(1), context.positions)]
+        if context.own_places is None:
+            return gradient, [(self.positions.weight, gradient.sum(1), context.positions)]
+        return gradient, [(self.positions.weight, gradient.flatten(0, 1), context.own_places.flatten())]

@@ -43,7 +43,8 @@ class Scores(NamedTuple):
     """Attention of some queries before its softmax.
 
     products: of queries and keys, [M, queries, keys], by (sample, head); consumed. root: what divides them.
-    queries: their positions; keys are the sequence's first. heads: [M], of ``Mask.heads``.
+    queries: their positions; keys are the sequence's first. heads: [M], of ``Mask.heads``. first: [M,
+    queries], the first key that each sees, if that is not the sequence's.
     """
 
     products: Tensor
@@ -51,6 +52,7 @@ class Scores(NamedTuple):
     queries: Tensor
     heads: Tensor
     mask: Mask
+    first: Tensor | None = None
 
 
 class Kernels(Protocol):
@@ -192,8 +194,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def _seen(scores: Scores) -> Tensor:
     """Products / root where a query sees a key, in the products' place."""
     keys = torch.arange(scores.products.shape[-1], device=scores.products.device)
-    later = keys[None, :] > scores.queries[:, None]
-    return scores.products.to(wide(scores.products.dtype)).div_(scores.root).masked_fill_(later, float("-inf"))
+    hidden = keys[None, :] > scores.queries[:, None]
+    if scores.first is not None:
+        hidden = hidden | (keys < scores.first[..., None])
+    return scores.products.to(wide(scores.products.dtype)).div_(scores.root).masked_fill_(hidden, float("-inf"))
 
 
 def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:

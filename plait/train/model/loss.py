@@ -39,19 +39,23 @@ class VocabularyLoss:
         self.statistics = found[1]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
 
-    def finish(self, scale: float | Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
-        tp], where it is wanted."""
+    def finish(
+        self, scale: float | Tensor, weights: Tensor | None = None, *, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Combine the gathered statistics: scale * weighted sum of token losses, and the logits' gradient,
+        [M, V / tp], where it is wanted. weights: [M]; None: all 1."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
         maximum = maxima.amax(dim=0)
         normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
         losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
-        total = losses.double().sum() * scale
+        losses = losses.double() if weights is None else losses.double() * weights
+        total = losses.sum() * scale
         exponentials, self._exponentials = self._exponentials, None
         if not gradient:
             return total, None
         assert exponentials is not None
-        weight = self._valid.to(exponentials.dtype) * scale
+        counts = self._valid if weights is None else self._valid * weights
+        weight = counts.to(exponentials.dtype) * scale
         exponentials *= ((self.statistics[0, 0] - maximum).exp() / normaliser * weight)[:, None]
         exponentials.scatter_add_(1, self._rows[:, None], -(self._here * weight)[:, None])
         return total, exponentials.to(self._dtype)

@@ -22,11 +22,12 @@ class Rope:
         self._cache: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def tables(self, sequence: int, like: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions 0 to ``sequence``, or ``spread``, [S, 1, 1, D], in the dtype and on the
-        device of ``like``."""
+        """cos and sin of positions 0 to ``sequence``, or of ``spread``, [S] or [S, B], in the dtype and on
+        the device of ``like``: [S, 1, 1, D] or [S, B, 1, D]."""
         if spread is not None:
-            cos, sin = self.tables(self.spec.max_sequence, like)
-            return cos[spread], sin[spread]
+            shape = *spread.shape, *(1,) * (3 - spread.dim()), -1
+            cos, sin = (table[spread].view(shape) for table in self.tables(self.spec.max_sequence, like))
+            return cos, sin
         key = (sequence, like.dtype, like.device)
         if key not in self._cache:
             angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]

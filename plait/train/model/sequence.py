@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from plait.train.comm.wire import NullWire, Wire
+from plait.train.model.documents import Documents, Stretch
 
 
 @dataclass(frozen=True)
@@ -113,43 +114,71 @@ class Near(NamedTuple):
 
 class Sight(NamedTuple):
     """Queries and what they see of a block's keys: of their own place what is not later (``causal``), or
-    all; within a window, if there is one."""
+    all; within a window, if there is one. samples: of which sequences."""
 
     rows: slice
     columns: slice
     causal: bool
     near: Near | None = None
+    samples: slice = slice(None)
+
+    def of(self, x: Tensor) -> Tensor:
+        """The queries' part of [B, N, S, ...]."""
+        return x[self.samples, :, self.rows]
+
+    def seen(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys' and the values' part of a block, [2, B, N_kv, S, D]."""
+        k, v = block[:, self.samples, :, self.columns]
+        return k, v
 
 
 class RingTurn(NamedTuple):
     """A block of keys that a rank of a ring attends to. owner: whose tokens they are. window: keys that a
-    query sees; 0: all before it."""
+    query sees; 0: all before it. documents: within which it sees."""
 
     owner: int
     rank: int
     size: int
     window: int = 0
+    documents: Documents | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether sights may leave out queries."""
+        return bool(self.window) or self.documents is not None
 
     def sights(self, tokens: int) -> list[Sight]:
         """Queries of ``rank`` that see something of the block; both have so many tokens."""
-        if self.window:
-            return list(self._near(tokens // 2))
+        if self.partial:
+            return list(self._parts(tokens // 2))
         half, whole = tokens // 2, slice(0, tokens)
         if self.owner == self.rank:
             return [Sight(whole, whole, True)]
         earlier = self.owner < self.rank
         return [Sight(whole, slice(0, half), False) if earlier else Sight(slice(half, tokens), whole, False)]
 
-    def _near(self, half: int) -> Iterator[Sight]:
-        """Of every chunk of queries and of keys. Queries that see none of the keys are left out, and keys
-        that none of the queries sees."""
+    def _parts(self, half: int) -> Iterator[Sight]:
+        """Of every chunk of queries and of keys, and of every document. Queries that see none of the keys are
+        left out, and keys that none of the queries sees."""
         queries, keys = ((rank, 2 * self.size - 1 - rank) for rank in (self.rank, self.owner))
+        within = self.documents.stretches() if self.documents else [Stretch(-1, 0, 2 * self.size * half)]
         for (row, query), (column, key) in product(enumerate(queries), enumerate(keys)):
-            ahead = (query - key) * half
-            rows, first = min(half, self.window + half - 1 - ahead), max(0, ahead - self.window + 1)
-            if ahead >= 0 and rows > 0:
-                at, seen = slice(row * half, row * half + rows), slice(column * half + first, (column + 1) * half)
-                yield Sight(at, seen, False, Near(ahead - first, self.window))
+            for sample, first, last in within if query >= key else ():
+                begin, end = max(first, query * half), min(last, (query + 1) * half)
+                seen, until = max(first, key * half), min(last, (key + 1) * half)
+                if self.window:
+                    seen, end = max(seen, begin - self.window + 1), min(end, until - 1 + self.window)
+                if begin >= end or seen >= until:
+                    continue
+                near = Near(begin - seen, self.window) if self.window and end - seen > self.window else None
+                at, there = row * half - query * half, column * half - key * half
+                yield Sight(
+                    slice(at + begin, at + end),
+                    slice(there + seen, there + until),
+                    near is None and query == key,
+                    near,
+                    slice(None) if sample < 0 else slice(sample, sample + 1),
+                )
 
 
 @lru_cache(maxsize=32)
@@ -172,24 +201,53 @@ def attend_near(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=Near(0, window).mask(q, k))
 
 
+def attend_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Attention of [B, N, S, D] to what is not later, differentiated by autograd. Keys and values may have
+    fewer heads. window: keys that a query sees; 0: all."""
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and not (q.is_cuda and q.dtype in FLASH):
+        (k, v), grouped = _expanded(k, v, q.shape[1]), False
+    if 0 < window < q.shape[2]:
+        return attend_near(q, k, v, window)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def attend_documents(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int) -> Tensor:
+    """``attend_causal`` within each document. A GPU's flash attention takes all documents in one call (its
+    variable lengths); elsewhere they come one after the other, and cost what they would cost alone."""
+    if q.is_cuda and q.dtype in FLASH:
+        b, _, tokens, _ = q.shape
+        q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        bounds, longest, near = documents.bounds, documents.longest, {}
+        if 0 < window < longest:
+            near = {"window_size_left": window - 1, "window_size_right": 0}
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, bounds, bounds, longest, longest, 0.0, True, False, **near
+        )[0]
+        return out.view(b, tokens, *out.shape[1:]).transpose(1, 2)
+    whole: list[Tensor] = []
+    for sample, each in enumerate(zip(*(t.split(1) for t in (q, k, v)), strict=True)):
+        lengths = documents.lengths(sample)
+        parts = zip(*(t.split(lengths, dim=2) for t in each), strict=True)
+        whole.append(torch.cat([attend_causal(*part, window) for part in parts], dim=2))
+    return torch.cat(whole)
+
+
 def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) -> None:
     """Attention of a rank's queries, [B, N, S / c, D], to the block of a turn, [2, B, N_kv, S / c, D],
     merged into ``found``, [attention, log-sum-exp]; its own block, which every query sees, comes first.
 
     Keys and values may have fewer heads, which the queries' groups share.
     """
-    if not found and turn.window:  # no sight is of all queries
+    if not found and turn.partial:  # no sight is of all queries
         found += [torch.zeros_like(q, dtype=sums(q.dtype)), q.new_full(q.shape[:3], -math.inf, dtype=sums(q.dtype))]
     for sight in turn.sights(q.shape[2]):
-        rows, columns = sight.rows, sight.columns
-        part, part_lse = _attend(
-            q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=sight.causal, near=sight.near
-        )
+        part, part_lse = _attend(sight.of(q), *sight.seen(block), causal=sight.causal, near=sight.near)
         if not found:
             found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
         else:
             out, lse = found
-            _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+            _merge(sight.of(out), sight.of(lse), part, part_lse)
 
 
 def block_gradient(
@@ -199,20 +257,14 @@ def block_gradient(
     over all blocks, which is all that is needed of the others."""
     of_queries, of_block = into
     for sight in turn.sights(q.shape[2]):
-        rows, columns = sight.rows, sight.columns
+        out, lse = (sight.of(t) for t in found)
         dq, dk, dv = _attend_backward(
-            gradient[:, :, rows],
-            q[:, :, rows],
-            block[0][:, :, columns],
-            block[1][:, :, columns],
-            found[0][:, :, rows],
-            found[1][:, :, rows],
-            causal=sight.causal,
-            near=sight.near,
+            sight.of(gradient), sight.of(q), *sight.seen(block), out, lse, causal=sight.causal, near=sight.near
         )
-        of_queries[:, :, rows] += dq
-        of_block[0][:, :, columns] += dk
-        of_block[1][:, :, columns] += dv
+        of_q, (of_k, of_v) = sight.of(of_queries), sight.seen(of_block)
+        of_q += dq
+        of_k += dk
+        of_v += dv
 
 
 def sums(dtype: torch.dtype) -> torch.dtype:

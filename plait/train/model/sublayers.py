@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.core.model.spec import ModelSpec
@@ -29,7 +28,7 @@ from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
 from plait.train.model.rope import Rope
-from plait.train.model.sequence import ALONE, FLASH, RingTurn, SequenceGroup, attend_near
+from plait.train.model.sequence import ALONE, RingTurn, SequenceGroup, attend_causal, attend_documents
 
 
 class Sublayer(nn.Module):
@@ -112,13 +111,23 @@ class Attention(Sublayer):
 
     def turned(self, z: Tensor, context: SliceContext) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [S, B, N, D], normalised, with their positions."""
-        s, (q, k, v) = len(z), self._heads(z)
+        q, k, v = self._heads(z)
         if self.inner:
             q, k = (self._normed(x, weight) for x, weight in zip((q, k), self.inner, strict=True))
         if self.rope is not None:
-            cos, sin = self.rope.tables(s, z, context.spread)
-            q, k = context.kernels.rotate(q, k, cos, sin)
+            q, k = self._rotated(self.rope, q, k, context)
         return q, k, v
+
+    @staticmethod
+    def _rotated(rope: Rope, q: Tensor, k: Tensor, context: SliceContext, *, back: bool = False) -> Sequence[Tensor]:
+        """Queries and keys with their positions; back: without them. Tables of documents differ by sequence,
+        which would be one more variant of what is compiled."""
+        kernels, documents = context.kernels, context.documents
+        if documents is None:
+            cos, sin = rope.tables(q.shape[0], q, context.spread)
+        else:
+            (cos, sin), kernels = documents.tables(rope, q), EAGER
+        return kernels.rotate(q, k, cos, -sin if back else sin)
 
     def _heads(self, z: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values as the first weight gives them."""
@@ -142,8 +151,7 @@ class Attention(Sublayer):
         """The gradients of z, [S, B, first weight's rows], and of ``inner``, from those of what ``turned``
         gives. z: only where anything is within."""
         if self.rope is not None:
-            cos, sin = self.rope.tables(q.shape[0], q, context.spread)
-            q, k = context.kernels.rotate(q, k, cos, -sin)
+            q, k = self._rotated(self.rope, q, k, context, back=True)
         found = list[Tensor]()
         if z is not None:
             before = zip((q, k), self._heads(z), self.inner, strict=False)
@@ -151,25 +159,24 @@ class Attention(Sublayer):
             found = [of_q, of_k]
         return torch.cat((q, k, v), dim=2).flatten(2), found
 
-    def turn(self, number: int) -> RingTurn:
+    def turn(self, number: int, context: SliceContext) -> RingTurn:
         """Whose block of keys it is that has come ``number`` ranks far round the ring."""
-        ring = self.sequence.ring
-        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size, self.spec.window_at(self.layer))
+        ring, window = self.sequence.ring, self.spec.window_at(self.layer)
+        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size, window, context.documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         """Causal attention of [B, N, S, D], differentiated by autograd."""
-        dropout, grouped, window = context.dropout, q.shape[1] != k.shape[1], self.spec.window_at(self.layer)
+        dropout, window, documents = context.dropout, self.spec.window_at(self.layer), context.documents
         if dropout is None or not self.spec.attention_dropout:
-            if grouped and not (q.is_cuda and q.dtype in FLASH):
-                k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-                grouped = False
-            if 0 < window < q.shape[2]:
-                return attend_near(q, k, v, window)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            if documents is None:
+                return attend_causal(q, k, v, window)
+            return attend_documents(q, k, v, documents, window)
         first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
         heads = torch.arange(first, first + q.shape[1], device=q.device)
         mask = Mask(dropout, self.spec.attention_dropout, self.layer, "core", context.samples, heads)
-        return attend(q, k, v, mask, context.kernels)
+        if documents is None:
+            return attend(q, k, v, mask, context.kernels)
+        return attend(q, k, v, mask, EAGER, documents.starts)  # first keys are no argument of what is compiled
 
 
 class Mlp(Sublayer):

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from plait.core.model import dropout
 from plait.core.model.dropout import Blocks
 from plait.train.model import sequence
+from plait.train.model.documents import Documents, bounds_of, ends_of
 from plait.train.model.dropout import DropoutKey, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER
@@ -66,8 +67,9 @@ def test_which_heads_go_to_whom_is_made_once() -> None:
 
 @pytest.mark.parametrize("weights", [1 << 17, 600])
 @pytest.mark.parametrize(("samples", "heads", "kv_heads", "tokens"), [(2, 4, 2, 8), (3, 4, 4, 37), (2, 6, 1, 50)])
+@pytest.mark.parametrize("cut", [False, True])
 def test_dropped_attention_in_blocks_is_that_with_all_weights_in_memory(
-    samples: int, heads: int, kv_heads: int, tokens: int, weights: int, monkeypatch: pytest.MonkeyPatch
+    samples: int, heads: int, kv_heads: int, tokens: int, weights: int, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dropout, "ON_CPU", weights)
     key, numbers, own = DropoutKey(3, 5), torch.arange(samples) + 7, torch.arange(heads) + 2
@@ -77,15 +79,18 @@ def test_dropped_attention_in_blocks_is_that_with_all_weights_in_memory(
         torch.randn(shape, generator=generator, dtype=torch.float64).permute(1, 2, 0, 3) for shape in shapes
     )
     leaves = [one.requires_grad_() for one in qkv]
+    starts = (torch.arange(tokens) * (torch.rand(samples, tokens, generator=generator) < 0.3)).cummax(dim=1).values
 
     def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        if cut:
+            later = later | (starts[:, None, :, None] != starts[:, None, None, :])
         found = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(later, -math.inf).softmax(-1)
         return (found * key.attention(0.3, 1, numbers, own, found)) @ v
 
     mask = Mask(key, 0.3, 1, "core", numbers, own)
-    results = [whole(*leaves), attend(leaves[0], leaves[1], leaves[2], mask, EAGER)]
+    results = [whole(*leaves), attend(leaves[0], leaves[1], leaves[2], mask, EAGER, starts if cut else None)]
     want, found = ([one, *torch.autograd.grad(one, leaves, gradient)] for one in results)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13)
 
@@ -111,12 +116,42 @@ def test_turns_of_a_ring_show_every_query_its_window_once(size: int, window: int
         seen = torch.zeros(2 * half, 2 * half)
         for sight in sequence.RingTurn(owner, rank, size, window).sights(2 * half):
             part = seen[sight.rows, sight.columns]
-            assert sight.near is not None
-            mask = sight.near.mask(part[None, None], part.t()[None, None])
-            assert (mask == 0).any(dim=1).all()  # a softmax of nothing would be NaN
-            part += mask == 0
+            part += shown(sight, part)
         back = torch.tensor(places[rank])[:, None] - torch.tensor(places[owner])
         assert torch.equal(seen, ((back >= 0) & (back < window)).float())
+
+
+def shown(sight: sequence.Sight, part: Tensor) -> Tensor:
+    """Which of a sight's keys each of its queries sees: one at least, since a softmax of nothing would be
+    NaN."""
+    seen = torch.ones_like(part, dtype=torch.bool)
+    if sight.near is not None:
+        seen = sight.near.mask(part[None, None], part.t()[None, None]) == 0
+    elif sight.causal:
+        seen = seen.tril()
+    assert seen.any(dim=1).all() and seen.any(dim=0).all()
+    return seen
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 3, 5, 40])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_turns_of_a_ring_show_every_query_its_document_once(size: int, window: int) -> None:
+    half = 3
+    tokens, generator = 2 * size * half, torch.Generator().manual_seed(size)
+    begins = torch.rand(3, tokens, generator=generator) < torch.tensor([0.1, 0.4, 1.0])[:, None]
+    starts = (torch.arange(tokens) * begins).cummax(dim=1).values
+    documents = Documents(ends_of(starts), starts, starts.t(), bounds_of(ends_of(starts)))
+    places = [[*range(r * half, (r + 1) * half), *range((2 * size - 1 - r) * half, (2 * size - r) * half)]
+              for r in range(size)]  # fmt: skip
+    for rank, owner in itertools.product(range(size), range(size)):
+        seen = torch.zeros(3, 2 * half, 2 * half)
+        for sight in sequence.RingTurn(owner, rank, size, window, documents).sights(2 * half):
+            part = seen[sight.samples, sight.rows, sight.columns]
+            part += shown(sight, part[0])
+        at, there = torch.tensor(places[rank]), torch.tensor(places[owner])
+        back = at[:, None] - there
+        same = starts[:, at][:, :, None] == starts[:, there][:, None]
+        assert torch.equal(seen, (same & (back >= 0) & (back < (window or tokens))).float())
 
 
 def test_a_window_on_a_gpu_is_flash_attention_s() -> None:

@@ -1,0 +1,96 @@
+"""Documents that share a sequence: attention stops at their ends, positions count from their beginnings.
+
+A sequence of tokens [S] is described by ``starts`` [S]: for every token the position of the first token of
+its document. Two tokens see each other only if they have the same start, so that loss and gradients are those
+of documents trained apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from plait.train.model.rope import Rope
+
+Tables = tuple[Tensor, Tensor]
+
+
+class Stretch(NamedTuple):
+    """One document of one sequence: the sequence's number in the slice, the positions of its first token and
+    past its last."""
+
+    sample: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of the b sequences of a slice, all of S tokens.
+
+    ends: for each sequence the positions past its documents' last tokens, ascending; the last is S. starts:
+    [b, S], on the device. places: [S_here, b], position within its document of each token that attention gets
+    from this rank. bounds: [documents + 1] int32, where documents begin when the sequences lie one behind the
+    other.
+    """
+
+    ends: tuple[tuple[int, ...], ...]
+    starts: Tensor
+    places: Tensor
+    bounds: Tensor
+    _tables: dict[torch.dtype, Tables] = field(default_factory=dict[torch.dtype, Tables])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(one.last - one.first for one in self.stretches())
+
+    def lengths(self, sample: int) -> list[int]:
+        """Tokens of each document of a sequence."""
+        return [last - first for first, last in pairwise((0, *self.ends[sample]))]
+
+    def stretches(self) -> list[Stretch]:
+        """All documents, sequence after sequence."""
+        return [
+            Stretch(sample, first, last)
+            for sample, ends in enumerate(self.ends)
+            for first, last in pairwise((0, *ends))
+        ]
+
+    def tables(self, rope: Rope, like: Tensor) -> Tables:
+        """cos and sin of rotary positions, [S_here, b, 1, D]; one pair for all layers."""
+        if like.dtype not in self._tables:
+            self._tables[like.dtype] = rope.tables(len(self.places), like, self.places)
+        return self._tables[like.dtype]
+
+
+def ends_of(starts: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Where documents end, from their starts [b, S] in host memory.
+
+    >>> ends_of(torch.tensor([[0, 0, 2, 2], [0, 0, 0, 0]]))
+    ((2, 4), (4,))
+    """
+    b, tokens = starts.shape
+    samples, firsts = (starts == torch.arange(tokens)).nonzero(as_tuple=True)
+    found: list[list[int]] = [[] for _ in range(b)]
+    for sample, first in zip(samples.tolist(), firsts.tolist(), strict=True):
+        if first:
+            found[sample].append(first)
+    return tuple((*ends, tokens) for ends in found)
+
+
+def bounds_of(ends: Sequence[Sequence[int]]) -> Tensor:
+    """``Documents.bounds``.
+
+    >>> bounds_of(((2, 4), (4,))).tolist()
+    [0, 2, 4, 8]
+    """
+    tokens = ends[0][-1]
+    all_ends = [number * tokens + end for number, each in enumerate(ends) for end in each]
+    return torch.tensor([0, *all_ends], dtype=torch.int32)
