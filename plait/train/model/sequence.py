@@ -218,18 +218,17 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wind
     if q.is_cuda and q.dtype in FLASH:
         b, _, tokens, _ = q.shape
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
-        bounds, longest, near = documents.bounds, documents.longest, {}
-        if 0 < window < longest:
-            near = {"window_size_left": window - 1, "window_size_right": 0}
+        bounds, longest = documents.bounds, documents.longest
+        left, right = (window - 1, 0) if 0 < window < longest else (None, None)
         out = torch.ops.aten._flash_attention_forward(
-            q, k, v, bounds, bounds, longest, longest, 0.0, True, False, **near
+            q, k, v, bounds, bounds, longest, longest, 0.0, True, False, window_size_left=left, window_size_right=right
         )[0]
         return out.view(b, tokens, *out.shape[1:]).transpose(1, 2)
     whole: list[Tensor] = []
-    for sample, each in enumerate(zip(*(t.split(1) for t in (q, k, v)), strict=True)):
-        lengths = documents.lengths(sample)
-        parts = zip(*(t.split(lengths, dim=2) for t in each), strict=True)
-        whole.append(torch.cat([attend_causal(*part, window) for part in parts], dim=2))
+    for sample, each in enumerate(zip(q.split(1), k.split(1), v.split(1), strict=True)):
+        of_q, of_k, of_v = (t.split(documents.lengths(sample), dim=2) for t in each)
+        parts = [attend_causal(*part, window) for part in zip(of_q, of_k, of_v, strict=True)]
+        whole.append(torch.cat(parts, dim=2))
     return torch.cat(whole)
 
 

@@ -159,3 +159,14 @@ def test_a_window_on_a_gpu_is_flash_attention_s() -> None:
     with FakeTensorMode():
         q, k, v = (torch.empty(2, heads, 8, 16, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         assert sequence.attend_near(q, k, v, 3).shape == q.shape
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_documents_on_a_gpu_are_one_call_of_flash_attention(window: int) -> None:
+    """As above."""
+    ends = ((3, 8), (8,))
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, heads, 8, 16, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        starts = torch.empty(2, 8, dtype=torch.int64, device="cuda")
+        documents = Documents(ends, starts, starts.t(), torch.empty(4, dtype=torch.int32, device="cuda"))
+        assert sequence.attend_documents(q, k, v, documents, window).shape == q.shape
