@@ -15,8 +15,9 @@ MOST = 1e18
 _AMOUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([KMBT]?)", re.IGNORECASE)
 
 
-def tokens_of(said: float | str) -> int:
-    """Tokens, of ``plan.tokens``; 0 where none are asked about. Raises JobError for what is no count.
+def tokens_of(said: float | str, key: str = KEY) -> int:
+    """Tokens, of ``plan.tokens`` or another key; 0 where none are asked about. Raises JobError for what is no
+    count.
 
     >>> tokens_of("15T"), tokens_of("1.4 b"), tokens_of(3e11), tokens_of("300_000")
     (15000000000000, 1400000000, 300000000000, 300000)
@@ -26,7 +27,7 @@ def tokens_of(said: float | str) -> int:
     if not 0 <= count <= MOST or count != int(count):
         shown = f"'{said}'" if isinstance(said, str) else f"{said:g}"
         fix = f'Write a whole number of at most {MOST:g}, as in 15e12 or "15T" (K, M, B, T)'
-        raise JobError(f"{shown} is no count of tokens", key=KEY, fix=fix)
+        raise JobError(f"{shown} is no count of tokens", key=key, fix=fix)
     return int(count)
 
 

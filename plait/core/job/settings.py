@@ -90,6 +90,9 @@ class TrainSection(Section):
 
     steps: Count = 300
     """Optimizer steps of the whole run."""
+    tokens: int | float | str = 0
+    """Tokens of the whole run in place of ``steps``, as in ``15e12`` or ``"15T"`` (K, M, B, T): so many steps
+    as are needed for them. 0: as ``steps`` says."""
     global_batch_size: Count = 8
     """Sequences of one optimizer step, over all ranks."""
     micro_batch_size: Natural = 0
@@ -101,9 +104,11 @@ class TrainSection(Section):
     """The learning rate at its end."""
     warmup_steps: Natural = 0
     """Steps in which the rate rises from nothing to its peak."""
-    lr_decay_style: Literal["cosine", "wsd"] = "cosine"
-    """``cosine``: falls from the end of the warm-up on. ``wsd`` (warm-up, stable, decay): stays at its peak,
-    then falls linearly over the last ``lr_wsd_decay_steps``."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "wsd"] = "cosine"
+    """After the warm-up. ``constant``: stays at its peak. ``linear``, ``cosine``: falls to
+    ``min_learning_rate``. ``inverse-square-root``: falls with the root of the steps, to
+    ``min_learning_rate`` at least. ``wsd`` (warm-up, stable, decay): stays at its peak, then falls linearly
+    over the last ``lr_wsd_decay_steps``."""
     lr_decay_steps: Natural = 0
     """Steps after which the rate is at its end, so that more ``steps`` need not change the rates before.
     0: ``steps``."""

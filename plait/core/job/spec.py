@@ -24,6 +24,7 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError
 from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
+from plait.core.job.amounts import tokens_of
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
@@ -52,7 +53,16 @@ TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
-_NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
+_NO_NUMBERS = (
+    "steps",
+    "tokens",
+    "eval_every",
+    "eval_batches",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "log_every",
+    "on_nan",
+)
 """Of training, what changes nothing of what a step computes."""
 TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
          "weight_decay", "weight_decay_of", "adam_betas", "adam_eps", "muon", "sgd", "clip_grad")  # fmt: skip
@@ -157,7 +167,7 @@ class Job(Section):
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
         refuse_old_keys(values)
-        return _opened(values)
+        return _opened(_budgeted(values))
 
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
@@ -313,6 +323,8 @@ class Job(Section):
 
     def _values(self) -> dict[str, Any]:
         values = self.model_dump(mode="json", exclude_none=True)
+        if self.train.tokens:  # they say how many steps there are
+            del values["train"]["steps"]
         for key in self.open:
             section, _, name = key.partition(".")
             values[section][name] = "auto"
@@ -391,6 +403,24 @@ def _refusal(values: dict[str, Any]) -> JobError | None:
     except JobError as error:
         return error
     return None
+
+
+def _budgeted(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with the steps that ``train.tokens`` are, if it is given. Raises JobError where both are."""
+    train, data = values.get("train", {}), values.get("data", {})
+    if not (isinstance(train, dict) and isinstance(data, dict) and train.get("tokens")):
+        return values
+    if "steps" in train:
+        changes: list[dict[str, Any]] = [{"train.steps": None}, {"train.tokens": None}]
+        raise JobError(f"{train['steps']} stands beside train.tokens", key="train.steps", changes=changes)
+    said = train["tokens"]
+    if isinstance(said, bool) or not isinstance(said, int | float | str):
+        return values  # of a type that is refused
+    batch = train.get("global_batch_size", TrainSection().global_batch_size)
+    sequence = data.get("sequence_length", DataSection().sequence_length)
+    if not all(isinstance(one, int) and one > 0 for one in (batch, sequence)):
+        return values  # refused where they stand
+    return {**values, "train": {**train, "steps": max(1, -(-tokens_of(said, "train.tokens") // (batch * sequence)))}}
 
 
 def _opened(values: dict[str, Any]) -> dict[str, Any]:

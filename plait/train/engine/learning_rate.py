@@ -10,34 +10,46 @@ from plait.core.job.settings import TrainSection
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to ``peak``, then down to ``floor`` at ``steps``: by half a cosine, or linearly over the
-    last ``decay`` steps after a stable phase (WSD: Hu 2024, arXiv 2404.06395)."""
+    """Linear warm-up to ``peak``, then as ``style`` says (``train.lr_decay_style``), to ``floor`` at
+    ``steps``. decay: steps of the last phase of ``wsd`` (Hu 2024, arXiv 2404.06395)."""
 
     peak: float
     floor: float
     warmup: int
     steps: int
-    decay: int | None = None
+    style: str = "cosine"
+    decay: int = 1
 
     @staticmethod
     def of(train: TrainSection) -> LearningRate:
         """As a job has it."""
         steps = train.lr_decay_steps or train.steps
-        decay = (train.lr_wsd_decay_steps or max(1, steps // 10)) if train.lr_decay_style == "wsd" else None
         return LearningRate(
             peak=train.learning_rate,
             floor=train.min_learning_rate,
             warmup=train.warmup_steps,
             steps=steps,
-            decay=decay,
+            style=train.lr_decay_style,
+            decay=train.lr_wsd_decay_steps or max(1, steps // 10),
         )
 
     def __call__(self, step: int) -> float:
         """The rate of update number ``step``, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        if self.decay is not None:
-            left = min(1.0, max(0.0, (self.steps - step) / self.decay))
-            return self.floor + (self.peak - self.floor) * left
+        if self.style == "inverse-square-root":  # continues the warm-up, as Megatron-LM has it
+            return max(self.floor, self.peak * math.sqrt(max(1, self.warmup) / max(1, self.warmup, step + 1)))
+        return self.floor + (self.peak - self.floor) * self._left(step)
+
+    def _left(self, step: int) -> float:
+        """Share of the way from the floor to the peak."""
         progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        match self.style:
+            case "constant":
+                return 1.0
+            case "linear":
+                return 1.0 - progress
+            case "wsd":
+                return min(1.0, max(0.0, (self.steps - step) / self.decay))
+            case _:
+                return 0.5 * (1 + math.cos(math.pi * progress))

@@ -325,7 +325,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"preset": "gpt3-125m"},
     "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
              "eval_fraction": 0.02},
-    "train": {"steps": 300, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
+    "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
               "lr_wsd_decay_steps": 0, "optimizer": "adamw", "weight_decay": 0.1, "weight_decay_of": {},
               "muon": {"momentum": 0.95, "nesterov": True, "adjust_lr": "match_rms_adamw", "precision": "bf16",
@@ -376,3 +376,16 @@ def test_slack_that_is_not_given_is_measured(strategy: dict[str, Any], measures:
 )
 def test_sharding_is_tuned_where_it_is_asked_for(overlap: Any, tunes: bool) -> None:
     assert made(strategy={"overlap": overlap}).tunes_sharding == tunes
+
+
+def test_tokens_say_how_many_steps_there_are() -> None:
+    train: dict[str, Any] = {"global_batch_size": 4, "tokens": "1M"}
+    job = made(train=train, data={"sequence_length": 250}, strategy={})
+    assert job.train.steps == 1000
+    assert Job.from_dict(job.to_dict()) == job
+    assert job.changed(["train.tokens=2e6"]).train.steps == 2000
+    assert made(train=train | {"tokens": 1001}, data={"sequence_length": 250}).train.steps == 2
+    with pytest.raises(JobError, match=r"train\.steps: 7 stands beside train\.tokens"):
+        made(train=train | {"steps": 7})
+    with pytest.raises(JobError, match=r"train\.tokens: 'many' is no count"):
+        made(train=train | {"tokens": "many"})

@@ -171,5 +171,18 @@ def test_learning_rate(step: int, rate: float) -> None:
     ("step", "rate"), [(4, 0.5), (10, 1.0), (89, 1.0), (90, 1.0), (100, 0.6), (110, 0.2), (500, 0.2)]
 )
 def test_warm_up_stable_decay(step: int, rate: float) -> None:
-    schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110, decay=20)
+    schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110, style="wsd", decay=20)
+    assert schedule(step) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("style", "step", "rate"),
+    [
+        ("constant", 9, 1.0), ("constant", 109, 1.0), ("linear", 10, 1.0), ("linear", 60, 0.6), ("linear", 110, 0.2),
+        ("linear", 500, 0.2), ("inverse-square-root", 9, 1.0), ("inverse-square-root", 39, 0.5),
+        ("inverse-square-root", 10_000, 0.2),
+    ],
+)  # fmt: skip
+def test_other_schedules(style: str, step: int, rate: float) -> None:
+    schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110, style=style)
     assert schedule(step) == pytest.approx(rate)
