@@ -65,7 +65,8 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
     assert plan.job
     changes = {
         "train.tokens": 0, "train.steps": STEPS, "train.warmup_steps": 0, "train.lr_decay_steps": 0,
-        "train.lr_wsd_decay_steps": 0, "train.eval_every": 0, "train.checkpoint_every": 0, "train.log_every": STEPS, "run.timeline_steps": 0,
+        "train.lr_wsd_decay_steps": 0, "train.eval_every": 0, "train.checkpoint_every": 0, "train.log_every": STEPS,
+        "run.timeline_steps": 0,
         "run.restarts": 0,
     }  # fmt: skip
     names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]

@@ -179,6 +179,7 @@ class Session:
         if restored.state.get("data") != self.feed.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
+        self.feed = self.feed.going_on(step, restored.state.get("position"))
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))
         self.recorder.begins(step)
         if self.part.shards:
@@ -248,7 +249,7 @@ class Session:
         elif self.memory and not skipping and done % self.job.run.memory_every == 0 and not last and not asked:
             self.control.doing(f"copying the state after step {done}", step=done)
             check_state(self.optimizer, self.part.groups, done)
-            self.memory.keep(done, self.optimizer.state(), self._state())
+            self.memory.keep(done, self.optimizer.state(), self._state(done))
             if problem := self.memory.failure:
                 self.report.warn(
                     f"warning: the state after step {done} is not in memory ({problem}). Training goes on."
@@ -291,7 +292,7 @@ class Session:
             )
         finite = not self.optimizer.skipped_in_a_row
         with self.recorder.during(RecordKind.CHECKPOINT, "checkpoint", step=done - 1):
-            self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=wait, prune=finite)
+            self.checkpoints.save(done, self.optimizer.state(), self._state(done), wait=wait, prune=finite)
         self._doubtful = done
 
     def _where_to_go_on(self) -> str:
@@ -308,6 +309,6 @@ class Session:
             return f"{aside}The last good checkpoint is that of step {newest}."
         return f"{aside}There is no checkpoint {'before it' if aside else 'yet'}; the next start begins anew."
 
-    def _state(self) -> dict[str, Any]:
-        skipped = self.optimizer.skipped  # updates are counted without them
-        return {"data": self.feed.identity, "plan": self.part.plan.key, "skipped": skipped}
+    def _state(self, done: int) -> dict[str, Any]:
+        skipped, position = self.optimizer.skipped, self.feed.position(done)  # updates are counted without those
+        return {"data": self.feed.identity, "position": position, "plan": self.part.plan.key, "skipped": skipped}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
 from plait.core.job.renamed import refuse_old_keys
+from plait.core.job.resuming import Change, effect_of, leaves
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
     PLANNABLE,
@@ -53,40 +53,6 @@ TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
-_NO_NUMBERS = (
-    "steps",
-    "tokens",
-    "eval_every",
-    "eval_batches",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "log_every",
-    "on_nan",
-)
-"""Of training, what changes nothing of what a step computes."""
-TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
-         "weight_decay", "weight_decay_of", "adam_betas", "adam_eps", "muon", "sgd", "clip_grad")  # fmt: skip
-"""Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
-and in the same time."""
-_TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A setting that is another than before. allowed: it may be, when a run goes on.
-
-    >>> str(Change("train.clip_grad", 1.0, 0.5, True))
-    'train.clip_grad was 1.0 and is 0.5'
-    """
-
-    key: str
-    before: Any
-    now: Any
-    allowed: bool
-
-    def __str__(self) -> str:
-        before, now = ("not set" if value is None else shown(value) for value in (self.before, self.now))
-        return f"{self.key} was {before} and is {now}"
 
 
 class Job(Section):
@@ -343,15 +309,14 @@ class Job(Section):
     @property
     def _fixed(self) -> dict[str, Any]:
         """By key, what stays the same as long as a run does: model, data, and how its state is shaped."""
-        return {key: value for key, value in self._numbers.items() if key not in _TUNED_KEYS}
+        return {key: value for key, value in self._numbers.items() if effect_of(key) == "refused"}
 
     @property
     def _numbers(self) -> dict[str, Any]:
         """By key, everything that decides the numbers a run computes."""
         values = self.to_dict()
-        named = {f"{section}.{key}": value for section in ("model", "data", "train")
-                 for key, value in values[section].items()}  # fmt: skip
-        return {key: value for key, value in named.items() if key.removeprefix("train.") not in _NO_NUMBERS}
+        named = [one for section in ("model", "data", "train") for one in leaves(values[section], section)]
+        return {key: value for key, value in named if effect_of(key) != "at once"}
 
     @property
     def fingerprint(self) -> str:
@@ -363,7 +328,7 @@ class Job(Section):
         """What decides numbers, and is another than in ``old``; what may not be comes first."""
         now, before = self._numbers, old._numbers
         found = [
-            Change(key, before.get(key), now.get(key), key in _TUNED_KEYS)
+            Change(key, before.get(key), now.get(key), effect_of(key) != "refused")
             for key in {**now, **before}
             if before.get(key) != now.get(key)
         ]
@@ -407,19 +372,18 @@ def _refusal(values: dict[str, Any]) -> JobError | None:
 
 def _budgeted(values: dict[str, Any]) -> dict[str, Any]:
     """``values`` with the steps that ``train.tokens`` are, if it is given. Raises JobError where both are."""
-    train, data = values.get("train", {}), values.get("data", {})
-    if not (isinstance(train, dict) and isinstance(data, dict) and train.get("tokens")):
+    tables: list[Any] = [values.get(name, {}) for name in ("train", "data")]
+    if not all(isinstance(table, dict) for table in tables) or not tables[0].get("tokens"):
         return values
+    train, data = tables
     if "steps" in train:
         changes: list[dict[str, Any]] = [{"train.steps": None}, {"train.tokens": None}]
         raise JobError(f"{train['steps']} stands beside train.tokens", key="train.steps", changes=changes)
-    said = train["tokens"]
-    if isinstance(said, bool) or not isinstance(said, int | float | str):
-        return values  # of a type that is refused
-    batch = train.get("global_batch_size", TrainSection().global_batch_size)
-    sequence = data.get("sequence_length", DataSection().sequence_length)
-    if not all(isinstance(one, int) and one > 0 for one in (batch, sequence)):
-        return values  # refused where they stand
+    said: Any = train["tokens"]
+    batch: Any = train.get("global_batch_size", TrainSection().global_batch_size)
+    sequence: Any = data.get("sequence_length", DataSection().sequence_length)
+    if isinstance(said, bool | dict | list) or not all(isinstance(one, int) and one > 0 for one in (batch, sequence)):
+        return values  # of a type that is refused where it stands
     return {**values, "train": {**train, "steps": max(1, -(-tokens_of(said, "train.tokens") // (batch * sequence)))}}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,20 +25,31 @@ def every(size: int) -> slice:
 @dataclass(frozen=True)
 class Feed:
     """The same stream on every rank, of which each reads its own rows; ``Part.cut`` takes its tokens of
-    them."""
+    them. ahead: sequences by which steps are further in the stream than batches of this size would be, since
+    earlier ones had another."""
 
     job: Job
     stream: Stream
+    ahead: int = 0
 
     @property
     def identity(self) -> str:
         """A hash of all that decides which sequences come in which order."""
         return self.stream.train.identity
 
+    def position(self, step: int) -> int:
+        """Sequences that the steps before this one have used up."""
+        return step * self.stream.train.batch + self.ahead
+
+    def going_on(self, step: int, position: int | None) -> Feed:
+        """The same, of which ``step`` begins at a position; of None, as if all batches had this size."""
+        batch = self.stream.train.batch
+        return replace(self, ahead=0 if position is None else position - step * batch)
+
     def step(self, number: int, rows: Rows = every) -> list[MicroBatch]:
         """Of one optimizer step, counted from 0."""
         train, size = self.stream.train, self.job.micro_batch
-        samples = torch.from_numpy(train.sample_ids(number))
+        samples = torch.from_numpy(train.sample_ids(number) + self.ahead)
         found: list[MicroBatch] = []
         for each in samples.split(size):
             own = each[rows(len(each))]

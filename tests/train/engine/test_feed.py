@@ -78,3 +78,15 @@ def test_a_rank_reads_no_more_than_its_rows(corpus: Corpus, monkeypatch: pytest.
     monkeypatch.setattr(Batches, "take", lambda self, start, count: read.append(count) or take(self, start, count))
     feed.step(3, lambda size: slice(size // 2, size))
     assert read == [2, 2, 2]
+
+
+def test_a_batch_of_another_size_goes_on_after_the_last_sequence(corpus: Corpus) -> None:
+    """Three steps of four, two of six, then one of two: no sequence is left out, none comes twice."""
+    seen, step, position = list[int](), 0, None
+    for batch, count in ((4, 3), (6, 2), (2, 1)):
+        feed = feed_of(corpus, batch, 2, 0).going_on(step, position)
+        for number in range(step, step + count):
+            seen += [int(sample) for one in feed.step(number) for sample in one.samples]
+        step += count
+        position = feed.position(step)
+    assert seen == list(range(4 * 3 + 6 * 2 + 2)) and position == len(seen)

@@ -35,7 +35,7 @@ class Opened:
         return NullWire(len(ranks))
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> list[tuple[int, ...]]:
+def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, optimizer: str = "adamw") -> list[tuple[int, ...]]:
     """The groups of a rank of pp 4, tp 8, cp 2 and the rest dp, sharded over 8, in the order of opening."""
     layout = Layout.of(pp=4, dp=world // 64, cp=2, tp=8)
     sharding = Sharding(params=2, grads=2, optim=2)
@@ -43,7 +43,10 @@ def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> list[tuple
         "layout": layout, "shardings": [sharding] * 4, "schedule": generate("1f1b", Shape(ranks=4, micro_batches=4)),
     }  # fmt: skip
     plan: Any = SimpleNamespace(
-        **of, sequence_cut=SequenceCut(cp=2, ring=2), tie=lambda rank: tie_of(rank, model=MODEL, **of)
+        **of,
+        workload=SimpleNamespace(optimizer=optimizer),
+        sequence_cut=SequenceCut(cp=2, ring=2),
+        tie=lambda rank: tie_of(rank, model=MODEL, **of),
     )
     found = Opened()
     monkeypatch.setattr(groups, "open_wire", found)
@@ -61,8 +64,12 @@ def test_a_rank_opens_its_own_groups_and_as_many_in_any_world(monkeypatch: pytes
         assert len(found) == 3 + (world > 64) + (rank < world // 4 or rank >= world - world // 4)
 
 
-def test_ranks_that_share_groups_open_them_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = [opened(monkeypatch, rank, 128) for rank in range(128)]
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_ranks_that_share_groups_open_them_in_one_order(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    every = [opened(monkeypatch, rank, 128, optimizer) for rank in range(128)]
+    assert max(len(group) for found in every for group in found if len(group) < 128) == (
+        32 if optimizer == "muon" else 8
+    )
     for first in every:
         for second in every[::7]:
             shared = [group for group in first if group in second]

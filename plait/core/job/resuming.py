@@ -1,0 +1,91 @@
+"""What becomes of a setting that is another when a run goes on: a row for every key of [train] and
+[strategy]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from plait.core.base.numbers import shown
+
+Effect = Literal["at once", "noted", "another shape", "refused"]
+"""``at once``: it changes no number of a step. ``noted``: later steps compute other numbers from the same
+state; a line says so, and so does the run's history. ``another shape``: the run is planned anew, and goes on
+with the same numbers but for rounding. ``refused``: with its key and both values."""
+
+TRAIN: Mapping[str, Effect] = {
+    "steps": "at once",
+    "tokens": "at once",
+    "global_batch_size": "noted",
+    "micro_batch_size": "noted",
+    "learning_rate": "noted",
+    "min_learning_rate": "noted",
+    "warmup_steps": "noted",
+    "lr_decay_style": "noted",
+    "lr_decay_steps": "noted",
+    "lr_wsd_decay_steps": "noted",
+    "optimizer": "refused",
+    "muon": "noted",
+    "sgd": "noted",
+    "weight_decay": "noted",
+    "weight_decay_of": "noted",
+    "adam_betas": "noted",
+    "adam_eps": "noted",
+    "clip_grad": "noted",
+    "precision": "refused",
+    "on_nan": "at once",
+    "seed": "refused",
+    "eval_every": "at once",
+    "eval_batches": "at once",
+    "checkpoint_every": "at once",
+    "keep_checkpoints": "at once",
+    "log_every": "at once",
+    "init_from": "refused",
+}
+"""Of [train]. A batch of another size begins with the sequence after the last that was trained on."""
+STRATEGY: Effect = "another shape"
+"""Of every key of [strategy]."""
+OTHERS: Mapping[str, Effect] = {"model": "refused", "data": "refused"}
+"""Of tables whose keys are all alike; those that are not here are about where a run is, not what it
+computes."""
+
+
+def effect_of(key: str) -> Effect:
+    """Of ``section.key``, or of a key within that.
+
+    >>> [effect_of(key) for key in ("train.muon.momentum", "model.hidden", "strategy.tp", "run.name")]
+    ['noted', 'refused', 'another shape', 'at once']
+    """
+    section, _, name = key.partition(".")
+    if section == "train":
+        return TRAIN[name.partition(".")[0]]
+    return STRATEGY if section == "strategy" else OTHERS.get(section, "at once")
+
+
+def leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """The values of nested tables, each by its key with dots."""
+    for name, value in table.items():
+        key, inner = f"{prefix}.{name}", cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+        if inner and not any("." in one for one in inner):
+            yield from leaves(inner, key)
+        else:
+            yield key, value
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is another than before. allowed: it may be, when a run goes on.
+
+    >>> str(Change("train.clip_grad", 1.0, 0.5, True))
+    'train.clip_grad was 1.0 and is 0.5'
+    """
+
+    key: str
+    before: Any
+    now: Any
+    allowed: bool
+
+    def __str__(self) -> str:
+        before, now = ("not set" if value is None else shown(value) for value in (self.before, self.now))
+        return f"{self.key} was {before} and is {now}"
