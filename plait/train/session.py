@@ -177,7 +177,7 @@ class Session:
             self.report.say(f"warning: {warning}")
         step = restored.step
         if restored.state.get("data") != self.feed.identity:
-            sources = ", ".join(self.job.data.sources)
+            sources = ", ".join(self.job.data.texts)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
         self.feed = self.feed.going_on(step, restored.state.get("position"))
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))

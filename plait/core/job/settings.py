@@ -33,8 +33,11 @@ class DataSection(Section):
     """What to train on."""
 
     text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
-    """Files and folders of plain text in UTF-8, or ``python-stdlib``, the source of Python's standard
+    """Files and folders: text and source files, ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` (each also in gzip,
+    xz, zstd or bzip2), ``.parquet``, ``.arrow``. Or ``python-stdlib``, the source of Python's standard
     library, which is always there."""
+    text_key: str = "text"
+    """The key or column that holds the text of a row, in JSON, CSV, Parquet and Arrow."""
     pattern: str = "*"
     """Which files of a folder."""
     tokenizer: str = BYTES
@@ -47,7 +50,7 @@ class DataSection(Section):
     """Seed of the order of sequences."""
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def texts(self) -> tuple[str, ...]:
         """``text`` as a list."""
         return (self.text,) if isinstance(self.text, str) else self.text
 

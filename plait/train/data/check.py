@@ -13,9 +13,11 @@ from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
-from plait.train.data.documents import documents, source_fingerprint
-from plait.train.data.kinds import look_at
+from plait.train.data.documents import Reading, documents, source_fingerprint
+from plait.train.data.in_place import dealt
+from plait.train.data.kinds import IN_PLACE, kind_of_file, look_at
 from plait.train.data.sources import SourceFile, find_files
+from plait.train.data.token_files import open_tokens
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
 
 LOOK = 64 << 20
@@ -40,7 +42,7 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
         tokenizer = load_tokenizer(data.tokenizer)
     with _of("data.text"):
         real = Path(os.path.realpath(out.expanduser()))
-        files = find_files(data.sources, data.pattern, leave_out=real, over=over)
+        files = find_files(data.texts, data.pattern, leave_out=real, over=over)
     if train.eval_every and not data.eval_fraction:
         fix = "Set a fraction such as 0.02, or train.eval_every = 0"
         raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
@@ -49,7 +51,7 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     counted = _Count(files, tokenizer, data, needed)
     with _of("data.text"):
         if not counted.of_index(out):
-            over.add(look_at(files, MOST_FILES))
+            counted.formats = look_at(files, MOST_FILES)
         if not counted.enough:
             counted.by_reading()
     if counted.complete:
@@ -79,6 +81,7 @@ class _Count:
         self.lowest = 1.0
         """Of the places of the documents that are for training."""
         self.complete = False
+        self.formats = Counter[str]()
 
     @property
     def enough(self) -> bool:
@@ -94,7 +97,7 @@ class _Count:
             index = Index.read(out / INDEX_FILE)
         except DataError:
             return False
-        source = source_fingerprint(self.files, self.data.eval_fraction)
+        source = source_fingerprint(self.files, self.data.eval_fraction, text_key=self.data.text_key)
         if (index.tokenizer, index.source) != (self.tokenizer.fingerprint, source):
             return False
         for split in SPLITS:
@@ -105,8 +108,12 @@ class _Count:
         """Read documents until there are enough."""
         self.tokens.clear()
         self.documents.clear()
+        if self.formats.keys() & IN_PLACE:
+            self._by_looking_through()
+            return
         read, last = 0, None
-        for document in (document for file in self.files for document in documents(file)):
+        reading = Reading(self.data.text_key)
+        for document in (document for file in self.files for document in documents(file, reading)):
             split = document.split(self.data.eval_fraction)
             if last is not None and (document.offset == 0 or split != last):
                 self.tokens[last] += 1  # end-of-text
@@ -121,6 +128,18 @@ class _Count:
                 return
         if last is not None:
             self.tokens[last] += 1
+        self.complete = True
+
+    def _by_looking_through(self) -> None:
+        """Count token files of others, as far as is needed."""
+        for file in self.files:
+            tokens = open_tokens(file, kind_of_file(file).format, "", self.tokenizer.end_of_text)
+            for document in tokens.documents:
+                for side, parts in dealt(tokens.array, document, self.data.eval_fraction):
+                    self.tokens[side] += sum(count for _, count in parts)
+                    self.documents[side] += 1
+                if self.enough:
+                    return
         self.complete = True
 
 

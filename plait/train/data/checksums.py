@@ -10,6 +10,7 @@ a disk changes by itself in a large corpus, behind the file system's back, is fo
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from plait.core.base.codec.json_text import read_table
@@ -51,8 +52,16 @@ def remember(corpus: Corpus, stamps: dict[str, Stamp] | None = None) -> None:
 
 
 def _stamps(corpus: Corpus) -> dict[str, Stamp]:
-    found = {shard.file: (corpus.folder / shard.file).stat() for shard in corpus.index.shards}
+    found = {file: status for file in corpus.index.files if (status := _status(corpus.folder / file))}
     return {file: [status.st_size, status.st_mtime_ns, status.st_ino] for file, status in found.items()}
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """None for a split without documents, which has no file of ends."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _remembered(folder: Path) -> dict[str, object]:

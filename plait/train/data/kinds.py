@@ -1,15 +1,18 @@
-"""What a source file is: plain text, or something that is no corpus and is refused by its name.
+"""What a source file is: a format that is read, or something that is no corpus and is refused by its name.
 
 | file | what becomes of it |
 |---|---|
 | UTF-8 text, any ending that is not listed here | read |
 | a few bytes that are zero or not UTF-8 (up to ``MOST_UNDECODABLE`` of a file) | read, counted |
-| JSON lines, JSON, CSV, Parquet, Arrow, token files, compressed text | refused: not read yet |
+| ``.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow`` | read: ``plait.train.data.rows`` |
+| the first four and text, in gzip, xz, zstd or bzip2 (``.jsonl.gz``) | read |
+| ``.bin`` with an ``.idx`` beside it (Megatron), ``.npy`` | tokens, read in place (``token_files``) |
 | archives, crawls (WARC), notebooks, pictures, programs, databases, pickles, weights | refused by name |
 | pointers of Git LFS | refused, with what to do |
 | UTF-16, UTF-32, other encodings, random bytes, numbers, files filled with zeros | refused, with the share |
+| a file whose content is one format and whose ending is another's | refused, with its proper name |
 
-A kind is told by the bytes that a file begins with and, where these say nothing, by its ending.
+A file without an ending is what its content is. So nothing is trained on as text that is not text.
 """
 
 from __future__ import annotations
@@ -18,37 +21,43 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
+from plait.train.data.compressed import BZIP2, COMPRESSED, GZIP, XZ, ZSTD, opened
 from plait.train.data.sources import SourceFile
+from plait.train.data.utf8 import number_width, too_many, undecodable, whole_characters
 
-MOST_UNDECODABLE = 0.01
-"""Share of a file's bytes that may be zero or no UTF-8."""
-UNDECODABLE = "bytes that are zero or not UTF-8: the byte tokenizer keeps them, others read U+FFFD or U+0000"
+TEXT, JSON_LINES, JSON, CSV, TSV = "text", "JSON lines", "JSON", "CSV", "TSV"
+PARQUET, ARROW, ARROW_STREAM = "Parquet", "Arrow", "Arrow stream"
+MEGATRON, NUMPY, TOKENS = "Megatron", "NumPy", "tokens"
+PLAIN = (TEXT, JSON_LINES, JSON, CSV, TSV)
+"""Formats whose files are text."""
+IN_PLACE = (MEGATRON, NUMPY, TOKENS)
+"""Formats of token ids."""
+FORMATS = (*PLAIN, PARQUET, ARROW, ARROW_STREAM, *IN_PLACE)
 BLOCK = 64 << 10
 """Bytes that are read of a file's beginning, middle and end."""
 _LINE = 1 << 20
 """Bytes up to which a line is read to see whether it is JSON."""
-_YET = "Plait does not read this format yet"
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"\x1f\x8b", f"gzip; {_YET}"),
-    (0, b"\x28\xb5\x2f\xfd", f"zstd; {_YET}"),
-    (0, b"\xfd7zXZ\x00", f"xz; {_YET}"),
+    (0, b"\x1f\x8b", GZIP),
+    (0, b"\x28\xb5\x2f\xfd", ZSTD),
+    (0, b"\xfd7zXZ\x00", XZ),
     (0, b"\x04\x22\x4d\x18", "lz4"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-zip archive"),
     (0, b"Rar!\x1a\x07", "a RAR archive"),
     (0, b"PK\x03\x04", "a zip archive (also .docx, .xlsx, .npz, .pt, .whl)"),
     (0, b"PK\x05\x06", "a zip archive"),
     (257, b"ustar", "a tar archive"),
-    (0, b"PAR1", f"Parquet; {_YET}"),
-    (0, b"ARROW1", f"Arrow; {_YET}"),
-    (0, b"\xff\xff\xff\xff", f"an Arrow stream; {_YET}"),
-    (0, b"FEA1", f"Feather; {_YET}"),
+    (0, b"PAR1", PARQUET),
+    (0, b"ARROW1", ARROW),
+    (0, b"\xff\xff\xff\xff", ARROW_STREAM),
+    (0, b"FEA1", "Feather of version 1; write it anew as Arrow or Parquet"),
     (0, b"Obj\x01", "Avro"),
-    (0, b"MMIDIDX\x00\x00", f"an index of Megatron's tokens; {_YET}"),
-    (0, b"\x93NUMPY", f"a NumPy array; {_YET}"),
+    (0, b"MMIDIDX\x00\x00", MEGATRON),
+    (0, b"\x93NUMPY", NUMPY),
     (0, b"\x89HDF\r\n\x1a\n", "HDF5"),
     (0, b"GGUF", "GGUF weights"),
     (0, b"SQLite format 3\x00", "an SQLite database"),
@@ -70,25 +79,31 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 )
 """Where, which bytes, and what they say."""
 _PATTERNS: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"BZh[1-9]1AY&SY"), f"bzip2; {_YET}"),
+    (re.compile(rb"BZh[1-9]1AY&SY"), BZIP2),
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle of Python"),
     (re.compile(rb"[\s\S]{5}\x00{3}\{"), "safetensors weights"),
-    (re.compile(rb"WARC/[0-9.]+\r?\n"), f"WARC, pages of a crawl; {_YET}"),
-    (re.compile(rb"filedesc://"), f"ARC, pages of a crawl; {_YET}"),
+    (re.compile(rb"WARC/[0-9.]+\r?\n"), "WARC, pages of a crawl"),
+    (re.compile(rb"filedesc://"), "ARC, pages of a crawl"),
     (re.compile(rb"version https://git-lfs"), "a pointer of Git LFS, which git lfs pull replaces by the file"),
-    (re.compile(rb"\s*\[\s*\{\s*\"[^\"]*\"\s*:"), f"JSON; {_YET}"),
+    (re.compile(rb"\s*\[\s*\{\s*\"[^\"]*\"\s*:"), JSON),
 )
 _ENDINGS = {
-    **dict.fromkeys((".jsonl", ".ndjson"), f"JSON lines; {_YET}"),
-    ".json": f"JSON; {_YET}",
-    ".ipynb": f"a notebook of Jupyter, in JSON; {_YET}",
-    **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), f"pages of a crawl; {_YET}"),
-    **dict.fromkeys((".csv", ".tsv"), f"a table; {_YET}"),
-    ".parquet": f"Parquet; {_YET}",
-    **dict.fromkeys((".arrow", ".feather"), f"Arrow; {_YET}"),
-    **dict.fromkeys((".bin", ".idx"), f"a token file; {_YET}"),
-    **dict.fromkeys((".npy", ".npz"), f"NumPy arrays; {_YET}"),
-    **dict.fromkeys((".gz", ".tgz", ".zst", ".xz", ".bz2"), f"compressed; {_YET}"),
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
+    ".json": JSON,
+    ".ipynb": "a notebook of Jupyter, in JSON",
+    **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), "pages of a crawl"),
+    ".csv": CSV,
+    ".tsv": TSV,
+    **dict.fromkeys((".parquet", ".pq"), PARQUET),
+    **dict.fromkeys((".arrow", ".feather"), ARROW),
+    **dict.fromkeys((".bin", ".idx"), TOKENS),
+    ".npy": NUMPY,
+    ".npz": "several NumPy arrays",
+    ".gz": GZIP,
+    ".tgz": GZIP,
+    ".zst": ZSTD,
+    ".xz": XZ,
+    ".bz2": BZIP2,
     **dict.fromkeys((".zip", ".tar", ".7z", ".rar", ".lz4", ".lzma", ".jar", ".whl"), "an archive"),
     **dict.fromkeys((".safetensors", ".gguf", ".pt", ".pth", ".ckpt"), "weights"),
     **dict.fromkeys((".pkl", ".pickle"), "a pickle of Python"),
@@ -99,6 +114,21 @@ _ENDINGS = {
     **dict.fromkeys((".mp3", ".mp4", ".wav", ".flac", ".ogg", ".mkv", ".avi"), "sound or film"),
     **dict.fromkeys((".so", ".exe", ".dll", ".dylib", ".pyc", ".class", ".wasm"), "a program"),
 }  # fmt: skip
+"""What an ending says; a file of any other is text."""
+_SAYS: dict[str, tuple[str, ...]] = {
+    JSON_LINES: (".jsonl", ".ndjson", ".json"),
+    JSON: (".json", ".jsonl"),
+    PARQUET: (".parquet", ".pq"),
+    ARROW: (".arrow", ".feather"),
+    ARROW_STREAM: (".arrow",),
+    MEGATRON: (".idx",),
+    NUMPY: (".npy",),
+    GZIP: (".gz", ".tgz"),
+    XZ: (".xz",),
+    ZSTD: (".zst",),
+    BZIP2: (".bz2",),
+}
+"""Endings that a file of such content may have."""
 _MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -108,122 +138,169 @@ _MARKS = (
 """Byte order marks."""
 
 
-def look_at(files: Sequence[SourceFile], most: int | None = None) -> PassedOver:
-    """Look at the beginning, middle and end of each file (of the first ``most``); what was counted.
+@dataclass(frozen=True)
+class Kind:
+    """What a file is: one of ``FORMATS``, and its compression, empty for none. problem: why it is refused;
+    empty if it is read."""
 
-    Raises DataError naming the first that is no text, with how many others are none and what to change.
+    format: str = TEXT
+    compression: str = ""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.format} in {self.compression}" if self.compression else self.format
+
+
+def look_at(files: Sequence[SourceFile], most: int | None = None, dtype: str = "") -> Counter[str]:
+    """Look at the beginning, middle and end of each file (of the first ``most``); how many there are of each
+    format. dtype: of bare numbers, where files are that.
+
+    Raises DataError naming the first that is not read, with how many others are not and what to change, and
+    where token files stand beside others.
     """
-    over, text, none = PassedOver(), list[SourceFile](), list[tuple[SourceFile, str]]()
+    counts, read, none = Counter[str](), list[SourceFile](), list[tuple[SourceFile, str]]()
     for file in files[:most]:
         if not file.bytes:
             continue
-        try:
-            blocks = _blocks(file)
-        except OSError as error:
-            raise DataError(
-                f"{file.path}: cannot read this source file: {error.strerror}; repair or remove it"
-            ) from error
-        if problem := kind_of_text(file.name, b"".join(blocks[:1])) or _undecodable(blocks, over, file.path):
-            none.append((file, problem))
+        kind = kind_of_file(file, dtype)
+        if kind.problem:
+            none.append((file, kind.problem))
         else:
-            text.append(file)
+            read.append(file)
+            counts[kind.format] += 1
     if none:
-        raise DataError(_told(none, text))
-    return over
+        raise DataError(_told(none, read))
+    in_place = [format for format in counts if format in IN_PLACE]
+    if in_place and len(in_place) < len(counts):
+        others = ", ".join(format for format in counts if format not in IN_PLACE)
+        raise DataError(
+            f"{read[0].path} and others: a source has token files ({in_place[0]}) and other files ({others}); name "
+            "them apart in data.sources, or choose one with data.pattern"
+        )
+    return counts
 
 
-def kind_of_text(name: str, begin: bytes) -> str:
-    """What a file of this name that begins so is, in place of text; empty for text.
+def kind_of_file(file: SourceFile, dtype: str = "") -> Kind:
+    """What a file is, by its name and what it holds at its beginning, middle and end. Raises DataError for
+    one that cannot be read."""
+    try:
+        blocks = _blocks(file)
+        if dtype:
+            found = _content(blocks[0])
+            return (
+                Kind(problem=f"is {found} by its content, no bare numbers; leave dtype out") if found else Kind(TOKENS)
+            )
+        kind = kind_of(file.name, blocks[0] if blocks else b"", beside=_beside(file.path))
+        if kind.problem:
+            return kind
+        if kind.compression:
+            return _inside(file, kind)
+    except OSError as error:
+        raise DataError(f"{file.path}: cannot read this source file: {error.strerror}; repair or remove it") from error
+    if kind.format in PLAIN and (problem := _undecodable(blocks)):
+        return Kind(problem=problem)
+    return kind
 
-    >>> kind_of_text("a.txt", b"\\x1f\\x8b\\x08")
-    'is gzip; Plait does not read this format yet'
-    >>> kind_of_text("a.txt", b"text with {braces}")
-    ''
+
+def _inside(file: SourceFile, outer: Kind) -> Kind:
+    """What a compressed file holds."""
+    name = _without_ending(file.name)
+    try:
+        with opened(file.path, outer.compression) as stream:
+            begin = stream.read(_LINE)
+    except DataError as error:
+        return Kind(problem=str(error).removeprefix(f"{file.path}: "))
+    inner = kind_of(name, begin)
+    if not inner.problem and (inner.compression or inner.format not in PLAIN):
+        return Kind(problem=f"is {inner.compression or inner.format} in {outer.compression}; decompress it")
+    if not inner.problem and begin and (problem := _undecodable([begin])):
+        inner = Kind(problem=problem)
+    if inner.problem:
+        return Kind(problem=f"is {outer.compression}, and what it holds {inner.problem}")
+    return Kind(inner.format, outer.compression)
+
+
+def kind_of(name: str, begin: bytes, *, beside: str = "") -> Kind:
+    """What a file of this name that begins so is. beside: its Megatron index (``.idx``), for a ``.bin``.
+
+    >>> kind_of("a.txt", b"\\x1f\\x8b\\x08").problem
+    'is gzip by its content, and its ending is .txt; name it a.txt.gz'
+    >>> kind_of("a.jsonl.gz", b"\\x1f\\x8b\\x08")
+    Kind(format='JSON lines', compression='gzip', problem='')
+    >>> kind_of("a.txt", b"text with {braces}")
+    Kind(format='text', compression='', problem='')
     """
     for mark, encoding in _MARKS:
         if begin.startswith(mark):
-            return f"is text in {encoding}; write it anew as UTF-8 (iconv -f {encoding} -t UTF-8)"
-    plain = not undecodable(_whole_characters(begin))  # may begin with a format's letters
+            return Kind(problem=f"is text in {encoding}; write it anew as UTF-8 (iconv -f {encoding} -t UTF-8)")
+    ending = ending_of(name)
+    says, found = _ENDINGS.get(ending, ""), _content(begin)
+    if found and found not in (*FORMATS, *COMPRESSED):
+        return Kind(problem=f"is {found}")
+    if says and says not in (*FORMATS, *COMPRESSED):
+        return Kind(problem=f"is, by its ending {ending}, {says}")
+    if found and ending and ending not in _SAYS[found]:
+        better = name + _SAYS[found][0] if found in COMPRESSED else str(Path(name).with_suffix(_SAYS[found][0]))
+        return Kind(problem=f"is {found} by its content, and its ending is {ending}; name it {Path(better).name}")
+    if found in COMPRESSED:
+        return Kind(_ENDINGS.get(ending_of(_without_ending(name)), TEXT), found)
+    if found:
+        return Kind(found)
+    if says == TOKENS:
+        return Kind(MEGATRON) if beside else Kind(problem=_RAW.format(ending=ending))
+    if says and says not in PLAIN:
+        return Kind(problem=f"is, by its ending {ending}, {says}, and does not begin as {says} does")
+    return Kind(says or TEXT)
+
+
+_RAW = (
+    "is, by its ending {ending}, a token file, with no index (.idx) of Megatron beside it; if it is bare numbers, say "
+    'which in data.sources = [{{ path = "...", dtype = "uint16" }}]'
+)
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name, in small letters, without a number of its part.
+
+    >>> ending_of("a.JSONL"), ending_of("b.jsonl-00000-of-00010"), ending_of("part-00000")
+    ('.jsonl', '.jsonl', '')
+    """
+    suffix = Path(name).suffix.lower()
+    known = re.match(r"(\.[a-z0-9]+)[-_][-_0-9of]+$", suffix)
+    return known[1] if known and known[1] in _ENDINGS else suffix
+
+
+def _without_ending(name: str) -> str:
+    path = Path(name)
+    return str(path.with_suffix(".tar")) if path.suffix.lower() == ".tgz" else str(path.with_suffix(""))
+
+
+def _content(begin: bytes) -> str:
+    """What bytes say that a file begins with; empty where they say nothing: text, or anything."""
+    plain = not undecodable(whole_characters(begin))  # may begin with a format's letters
     for at, magic, kind in _MAGIC:
         if begin[at:].startswith(magic) and not (plain and magic.isascii() and magic != b"%PDF-"):
-            return f"is {kind}"
+            return kind
     if found := next((kind for pattern, kind in _PATTERNS if pattern.match(begin)), ""):
-        return f"is {found}"
-    ending = Path(name).suffix.lower()
-    if ending in _ENDINGS:
-        return f"is, by its ending {ending}, {_ENDINGS[ending]}"
-    return f"is JSON lines; {_YET}" if _is_json_lines(begin) else ""
+        return found
+    return JSON_LINES if _is_json_lines(begin) else ""
 
 
-def undecodable(text: bytes) -> int:
-    """Bytes of a whole text that are zero, which no text has, or not UTF-8.
-
-    >>> undecodable("é".encode()), undecodable("é".encode("latin-1")), undecodable(b"cut off\\0\\0")
-    (0, 1, 2)
-    """
-    zeros = text.count(0)
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return zeros + len(text) - len(text.decode(errors="ignore").encode())
-    return zeros
-
-
-def too_many(count: int, zeros: int, size: int) -> str:
-    """What is wrong with a file of which ``count`` of ``size`` bytes are not UTF-8 or zero, ``zeros`` of them
-    zero; empty if it passes."""
-    if count <= size * MOST_UNDECODABLE:
+def _beside(path: Path) -> str:
+    """The index of Megatron beside a ``.bin``; empty where there is none."""
+    if path.suffix != ".bin" or not (index := path.with_suffix(".idx")).is_file():
         return ""
-    if 2 * zeros > count:
-        return (
-            f"is no text: {zeros / size:.1%} of its bytes are zero, at most {MOST_UNDECODABLE:.0%} may be; take them "
-            "out (tr -d '\\000'), if it is a log that was cut off"
-        )
-    return (
-        f"is no text in UTF-8: {count / size:.1%} of its bytes are none, at most {MOST_UNDECODABLE:.0%} may be; write "
-        "it anew as UTF-8 (iconv -f ENCODING -t UTF-8), if it is text in another encoding"
-    )
+    with open(index, "rb") as stream:
+        return str(index) if _content(stream.read(9)) == MEGATRON else ""
 
 
-class Decodable:
-    """Counts, file by file as their documents come, what is zero or not UTF-8. Raises DataError after a file
-    that has too much of it."""
-
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self.over = PassedOver()
-        self._files = iter([file for file in files if file.bytes])
-        self._file: SourceFile | None = None
-        self._size = self._count = self._zeros = 0
-
-    def add(self, text: bytes, *, begins: bool) -> None:
-        """The next document; begins: of the next file."""
-        if begins:
-            self.end()
-            self._file, self._size, self._count, self._zeros = next(self._files, None), 0, 0, 0
-        self._size, self._count = self._size + len(text), self._count + undecodable(text)
-        self._zeros += text.count(0)
-
-    def end(self) -> None:
-        """No more of this file."""
-        if self._file is None:
-            return
-        if problem := too_many(self._count, self._zeros, self._size):
-            raise DataError(_told([(self._file, problem)], ()))
-        self.over.note(UNDECODABLE, str(self._file.path), self._count)
-        self._file = None
-
-
-def _undecodable(blocks: Sequence[bytes], over: PassedOver, path: Path) -> str:
-    """What is wrong with the encoding of a file of which these blocks were read; else count what is not
-    UTF-8."""
-    size, cut = sum(map(len, blocks)), len(blocks) > 1
-    if width := _number_width(blocks[0]):
+def _undecodable(blocks: Sequence[bytes]) -> str:
+    """What is wrong with the encoding of a file of which these blocks were read; empty if it passes."""
+    size, cut = sum(map(len, blocks)), len(blocks) > 1 or len(blocks[0]) == _LINE
+    if width := number_width(blocks[0]):
         return f"holds a zero byte in every {width}: it is UTF-{8 * width} without a mark, or numbers, no text in UTF-8"
-    count = sum(undecodable(_whole_characters(block) if cut else block) for block in blocks)
-    if problem := too_many(count, sum(block.count(0) for block in blocks), size):
-        return problem
-    over.note(UNDECODABLE, str(path), count)
-    return ""
+    count = sum(undecodable(whole_characters(block) if cut else block) for block in blocks)
+    return too_many(count, sum(block.count(0) for block in blocks), size)
 
 
 def _blocks(file: SourceFile) -> list[bytes]:
@@ -236,26 +313,6 @@ def _blocks(file: SourceFile) -> list[bytes]:
             stream.seek(at)
             blocks.append(stream.read(_LINE if at == 0 else BLOCK))
         return blocks
-
-
-def _whole_characters(block: bytes) -> bytes:
-    """A block without what may be parts of characters at its ends."""
-    begin = next((at for at in range(min(4, len(block))) if block[at] & 0xC0 != 0x80), 0)
-    end = next((at for at in range(1, min(4, len(block)) + 1) if block[-at] & 0xC0 == 0xC0), 0)
-    return block[begin : len(block) - end] if end else block[begin:]
-
-
-def _number_width(begin: bytes) -> int:
-    """2 or 4 where zeros stand at some of so many places and nowhere else, as in numbers and UTF-16; else
-    0."""
-    if len(begin) < 16:
-        return 0
-    for width in (2, 4):
-        places = [begin[at::width] for at in range(width)]
-        shares = [place.count(0) / len(place) for place in places]
-        if max(shares) > 0.9 and min(shares) < 0.1:
-            return width
-    return 0
 
 
 def _is_json_lines(begin: bytes) -> bool:
@@ -277,9 +334,9 @@ def _is_table(line: bytes) -> bool:
 
 
 def _told(none: Sequence[tuple[SourceFile, str]], text: Sequence[SourceFile]) -> str:
-    """The paragraph about files that are no text, with a pattern under which the others stay."""
+    """The paragraph about files that are not read, with a pattern under which the others stay."""
     (first, problem), more = none[0], len(none) - 1
-    others = f" ({more} more file{'s' * (more > 1)} of the corpus {'are' if more > 1 else 'is'} no text either)" * (
+    others = f" ({more} more file{'s' * (more > 1)} of the corpus {'are' if more > 1 else 'is'} not read either)" * (
         more > 0
     )
     if any(file.named for file, _ in none):  # which no pattern leaves out
@@ -287,7 +344,7 @@ def _told(none: Sequence[tuple[SourceFile, str]], text: Sequence[SourceFile]) ->
     refused, kept = {Path(file.name).suffix for file, _ in none}, Counter[str]()
     for file in text:
         kept[Path(file.name).suffix] += file.bytes
-    change = "take it out, or write its texts into files of plain text"
+    change = "take it out, or write its texts into files of plain text or JSON lines"
     if ending := next((ending for ending, _ in kept.most_common() if ending and ending not in refused), ""):
         change = f'set data.pattern = "*{ending}", or take it out'
     return f"{first.path}: {problem}{others}; {change}"

@@ -14,12 +14,12 @@ import re
 import secrets
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -35,16 +35,24 @@ from plait.train.data.corpus import (
     Index,
     Split,
     SplitName,
-    TokenShard,
+    TokenFile,
+    ends_name,
     is_shard,
-    shard_name,
+    spans_name,
 )
-from plait.train.data.documents import SHARD_TOKENS, groups, source_fingerprint
-from plait.train.data.kinds import Decodable, look_at
+from plait.train.data.documents import SHARD_TOKENS, Reading, Text, groups, source_fingerprint
+from plait.train.data.encoding import encode_ahead
+from plait.train.data.in_place import write_spans
+from plait.train.data.kinds import IN_PLACE, kind_of_file, look_at
+from plait.train.data.shards import PROGRESS_FILE, Draft
 from plait.train.data.sources import SourceFile, find_files
+from plait.train.data.token_files import Tokens, open_tokens
 from plait.train.data.tokenizer import Tokenizer
 
-OTHER_FILES = re.compile(rf"{re.escape(INDEX_FILE)}|\.?{re.escape(VERIFIED_FILE)}(\..*)?")
+OTHER_FILES = re.compile(
+    "|".join(map(re.escape, (INDEX_FILE, PROGRESS_FILE, *map(ends_name, SPLITS), *map(spans_name, SPLITS))))
+    + rf"|\.?{re.escape(VERIFIED_FILE)}(\..*)?"
+)
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
 
@@ -56,11 +64,14 @@ def _to_stderr(text: str) -> None:
 @dataclass(frozen=True)
 class CorpusSettings:
     """How files become a corpus. pattern: files of a folder. eval_fraction: share of documents that is kept
-    for evaluation. shard_tokens: tokens of a shard, at most."""
+    for evaluation. shard_tokens: tokens of a shard, at most. text_key: what holds the text of a row. dtype:
+    of bare numbers; empty where files say what they are."""
 
     pattern: str = "*.txt"
     eval_fraction: float = 0.1
     shard_tokens: int = SHARD_TOKENS
+    text_key: str = "text"
+    dtype: str = ""
 
     def __post_init__(self) -> None:
         """Raises JobError, naming the setting, for what cannot be."""
@@ -71,7 +82,7 @@ class CorpusSettings:
 
     def fingerprint(self, files: Sequence[SourceFile]) -> str:
         """A hash of what a corpus of ``files`` depends on besides the tokenizer."""
-        return source_fingerprint(files, self.eval_fraction, self.shard_tokens)
+        return source_fingerprint(files, self.eval_fraction, self.shard_tokens, self.text_key + self.dtype)
 
 
 USUAL = CorpusSettings()
@@ -90,16 +101,18 @@ def prepare(
 
     A source is a file, a folder (all files below it whose path there matches ``pattern``, hidden ones left
     out; ``*`` crosses folders) or ``"python-stdlib"``, the sources of the running Python. "Changed" means the
-    names, sizes or modification times of the files, the tokenizer, ``eval_fraction`` (of documents; 0 for no
-    eval split) or ``shard_tokens``. ``progress(done, total)`` is called in bytes of text.
+    names, sizes or modification times of the files, the tokenizer or the settings. ``progress(done, total)``
+    is called in bytes of files.
 
     What is there already is read and compared with its checksums (``plait.train.data.checksums``). Where it
     is damaged and its sources are unchanged it is prepared again, which ``say`` says; the result must be the
     same stream. An index that cannot be read is damage, too.
 
-    ``out`` appears complete or not at all, also when two processes prepare it at once. Raises ``DataError``
-    when a source cannot be read, the text is empty, nothing is left to train on, the disk is full, ``out``
-    holds something else, or it holds a corpus of which nobody can tell whether it may be replaced.
+    ``out`` appears complete or not at all, also when two processes prepare it at once. What a killed
+    preparation wrote is kept beside it, and the next one of the same things goes on from there. Raises
+    ``DataError`` when a source cannot be read, the text is empty, nothing is left to train on, the disk is
+    full, ``out`` holds something else, or it holds a corpus of which nobody can tell whether it may be
+    replaced.
     """
     out = Path(os.path.realpath(Path(out).expanduser()))
     files = find_files(sources, settings.pattern, leave_out=out)
@@ -113,13 +126,11 @@ def prepare(
             found = _look(out, made_from)
             if found.corpus:  # another process made it while this one waited
                 return found.corpus
-            if alone:  # nobody else is writing, so what is here was left by a preparation that was killed
-                for leftover in out.parent.glob(f".{glob.escape(out.name)}.tmp-*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+            draft = Draft(_place_of(out, made_from, alone=alone), _dtype(tokenizer), settings.shard_tokens)
             if found.damage:
                 known = "Its sources are unchanged, so the" if found.index else "The"
                 say(f"warning: {found.damage}. {known} corpus is prepared again")
-            over = _build(out, files, tokenizer, settings, progress=progress, damaged=found.index)
+            over = _build(out, draft, files, _Making(tokenizer, settings, found.index, progress, say))
             for line in over.lines():
                 say(f"note: {line}")
     except OSError as error:
@@ -131,6 +142,23 @@ def prepare(
     raise DataError(
         f"{out}: another process put a different corpus there at the same time; run again, or give each its own folder"
     )
+
+
+def _place_of(out: Path, made_from: tuple[str, str], *, alone: bool) -> Path:
+    """The folder beside ``out`` to write into: that of an earlier preparation of the same things that was
+    killed, if nobody else is writing. Drafts of other things are then removed."""
+    name = f".{out.name}.tmp-"
+    if not alone:
+        return out.with_name(f"{name}{os.getpid()}-{secrets.token_hex(4)}")
+    draft = out.with_name(name + hashlib.sha256(repr(made_from).encode()).hexdigest()[:16])
+    for leftover in out.parent.glob(f"{glob.escape(name)}*"):
+        if leftover != draft:
+            shutil.rmtree(leftover, ignore_errors=True)
+    return draft
+
+
+def _dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
+    return "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
 
 
 @dataclass(frozen=True)
@@ -193,87 +221,100 @@ def _refuse_foreign(out: Path) -> None:
         )
 
 
-def _build(
-    out: Path,
-    files: list[SourceFile],
-    tokenizer: Tokenizer,
-    settings: CorpusSettings,
-    *,
-    progress: Progress | None,
-    damaged: Index | None,
-) -> PassedOver:
-    """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing
-    remains. damaged: what it must be the same as. Returns how much of the text was no UTF-8."""
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
-    writers: dict[SplitName, _SplitWriter] = {
-        name: _SplitWriter(temporary, name, DTYPES[dtype], settings.shard_tokens) for name in SPLITS
-    }
-    read, tokens, total = 0, 0, sum(file.bytes for file in files)
-    decodable = Decodable(files)
+@dataclass(frozen=True)
+class _Making:
+    """How a corpus is made. damaged: what it must be the same as."""
+
+    tokenizer: Tokenizer
+    settings: CorpusSettings
+    damaged: Index | None
+    progress: Progress | None
+    say: Say
+
+
+def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) -> PassedOver:
+    """Write the corpus into the draft and rename it to ``out``; what of the sources is passed over. On an
+    error nothing remains, unless it can be gone on with."""
+    tokenizer, settings, total = making.tokenizer, making.settings, sum(file.bytes for file in files)
+    reading, done, progress = Reading(settings.text_key), 0, making.progress or (lambda done, total: None)
     free = shutil.disk_usage(out.parent).free
     try:
-        look_at(files)
-        temporary.mkdir()
-        for read in _encode_all(files, tokenizer, writers, settings.eval_fraction, decodable):
-            tokens = sum(writer.tokens for writer in writers.values())
-            if progress:
-                progress(min(read, total), total)
-        splits: dict[SplitName, Split] = {name: writer.finish() for name, writer in writers.items()}
-        _check_splits(out, splits, damaged, settings.eval_fraction)
+        formats = look_at(files, dtype=settings.dtype)
+        draft.begin()
+        if draft.kept:
+            making.say(f"going on with a preparation that was ended after {draft.tokens:,} tokens")
+        in_place: tuple[TokenFile, ...] = ()
+        splits: dict[SplitName, Split]
+        if formats.keys() & IN_PLACE:
+            in_place, splits = write_spans(
+                draft.folder, _tokens(files, making), settings.eval_fraction, tokenizer.vocab
+            )
+        else:
+            for done in _write_all(groups(files, settings.eval_fraction, reading), tokenizer, draft):
+                progress(done, total)
+            splits = {name: writer.finish() for name, writer in draft.writers.items()}
+        progress(total, total)
+        _check_splits(out, splits, making.damaged, settings.eval_fraction)
         index = Index(
-            dtype=dtype, vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
+            dtype=_dtype(tokenizer), vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
             tokenizer=tokenizer.fingerprint, source=settings.fingerprint(files), splits=splits,
+            in_place=in_place,
         )  # fmt: skip
-        with open(temporary / INDEX_FILE, "wb") as file:
-            file.write(index.to_json().encode())
-            file.flush()
-            os.fsync(file.fileno())
+        draft.end(index.to_json())
         if is_large(index):
-            remember(Corpus(temporary, index))  # its checksums were made a moment ago
-        _publish(temporary, out, index)
-        return decodable.over
+            remember(Corpus(draft.folder, index))  # its checksums were made a moment ago
+        _publish(draft.folder, out, index)
+        return reading.over
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        needed = DTYPES[dtype].itemsize * (total * tokens / read if read else total)
+        needed = DTYPES[draft.dtype].itemsize * (total * draft.tokens / done if done else total)
         raise DataError(
             f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB were "
             "free; make room, or choose a folder on another disk"
         ) from error
     finally:
-        for writer in writers.values():
-            writer.close()
-        shutil.rmtree(temporary, ignore_errors=True)
+        draft.close()
+        if not draft.is_kept:
+            shutil.rmtree(draft.folder, ignore_errors=True)
 
 
-def _encode_all(
-    files: list[SourceFile],
-    tokenizer: Tokenizer,
-    writers: dict[SplitName, _SplitWriter],
-    eval_fraction: float,
-    decodable: Decodable,
-) -> Iterator[int]:
-    """Write every document to its split; yields the bytes of text done so far."""
-    end, last, done = np.array([tokenizer.end_of_text]), None, 0
-    for group in groups(files):
-        for document in group:
-            decodable.add(document.text, begins=document.offset == 0)
+def _tokens(files: list[SourceFile], making: _Making) -> list[Tokens]:
+    """Token files, opened."""
+    settings, end = making.settings, making.tokenizer.end_of_text
+    formats = [kind_of_file(file, settings.dtype).format for file in files]
+    return [
+        open_tokens(file, format, settings.dtype, end)
+        for file, format in zip(files, formats, strict=True)
+        if file.bytes
+    ]
+
+
+def _write_all(found: Iterator[list[Text]], tokenizer: Tokenizer, draft: Draft) -> Iterator[int]:
+    """Write every text to its split, from where an earlier preparation was ended; yields the bytes of files
+    that are done. End-of-text stands behind a document, written when the next begins."""
+    end, kept = np.array([tokenizer.end_of_text]), draft.kept
+    number, last = (kept.groups, kept.last) if kept else (0, None)
+    for group, encoded in encode_ahead(islice(found, number, None), tokenizer):
         parts: dict[SplitName, list[np.ndarray]] = {name: [] for name in SPLITS}
-        for document, ids in zip(group, tokenizer.encode_many([document.text for document in group]), strict=True):
-            split = document.split(eval_fraction)
-            if last is not None and (document.offset == 0 or split != last):
+        ends: dict[SplitName, list[int]] = {name: [] for name in SPLITS}
+        sizes: dict[SplitName, int] = dict.fromkeys(SPLITS, 0)
+        for text, ids in zip(group, encoded, strict=True):
+            if last is not None and text.begins:
                 parts[last].append(end)
-            parts[split].append(ids)
-            writers[split].documents += 1
-            last, done = split, done + len(document.text)
+                sizes[last] += 1
+                ends[last].append(sizes[last])
+            parts[text.split].append(ids)
+            sizes[text.split] += len(ids)
+            last = text.split
         for name, ids in parts.items():
             if ids:
-                writers[name].add(np.concatenate(ids))
-        yield done
-    decodable.end()
+                draft.writers[name].add(np.concatenate(ids), ends[name])
+        number += 1
+        draft.keep(groups=number, last=last)
+        yield group[-1].done
     if last is not None:
-        writers[last].add(end)
+        draft.writers[last].add(end, [1])
 
 
 def _check_splits(out: Path, splits: dict[SplitName, Split], damaged: Index | None, eval_fraction: float) -> None:
@@ -317,54 +358,3 @@ def _fsync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class _SplitWriter:
-    """Cuts the token stream of one split into shards of ``shard_tokens``, the last one shorter."""
-
-    def __init__(self, folder: Path, name: SplitName, dtype: np.dtype, shard_tokens: int) -> None:
-        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
-        self.tokens = self.documents = 0
-        self._shards: list[TokenShard] = []
-        self._digest = hashlib.sha256(str(dtype.itemsize).encode())
-        self._file: FileIO | None = None
-        self._filled = self._crc = 0
-
-    def add(self, ids: np.ndarray) -> None:
-        """Append ``ids`` [tokens] to the stream."""
-        ids = ids.astype(self.dtype)
-        self._digest.update(ids.data)
-        while len(ids):
-            if self._file is None:
-                # Unbuffered: a write to a full disk fails here, and not later in close().
-                self._file = FileIO(self.folder / shard_name(self.name, len(self._shards)), "wb")
-            piece, ids = np.split(ids, [self.shard_tokens - self._filled])
-            data = memoryview(piece.tobytes())
-            self._crc = zlib.crc32(data, self._crc)
-            while data:
-                data = data[self._file.write(data) :]
-            self._filled, self.tokens = self._filled + len(piece), self.tokens + len(piece)
-            if self._filled == self.shard_tokens:
-                self._end_shard()
-
-    def finish(self) -> Split:
-        """End the last shard and describe the split."""
-        if self._file:
-            self._end_shard()
-        return Split(documents=self.documents, digest=self._digest.hexdigest()[:32], shards=tuple(self._shards))
-
-    def close(self) -> None:
-        """Let go of a shard that was not ended; harmless after ``finish``."""
-        if self._file:
-            self._file.close()
-            self._file = None
-
-    def _end_shard(self) -> None:
-        assert self._file is not None
-        os.fsync(self._file.fileno())
-        file = Path(os.fsdecode(self._file.name)).name
-        self._shards.append(
-            TokenShard(file=file, tokens=self._filled, bytes=self._filled * self.dtype.itemsize, crc32=self._crc)
-        )
-        self.close()
-        self._filled = self._crc = 0

@@ -63,6 +63,8 @@ def find_files(
             if not status.st_size and source != STDLIB:
                 over.note("empty files", str(path))
             named = path == Path(source).expanduser()
+            if path.suffix == ".idx" and not named and path.with_suffix(".bin").is_file():
+                continue  # belongs to the .bin
             found.append(
                 SourceFile(path=path, name=name, bytes=status.st_size, mtime_ns=status.st_mtime_ns, named=named)
             )
@@ -81,6 +83,8 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: Pas
         root = Path(source).expanduser()
     try:
         kind = kind_of(root)
+        if not kind and kind_of(f"{root}.bin") == kind_of(f"{root}.idx") == "file":  # as Megatron names a pair
+            root, kind = Path(f"{root}.bin"), "file"
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror}; check its permissions") from None
     if kind == "file":

@@ -76,6 +76,15 @@ class Batches:
         """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
         return self._gather(self.window_ids(start, count))
 
+    def document_ids(self, start: int, count: int) -> np.ndarray:
+        """The document of each token of the sequences ``start .. start + count``: int64 [count, S], from 0
+        in each sequence, one more behind each end-of-text."""
+        found = np.zeros((count, self.sequence), np.int64)
+        for row, window in zip(found, self.window_ids(start, count), strict=True):
+            ends = self.corpus.ends(self.split, int(window) * self.sequence, self.sequence - 1)
+            row[ends] = 1
+        return np.cumsum(found, axis=1)
+
     def sample_ids(self, step: int) -> np.ndarray:
         """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
@@ -164,7 +173,6 @@ def prepare_corpus(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     ends = ""
     if isinstance(tokenizer, FileTokenizer):
         ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
-    say(f"preparing {', '.join(data.sources)}{ends}")
-    prepare(
-        data.sources, tokenizer, folder, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction), say=say
-    )
+    say(f"preparing {', '.join(data.texts)}{ends}")
+    settings = CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction, text_key=data.text_key)
+    prepare(data.texts, tokenizer, folder, settings, say=say)

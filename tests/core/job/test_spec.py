@@ -20,7 +20,7 @@ def test_a_preset_is_all_a_job_needs(job_file) -> None:
     job = Job.read(job_file(MODEL))
     assert job.base_strategy == Strategy()
     assert job.micro_batch == job.train.global_batch_size == 8
-    assert job.data.sources == ("python-stdlib",)
+    assert job.data.texts == ("python-stdlib",)
 
 
 @pytest.mark.parametrize("file", sorted((specs_folder() / "jobs").glob("*.toml")), ids=lambda file: file.stem)

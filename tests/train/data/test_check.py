@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError, PlaitError
-from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import check
 from plait.train.data.check import check_data
@@ -40,7 +40,7 @@ def sections(texts: Path, *, eval_every: int = 100, **data: Any) -> tuple[DataSe
 
 def really(data: DataSection, train: TrainSection, out: Path) -> None:
     """What ranks do."""
-    corpus = prepare(data.sources, BYTES, out, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction))
+    corpus = prepare(data.texts, BYTES, out, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction))
     _use(corpus, data, train)
 
 
@@ -135,7 +135,7 @@ def test_of_much_text_only_the_beginning_is_read(tmp_path: Path, monkeypatch: py
     texts = write(tmp_path / "texts", [b"%d words " % number * 99 for number in range(200)])
     read: list[str] = []
     documents = check.documents
-    monkeypatch.setattr(check, "documents", lambda file: (read.append(file.name), documents(file))[1])
+    monkeypatch.setattr(check, "documents", lambda file, reading: (read.append(file.name), documents(file, reading))[1])
     check_data(*sections(texts, eval_fraction=0.5, sequence_length=64), tmp_path / "corpus")
     assert len(read) < 20
     read.clear()
@@ -169,8 +169,8 @@ def test_tokens_are_counted_with_the_end_of_each_text(tmp_path: Path) -> None:
 def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = write(tmp_path / "texts", [b"x"])
     pieces = [Document(text=b"words", offset=0), Document(text=b" more", offset=5), Document(text=b"other", offset=0)]
-    monkeypatch.setattr(check, "documents", lambda file: iter(pieces))
-    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    monkeypatch.setattr(check, "documents", lambda file, reading: iter(pieces))
+    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
     told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=0.0)
     assert "3 of 3 documents, 17 tokens" in told
     places = sorted(one.place for one in pieces)
@@ -183,22 +183,22 @@ def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: p
 
 def test_nothing_can_be_shortened_to_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = write(tmp_path / "texts", [b"x"])
-    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
     whole: dict[str, Any] = {"sequence_length": 64, "eval_every": 0, "eval_fraction": 0.0}
     for text, advised in ((b"", "Add text."), (b"a", "Add text or set data.sequence_length = 1 or less.")):
-        monkeypatch.setattr(check, "documents", lambda file, text=text: iter([Document(text=text, offset=0)]))
+        monkeypatch.setattr(check, "documents", lambda file, reading, text=text: iter([Document(text=text, offset=0)]))
         assert told_of(texts, tmp_path, **whole).endswith(advised)
 
 
 def test_a_fraction_is_advised_only_where_one_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = write(tmp_path / "texts", [b"x"])
-    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
     places = {b"low": 0.25, b"high": 0.9999, b"middle": 0.5}
 
     def told(*names: bytes) -> str:
         monkeypatch.setattr(Document, "place", property(lambda self: places[self.text[: self.text.index(b" ")]]))
         monkeypatch.setattr(
-            check, "documents", lambda file: iter(Document(text=name + b" x" * 99, offset=0) for name in names)
+            check, "documents", lambda file, reading: iter(Document(text=name + b" x" * 99, offset=0) for name in names)
         )
         return told_of(texts, tmp_path, sequence_length=16, eval_fraction=1e-6)
 
@@ -217,11 +217,11 @@ def test_standard_error_is_as_before(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_no_more_is_encoded_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split that has one token more than a sequence has enough; one that is full and no more has not."""
     texts, encoded = write(tmp_path / "texts", [b"x"]), list[bytes]()
-    monkeypatch.setattr(check, "look_at", lambda files, most: PassedOver())
+    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
     monkeypatch.setattr(Document, "place", property(lambda self: 0.1 if self.text.startswith(b"e") else 0.9))
     encode = ByteTokenizer.encode
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))
     texts_of = [b"t2345678", b"e23", b"t234", b"tooo", b"e23456789"]
-    monkeypatch.setattr(check, "documents", lambda file: (Document(text=one, offset=1) for one in texts_of))
+    monkeypatch.setattr(check, "documents", lambda file, reading: (Document(text=one, offset=1) for one in texts_of))
     check_data(*sections(texts, eval_fraction=0.5, sequence_length=8), tmp_path / "corpus")
     assert encoded == [b"t2345678", b"e23", b"t234", b"e23456789"] or encoded == [b"t2345678", b"e23", b"e23456789"]

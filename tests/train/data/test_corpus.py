@@ -41,9 +41,7 @@ def test_a_shard_of_another_size_is_named_with_both_sizes(tmp_path: Path, size: 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = make(tmp_path, 100, shard_tokens=40).folder
     (folder / "train-00002.bin").unlink()
-    with pytest.raises(
-        DataError, match=r"train-00002\.bin: the shard is missing, expected 40 bytes; delete the folder"
-    ):
+    with pytest.raises(DataError, match=r"train-00002\.bin: the file is missing, expected 40 bytes; delete the folder"):
         Corpus.open(folder)
 
 
@@ -68,7 +66,7 @@ def _without(key: str) -> Callable[[dict], object]:
 @pytest.mark.parametrize(
     "edit, message",
     [
-        (lambda index: {**index, "version": 2}, "version 2, and this Plait reads version 1"),
+        (lambda index: {**index, "version": 3}, "version 3, and this Plait reads version 2"),
         (lambda index: {**index, "format": "x"}, "format is 'x'"),
         (lambda index: {**index, "dtype": "float"}, 'dtype: "float" is not allowed. Allowed: "uint16" or "uint32"'),
         (lambda index: [], "not a usable corpus index"),
@@ -143,7 +141,8 @@ def test_no_index_with_a_wrong_value_ends_in_anything_but_one_paragraph(
             inner = inner[key]
         inner[place[-1]] = wrong
     folder = tmp_path_factory.mktemp("wrong")
-    (folder / "train-00000.bin").write_bytes((corpora(100).folder / "train-00000.bin").read_bytes())
+    for file in ("train-00000.bin", "train.ends"):
+        (folder / file).write_bytes((corpora(100).folder / file).read_bytes())
     (folder / "index.json").write_text(json.dumps(changed))
     if refusal := _refusal(folder):
         assert refusal.startswith(str(folder))
@@ -255,5 +254,5 @@ def test_a_folder_that_cannot_be_written_is_read_at_every_start(
     monkeypatch.setattr(checksums, "EVERY_START", 0)
     monkeypatch.setattr(checksums, "replacing", refuse)
     checksums.verify(Corpus.open(folder))
-    assert [path.name for path in sorted(folder.iterdir())] == ["index.json", "train-00000.bin"]
+    assert [path.name for path in sorted(folder.iterdir())] == ["index.json", "train-00000.bin", "train.ends"]
     assert Index.read(folder / "index.json") == Corpus.open(folder).index

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,9 +28,12 @@ from plait.core.base.errors import DataError, JobError
 from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import kinds
 from plait.train.data.check import check_data
-from plait.train.data.kinds import UNDECODABLE, kind_of_text, look_at
+from plait.train.data.documents import Reading
+from plait.train.data.documents import documents as documents_of
+from plait.train.data.kinds import kind_of, look_at
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.sources import find_files
+from plait.train.data.utf8 import UNDECODABLE
 from tests.train.data.preparing import BYTES, documents
 
 WORDS = "river stone lamp winter copper signal market orchard paper engine"
@@ -60,6 +64,13 @@ def _npy() -> bytes:
 def _safetensors() -> bytes:
     header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+def _zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
 
 
 def _noise(size: int = 5000) -> bytes:
@@ -132,8 +143,16 @@ def check(folder: Path, text: str | None = None, **data: Any) -> list[str]:
     return check_data(section, TrainSection(eval_every=0), folder / "none").lines()
 
 
-@pytest.mark.parametrize("kind", BINARY)
-@pytest.mark.parametrize("name", ["00.txt", "00"])
+READ = (
+    "gzip", "bzip2", "xz", "npy", "json lines", "one line of json", "json array", "json array, printed",
+)  # fmt: skip
+"""What is read where no ending says that it is something else."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in BINARY for name in ("00.txt", "00") if name == "00.txt" or kind not in READ],
+)
 def test_what_is_no_text_is_refused_by_name(tmp_path: Path, kind: str, name: str) -> None:
     content, says = BINARY[kind]
     (tmp_path / name).write_bytes(content)
@@ -150,14 +169,30 @@ def test_what_is_no_text_is_refused_by_name(tmp_path: Path, kind: str, name: str
 def test_odd_text_is_text(tmp_path: Path, kind: str) -> None:
     (tmp_path / "00.txt").write_bytes(TEXTS[kind])
     (tmp_path / "01.txt").write_bytes(PROSE)
-    over = check(tmp_path)
-    assert (over == []) == (kind != "one stray byte")
-    corpus = prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", CorpusSettings(eval_fraction=0))
+    assert check(tmp_path) == []
+    said: list[str] = []
+    corpus = prepare([tmp_path], BYTES, tmp_path / "none" / "c", CorpusSettings(eval_fraction=0), say=said.append)
+    assert (said == []) == (kind != "one stray byte")
     assert b"".join(documents(corpus, "train")) == TEXTS[kind] + PROSE
 
 
 @pytest.mark.parametrize(
-    "ending", [".parquet", ".jsonl", ".gz", ".zst", ".bin", ".csv", ".json", ".npy", ".PNG", ".pt", ".warc", ".ipynb"]
+    "ending",
+    [
+        ".parquet",
+        ".gz",
+        ".jsonl.zst",
+        ".xz",
+        ".bz2",
+        ".bin",
+        ".idx",
+        ".npy",
+        ".arrow",
+        ".PNG",
+        ".pt",
+        ".warc",
+        ".ipynb",
+    ],
 )
 @pytest.mark.parametrize("content", [PROSE, _noise()], ids=["text", "noise"])
 def test_an_ending_of_another_format_is_enough(tmp_path: Path, ending: str, content: bytes) -> None:
@@ -179,11 +214,11 @@ def test_random_bytes_are_refused_whatever_they_are_called(
 
 
 def test_a_mixed_folder_names_one_and_counts_the_others_and_the_advice_works(tmp_path: Path) -> None:
-    for name, content in (("a.png", BINARY["png"][0]), ("b.parquet", PARQUET), ("f.jsonl", ROWS)):
+    for name, content in (("a.png", BINARY["png"][0]), ("b.parquet", PROSE), ("f.pt", PROSE)):
         (tmp_path / name).write_bytes(content)
     for name in ("c.txt", "d.txt", "e.md"):
         (tmp_path / name).write_bytes(PROSE)
-    with pytest.raises(JobError, match=r"a\.png: is a PNG picture \(2 more files of the corpus are no text either\)"):
+    with pytest.raises(JobError, match=r"a\.png: is a PNG picture \(2 more files of the corpus are not read either\)"):
         check(tmp_path)
     with pytest.raises(JobError) as caught:
         check(tmp_path)
@@ -193,18 +228,16 @@ def test_a_mixed_folder_names_one_and_counts_the_others_and_the_advice_works(tmp
 
 
 def test_a_file_that_is_named_itself_is_not_advised_a_pattern(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(ROWS)
-    with pytest.raises(JobError) as caught:
-        check(tmp_path, text=str(tmp_path / "a.jsonl"))
+    (tmp_path / "a.txt").write_bytes(ROWS)
+    with pytest.raises(JobError, match=r"name it a\.jsonl") as caught:
+        check(tmp_path, text=str(tmp_path / "a.txt"))
     assert "pattern" not in str(caught.value)
 
 
 def test_bytes_that_are_not_utf8_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(PROSE + b"\xff\xfe\xfd")
     (tmp_path / "b.txt").write_bytes(b"\xe9" + PROSE)
-    over = look_at(find_files([tmp_path], "*"))
-    assert over.counts == {UNDECODABLE: 4}
-    assert over.first == {UNDECODABLE: str(tmp_path / "a.txt")}
+    assert look_at(find_files([tmp_path], "*")) == {"text": 2}
     said: list[str] = []
     prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", say=said.append)
     assert said == [f"note: passed over 4 {UNDECODABLE} (the first: {tmp_path / 'a.txt'})"]
@@ -220,7 +253,9 @@ def test_zeros_between_what_is_looked_at_are_found_when_all_is_read(tmp_path: Pa
 
 def test_a_few_zeros_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(PROSE + bytes(3))
-    assert look_at(find_files([tmp_path], "*")).counts == {UNDECODABLE: 3}
+    reading = Reading()
+    assert len(list(documents_of(find_files([tmp_path], "*")[0], reading))) == 1
+    assert reading.over.counts == {UNDECODABLE: 3}
 
 
 def test_a_notebook_of_one_line_is_called_one(tmp_path: Path) -> None:
@@ -242,7 +277,7 @@ def test_characters_at_the_edges_of_what_is_looked_at_are_whole(tmp_path: Path) 
     for shift in range(4):
         text = b"a" * shift + "价格😀".encode() * 60000
         (tmp_path / "a.txt").write_bytes(text)
-        assert not look_at(find_files([tmp_path], "*"))
+        assert look_at(find_files([tmp_path], "*")) == {"text": 1}
 
 
 def test_pipes_and_hidden_and_empty_files_are_counted(tmp_path: Path) -> None:
@@ -260,17 +295,54 @@ def test_pipes_and_hidden_and_empty_files_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_text() -> None:
-    assert not look_at(find_files(["python-stdlib"], "*"))
+    assert look_at(find_files(["python-stdlib"], "*")).keys() == {"text"}
 
 
 def test_a_database_that_sqlite_wrote(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "notes") as database:
         database.execute("create table notes (text)")
-    assert kind_of_text("notes", (tmp_path / "notes").read_bytes()) == "is an SQLite database"
+    assert kind_of("notes", (tmp_path / "notes").read_bytes()).problem == "is an SQLite database"
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda rows: "\n".join(map(json.dumps, rows))])
-def test_json_of_any_key_is_no_text(tmp_path: Path, write: Callable[[list[dict[str, str]]], str]) -> None:
-    (tmp_path / "part").write_text(write([{"content": WORDS}] * 3))
-    with pytest.raises(JobError, match="is JSON"):
+@pytest.mark.parametrize("name", ["part", "part.json", "part.jsonl"])
+def test_rows_without_the_key_are_refused_with_one_that_they_have(
+    tmp_path: Path, write: Callable[[list[dict[str, str]]], str], name: str
+) -> None:
+    (tmp_path / name).write_text(write([{"id": "a", "content": WORDS}] * 3))
+    with pytest.raises(JobError, match=r"have no 'text', but 'id', 'content'; set data\.text_key = 'content'"):
         check(tmp_path)
+    assert check(tmp_path, text_key="content") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", PROSE, "line 1 is not JSON"),
+        ("a.jsonl", _noise(), "no text in UTF-8"),
+        ("a.json", PROSE, "value 1 is 0, neither an object nor a text"),
+        ("a.csv", PROSE, "its rows have no 'text', but '0 river"),
+        ("a.csv", _noise(), "no text in UTF-8"),
+        ("a.jsonl", gzip.compress(ROWS), "is gzip by its content, and its ending is .jsonl; name it a.jsonl.gz"),
+        ("a.txt", ROWS, "is JSON lines by its content, and its ending is .txt; name it a.jsonl"),
+        ("a.parquet", ROWS, "is JSON lines by its content, and its ending is .parquet"),
+        ("a.txt.gz", gzip.compress(_noise()), "is gzip, and what it holds is no text in UTF-8"),
+        ("a.txt.gz", gzip.compress(gzip.compress(PROSE)), "and what it holds is gzip by its content"),
+        ("a.gz", gzip.compress(_tar()), "and what it holds is a tar archive"),
+        ("a.tgz", gzip.compress(_tar()), "and what it holds is a tar archive"),
+        ("a.parquet.gz", gzip.compress(PARQUET), "is Parquet in gzip; decompress it"),
+        ("a.jsonl.gz", gzip.compress(ROWS)[:-9], "is gzip that is damaged or cut off"),
+        ("a.jsonl.xz", lzma.compress(ROWS)[:-9], "is xz that is damaged or cut off"),
+        ("a.jsonl.bz2", bz2.compress(ROWS)[:-9], "is bzip2 that is damaged or cut off"),
+        ("a.jsonl.zst", _zstd(ROWS)[:-9], "is zstd that is damaged or cut off"),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x00" + _noise(), "is zstd that is damaged or cut off"),
+        ("a.parquet", PARQUET, "is Parquet that is damaged or cut off"),
+        ("a.arrow", BINARY["arrow"][0], "is Arrow that is damaged or cut off"),
+        ("a.arrow", BINARY["arrow stream"][0], "is Arrow stream that is damaged or cut off"),
+    ],
+)
+def test_content_and_name_must_agree(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(JobError, match=re.escape(says)) as caught:
+        check(tmp_path)
+    assert f"{tmp_path / name}: " in str(caught.value)

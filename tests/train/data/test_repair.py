@@ -20,6 +20,7 @@ import pytest
 from plait.core.base.errors import DataError
 from plait.train.data import documents as cutting
 from plait.train.data import prepare as module
+from plait.train.data import shards
 from plait.train.data.corpus import Corpus, Index
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.tokenizer import ByteTokenizer
@@ -43,7 +44,7 @@ def _flip(file: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (_flip, "damaged (checksum"),
     "truncated": (lambda shard: os.truncate(shard, 5), "has 5 bytes and the index says"),
-    "missing": (Path.unlink, "the shard is missing"),
+    "missing": (Path.unlink, "the file is missing"),
     "extra": (lambda shard: shutil.copy(shard, shard.with_name("train-00009.bin")), "of which the index says nothing"),
 }
 
@@ -91,9 +92,9 @@ def test_an_index_that_cannot_be_read_is_made_anew_loudly(tmp_path: Path, texts:
 
 def test_an_index_of_another_version_is_refused_and_left(tmp_path: Path, texts: Path) -> None:
     index = prepare([texts], BYTES, tmp_path / "corpus").folder / "index.json"
-    index.write_text(index.read_text().replace('"version": 1', '"version": 2'))
+    index.write_text(index.read_text().replace('"version": 2', '"version": 3'))
     before = index.read_text()
-    with pytest.raises(DataError, match=r"index\.json: version 2, and this Plait reads version 1; delete the folder"):
+    with pytest.raises(DataError, match=r"index\.json: version 3, and this Plait reads version 2; delete the folder"):
         prepare([texts], Untouchable(), tmp_path / "corpus")
     assert index.read_text() == before
 
@@ -125,7 +126,7 @@ def _no_space(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where, name, replacement", [(module, "FileIO", _full_device), (os, "fsync", _no_space)])
+@pytest.mark.parametrize("where, name, replacement", [(shards, "FileIO", _full_device), (os, "fsync", _no_space)])
 def test_a_full_disk_leaves_nothing_and_the_older_corpus(
     tmp_path: Path,
     texts: Path,

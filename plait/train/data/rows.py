@@ -1,0 +1,308 @@
+"""Rows of files that hold several documents: JSON lines, JSON, CSV, TSV, Parquet, Arrow.
+
+``rows(file, kind)`` gives every row as it stands in the file: a table of values (the columns of a file, the
+keys of an object), or a text alone, where a line of JSON is a string. What becomes a document of it is the
+matter of ``plait.train.data.documents``, which takes ``data.text_key``.
+
+| format | read with | a row |
+|---|---|---|
+| JSON lines | ``json`` | a line that is not blank |
+| JSON | ``json`` | an element of the list, or one of the values that stand one after another |
+| CSV, TSV | ``csv`` (quotes, line ends in fields) | a line under the header |
+| Parquet | ``pyarrow.parquet`` | a row |
+| Arrow (file or stream, as Hugging Face datasets save) | ``pyarrow.ipc`` | a row |
+
+Bytes that are no UTF-8 read U+FFFD and are counted in ``Row.bad``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import shown
+from plait.train.data import kinds
+from plait.train.data.compressed import opened
+from plait.train.data.kinds import Kind
+from plait.train.data.sources import SourceFile
+from plait.train.data.utf8 import Decoder, not_utf8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LARGEST_ROW = 256 << 20
+"""Bytes of one row; a longer one is refused."""
+BLOCK = 1 << 20
+BATCH = 1024
+"""Rows of a table that are turned into values at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. where: its line or number in the file, from 1. bad: bytes of it that were no UTF-8."""
+
+    where: str
+    values: dict[str, Any] | str
+    bad: int = 0
+
+
+def rows(file: SourceFile, kind: Kind, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of a file in their order. columns: which of a Parquet or Arrow table are read; None: all.
+
+    Raises DataError naming file, row and what is wrong with it.
+    """
+    if kind.format in _TABLES:
+        yield from _table_rows(file, kind, columns)
+        return
+    with opened(file.path, kind.compression) as stream:
+        try:
+            yield from _READERS[kind.format](stream)
+        except _Wrong as wrong:
+            raise DataError(f"{file.path}: {wrong}; correct it, or take the file out") from None
+
+
+class _Wrong(Exception):
+    """What is wrong with a row, and where."""
+
+
+def _json_lines(stream: IO[bytes]) -> Iterator[Row]:
+    number = 0
+    while line := stream.readline(LARGEST_ROW + 1):
+        number += 1
+        if len(line) > LARGEST_ROW:
+            raise _Wrong(f"line {number} is longer than {LARGEST_ROW:,} bytes")
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.isspace():
+            continue
+        bad = not_utf8(line)
+        try:
+            values = json.loads(line.decode(errors="replace"))
+        except ValueError as error:
+            raise _Wrong(f"line {number} is not JSON ({error}): {shown(line[:60].decode(errors='replace'))}") from None
+        except RecursionError:
+            raise _Wrong(f"line {number} is nested too deeply") from None
+        yield Row(f"line {number}", _checked(values, f"line {number}"), bad)
+
+
+def _json_values(stream: IO[bytes]) -> Iterator[Row]:
+    """Elements of a list, or values one after another; no more is held than one of them."""
+    text, number = _Ahead(stream), 0
+    listed = text.skip() == "["
+    if listed:
+        text.take(1)
+    while (first := text.skip()) and not (listed and first == "]"):
+        number += 1
+        if listed and number > 1:
+            if first != ",":
+                raise _Wrong(f"after value {number - 1} of the list stands {shown(first)}, no comma")
+            text.take(1)
+            text.skip()
+        yield Row(f"value {number}", _checked(text.value(number), f"value {number}"), text.bad())
+    if listed:
+        if not first:
+            raise _Wrong(f"the list is cut off after value {number}")
+        text.take(1)
+        if text.skip():
+            raise _Wrong("something stands behind the list")
+
+
+class _Ahead:
+    """Text of a stream, of which the beginning is taken."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._decoder, self._text, self._at = stream, Decoder(), "", 0
+        self._ended, self._told = False, 0
+        self._json = json.JSONDecoder()
+
+    def skip(self) -> str:
+        """The next character that is no blank; empty at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def take(self, count: int) -> None:
+        """Pass over so many characters."""
+        self._at += count
+
+    def value(self, number: int) -> Any:
+        """The value that begins here."""
+        size = BLOCK
+        while True:
+            try:
+                found, end = self._json.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise _Wrong(f"value {number} is nested too deeply") from None
+            except ValueError as error:
+                if not self._more(size):
+                    raise _Wrong(f"value {number} is not JSON ({error})") from None
+                size *= 2  # so that reading a long value again costs twice its length at most
+                if len(self._text) - self._at > LARGEST_ROW:
+                    raise _Wrong(
+                        f"value {number} is longer than {LARGEST_ROW:,} characters, or not JSON ({error})"
+                    ) from None
+                continue
+            self._at = end
+            return found
+
+    def bad(self) -> int:
+        """Bytes that were no UTF-8, since this was asked last."""
+        new, self._told = self._decoder.bad - self._told, self._decoder.bad
+        return new
+
+    def _more(self, size: int = BLOCK) -> bool:
+        if self._ended:
+            return False
+        block = self._stream.read(size)
+        self._ended = not block
+        self._text = self._text[self._at :] + self._decoder.feed(block, final=self._ended)
+        self._at = 0
+        return bool(self._text)
+
+
+def _separated(delimiter: str) -> Callable[[IO[bytes]], Iterator[Row]]:
+    def read(stream: IO[bytes]) -> Iterator[Row]:
+        csv.field_size_limit(LARGEST_ROW)
+        decoder = Decoder()
+        reader = csv.reader(_lines(stream, decoder), delimiter=delimiter)
+        told = number = 0
+        names: list[str] | None = None
+        try:
+            for fields in reader:
+                if names is None:
+                    names = _header(fields)
+                    continue
+                if not fields:  # a blank line
+                    continue
+                number += 1
+                where = f"line {reader.line_num}"
+                if len(fields) != len(names):
+                    raise _Wrong(f"{where} has {len(fields)} fields, the header has {len(names)}")
+                bad, told = decoder.bad - told, decoder.bad
+                yield Row(where, dict(zip(names, fields, strict=True)), bad)
+        except csv.Error as error:
+            raise _Wrong(f"line {reader.line_num}: {error}") from None
+
+    return read
+
+
+def _header(fields: list[str]) -> list[str]:
+    """The names of columns. Raises _Wrong for a name that comes twice."""
+    twice = next((name for name in fields if fields.count(name) > 1), None)
+    if twice is not None:
+        raise _Wrong(f"the header has {shown(twice)} twice")
+    return fields
+
+
+def _lines(stream: IO[bytes], decoder: Decoder) -> Iterator[str]:
+    """Lines with their ends, as ``csv`` wants them: CRLF and LF as they stand in the file."""
+    while line := stream.readline(LARGEST_ROW + 1):
+        if len(line) > LARGEST_ROW:
+            raise _Wrong(f"a line is longer than {LARGEST_ROW:,} bytes")
+        yield decoder.feed(line)
+    if rest := decoder.feed(b"", final=True):
+        yield rest
+
+
+_READERS: dict[str, Callable[[IO[bytes]], Iterator[Row]]] = {
+    kinds.JSON_LINES: _json_lines, kinds.JSON: _json_values, kinds.CSV: _separated(","), kinds.TSV: _separated("\t"),
+}  # fmt: skip
+
+
+def _checked(values: Any, where: str) -> dict[str, Any] | str:
+    if isinstance(values, dict | str):
+        return cast("dict[str, Any] | str", values)
+    raise _Wrong(f"{where} is {shown(values)}, neither an object nor a text")
+
+
+# ---- tables ----
+
+
+def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=BATCH, columns=_kept(file.schema_arrow, columns))
+
+
+def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        names = _kept(reader.schema, columns)
+        for number in range(reader.num_record_batches):
+            yield _selected(reader.get_batch(number), names)
+
+
+def _arrow_stream(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_stream(source)
+        names = _kept(reader.schema, columns)
+        for batch in reader:
+            yield _selected(batch, names)
+
+
+_TABLES = {kinds.PARQUET: _parquet, kinds.ARROW: _arrow, kinds.ARROW_STREAM: _arrow_stream}
+
+
+def _kept(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
+    """The columns to read: those asked for that are there, or all, so that a refusal can name them."""
+    there = [name for name in columns or () if name in schema.names]
+    return there or None
+
+
+def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
+    return batch.select(names) if names else batch
+
+
+def _table_rows(file: SourceFile, kind: Kind, columns: Sequence[str] | None) -> Iterator[Row]:
+    import pyarrow as pa
+
+    number = 0
+    try:
+        for batch in _TABLES[kind.format](file.path, columns):
+            for start in range(0, batch.num_rows, BATCH):
+                part = batch.slice(start, BATCH)
+                names, values = part.schema.names, [_values(column) for column in part.columns]
+                for each in zip(*values, strict=True):
+                    number += 1
+                    row = {name: value for name, (value, _) in zip(names, each, strict=True)}
+                    yield Row(f"row {number}", row, sum(bad for _, bad in each))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{file.path}: is {kind.format} that is damaged or cut off, behind row {number} ({problem}); fetch it "
+            "again or remove it"
+        ) from None
+
+
+def _values(column: pa.Array) -> list[tuple[Any, int]]:
+    """Values of Python, each with the bytes in it that were no UTF-8. Raises ArrowInvalid for offsets and the
+    like that a hostile file has wrong."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column.validate(full=True)
+        column = column.dictionary_decode()
+    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    if (as_bytes := plain.get(column.type)) is None:
+        column.validate(full=True)
+        return [(value, 0) for value in column.to_pylist()]
+    column = column.view(as_bytes)
+    column.validate(full=True)
+    found = list[tuple[Any, int]]()
+    for content in column.to_pylist():
+        found.append((None, 0) if content is None else (content.decode(errors="replace"), not_utf8(content)))
+    return found
