@@ -144,7 +144,7 @@ def check(folder: Path, text: str | None = None, **data: Any) -> list[str]:
 
 
 READ = (
-    "gzip", "bzip2", "xz", "npy", "json lines", "one line of json", "json array", "json array, printed",
+    "gzip", "bzip2", "xz", "npy", "megatron", "json lines", "one line of json", "json array", "json array, printed",
 )  # fmt: skip
 """What is read where no ending says that it is something else."""
 

@@ -64,7 +64,7 @@ def test_adding_files_never_moves_a_document(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(
-        st.sampled_from([b"short\n", b"\n", "é".encode() * 5000, "\U0001f600".encode() * 3001, b"\x80" * 9000]),
+        st.sampled_from([b"short\n", b"\n", "é".encode() * 5000, "\U0001f600".encode() * 3001]),
         max_size=12,
     )
 )
@@ -82,8 +82,7 @@ def test_documents_of_a_file_are_the_file(tmp_path: Path, lines: list[bytes]) ->
         assert len(found) == (1 if content else 0)
     else:
         assert all(0 < len(document.text) <= PIECE for document in found)
-    if b"\x80" * 9 not in content:
-        assert all(document.text.decode() for document in found), "no character is cut"
+    assert all(document.text.decode() for document in found), "no character is cut"
 
 
 def test_one_long_file_has_both_splits(tmp_path: Path) -> None:
