@@ -196,7 +196,11 @@ def describe(metrics: dict[str, Any]) -> list[str]:
     loss = metrics["loss"]
     parts = [f"loss {loss:.3f}" if abs(loss) < 1e5 else f"loss {loss:.3g}"]
     if "eval_loss" in metrics:
-        parts.append(f"eval {metrics['eval_loss']:.3f}")
+        each = {
+            name.removeprefix("eval_loss/"): loss for name, loss in metrics.items() if name.startswith("eval_loss/")
+        }
+        told = ", ".join(f"{name} {loss:.3f}" for name, loss in each.items())
+        parts.append(f"eval {metrics['eval_loss']:.3f}" + (f" ({told})" if told else ""))
     if metrics.get("skipped"):
         parts.append(f"{metrics['skipped']} updates skipped")
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")

@@ -26,7 +26,8 @@ from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.comm.objects import gather
 from plait.train.comm.world import first_does, new_group
-from plait.train.data.stream import Stream, prepare_corpus
+from plait.train.data.sets import prepare_corpus
+from plait.train.data.stream import Stream
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
@@ -86,6 +87,8 @@ class Session:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
         self.control.doing("resuming", patient=True)
         start, steps = self._resume(), self.job.train.steps
+        for line in self.feed.stream.train.told(steps * self.job.train.global_batch_size):
+            self.report.say(line)
         if start >= steps:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
             return 0
@@ -110,7 +113,7 @@ class Session:
     def _prepared(self) -> Stream:
         """The corpus, prepared by rank 0, opened by all."""
         corpus = self.folder / "corpus"
-        first_does(lambda: prepare_corpus(self.job, corpus, self.report.say), "corpus")
+        first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say), "corpus")
         return Stream.open(self.job, corpus)
 
     def _settled(self, part: RankPart) -> RankPart:
@@ -176,10 +179,11 @@ class Session:
         for warning in restored.warnings:
             self.report.say(f"warning: {warning}")
         step = restored.step
-        if restored.state.get("data") != self.feed.identity:
-            sources = ", ".join(self.job.data.texts)
-            raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
-        self.feed = self.feed.going_on(step, restored.state.get("position"))
+        position = self.feed.going_on(step, restored.state.get("position")).position(step)
+        stream = self.feed.stream.resumed(restored.state.get("data"), position)
+        if stream is None:
+            raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {self.job.data.told}")
+        self.feed = replace(self.feed, stream=stream).going_on(step, position)
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))
         self.recorder.begins(step)
         if self.part.shards:
@@ -238,7 +242,7 @@ class Session:
             for name, sizes in zip((TENSORS, PROCESS), zip(*peaks, strict=True), strict=True):
                 metrics[name] = told(sizes, [mesh.ranks for mesh in self.part.plan.layout.meshes])
         if self.part.evaluator and (done % job.eval_every == 0 or last):
-            metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
+            metrics |= self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         skipping = self.optimizer.skipped_in_a_row
         if job.checkpoint_every and done % job.checkpoint_every == 0 and not last and not asked:
@@ -263,14 +267,18 @@ class Session:
         known, self._told = self._told, self.checkpoints.told
         return [] if self._told is known else self._told
 
-    def _evaluate(self, evaluator: PipelineExecutor, done: int) -> float:
+    def _evaluate(self, evaluator: PipelineExecutor, done: int) -> dict[str, float]:
+        """The loss of every set, and the mean over all their targets."""
         self.control.doing(f"evaluating after step {done}", step=done)
         with self.recorder.during(RecordKind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
-            loss = evaluate(evaluator.run, self.part.groups, self.part.cut(self.feed.evaluation(self.part.rows)))
+            losses = {name: evaluate(evaluator.run, self.part.groups, self.part.cut(batches))
+                      for name, batches in self.feed.evaluation(self.part.rows)}  # fmt: skip
+        counts = {one.name: one.count for one in self.feed.stream.evaluation}
+        loss = sum(losses[name] * count for name, count in counts.items()) / sum(counts.values())
         if not math.isfinite(loss):
             check_state(self.optimizer, self.part.groups, done)
             self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")
-        return loss
+        return {"eval_loss": loss} | {f"eval_loss/{name}": each for name, each in losses.items() if name}
 
     def _save(self, done: int) -> None:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the

@@ -137,7 +137,7 @@ def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_s
     run, wanted = damaged.parent / "runs" / "job", curve(damaged)
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     os.truncate(next(newest.glob("*.safetensors")), 100)
-    os.truncate(run / "corpus" / "train-00000.bin", 1000)
+    os.truncate(run / "corpus" / "text" / "train-00000.bin", 1000)
     done = train(damaged)
     assert done.returncode == 0, done.stderr
     assert "resuming after step 8" in done.stdout

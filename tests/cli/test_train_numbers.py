@@ -109,7 +109,7 @@ def test_an_update_may_be_left_out(tmp_path: Path) -> None:
 def test_a_flipped_byte_in_a_token_shard_is_found_and_the_corpus_prepared_again(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2)
     assert train(job, "strategy.tp=1").returncode == 0
-    shard = tmp_path / "runs" / "job" / "corpus" / "train-00000.bin"
+    shard = tmp_path / "runs" / "job" / "corpus" / "text" / "train-00000.bin"
     intact = shard.read_bytes()
     shard.write_bytes(intact[:99] + bytes([intact[99] ^ 1]) + intact[100:])
     done = train(job, "strategy.tp=1")

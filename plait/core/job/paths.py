@@ -13,6 +13,8 @@ from plait.core.job.settings import BYTES, STDLIB
 PATHS = (
     ("model", "huggingface"),
     ("data", "text"),
+    ("data", "sources"),
+    ("data", "eval"),
     ("data", "tokenizer"),
     ("train", "init_from"),
     ("cluster", "file"),
@@ -23,7 +25,8 @@ PATHS = (
     ("place", "states"),
 )
 """Settings that are paths, or lists of them."""
-WORDS = {"data.text": (STDLIB,), "data.tokenizer": (BYTES,), "place.affinity": ("auto",), "place.network": ("",),
+WORDS = {"data.text": (STDLIB,), "data.sources": (STDLIB,), "data.eval": (STDLIB,),
+         "data.tokenizer": (BYTES,), "place.affinity": ("auto",), "place.network": ("",),
          "place.states": ("-",)}  # fmt: skip
 """Values of these settings that are no paths."""
 ASKED = ("slurm:", "kubernetes:")
@@ -40,15 +43,22 @@ def located(values: dict[str, Any], base: Path) -> dict[str, Any]:
         if key == "place.states" and text.startswith(ASKED):
             return text
         check_path(text, key)
+        if "://" in text:  # an address, which fsspec opens
+            return text
         return os.path.abspath(os.path.join(base, os.path.expanduser(text)))
+
+    def locate_all(value: Any, key: str) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [locate_all(one, key) for one in cast("Sequence[Any]", value)]
+        if isinstance(value, dict) and "path" in value:  # a source of data
+            table = cast("dict[str, Any]", value)
+            return table | {"path": locate_all(table["path"], key)}
+        return locate(value, key)
 
     result = dict(values)
     for section, key in PATHS:
         table = result.get(section)
         if isinstance(table, dict) and key in table:
             value = cast("dict[str, Any]", table)[key]
-            many, name = isinstance(value, (list, tuple)), f"{section}.{key}"
-            result[section] = table | {
-                key: [locate(text, name) for text in cast("Sequence[Any]", value)] if many else locate(value, name)
-            }
+            result[section] = table | {key: locate_all(value, f"{section}.{key}")}
     return result

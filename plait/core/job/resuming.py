@@ -44,9 +44,12 @@ TRAIN: Mapping[str, Effect] = {
     "init_from": "refused",
 }
 """Of [train]. A batch of another size begins with the sequence after the last that was trained on."""
+DATA: Mapping[str, Effect] = {"sources": "noted", "eval": "at once"}
+"""Of [data]; its other keys decide what a position in the data means, and are refused. Sources may be added
+and weights changed: every source goes on where it was."""
 STRATEGY: Effect = "another shape"
 """Of every key of [strategy]."""
-OTHERS: Mapping[str, Effect] = {"model": "refused", "data": "refused"}
+OTHERS: Mapping[str, Effect] = {"model": "refused"}
 """Of tables whose keys are all alike; those that are not here are about where a run is, not what it
 computes."""
 
@@ -60,6 +63,8 @@ def effect_of(key: str) -> Effect:
     section, _, name = key.partition(".")
     if section == "train":
         return TRAIN[name.partition(".")[0]]
+    if section == "data":
+        return DATA.get(name.partition(".")[0], "refused")
     return STRATEGY if section == "strategy" else OTHERS.get(section, "at once")
 
 

@@ -6,17 +6,18 @@ value, nothing that is not finite. Rules about several values at once stand in `
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 from unicodedata import category
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
-from plait.core.base.numbers import MOST_SECONDS, MOST_SEED
+from plait.core.base.numbers import MOST_SECONDS, MOST_SEED, shown
 from plait.core.model.precision import Precision
 from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap
@@ -27,6 +28,45 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 OnNan = Literal["stop", "skip"]
 
 STDLIB, BYTES = "python-stdlib", "bytes"
+_NAME = re.compile(r"\w[\w.+ -]{0,100}")
+
+
+TokenType = Literal["", "uint8", "uint16", "uint32", "int32", "int64"]
+Paths = Annotated[str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)], Field()]
+
+
+class SourceSection(Section):
+    """One source of a mixture, or of an evaluation."""
+
+    path: Paths
+    """Files and folders, as in ``data.text``; or a folder that ``plait data prepare`` has made."""
+    name: str = ""
+    """What tables and metrics call it. Empty: the last part of its path."""
+    weight: Positive | None = None
+    """Its share of the sequences, beside the other weights. Left out everywhere: as many as it has, times
+    ``epochs``."""
+    epochs: Positive | None = None
+    """How often it may be read. Without ``weight``: how often it is read while the others are read as often
+    as they say (1 if left out). With it: a run that would read it more often is refused."""
+    text_key: str = ""
+    """Empty: ``data.text_key``."""
+    pattern: str = ""
+    """Empty: ``data.pattern``."""
+    dtype: TokenType = ""
+    """The type of bare token ids without a header (``.bin``)."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """``path`` as a list."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def called(self) -> str:
+        """Its name."""
+        return self.name or self.paths[0].rstrip("/").rpartition("/")[2]
+
+
+Sources = Annotated[tuple[SourceSection, ...], Field(strict=False)]
 
 
 class DataSection(Section):
@@ -36,6 +76,12 @@ class DataSection(Section):
     """Files and folders: text and source files, ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` (each also in gzip,
     xz, zstd or bzip2), ``.parquet``, ``.arrow``. Or ``python-stdlib``, the source of Python's standard
     library, which is always there."""
+    sources: Sources = ()
+    """A mixture, in place of ``text``: tables ``{ path, weight, epochs }``, of which the order of sequences
+    takes its shares exactly."""
+    eval: Sources = ()
+    """What to evaluate on, each with a loss of its own: tables ``{ path, name }``. Empty: ``eval_fraction``
+    of the documents of each source."""
     text_key: str = "text"
     """The key or column that holds the text of a row, in JSON, CSV, Parquet and Arrow."""
     pattern: str = "*"
@@ -50,9 +96,40 @@ class DataSection(Section):
     """Seed of the order of sequences."""
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """``text`` as a list."""
-        return (self.text,) if isinstance(self.text, str) else self.text
+    def train(self) -> tuple[SourceSection, ...]:
+        """The sources of training; ``text`` is one."""
+        return self.sources or (SourceSection(path=self.text, name="text"),)
+
+    @property
+    def told(self) -> str:
+        """The paths of the sources, for people."""
+        return ", ".join(path for source in self.train for path in source.paths)
+
+    @property
+    def held_out(self) -> float:
+        """Share of the documents of each source that is kept for evaluation."""
+        return 0.0 if self.eval else self.eval_fraction
+
+    @model_validator(mode="after")
+    def _agree(self) -> DataSection:
+        if self.sources and self.text != STDLIB:
+            raise JobError("stands beside data.text", key="data.sources",
+                           changes=[{"data.text": None}, {"data.sources": None}])  # fmt: skip
+        for key, sources in (("data.sources", self.sources), ("data.eval", self.eval)):
+            names = [source.called for source in sources]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise JobError(f"two sources are called {shown(twice)}", key=key, fix='Give one of them a name = "..."')
+            for name in names:
+                if not _NAME.fullmatch(name):
+                    fix = 'Give the source a name = "..." of letters, digits, dots and dashes'
+                    raise JobError(f"{shown(name)} is no name of a folder", key=key, fix=fix)
+        given = [source.weight is not None for source in self.sources]
+        if any(given) and not all(given):
+            raise JobError("some sources have a weight and others have none", key="data.sources",
+                           fix="Give each a weight, or none")  # fmt: skip
+        if any(source.weight or source.epochs for source in self.eval):
+            raise JobError("what is evaluated on has no weight and no epochs", key="data.eval", fix="Leave them out")
+        return self
 
 
 class MuonSection(Section):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
-from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
-from plait.train.data.documents import Reading, documents, source_fingerprint
+from plait.train.data.corpus import INDEX_FILE, SPLITS, Corpus, Index, SplitName
+from plait.train.data.documents import Reading, documents
 from plait.train.data.in_place import dealt
 from plait.train.data.kinds import IN_PLACE, kind_of_file, look_at
+from plait.train.data.sets import DataSet, evaluation_sets, training_sets
 from plait.train.data.sources import SourceFile, find_files
 from plait.train.data.token_files import open_tokens
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
@@ -40,24 +41,39 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     over = PassedOver()
     with _of("data.tokenizer"):
         tokenizer = load_tokenizer(data.tokenizer)
-    with _of("data.text"):
-        real = Path(os.path.realpath(out.expanduser()))
-        files = find_files(data.texts, data.pattern, leave_out=real, over=over)
-    if train.eval_every and not data.eval_fraction:
-        fix = "Set a fraction such as 0.02, or train.eval_every = 0"
+    if train.eval_every and not data.eval and not data.eval_fraction:
+        fix = "Set a fraction such as 0.02, name data.eval, or train.eval_every = 0"
         raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
                        key="data.eval_fraction", fix=fix)  # fmt: skip
-    needed: tuple[SplitName, ...] = SPLITS if train.eval_every else ("train",)
-    counted = _Count(files, tokenizer, data, needed)
-    with _of("data.text"):
-        if not counted.of_index(out):
-            counted.formats = look_at(files, MOST_FILES)
-        if not counted.enough:
-            counted.by_reading()
-    if counted.complete:
-        for split in needed:
-            _refuse_short(split, counted, data)
+    key = "data.sources" if data.sources else "data.text"
+    held_out = SPLITS if train.eval_every and not data.eval else ("train",)
+    for one in _sets(training_sets, data, out, key):
+        _check_set(_Count(one, tokenizer, data, held_out, key), over)
+    for one in _sets(evaluation_sets, data, out, "data.eval") if train.eval_every else ():
+        _check_set(_Count(one, tokenizer, data, ("train",), "data.eval"), over)
     return over
+
+
+def _sets(sets: Callable[[DataSection, Path], list[DataSet]], data: DataSection, out: Path, key: str) -> list[DataSet]:
+    with _of(key):
+        return sets(data, Path(os.path.realpath(out.expanduser())))
+
+
+def _check_set(counted: _Count, over: PassedOver) -> None:
+    """Look at the files of a source, and count as far as is needed."""
+    one = counted.one
+    with _of(counted.key):
+        if one.made:
+            counted.of_corpus(Corpus.open(one.folder))
+        else:
+            counted.files = find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
+            if not counted.of_index():
+                counted.formats = look_at(counted.files, MOST_FILES, one.settings.dtype)
+            if not counted.enough:
+                counted.by_reading()
+    if counted.complete:
+        for split in counted.needed:
+            _refuse_short(split, counted)
 
 
 @contextmanager
@@ -73,9 +89,10 @@ class _Count:
     """Tokens of each split, up to what one sequence needs. complete: whether all text was seen."""
 
     def __init__(
-        self, files: Sequence[SourceFile], tokenizer: Tokenizer, data: DataSection, needed: Sequence[SplitName]
+        self, one: DataSet, tokenizer: Tokenizer, data: DataSection, needed: Sequence[SplitName], key: str
     ) -> None:
-        self.files, self.tokenizer, self.data, self.needed = files, tokenizer, data, needed
+        self.one, self.tokenizer, self.data, self.needed, self.key = one, tokenizer, data, needed, key
+        self.files: Sequence[SourceFile] = ()
         self.tokens: Counter[SplitName] = Counter()
         self.documents: Counter[SplitName] = Counter()
         self.lowest = 1.0
@@ -88,21 +105,30 @@ class _Count:
         """Whether every split that is needed fills a sequence."""
         return all(self.tokens[split] > self.data.sequence_length for split in self.needed)
 
-    def of_index(self, out: Path) -> bool:
+    def of_index(self) -> bool:
         """Take the counts of the corpus that is there already, if it is made of the same things.
 
         Of a corpus that is too small the documents are read again: they say which fraction would do.
         """
         try:
-            index = Index.read(out / INDEX_FILE)
+            index = Index.read(self.one.folder / INDEX_FILE)
         except DataError:
             return False
-        source = source_fingerprint(self.files, self.data.eval_fraction, text_key=self.data.text_key)
-        if (index.tokenizer, index.source) != (self.tokenizer.fingerprint, source):
+        if (index.tokenizer, index.source) != (self.tokenizer.fingerprint, self.one.settings.fingerprint(self.files)):
             return False
+        self._take(index)
+        return True
+
+    def of_corpus(self, corpus: Corpus) -> None:
+        """Take the counts of a corpus that the user has prepared. Raises DataError for one of another
+        tokenizer."""
+        self.one.check(corpus, self.tokenizer)
+        self._take(corpus.index)
+        self.complete = True
+
+    def _take(self, index: Index) -> None:
         for split in SPLITS:
             self.tokens[split], self.documents[split] = index.splits[split].tokens, index.splits[split].documents
-        return True
 
     def by_reading(self) -> None:
         """Read documents until there are enough."""
@@ -112,9 +138,9 @@ class _Count:
             self._by_looking_through()
             return
         read, last = 0, None
-        reading = Reading(self.data.text_key)
+        reading = Reading(self.one.settings.text_key)
         for document in (document for file in self.files for document in documents(file, reading)):
-            split = document.split(self.data.eval_fraction)
+            split = document.split(self.one.settings.eval_fraction)
             if last is not None and (document.offset == 0 or split != last):
                 self.tokens[last] += 1  # end-of-text
             if self.tokens[split] <= self.data.sequence_length:  # encoding is the slow part
@@ -133,9 +159,10 @@ class _Count:
     def _by_looking_through(self) -> None:
         """Count token files of others, as far as is needed."""
         for file in self.files:
-            tokens = open_tokens(file, kind_of_file(file).format, "", self.tokenizer.end_of_text)
+            dtype = self.one.settings.dtype
+            tokens = open_tokens(file, kind_of_file(file, dtype).format, dtype, self.tokenizer.end_of_text)
             for document in tokens.documents:
-                for side, parts in dealt(tokens.array, document, self.data.eval_fraction):
+                for side, parts in dealt(tokens.array, document, self.one.settings.eval_fraction):
                     self.tokens[side] += sum(count for _, count in parts)
                     self.documents[side] += 1
                 if self.enough:
@@ -143,13 +170,15 @@ class _Count:
         self.complete = True
 
 
-def _refuse_short(split: SplitName, counted: _Count, data: DataSection) -> None:
+def _refuse_short(split: SplitName, counted: _Count) -> None:
     """Raise JobError if a split does not fill one sequence."""
+    data = counted.data
     have, need, documents = counted.tokens[split], data.sequence_length + 1, sum(counted.documents.values())
     if have >= need:
         return
-    where = {"train": "training", "eval": "evaluation"}[split]
-    what = f"{counted.documents[split]} of {documents} documents, {have} tokens,"
+    where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"
+    of = "" if counted.one.name == "text" else f"of {counted.one.name}, "
+    what = f"{of}{counted.documents[split]} of {documents} documents, {have} tokens,"
     fixes = ["Add text"]
     if have > 1:
         fixes.append(f"set data.sequence_length = {have - 1} or less")

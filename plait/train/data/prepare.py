@@ -236,7 +236,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
     """Write the corpus into the draft and rename it to ``out``; what of the sources is passed over. On an
     error nothing remains, unless it can be gone on with."""
     tokenizer, settings, total = making.tokenizer, making.settings, sum(file.bytes for file in files)
-    reading, done, progress = Reading(settings.text_key), 0, making.progress or (lambda done, total: None)
+    reading, tokens, done, progress = Reading(settings.text_key), 0, 0, making.progress or (lambda done, total: None)
     free = shutil.disk_usage(out.parent).free
     try:
         formats = look_at(files, dtype=settings.dtype)
@@ -252,6 +252,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
         else:
             for done in _write_all(groups(files, settings.eval_fraction, reading), tokenizer, draft):
                 progress(done, total)
+                tokens = draft.tokens
             splits = {name: writer.finish() for name, writer in draft.writers.items()}
         progress(total, total)
         _check_splits(out, splits, making.damaged, settings.eval_fraction)
@@ -268,7 +269,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        needed = DTYPES[draft.dtype].itemsize * (total * draft.tokens / done if done else total)
+        needed = DTYPES[draft.dtype].itemsize * (total * tokens / done if done else total)
         raise DataError(
             f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB were "
             "free; make room, or choose a folder on another disk"

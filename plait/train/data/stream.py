@@ -14,23 +14,26 @@ at the very end of a split fill no window and are never read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from plait.core.base.errors import DataError
+from plait.core.base.errors import DataError, JobError
+from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
 from plait.train.data.corpus import Corpus, SplitName
-from plait.train.data.prepare import CorpusSettings, prepare
-from plait.train.data.tokenizer import FileTokenizer, load_tokenizer
+from plait.train.data.mixture import Mixture, whole_weights
+from plait.train.data.sets import evaluation_sets, training_sets
 
 if TYPE_CHECKING:
     import torch
 
+Phase = tuple[int, dict[str, int]]
+"""From which sequence on a mixture holds, and its weights by the identities of sources."""
 ROUNDS = 8  # of the Feistel network below: even over four windows every order then comes equally often within 2 %
 
 
@@ -65,8 +68,12 @@ class Batches:
     def window_ids(self, start: int, count: int) -> np.ndarray:
         """The window that each of the sequences ``start .. start + count`` shows: int64 [count]."""
         assert start >= 0, f"the stream begins at 0, not at {start}"
-        epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.windows)
-        result = np.empty(count, np.int64)
+        return self.windows_of(np.arange(start, start + count, dtype=np.int64))
+
+    def windows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The window that each sequence of these numbers shows: int64, same shape [n]."""
+        epochs, places = np.divmod(numbers, self.windows)
+        result = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             result[here] = _permute(places[here], self.windows, f"{self.seed}/{epoch}")
@@ -74,7 +81,7 @@ class Batches:
 
     def take(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
-        return self._gather(self.window_ids(start, count))
+        return self.gather(self.window_ids(start, count))
 
     def document_ids(self, start: int, count: int) -> np.ndarray:
         """The document of each token of the sequences ``start .. start + count``: int64 [count, S], from 0
@@ -89,22 +96,8 @@ class Batches:
         """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
-    def evaluations(self, n: int) -> int:
-        """Batches of an evaluation that wants ``n``: fewer rather than show a window twice, and one at
-        least."""
-        return min(n, max(1, self.windows // self.batch))
-
-    def eval_batches(self, n: int, rows: slice = slice(None)) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The first ``n`` batches of this split in its own order; every batch is full. rows: of each batch.
-
-        Stops early rather than show a window twice; a split of less than one batch gives one batch that
-        repeats windows.
-        """
-        places = np.arange(self.batch, dtype=np.int64)[rows]
-        for number in range(self.evaluations(n)):
-            yield self._gather((places + number * self.batch) % self.windows)
-
-    def _gather(self, window_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, window_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Windows as tokens and targets, int64 [n, S] each."""
         import torch  # here, so that preparing a corpus starts without the seconds this import takes
 
         rows = np.empty((len(window_ids), self.sequence + 1), np.int64)
@@ -145,34 +138,167 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+class Mixed:
+    """An endless stream of sequences of several sources: which source comes at which number is a pure
+    function of the number (``plait.train.data.mixture``), and each source goes on as its own ``Batches`` do.
+
+    history: the mixtures of a run from its first start on, the last of them this one; from which sequence
+    each holds, and weights by the identity of a source.
+    """
+
+    def __init__(self, parts: Sequence[Batches], names: Sequence[str], history: Sequence[Phase]) -> None:
+        self.parts, self.names, self.history = tuple(parts), tuple(names), tuple(history)
+        first = parts[0]
+        self.batch, self.sequence = first.batch, first.sequence
+        keys = keys_of(parts)
+        self._order = sorted(range(len(parts)), key=keys.__getitem__)  # however the job lists them
+        phases = [(start, [weights.get(keys[at], 0) for at in self._order]) for start, weights in history]
+        self.mixture = Mixture(phases)
+
+    @property
+    def identity(self) -> str | list[Phase]:
+        """What decides the stream, to be kept beside a position: of one source its own."""
+        return self.parts[0].identity if len(self.parts) == 1 else list(self.history)
+
+    def take(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
+        import torch
+
+        sources, items = self.mixture.items(start, count)
+        tokens = torch.empty((count, self.sequence), dtype=torch.int64)
+        targets = torch.empty_like(tokens)
+        for number, at in enumerate(self._order):
+            part = self.parts[at]
+            if len(here := np.flatnonzero(sources == number)):
+                tokens[here], targets[here] = part.gather(part.windows_of(items[here]))
+        return tokens, targets
+
+    def sample_ids(self, step: int) -> np.ndarray:
+        """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
+        return np.arange(self.batch, dtype=np.int64) + step * self.batch
+
+    def told(self, sequences: int) -> list[str]:
+        """The shares of a run of so many sequences, in lines; of one source, none."""
+        if len(self.parts) == 1:
+            return []
+        return [
+            f"{one.name}: {one.tokens:,} tokens, {one.share:.2%} of the sequences, read {one.epochs:.2f} times"
+            for one in self.shares(sequences)
+        ]
+
+    def check_epochs(self, sources: Sequence[SourceSection], sequences: int) -> None:
+        """Raise JobError where a run of so many sequences reads a source more often than it may."""
+        for source, one in zip(sources, self.shares(sequences), strict=True):
+            if source.weight is not None and source.epochs is not None and one.sequences > one.windows * source.epochs:
+                most = int(one.windows * source.epochs / one.share / self.batch)
+                raise JobError(
+                    f"{one.name} would be read {one.epochs:.2f} times, and its epochs are {source.epochs:g}",
+                    key="data.sources", fix=f"Give it a lower weight, or train at most {most} steps",
+                )  # fmt: skip
+
+    def shares(self, sequences: int) -> list[Share]:
+        """What the first so many sequences are made of."""
+        before = self.mixture.before(sequences).tolist()
+        read = [before[self._order.index(at)] for at in range(len(self.parts))]
+        return [
+            Share(name, part.corpus.num_tokens(part.split), part.windows, count, count / max(1, sequences))
+            for name, part, count in zip(self.names, self.parts, read, strict=True)
+        ]
+
+
+class Share(NamedTuple):
+    """Of a source: its tokens and windows, how many sequences a run reads of it, which share of all that
+    is."""
+
+    name: str
+    tokens: int
+    windows: int
+    sequences: int
+    share: float
+
+    @property
+    def epochs(self) -> float:
+        """How often a run reads it."""
+        return self.sequences / self.windows
+
+
+def weights_of(sources: Sequence[SourceSection], parts: Sequence[Batches]) -> dict[str, int]:
+    """Whole weights by the identities of sources: as the job says, or as many as each has, times its
+    epochs."""
+    given = [
+        source.weight if source.weight is not None else part.windows * (source.epochs or 1.0)
+        for source, part in zip(sources, parts, strict=True)
+    ]
+    return dict(zip(keys_of(parts), whole_weights(given), strict=True))
+
+
+def keys_of(parts: Sequence[Batches]) -> list[str]:
+    """What names each source of a mixture: its identity, numbered where several hold the same tokens."""
+    found: list[str] = []
+    for part in parts:
+        again = sum(key.partition("#")[0] == part.identity for key in found)
+        found.append(f"{part.identity}#{again}" if again else part.identity)
+    return found
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """Sequences of an evaluation: the first ``count`` of a split. name: empty for the only one."""
+
+    name: str
+    batches: Batches
+    count: int
+
+
 @dataclass(frozen=True)
 class Stream:
-    """train: batches of an optimizer step. evaluation: micro-batches; None if the job evaluates nothing."""
+    """train: sequences of optimizer steps. evaluation: sets that are evaluated; none if the job evaluates
+    nothing."""
 
-    train: Batches
-    evaluation: Batches | None
+    train: Mixed
+    evaluation: tuple[EvalSet, ...]
 
     @staticmethod
     def open(job: Job, folder: Path) -> Stream:
-        """From a prepared corpus. Raises DataError for one that gives no batch."""
-        corpus, data = Corpus.open(folder), job.data
-        train = Batches(
-            corpus, "train", batch=job.train.global_batch_size, sequence=data.sequence_length, seed=data.seed
-        )
+        """From prepared corpora in ``folder``. Raises DataError for one that gives no sequence."""
+        data, batch = job.data, job.train.global_batch_size
+        how = {"batch": batch, "sequence": data.sequence_length, "seed": data.seed}
+        corpora = [Corpus.open(one.folder) for one in training_sets(data, folder)]
+        parts = [Batches(corpus, "train", **how) for corpus in corpora]
+        train = Mixed(parts, [source.called for source in data.train], [(0, weights_of(data.train, parts))])
+        train.check_epochs(data.train, job.train.steps * batch)
         if not job.train.eval_every:
-            return Stream(train, None)
-        return Stream(
-            train, Batches(corpus, "eval", batch=job.micro_batch, sequence=data.sequence_length, seed=data.seed)
-        )
+            return Stream(train, ())
+        if data.eval:
+            held = [Batches(Corpus.open(one.folder), "train", **how) for one in evaluation_sets(data, folder)]
+            names = [source.called for source in data.eval]
+        else:
+            held = [Batches(corpus, "eval", **how) for corpus in corpora]
+            names = [source.called for source in data.train]
+        most = job.train.eval_batches * batch
+        if len(held) == 1:
+            names = [""]
+        found = (EvalSet(name, one, min(most, one.windows)) for name, one in zip(names, held, strict=True))
+        return Stream(train, tuple(found))
+
+    def resumed(self, state: object, sequences: int) -> Stream | None:
+        """The stream of a run that goes on after so many sequences, with what its checkpoint has kept of the
+        mixture. None where that is of other data: a source is no longer there."""
+        now = self.train.history[-1][1]
+        kept = [(0, {state: 1})] if isinstance(state, str) else _history(state)
+        if not kept or any(one not in now for _, weights in kept for one in weights):
+            return None
+        if kept[-1][1] != now and not (len(now) == len(kept[-1][1]) == 1):
+            kept = [*(phase for phase in kept if phase[0] < sequences), (sequences, now)]
+        if kept[0][0] != 0:
+            kept = [(0, now)]
+        return replace(self, train=Mixed(self.train.parts, self.train.names, kept))
 
 
-def prepare_corpus(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    """Make the job's corpus in ``folder``, unless it is there."""
-    data = job.data
-    tokenizer = load_tokenizer(data.tokenizer)
-    ends = ""
-    if isinstance(tokenizer, FileTokenizer):
-        ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
-    say(f"preparing {', '.join(data.texts)}{ends}")
-    settings = CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction, text_key=data.text_key)
-    prepare(data.texts, tokenizer, folder, settings, say=say)
+def _history(state: object) -> list[Phase]:
+    """Mixtures of a checkpoint; none, if it is of something else."""
+    try:
+        found = [(int(start), {str(one): int(weight) for one, weight in weights.items()}) for start, weights in state]  # type: ignore[union-attr]
+    except (TypeError, ValueError, AttributeError):
+        return []
+    return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.core.job.spec import Job
-from plait.train.data.stream import Stream
+from plait.train.data.stream import EvalSet, Phase, Stream
 from plait.train.engine.inflight import MicroBatch
 from plait.train.model.loss import IGNORED
 
@@ -33,8 +33,8 @@ class Feed:
     ahead: int = 0
 
     @property
-    def identity(self) -> str:
-        """A hash of all that decides which sequences come in which order."""
+    def identity(self) -> str | list[Phase]:
+        """All that decides which sequences come in which order."""
         return self.stream.train.identity
 
     def position(self, step: int) -> int:
@@ -57,21 +57,24 @@ class Feed:
             found.append(MicroBatch(tokens, targets, own, 1.0 / (train.batch * train.sequence), number))
         return found
 
-    def evaluation(self, rows: Rows = every) -> list[MicroBatch]:
-        """Of an evaluation, always the same; none if the job evaluates nothing."""
-        batches = self.stream.evaluation
-        if batches is None:
-            return []
-        own, scale = rows(batches.batch), 1.0 / (batches.batch * batches.sequence)
-        samples = torch.arange(batches.batch)[own]
-        found = batches.eval_batches(self.job.train.eval_batches, own)
-        return [MicroBatch(tokens, targets, samples, scale, 0) for tokens, targets in found]
+    def evaluation(self, rows: Rows = every) -> list[tuple[str, list[MicroBatch]]]:
+        """The micro-batches of each set of an evaluation, by its name; always the same sequences, in every
+        shape of a run. Those behind a set's last have no target."""
+        return [(one.name, self._evaluated(one, rows)) for one in self.stream.evaluation]
+
+    def _evaluated(self, one: EvalSet, rows: Rows) -> list[MicroBatch]:
+        size, found, scale = self.job.micro_batch, list[MicroBatch](), 1.0 / (one.count * one.batches.sequence)
+        for number in range(self.evaluations):
+            samples = torch.arange(number * size, (number + 1) * size)[rows(size)]
+            tokens, targets = one.batches.gather(samples.numpy() % one.count)
+            targets[samples >= one.count] = IGNORED
+            found.append(MicroBatch(tokens, targets, samples % size, scale, 0))
+        return found
 
     @property
     def evaluations(self) -> int:
-        """Micro-batches of an evaluation."""
-        batches = self.stream.evaluation
-        return batches.evaluations(self.job.train.eval_batches) if batches else 0
+        """Micro-batches of an evaluation of the largest set."""
+        return -(-max((one.count for one in self.stream.evaluation), default=0) // self.job.micro_batch)
 
 
 def micro_batches(

@@ -20,7 +20,7 @@ def test_a_preset_is_all_a_job_needs(job_file) -> None:
     job = Job.read(job_file(MODEL))
     assert job.base_strategy == Strategy()
     assert job.micro_batch == job.train.global_batch_size == 8
-    assert job.data.texts == ("python-stdlib",)
+    assert job.data.train[0].paths == ("python-stdlib",)
 
 
 @pytest.mark.parametrize("file", sorted((specs_folder() / "jobs").glob("*.toml")), ids=lambda file: file.stem)
@@ -324,7 +324,7 @@ def test_slices_that_are_given_leave_all_else_open() -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"preset": "gpt3-125m"},
     "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
-             "eval_fraction": 0.02},
+             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text"},
     "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
               "lr_wsd_decay_steps": 0, "optimizer": "adamw", "weight_decay": 0.1, "weight_decay_of": {},

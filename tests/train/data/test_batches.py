@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
 from plait.train.data.corpus import Corpus
+from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.stream import Batches, _permute
 from plait.train.engine.feed import micro_batches
 from tests.train.data.conftest import make
+from tests.train.data.preparing import BYTES
 
 MODEL = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
 
@@ -156,16 +160,16 @@ def test_sample_ids_number_the_stream(corpora: Callable[[int], Corpus]) -> None:
     assert batches.sample_ids(2).tolist() == [12, 13, 14, 15, 16, 17]
 
 
-def test_eval_batches_are_in_order_and_full(corpora: Callable[[int], Corpus]) -> None:
-    corpus = corpora(257)
-    batches = Batches(corpus, "train", sequence=8, batch=4)
-    found = list(batches.eval_batches(3))
-    assert torch.equal(
-        torch.cat([tokens for tokens, _ in found]).flatten(), torch.from_numpy(corpus.read("train", 0, 96))
-    )
-    assert len(list(batches.eval_batches(100))) == 8, "no window twice"
-    few = list(Batches(corpus, "train", sequence=100, batch=3).eval_batches(5))
-    assert [tokens.shape for tokens, _ in few] == [(3, 100)], "two windows fill one batch of three"
+def test_documents_of_a_sequence_are_numbered(tmp_path: Path) -> None:
+    texts = [b"ab", b"", b"c", b"defghij", b"k" * 30]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text.decode()}) + "\n" for text in texts))
+    corpus = prepare([tmp_path / "a.jsonl"], BYTES, tmp_path / "c", CorpusSettings(eval_fraction=0))
+    batches = Batches(corpus, "train", sequence=8, batch=1)
+    windows = batches.window_ids(0, batches.windows).tolist()
+    ids = dict(zip(windows, batches.document_ids(0, batches.windows), strict=True))
+    assert ids[0].tolist() == [0, 0, 0, 1, 1, 2, 2, 2]  # ab| c| def
+    assert ids[1].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]  # ghij| kkk
+    assert ids[2].tolist() == [0] * 8
 
 
 def test_too_little_text_is_named(corpora: Callable[[int], Corpus]) -> None:

@@ -40,7 +40,8 @@ def sections(texts: Path, *, eval_every: int = 100, **data: Any) -> tuple[DataSe
 
 def really(data: DataSection, train: TrainSection, out: Path) -> None:
     """What ranks do."""
-    corpus = prepare(data.texts, BYTES, out, CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction))
+    settings = CorpusSettings(pattern=data.pattern, eval_fraction=data.eval_fraction)
+    corpus = prepare([str(data.text)], BYTES, out / "text", settings)
     _use(corpus, data, train)
 
 
@@ -102,7 +103,7 @@ def test_no_document_for_evaluation_comes_with_a_fraction_that_selects_one(tmp_p
 def test_a_split_shorter_than_a_sequence_comes_with_a_length_that_fits(tmp_path: Path, made: bool) -> None:
     texts = write(tmp_path / "texts", [b"a text of some words, number %d" % number for number in range(20)])
     if made:
-        prepare([texts], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*", eval_fraction=0.2))
+        prepare([texts], BYTES, tmp_path / "corpus" / "text", CorpusSettings(pattern="*", eval_fraction=0.2))
     for sequence, part in ((400, "evaluation"), (5000, "training")):
         with pytest.raises(JobError) as caught:
             check_data(*sections(texts, eval_fraction=0.2, sequence_length=sequence), tmp_path / "corpus")
@@ -170,7 +171,7 @@ def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: p
     texts = write(tmp_path / "texts", [b"x"])
     pieces = [Document(text=b"words", offset=0), Document(text=b" more", offset=5), Document(text=b"other", offset=0)]
     monkeypatch.setattr(check, "documents", lambda file, reading: iter(pieces))
-    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
+    monkeypatch.setattr(check, "look_at", lambda files, most, dtype: Counter[str]())
     told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=0.0)
     assert "3 of 3 documents, 17 tokens" in told
     places = sorted(one.place for one in pieces)
@@ -183,7 +184,7 @@ def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: p
 
 def test_nothing_can_be_shortened_to_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = write(tmp_path / "texts", [b"x"])
-    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
+    monkeypatch.setattr(check, "look_at", lambda files, most, dtype: Counter[str]())
     whole: dict[str, Any] = {"sequence_length": 64, "eval_every": 0, "eval_fraction": 0.0}
     for text, advised in ((b"", "Add text."), (b"a", "Add text or set data.sequence_length = 1 or less.")):
         monkeypatch.setattr(check, "documents", lambda file, reading, text=text: iter([Document(text=text, offset=0)]))
@@ -192,7 +193,7 @@ def test_nothing_can_be_shortened_to_no_token(tmp_path: Path, monkeypatch: pytes
 
 def test_a_fraction_is_advised_only_where_one_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = write(tmp_path / "texts", [b"x"])
-    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
+    monkeypatch.setattr(check, "look_at", lambda files, most, dtype: Counter[str]())
     places = {b"low": 0.25, b"high": 0.9999, b"middle": 0.5}
 
     def told(*names: bytes) -> str:
@@ -217,7 +218,7 @@ def test_standard_error_is_as_before(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_no_more_is_encoded_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split that has one token more than a sequence has enough; one that is full and no more has not."""
     texts, encoded = write(tmp_path / "texts", [b"x"]), list[bytes]()
-    monkeypatch.setattr(check, "look_at", lambda files, most: Counter[str]())
+    monkeypatch.setattr(check, "look_at", lambda files, most, dtype: Counter[str]())
     monkeypatch.setattr(Document, "place", property(lambda self: 0.1 if self.text.startswith(b"e") else 0.9))
     encode = ByteTokenizer.encode
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))

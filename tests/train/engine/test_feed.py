@@ -12,9 +12,10 @@ from plait.core.job.spec import Job
 from plait.core.parallel.strategy import slice_sizes
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import CorpusSettings, prepare
-from plait.train.data.stream import Batches, Stream
+from plait.train.data.stream import Batches, EvalSet, Mixed, Stream, weights_of
 from plait.train.engine.feed import Feed, micro_batches
 from plait.train.engine.inflight import MicroBatch
+from plait.train.model.loss import IGNORED
 from tests.train.data.preparing import BYTES
 
 
@@ -34,7 +35,8 @@ def feed_of(corpus: Corpus, batch: int, micro: int, seed: int) -> Feed:
                   "eval_batches": 3},
     })  # fmt: skip
     train = Batches(corpus, "train", sequence=16, batch=batch, seed=seed)
-    return Feed(job, Stream(train, Batches(corpus, "train", sequence=16, batch=micro, seed=seed)))
+    mixed = Mixed([train], ["text"], [(0, weights_of(job.data.train, [train]))])
+    return Feed(job, Stream(mixed, (EvalSet("", train, min(3 * batch, train.windows)),)))
 
 
 def same(one: MicroBatch, other: MicroBatch) -> bool:
@@ -57,15 +59,15 @@ def test_rows_of_all_ranks_are_the_batch(corpus: Corpus, micro: int, count: int,
     samples = torch.from_numpy(feed.stream.train.sample_ids(step))
     whole = micro_batches(tokens, targets, samples, micro, step)
     assert all(same(one, other) for one, other in zip(feed.step(step), whole, strict=True))
-    evaluation = feed.evaluation()
-    assert len(evaluation) == feed.evaluations == 3
+    ((_, evaluation),) = feed.evaluation()
+    assert len(evaluation) == feed.evaluations == 3 * count
     for rank in range(dp):
 
         def rows(size: int, rank: int = rank) -> slice:
             sizes = slice_sizes(size, dp)
             return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
-        for found, all_of_it in ((feed.step(step, rows), whole), (feed.evaluation(rows), evaluation)):
+        for found, all_of_it in ((feed.step(step, rows), whole), (feed.evaluation(rows)[0][1], evaluation)):
             for one, other in zip(found, all_of_it, strict=True):
                 r = rows(len(other.tokens))
                 part = MicroBatch(other.tokens[r], other.targets[r], other.samples[r], other.scale, other.step)
@@ -74,8 +76,8 @@ def test_rows_of_all_ranks_are_the_batch(corpus: Corpus, micro: int, count: int,
 
 def test_a_rank_reads_no_more_than_its_rows(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, read = feed_of(corpus, 12, 4, 0), list[int]()
-    take = Batches.take
-    monkeypatch.setattr(Batches, "take", lambda self, start, count: read.append(count) or take(self, start, count))
+    gather = Batches.gather
+    monkeypatch.setattr(Batches, "gather", lambda self, ids: read.append(len(ids)) or gather(self, ids))
     feed.step(3, lambda size: slice(size // 2, size))
     assert read == [2, 2, 2]
 
@@ -90,3 +92,20 @@ def test_a_batch_of_another_size_goes_on_after_the_last_sequence(corpus: Corpus)
         step += count
         position = feed.position(step)
     assert seen == list(range(4 * 3 + 6 * 2 + 2)) and position == len(seen)
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 36])
+def test_an_evaluation_is_the_same_sequences_in_every_shape(corpus: Corpus, count: int) -> None:
+    """However many micro-batches a step has; what fills the last has no target."""
+    found = []
+    for micro in (1, 3, 4, 12):
+        feed = feed_of(corpus, 12, micro, 0)
+        one = EvalSet("", feed.stream.train.parts[0], count)
+        ((_, batches),) = Feed(feed.job, Stream(feed.stream.train, (one,))).evaluation()
+        tokens, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("tokens", "targets"))
+        assert len(tokens) == -(-count // micro) * micro
+        assert (targets[count:] == IGNORED).all() and (targets[:count] != IGNORED).all()
+        assert {batch.scale for batch in batches} == {1 / (count * 16)}
+        found.append((tokens[:count], targets[:count]))
+    assert all(torch.equal(one[at], found[0][at]) for one in found for at in (0, 1))
+    assert torch.equal(found[0][0].flatten(), torch.from_numpy(corpus.read("train", 0, count * 16)))

@@ -1,0 +1,95 @@
+"""The sets of a job: each source of training and of evaluation, prepared in a folder of its own.
+
+| source | folder in ``corpus/`` |
+|---|---|
+| ``data.text`` | ``text`` |
+| ``data.sources`` | its name |
+| ``data.eval`` | ``eval/`` and its name |
+| a folder that ``plait data prepare`` has made | none: it is opened where it lies |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.core.base.errors import DataError
+from plait.core.base.numbers import shown
+from plait.core.job.settings import DataSection, SourceSection
+from plait.train.data.checksums import verify
+from plait.train.data.corpus import INDEX_FILE, Corpus
+from plait.train.data.prepare import CorpusSettings, Progress, prepare
+from plait.train.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One source of a job. folder: where its corpus is. made: whether the user prepared it before."""
+
+    name: str
+    source: SourceSection
+    settings: CorpusSettings
+    folder: Path
+    made: bool = False
+
+    def prepare(self, tokenizer: Tokenizer, say: Callable[[str], None], progress: Progress | None = None) -> Corpus:
+        """Its corpus: made, unless it is there. Raises DataError."""
+        if not self.made:
+            return prepare(self.source.paths, tokenizer, self.folder, self.settings, progress=progress, say=say)
+        corpus = Corpus.open(self.folder)
+        self.check(corpus, tokenizer)
+        verify(corpus)
+        return corpus
+
+    def check(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
+        """Raise DataError for a corpus of another tokenizer than the job's."""
+        if corpus.index.tokenizer != tokenizer.fingerprint:
+            raise DataError(
+                f"{self.folder}: was prepared with another tokenizer than data.tokenizer; name the one that it was "
+                "prepared with, or prepare it again"
+            )
+
+
+def training_sets(data: DataSection, folder: Path) -> list[DataSet]:
+    """The sets that are trained on. folder: of the run's corpora."""
+    return [_set(data, source, folder / source.called, data.held_out) for source in data.train]
+
+
+def evaluation_sets(data: DataSection, folder: Path) -> list[DataSet]:
+    """The sets of ``data.eval``."""
+    return [_set(data, source, folder / "eval" / source.called, 0.0) for source in data.eval]
+
+
+def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float) -> DataSet:
+    settings = CorpusSettings(
+        pattern=source.pattern or data.pattern, eval_fraction=held_out, text_key=source.text_key or data.text_key,
+        dtype=source.dtype,
+    )  # fmt: skip
+    prepared = [path for path in source.paths if (Path(path).expanduser() / INDEX_FILE).is_file() and _is_corpus(path)]
+    if prepared and len(source.paths) > 1:
+        raise DataError(f"{prepared[0]}: is a prepared corpus and stands beside other paths; name it as a source alone")
+    if prepared:
+        return DataSet(source.called, source, settings, Path(prepared[0]).expanduser(), True)
+    return DataSet(source.called, source, settings, folder)
+
+
+def _is_corpus(path: str) -> bool:
+    """Whether a folder with an index holds shards beside it, or spans; other tools have files of that
+    name."""
+    names = {file.suffix for file in Path(path).expanduser().iterdir()}
+    return ".ends" in names
+
+
+def prepare_corpus(data: DataSection, folder: Path, say: Callable[[str], None]) -> None:
+    """Make the corpora of a job in ``folder``, unless they are there."""
+    tokenizer = load_tokenizer(data.tokenizer)
+    ends = ""
+    if isinstance(tokenizer, FileTokenizer):
+        ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
+    say(f"preparing {data.told}{ends}")
+    for one in (*training_sets(data, folder), *evaluation_sets(data, folder)):
+        corpus = one.prepare(tokenizer, say)
+        if one.name != "text" or data.eval:
+            splits = corpus.index.splits
+            say(f"  {shown(one.name)}: {splits['train'].tokens:,} tokens of {splits['train'].documents:,} documents")
