@@ -132,7 +132,7 @@ def test_a_run_that_reads_a_source_too_often_is_refused_with_steps_that_would_do
     ]
     stream = Mixed(parts, ["a", "b", "c"], [(0, weights_of(sources, parts))])
     with pytest.raises(
-        JobError, match=r"b would be read \d\.\d+ times, and its epochs are 2.*at most (\d+) steps"
+        JobError, match=r"b would be read \d+\.\d+ times, and its epochs are 2.*at most (\d+) steps"
     ) as caught:
         stream.check_epochs(sources, 6000)
     most = int(str(caught.value).rpartition("at most ")[2].partition(" ")[0])
