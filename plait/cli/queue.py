@@ -129,6 +129,44 @@ def predict(
     terminal.answer(found, as_json=as_json)
 
 
+@app.command()
+def admit(
+    reservation: Annotated[list[str], typer.Option(metavar="NAME", help="Slurm's reservation of a planned job.")],
+    partition: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this partition have opted in.")] = "",
+    qos: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this QOS have opted in.")] = "",
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, help="Between two rounds.")] = 15.0,
+    late: Annotated[
+        str, typer.Option(help="Who is still there when the planned job comes: preempt all that opted in, or wait.")
+    ] = "preempt",
+    once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON for every round and everything that is done.")
+    ] = False,
+) -> None:
+    """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold would.
+
+    Waiting jobs of the partition (or QOS) are held. Let in are those that fit outside, those that may be
+    preempted, and those that should end before the planned job comes (jct=90m in their comment, else
+    their time limit). Others are never touched. docs/queue.md has more.
+
+    Example: plait queue admit --reservation lpj1 --partition gated
+    """
+    from plait.api.admitting import Admitted, Round, admit_jobs
+
+    def tell(done: Admitted | Round) -> None:
+        if as_json:
+            print(done.to_json())
+        elif isinstance(done, Admitted):
+            terminal.say(done.line())
+        sys.stdout.flush()
+
+    admit_jobs(
+        reservations=tuple(reservation), partition=partition, qos=qos, late=late, dry=dry, once=once, interval=interval,
+        tell=tell,
+    )  # fmt: skip
+
+
 # ---- what is asked ----
 
 

@@ -102,7 +102,8 @@ class Admission:
         one = self.reserved[(part - 1) // 2]
         if part == one.spare_part:
             return one.lends and self.jobs.preemptible[job]
-        return one.open and (self.jobs.preemptible[job] or self.now + self.jobs.jct[job] <= one.due)
+        in_time = self.jobs.preemptible[job] or self.now + self.jobs.jct[job] <= one.due
+        return one.open and in_time and self.now <= one.due - one.planned.closes
 
     def open_rooms(self) -> None:
         """To be called when a zone, or a planned job's spares, open or close."""

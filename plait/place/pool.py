@@ -61,6 +61,11 @@ class NodePool:
         for node, gpus in held:
             self._move(node, self.free[node] + gpus)
 
+    def hold(self, held: Held) -> None:
+        """Take these GPUs of these nodes."""
+        for node, gpus in held:
+            self._move(node, self.free[node] - gpus)
+
     def reserve(self, zone: Iterable[int], part: int) -> None:
         """Nodes that belong to this part from now on."""
         for node in zone:
@@ -78,8 +83,8 @@ class NodePool:
         held: Held = []
         for node in zone:
             assert self.free[node] == self.size, "the zone is empty when the planned job starts"
-            self._move(node, 0)
             held.append((node, self.size))
+        self.hold(held)
         return held
 
     def _grab(self, part: int, level: int, gpus: int) -> int:

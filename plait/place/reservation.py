@@ -27,6 +27,7 @@ class Planned:
     spares: int = 0
     shape: JobShape | None = None
     zone: Sequence[int] | None = None
+    closes: float = 0.0
 
     @property
     def kept(self) -> int:

@@ -6,7 +6,7 @@ Every node has a process, mount and host-name namespace of its own: inside, the 
 ``/etc/hosts``, and process number 1 is its own. A node is switched off by killing its first process: the
 kernel then ends everything that ran there, also what has left its group and session. That process dies with
 the keeper, so nothing outlives it however it ends. SIGTERM: everything ends. SIGHUP: nodes that are off are
-switched on.
+switched on. A controller that dies is started again, as a machine's own service manager would.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from plait.lab.slurm.programs import program
 
 # Process 1 of a node: while it lives the node is on. bash collects orphans, which dash would not.
 NODE = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && "$@" & wait'
+SHORTEST = 3.0
+"""Seconds that a controller lives that can live."""
 NAMESPACES = ("--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -36,6 +38,7 @@ class Keeper:
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self.folder, self.nodes = folder, nodes
         self.processes: dict[str, subprocess.Popen[Any]] = {}
+        self.controlled = -SHORTEST
 
     def start(self) -> None:
         """munged, the controller, the nodes."""
@@ -47,8 +50,16 @@ class Keeper:
         deadline = time.monotonic() + 5
         while not (self.folder / "munge").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._start("slurmctld", [program("slurmctld"), "-D", "-f", str(self.folder / "slurm.conf")])
+        self.control()
         self.switch_on()
+
+    def control(self) -> bool:
+        """Start the controller; False if it was started moments ago, and so does not live."""
+        if (now := time.monotonic()) - self.controlled < SHORTEST:
+            return False
+        self.controlled = now
+        self._start("slurmctld", [program("slurmctld"), "-D", "-f", str(self.folder / "slurm.conf")])
+        return True
 
     def switch_on(self) -> None:
         """Start every node that is off."""
@@ -89,8 +100,7 @@ def _environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Go on in the background, and print its process number; start, serve signals until SIGTERM or the end of
-    slurmctld, end."""
+    """Go on in the background, and print its process number; start, serve signals until SIGTERM, end."""
     folder = Path(sys.argv[1])
     if child := os.fork():
         print(child)
@@ -103,7 +113,7 @@ def main() -> int:
 
 
 def serve(folder: Path) -> int:
-    """Until SIGTERM, or the end of slurmctld."""
+    """Until SIGTERM, the end of munged, or a slurmctld that does not live."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD])
     keeper = Keeper(folder, json.loads((folder / "cluster.json").read_text())["nodes"])
     try:
@@ -116,8 +126,9 @@ def serve(folder: Path) -> int:
                     keeper.switch_on()
                 case _:
                     off = {name for name, process in keeper.processes.items() if process.poll() is not None}
-                    if off & {"munged", "slurmctld"}:
+                    if "munged" in off or ("slurmctld" in off and not keeper.control()):
                         return 1
+                    keeper.note()
     finally:
         keeper.end()
 

@@ -1,0 +1,240 @@
+"""A live queue beside a planned job: jobs that opted in are held, and let start as Algorithm 1 has it.
+
+A round looks at the cluster, decides, acts. It keeps nothing in memory that the next one needs, so that
+it can be killed at any moment and started again; the same function decides in a replay
+(``place/admission.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import Literal
+
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.text import counted
+from plait.launch.slurm_queue import (
+    MINUTE,
+    SlurmQueuedJob,
+    SlurmView,
+    hold,
+    look,
+    restore,
+    send_back,
+    settle,
+    start,
+)
+from plait.launch.watch import catching_signals, say
+from plait.place.live import LiveCluster, LiveJob, LiveStart, LiveZone, decide
+
+GRACE = 120.0
+"""Seconds that a job that was let in may wait for Slurm to start it, before it is held and decided anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """Something that was done. where: ``outside``, or the zones entered.
+    until: seconds since 1970 at which the first of these is due; None outside."""
+
+    at: float
+    job: str
+    what: Literal["hold", "start", "requeue", "restore"]
+    where: str = ""
+    nodes: tuple[str, ...] = ()
+    until: float | None = None
+
+    def line(self) -> str:
+        """For people."""
+        clock = time.strftime("%H:%M:%S", time.localtime(self.at))
+        where = f" {self.where} on {','.join(self.nodes)}" if self.nodes else ""
+        return f"{clock}  {self.what} {self.job}{where}"
+
+    def to_json(self) -> str:
+        """A line of JSON."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a round saw before it let anybody in: jobs that opted in, and GPUs in use on every node, those of
+    jobs that are about to start among them."""
+
+    at: float
+    waiting: tuple[str, ...]
+    running: tuple[str, ...]
+    used: dict[str, int]
+    passed: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """A line of JSON."""
+        return json.dumps({"what": "round"} | asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitting:
+    """A queue that is watched. reservations: names of Slurm's, one a planned job. partition, qos: jobs in
+    it have opted in. late: who is still in a zone when it is due, of those that opted in, goes back into
+    the queue (``preempt``), or only who is preemptible does (``wait``). dry: say what would be done, and
+    do nothing."""
+
+    reservations: tuple[str, ...]
+    partition: str = ""
+    qos: str = ""
+    late: Literal["preempt", "wait"] = "preempt"
+    dry: bool = False
+    told: Callable[[Admitted | Round], None] = field(default=lambda _: None)
+
+    def round(self) -> Round:
+        """Look, decide, act once. Raises LaunchError where Slurm does not answer."""
+        view, now = look(self.partition, self.qos, self.reservations), time.time()
+        due = {one.name: one.start for one in view.reservations if one.start <= now < one.end}
+        taken = {node for one in view.reservations if one.name in due for node in one.nodes}
+        waiting: list[SlurmQueuedJob] = []
+        used = dict(view.used)
+        for job in view.jobs:
+            if job.state == "RUNNING":
+                self._running(job, now, taken)
+            elif job.waits and self._kept_back(job, view, used, now):
+                waiting.append(job)
+        going = tuple(job.name for job in view.jobs if job.state in ("RUNNING", "COMPLETING"))
+        seen = Round(
+            at=now, waiting=tuple(job.name for job in waiting), running=going, used=used, passed=view.passed
+        )  # fmt: skip
+        self.told(seen)
+        by_name = {job.name: job for job in waiting}
+        for one in decide([_live(job) for job in waiting if job.ready], _cluster(view, used, now), now):
+            self._start(by_name[one.job.name], one, now)
+        return seen
+
+    def _running(self, job: SlurmQueuedJob, now: float, taken: set[str]) -> None:
+        """Let it run until its zone is due; then it goes."""
+        if set(job.nodes) & taken and (job.preemptible or self.late == "preempt"):
+            self._do(Admitted(at=now, job=job.name, what="requeue"), lambda: send_back(job))
+        elif job.mark and job.mark.until < inf and not self.dry:
+            settle(job)
+
+    def _kept_back(self, job: SlurmQueuedJob, view: SlurmView, used: dict[str, int], now: float) -> bool:
+        """Whether a job that does not run is to be decided now; it is held. One that was let in a moment ago
+        keeps its nodes until Slurm has started it."""
+        if job.held:
+            if job.mark and job.mark.at:
+                self._do(Admitted(at=now, job=job.name, what="restore"), lambda: restore(job))
+            return True
+        if job.mark and now - job.mark.at < GRACE:
+            for node in job.asked:
+                each = -(-job.gpus // max(1, len(job.asked)))
+                used[node] = min(view.size, used.get(node, 0) + each)
+            return False
+        self._do(Admitted(at=now, job=job.name, what="hold"), lambda: hold(job))
+        return True
+
+    def _start(self, job: SlurmQueuedJob, one: LiveStart, now: float) -> None:
+        where = ",".join(one.zones) or "outside"
+        until = None if one.until == inf else one.until
+        self._do(
+            Admitted(at=now, job=job.name, what="start", where=where, nodes=one.nodes, until=until),
+            lambda: start(job, one.nodes, one.zones, one.until, now),
+        )
+
+    def _do(self, done: Admitted, act: Callable[[], None]) -> None:
+        """Act, then tell. A job that has ended or changed meanwhile is looked at again in the next round."""
+        if not self.dry:
+            try:
+                act()
+            except LaunchError as error:
+                if not _gone(error):
+                    raise
+                return
+        self.told(done)
+
+
+def admit_jobs(
+    *, reservations: tuple[str, ...], partition: str, qos: str, late: str, dry: bool, once: bool, interval: float,
+    tell: Callable[[Admitted | Round], None],
+) -> None:  # fmt: skip
+    """Watch a queue until the user ends it, or once. tell: takes what is done. Raises JobError for what
+    cannot be asked, LaunchError for a partition or reservation that Slurm does not know."""
+    if not partition and not qos:
+        raise JobError("nobody has opted in", key="--partition", fix="Name the partition, or a QOS with --qos")
+    if late not in ("preempt", "wait"):
+        raise JobError(f"'{late}' is neither", key="--late", fix="Write preempt or wait")
+    asked = Admitting(reservations=reservations, partition=partition, qos=qos, late=late, dry=dry, told=tell)  # pyright: ignore[reportArgumentType]
+    say(described(_checked(asked)))
+    if once:
+        asked.round()
+        return
+    with catching_signals() as signals:
+        _watch(asked, interval, signals)
+
+
+def _watch(asked: Admitting, interval: float, signals: Collection[int]) -> None:
+    """Rounds until a signal comes. A controller that does not answer is asked again, without end."""
+    away, passed = False, set[str]()
+    while not signals:
+        try:
+            seen = asked.round()
+        except LaunchError as error:
+            if not away:
+                say(f"Slurm does not answer ({error}); asking again")
+            away = True
+        else:
+            if away:
+                say("Slurm answers again")
+            away = False
+            for job in sorted(seen.passed.keys() - passed):
+                say(f"job {job} is left alone: {seen.passed[job]}")
+            passed |= seen.passed.keys()
+        end = time.monotonic() + interval
+        while time.monotonic() < end and not signals:
+            time.sleep(min(0.2, interval))
+
+
+def _checked(asked: Admitting) -> SlurmView:
+    view = look(asked.partition, asked.qos, asked.reservations)
+    known = {one.name for one in view.reservations}
+    if missing := [name for name in asked.reservations if name not in known]:
+        raise LaunchError(
+            f"Slurm has no reservation '{missing[0]}'. Make it with plait reserve RANK_TABLE --name {missing[0]}, and "
+            "name it with --reservation."
+        )
+    return view
+
+
+def described(view: SlurmView) -> str:
+    """What is watched, in a sentence."""
+    held = sum(job.waits for job in view.jobs)
+    zones = ", ".join(
+        f"{one.name} ({counted(len(one.nodes), 'node')} from {time.strftime('%H:%M:%S', time.localtime(one.start))})"
+        for one in view.reservations
+    )
+    return f"{counted(len(view.used), 'node')}, {counted(held, 'job')} waiting; reserved: {zones}"
+
+
+def _live(job: SlurmQueuedJob) -> LiveJob:
+    return LiveJob(
+        name=job.name, submit=job.submit, gpus=job.gpus, jct=job.jct, preemptible=job.preemptible,
+        priority=job.priority,
+    )  # fmt: skip
+
+
+def _cluster(view: SlurmView, used: dict[str, int], now: float) -> LiveCluster:
+    """What Algorithm 1 sees: reservations that have not ended are zones, closed from a minute before they
+    are due, since no shorter limit can be given. Nodes of jobs that were let in and have not started are
+    theirs."""
+    zones = [
+        LiveZone(name=one.name, nodes=one.nodes, due=one.start, closes=MINUTE)
+        for one in view.reservations
+        if now < one.end
+    ]
+    return LiveCluster(used=used, size=view.size, zones=zones)
+
+
+def _gone(error: LaunchError) -> bool:
+    """Whether Slurm refuses since the job has ended, or is on its way."""
+    return any(
+        word in str(error)
+        for word in ("Invalid job id", "already finished", "Job is pending", "no longer pending", "already completing")
+    )

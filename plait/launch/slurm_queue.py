@@ -1,0 +1,318 @@
+"""Slurm's queue as admission sees it, and what admission does to jobs that opted in: hold, start, send back.
+
+Facts are read with ``scontrol show``, whose records name a field a line; free text (comments, paths) is a
+line of its own, so that nothing a user writes is taken for another field. What was decided of a job is
+kept in its AdminComment, in Slurm's own state: whoever looks next finds it there.
+
+===========  ===========================================================================================
+known        jobs of one partition or QOS that wait, held by their users (``sbatch --hold``) or not held;
+             words of their comments: ``jct=90m``, ``priority=5``, ``preemptible``
+passed over  jobs of other partitions; jobs that an administrator holds; arrays of jobs, which are one
+             record for many; jobs that wait for others or for a time
+===========  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil, inf
+
+from plait.core.base.errors import LaunchError
+from plait.core.topology.hostlist import expand, fold
+from plait.core.topology.slurm_lines import resources
+from plait.launch.slurm import WAITING, command
+
+FREE_TEXT = ("AdminComment", "Comment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra",
+             "Reason", "OS", "Power", "Container")  # fmt: skip
+MINUTE = 60.0
+"""Slurm counts time limits in whole minutes."""
+_UNUSABLE = re.compile(r"DOWN|DRAIN|FAIL|MAINT|COMPLETING|NOT_RESPONDING|POWER|UNKNOWN|REBOOT|FUTURE|INVAL")
+_MARK = re.compile(
+    r"plait-admit submit=(?P<submit>\d+) at=(?P<at>\d+) until=(?P<until>\d+|never) limit=(?P<limit>\S+) "
+    r"zones=(?P<zones>\S*)"
+)
+_LENGTH = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_GPUS = re.compile(r"gres[:/]gpu(?:[:/][\w.+-]*[A-Za-z_][\w.+-]*)?[:=](\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What was decided of a job, as its AdminComment has it. submit: when it was submitted first: Slurm
+    counts anew where it is sent back. at: when it was let in; 0 while it waits. until: when the first
+    zone that it entered is due, inf outside; limit: the time limit that it had; zones: names of those."""
+
+    submit: float
+    at: float = 0.0
+    until: float = inf
+    limit: str = "UNLIMITED"
+    zones: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """For AdminComment."""
+        until = "never" if self.until == inf else str(int(self.until))
+        when = f"submit={int(self.submit)} at={int(self.at)} until={until}"
+        return f"plait-admit {when} limit={self.limit} zones={','.join(self.zones)}"
+
+    @staticmethod
+    def read(text: str) -> Mark | None:
+        """None for a comment that is somebody else's."""
+        found = _MARK.search(text)
+        if not found:
+            return None
+        until = inf if found["until"] == "never" else float(found["until"])
+        zones = tuple(name for name in found["zones"].split(",") if name)
+        return Mark(
+            submit=float(found["submit"]), at=float(found["at"]), until=until, limit=found["limit"], zones=zones
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmQueuedJob:
+    """A job that opted in. state: PENDING, RUNNING, ...; held: whether by its user, or by admission;
+    ready: whether it waits for no other job and no time. gpus: of all its nodes (nodes where nodes have
+    none). nodes: where it runs; asked: where it is to run."""
+
+    name: str
+    state: str
+    held: bool
+    ready: bool
+    submit: float
+    start: float
+    limit: str
+    gpus: int
+    nodes: tuple[str, ...]
+    asked: tuple[str, ...]
+    priority: int
+    preemptible: bool
+    jct: float
+    features: Mapping[str, str]
+    mark: Mark | None
+
+    @property
+    def own_limit(self) -> str:
+        """The time limit that it was submitted with."""
+        return self.mark.limit if self.mark else self.limit
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does not run yet, or not again."""
+        return self.state in WAITING
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmReservation:
+    """Nodes reserved from ``start`` to ``end``, seconds since 1970."""
+
+    name: str
+    nodes: frozenset[str]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmView:
+    """What Slurm says at one moment. jobs: those that opted in; passed: others of the partition, by what
+    was passed over. used, size: GPUs in use on every node of theirs, and GPUs of a node; 1 where nodes
+    have none."""
+
+    jobs: tuple[SlurmQueuedJob, ...]
+    used: dict[str, int]
+    size: int
+    reservations: tuple[SlurmReservation, ...]
+    passed: Mapping[str, str]
+
+
+def look(partition: str, qos: str, reservations: Sequence[str]) -> SlurmView:
+    """The queue now. Raises LaunchError where Slurm does not answer, or knows no such partition or
+    reservation."""
+    nodes = _node_names(partition)
+    records = [one for one in _show("node", "-d") if one["NodeName"] in nodes]
+    counts = {_gpus_of_node(one) for one in records}
+    size = counts.pop() if len(counts) == 1 and 0 not in counts else 1
+    used = {one["NodeName"]: _used(one, size) for one in records}
+    known = [_reservation(one) for one in _show("reservation") if one.get("ReservationName") in reservations]
+    jobs: list[SlurmQueuedJob] = []
+    passed: dict[str, str] = {}
+    for one in _show("job"):
+        if (partition and one.get("Partition") != partition) or (qos and one.get("QOS") != qos):
+            continue
+        if (why := _not_ours(one)) and one.get("JobState") in WAITING:
+            passed[one["JobId"]] = why
+        else:
+            jobs.append(_job(one, size))
+    return SlurmView(jobs=tuple(jobs), used=used, size=size, reservations=tuple(known), passed=passed)
+
+
+# ---- what admission does ----
+
+
+def hold(job: SlurmQueuedJob) -> None:
+    """Keep a waiting job from starting, as if its user had."""
+    command("scontrol", "uhold", job.name)
+    if job.mark:
+        restore(job)
+
+
+def start(job: SlurmQueuedJob, nodes: Sequence[str], zones: Sequence[str], until: float, now: float) -> None:
+    """Let a held job start on these nodes. In a zone its time limit ends before the zone is due: Slurm starts
+    it there for that reason alone. The mark is written first: whoever is killed between the two leaves a job
+    that is held, and is decided anew."""
+    mark = Mark(submit=job.submit, at=now, until=until, limit=job.own_limit, zones=tuple(zones))
+    minutes = min(_minutes(mark.limit), (until - now) // MINUTE)
+    told = [f"TimeLimit={int(minutes)}"] if until < inf else []
+    _update(job, f"ReqNodeList={fold(nodes)}", *told, mark=mark)
+    command("scontrol", "release", job.name)
+
+
+def settle(job: SlurmQueuedJob) -> None:
+    """Let a job that has started in a zone run until the zone is due, to the minute after: its limit had
+    to end before, by up to a minute."""
+    assert job.mark
+    minutes = min(_minutes(job.mark.limit), ceil((job.mark.until - job.start) / MINUTE) + 1)
+    if minutes > _minutes(job.limit):
+        command("scontrol", "update", f"JobId={job.name}", f"TimeLimit={int(minutes)}")
+
+
+def send_back(job: SlurmQueuedJob) -> None:
+    """Stop a running job and put it back into the queue, held, at the place that it had."""
+    _update(job, mark=Mark(submit=job.submit, at=job.start, limit=job.own_limit))
+    command("scontrol", "requeuehold", job.name)
+
+
+def restore(job: SlurmQueuedJob) -> None:
+    """Give a job that waits again the limit and the nodes that it was submitted with."""
+    told = "ReqNodeList=", f"TimeLimit={job.own_limit}"
+    _update(job, *told, mark=Mark(submit=job.submit, limit=job.own_limit))
+
+
+def _update(job: SlurmQueuedJob, *values: str, mark: Mark) -> None:
+    command("scontrol", "update", f"JobId={job.name}", *values, f"AdminComment={mark.text()}")
+
+
+# ---- reading ----
+
+
+def _show(*what: str) -> list[dict[str, str]]:
+    """Records of ``scontrol show``, by field."""
+    text = command("env", "SLURM_TIME_FORMAT=%s", "scontrol", *what[1:], "show", what[0])
+    found: list[dict[str, str]] = []
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            found.append({})
+        key, _, rest = line.strip().partition("=")
+        if not found or not rest:
+            continue
+        if key in FREE_TEXT and line[0].isspace():
+            found[-1][key] = rest.strip()
+            continue
+        for word in line.split():
+            name, equals, value = word.partition("=")
+            if equals:
+                found[-1].setdefault(name, value)
+    return [one for one in found if one]
+
+
+def _node_names(partition: str) -> set[str]:
+    records = _show("partition")
+    if not partition:
+        return {name for one in records for name in _expanded(one.get("Nodes", ""))}
+    own = next((one for one in records if one.get("PartitionName") == partition), None)
+    if own is None:
+        raise LaunchError(f"Slurm has no partition '{partition}'. Name one of sinfo's with --partition.")
+    return set(_expanded(own.get("Nodes", "")))
+
+
+def _expanded(text: str) -> list[str]:
+    return [] if text in ("", "(null)") else expand(text)
+
+
+def _gpus_of_node(one: Mapping[str, str]) -> int:
+    return sum(found.number for found in resources(one.get("Gres", ""))[0] if found.name == "gpu")
+
+
+def _used(one: Mapping[str, str], size: int) -> int:
+    """GPUs in use; all where the node takes no jobs, or no GPUs are counted and it has any job."""
+    if _UNUSABLE.search(one.get("State", "")) or (size == 1 and one.get("CPUAlloc", "0") != "0"):
+        return size
+    used = sum(found.number for found in resources(one.get("GresUsed", ""))[0] if found.name == "gpu")
+    return min(size, used)
+
+
+def _reservation(one: Mapping[str, str]) -> SlurmReservation:
+    return SlurmReservation(
+        name=one["ReservationName"], nodes=frozenset(_expanded(one.get("Nodes", ""))), start=float(one["StartTime"]),
+        end=float(one["EndTime"]),
+    )  # fmt: skip
+
+
+def _not_ours(one: Mapping[str, str]) -> str:
+    """Why a waiting job of the partition is left alone; empty for others."""
+    if "ArrayJobId" in one:
+        return "it is an array of jobs"
+    if Mark.read(one.get("AdminComment", "")):
+        return ""
+    if one.get("Reason") in ("JobHeldAdmin", "BadConstraints"):
+        return f"Slurm says {one['Reason']}"
+    asks = any(one.get(key, "(null)") != "(null)" for key in ("ReqNodeList", "ExcNodeList", "Features"))
+    return "it asks for certain nodes" if asks else ""
+
+
+def _job(one: Mapping[str, str], size: int) -> SlurmQueuedJob:
+    words = one.get("Comment", "").replace(",", " ").split()
+    told = {key: value for key, _, value in (word.partition("=") for word in words)}
+    limit, mark = one.get("TimeLimit", "UNLIMITED"), Mark.read(one.get("AdminComment", ""))
+    own_limit = mark.limit if mark else limit
+    known = {"user": one.get("UserId", "").partition("(")[0], "group": one.get("Account", ""),
+             "queue": one.get("Partition", ""), "cpus": one.get("NumCPUs", "").partition("-")[0],
+             "nodes": one.get("NumNodes", "").partition("-")[0]}  # fmt: skip
+    return SlurmQueuedJob(
+        name=one["JobId"], state=one.get("JobState", ""),
+        held=one.get("Priority") == "0" or one.get("Reason", "").startswith("JobHeld"),
+        ready=one.get("Dependency", "(null)") == "(null)" and _time(one.get("EligibleTime")) <= time.time(),
+        submit=mark.submit if mark else _time(one.get("SubmitTime")), start=_time(one.get("StartTime")), limit=limit,
+        gpus=max(1, _asked(one, size)), nodes=tuple(_expanded(one.get("NodeList", ""))),
+        asked=tuple(_expanded(one.get("ReqNodeList", ""))),
+        priority=_whole(told.get("priority", ""), -_whole(one.get("Nice", ""), 0)),
+        preemptible="preemptible" in told, jct=_seconds(told.get("jct", ""), _minutes(own_limit) * MINUTE),
+        features=known, mark=mark,
+    )  # fmt: skip
+
+
+def _asked(one: Mapping[str, str], size: int) -> int:
+    """GPUs that a job asks for; one of no GPUs counts as having its nodes whole."""
+    nodes = _whole(one.get("NumNodes", "").partition("-")[0], 1)
+    per_node, in_all = _GPUS.search(one.get("TresPerNode", "")), _GPUS.search(one.get("TresPerJob", ""))
+    if size == 1 or not (per_node or in_all):
+        return nodes * size
+    return int(in_all[1]) if in_all else int(per_node[1]) * nodes if per_node else 0
+
+
+def _time(text: str | None) -> float:
+    return float(text) if text and text.isdecimal() else 0.0
+
+
+def _whole(text: str, other: int) -> int:
+    with suppress(ValueError):
+        return int(text)
+    return other
+
+
+def _seconds(text: str, other: float) -> float:
+    """Of ``90m``, ``1d12h``, ``600``; what is none counts as not said."""
+    found = _LENGTH.fullmatch(text)
+    if not text or not found:
+        return other
+    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)))
+
+
+def _minutes(limit: str) -> float:
+    """Of a time limit as Slurm prints it: D-HH:MM:SS, HH:MM:SS, UNLIMITED."""
+    if not re.fullmatch(r"(?:\d+-)?\d+:\d+:\d+", limit):
+        return inf
+    days, _, clock = limit.rpartition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
