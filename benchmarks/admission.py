@@ -109,7 +109,9 @@ class Trial:
 
     def prepare(self) -> None:
         """The partition that opts in, and the reservation."""
-        self.slurm("scontrol", "create", f"PartitionName={PARTITION}", "Nodes=ALL", "State=UP", "MaxTime=INFINITE")
+        with self.cluster.conf.open("a") as conf:  # a partition that is made at run time dies with the controller
+            conf.write(f"PartitionName={PARTITION} Nodes=ALL MaxTime=INFINITE State=UP\n")
+        self.slurm("scontrol", "reconfigure")
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.due))
         self.slurm(
             "scontrol", "create", "reservation", f"ReservationName={RESERVATION}", f"StartTime={when}", "Duration=60",

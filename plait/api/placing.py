@@ -11,6 +11,7 @@ from plait.core.base.codec.json_text import read_table
 from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError, PlacementError, nearest
 from plait.core.base.files import reason_of
+from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.plan import Plan
@@ -20,7 +21,6 @@ from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import Topology
 from plait.place.affinity import affinity_of, known_profiled, read_profiled
 from plait.place.bounds import lower_bound
-from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.pools import Wanted, check_still_there, enough, gpus_per_node, pools_of, remarks_on, spots_of, types_of
 from plait.place.problem import Pool, Problem, Spares
@@ -48,6 +48,8 @@ class Placing:
     """What is to be said of the topology, and which of its nodes are not used."""
     each: int = 0
     """Ranks of a node."""
+    planned: tuple[Plan, float | None, str, int] | None = None
+    """What ``plan_of`` would say of ``job``, if it is known."""
 
     def read(self) -> None:
         """Read job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
@@ -60,7 +62,7 @@ class Placing:
             raise error.in_file(COMMAND_LINE if typed else str(self.job)) from None
 
     def _read(self) -> None:
-        plan, rate, device, each = plan_of(self.job, self.overrides)
+        plan, rate, device, each = self.planned or plan_of(self.job, self.overrides)
         self.settings = asked = (plan.job.place if plan.job else PlaceSection()).changed(self.overrides)
         self.tree, self.remarks = self._read_topology()
         self.spots = spots_of(self.tree, asked.level or None)

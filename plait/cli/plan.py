@@ -38,6 +38,12 @@ class Question:
         int, typer.Option(metavar="N", help="Run the N best for a few steps, and choose by their measured times.")
     ] = 0
     on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local"
+    topology: Annotated[
+        str, typer.Option(metavar="FILE", help="Place every strategy on these switches; predict its step there.")
+    ] = ""
+    rank_table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the ranks lie, for --topology: no placing anew.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ def plan(
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
     from plait.api.measuring import measure_best
+    from plait.api.placed_step import place_steps
     from plait.api.places import place_of
     from plait.api.planning import (
         check_emits,
@@ -110,6 +117,8 @@ def plan(
     out, draw, as_json = shown.out, shown.draw, shown.as_json
     emit = shown.show if shown.show != DETAILS else None
     measure, what_if = question.measure, question.what_if
+    if question.rank_table and not question.topology:
+        raise JobError("needs to know where its hosts are", key="--rank-table", fix="Give --topology, too")
     if job is None:
         if question.evaluate or shown.show or draw or measure or what_if or out:
             raise JobError("no job is given", fix="Write plait plan JOB.toml")
@@ -145,7 +154,9 @@ def plan(
                 asked.planner.refuse_framework(doing)
         if emit:
             check_emits(asked, emit)
-        found = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS)
+        found, placed = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS), None
+        if question.topology:
+            found, placed = place_steps(asked, found, given, question.topology, question.rank_table)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:
@@ -161,7 +172,10 @@ def plan(
         return
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
     more |= {"read": asked.told.to_dict()} if asked.told else {}
+    more |= {"placement": placed.to_dict()} if placed else {}
     terminal.answer(found, as_json=as_json, **more)
+    if placed and not as_json:
+        terminal.answer(placed, as_json=False)
     if target and not as_json:
         after = "" if asked.planner.closed else f"; plait train {target} obeys it"
         terminal.text(f"The plan is in {target}{after}.")

@@ -14,8 +14,8 @@ from typing import Literal
 
 from plait.core.base.errors import PlacementError
 from plait.core.base.text import counted
+from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix, Volume, columns_of, rows_of
-from plait.place.network import Network
 
 Unit = Literal["both", "pp", "dp"]
 By = Literal["spread", "seconds"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.network import Network
 from plait.core.job.plan import Plan
 from plait.core.model.experts import refuse_experts
 from plait.core.record.records import sent_bytes
 from plait.core.step.clock.crowd import shared_pace
 from plait.core.step.clock.pipeline import Simulated, Simulation
+from plait.core.step.clock.placed_prices import PlacedPrices
 from plait.core.step.clock.prices import ClusterPrices, Prices
 from plait.core.step.seconds.costs import Launches
 from plait.core.step.seconds.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
@@ -19,22 +21,38 @@ OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
 """Of the memory traffic of a parameter's update, and of a byte of it, where nothing is described."""
 
 
-def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: int | None = None) -> Simulated:
+def simulate_plan(
+    plan: Plan, cluster: Cluster | None = None, *, jitter_seed: int | None = None, placed: PlacedOn | None = None
+) -> Simulated:
     """A step of ``plan`` on ``cluster``, whose nodes its ranks fill in order.
 
-    cluster: None for what the plan itself knows: its measured costs, or costs from shapes, whose proportions
-    mean more than their seconds. jitter_seed: every node's step takes longer or shorter by a factor that is
-    drawn with it, and a place waits for its slowest; None: all take as long as the slowest of the job's nodes
-    does on average. Raises JobError where the cluster has no peak for
-    the plan's precision.
+    cluster: None for what the plan itself knows: its measured costs, or costs from shapes, whose
+    proportions mean more than their seconds. placed: in which minipods these nodes lie; None: in one.
+    jitter_seed: every node's step takes longer or shorter by a factor that is drawn with it, and a place
+    waits for its slowest; None: all take as long as the slowest of the job's nodes does on average.
+    Raises JobError where the cluster has no peak for the plan's precision.
     """
     refuse_experts(plan.model, "simulated")
-    prices = ClusterPrices(plan, cluster) if cluster else PlanPrices(plan)
+    if cluster is None:
+        return Simulation(plan, PlanPrices(plan), jitter_seed, lambda: plan.key).simulated
+    prices = placed.prices(plan, cluster) if placed else ClusterPrices(plan, cluster)
     found = Simulation(plan, prices, jitter_seed, lambda: plan.key).simulated
-    if cluster is None or cluster.crowd == 1.0:
+    if cluster.crowd == 1.0:
         return found
     pace = shared_pace(found.simulation.run().courses, cluster.crowd)
-    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed, lambda: plan.key).simulated
+    return Simulation(plan, replace(prices, pace=pace), jitter_seed, lambda: plan.key).simulated
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedOn:
+    """pods: the minipod of every host, by node rank. network: what crossing minipods costs."""
+
+    pods: tuple[int, ...]
+    network: Network
+
+    def prices(self, plan: Plan, cluster: Cluster) -> PlacedPrices:
+        """Of a plan's step on a cluster."""
+        return PlacedPrices(plan, cluster, pods=self.pods, network=self.network)
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,10 @@ class PlanPrices(Prices):
     def launches(self, place: int) -> Launches:
         return Launches()
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+    def alike(self, place: int) -> object:
+        return None
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
         return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
 
     def tier(self, ranks: int, stride: int) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.cluster.network import Network
 from plait.core.cluster.placement_profile import PlacementProfile
 from plait.core.cluster.profile import Profile
-from plait.place.network import Network
 from plait.plan.profiled import here
 
 pytestmark = pytest.mark.lab

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.program import mip
 from plait.core.base.errors import JobError, PlacementError
+from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.place.affinity import Profiled, affinity_of, known_profiled, own_rows, read_profiled
-from plait.place.network import Network
 from plait.place.placing import place, placed_by
 from plait.place.problem import Pool, Problem, seconds_of
 

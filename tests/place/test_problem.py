@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import PlacementError
+from plait.core.cluster.network import Network
 from plait.core.job.communication import Volume
-from plait.place.network import Network
 from plait.place.problem import Pool, Problem, Spares, check_legal, seconds_of, spread_of
 
 NETWORK = Network(rate=2.0, collective_loss=0.5, p2p_loss=0.75)

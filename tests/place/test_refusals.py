@@ -12,10 +12,10 @@ import pytest
 from benchmarks.baselines import brute
 from benchmarks.baselines.brute import MOST, brute_force
 from plait.core.base.errors import DataError, JobError, PlacementError
+from plait.core.cluster.network import Network
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.model_files import load
-from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.problem import Problem, Spares
 from plait.place.traces.columns import parse_columns

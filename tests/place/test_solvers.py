@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.baselines.program import mip
 from plait.core.base.errors import PlacementError
+from plait.core.cluster.network import Network
 from plait.core.job.communication import Volume
 from plait.place.bounds import fewest_minipods
 from plait.place.cpsat import cpsat
-from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, spread_of
 

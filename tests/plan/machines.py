@@ -93,7 +93,7 @@ class Given(PlanPrices):
         }
         return SegmentCosts(compute, self.wire)
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
         return self.unit
 
     def update(self, numbers: int) -> float:

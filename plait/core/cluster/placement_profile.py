@@ -106,6 +106,14 @@ class PlacementProfile(StampedSection):
                 ratios += [across / inside] if inside > 0 and across > 0 else []
         return sum(ratios) / len(ratios) if ratios else None
 
+    def core(self) -> float | None:
+        """Bytes per second, each way, of a minipod's link to the others: what all pairs have together
+        that were measured across, one for each of a minipod's ranks. None without such pairs."""
+        pairs = [one for one in self.collectives if one.kind == "all_reduce" and one.group.ranks == 2]
+        across = [one for one in pairs if one.group.minipods == 2 and _per_byte(one) > 0]
+        ranks = self.nodes_per_minipod * self.machine.ranks_per_node
+        return ranks / _per_byte(across[0]) if across else None
+
 
 def _per_byte(curve: Curve) -> float:
     """Seconds of a further byte: latency cancels out."""
@@ -134,17 +142,19 @@ def affinity_row(profile: PlacementProfile) -> str:
 
 
 def network_file(profile: PlacementProfile) -> str:
-    """What ``place.network`` names: the rate inside a minipod, and how much longer what
-    crosses takes. Raises JobError where no group was measured both ways."""
+    """What ``place.network`` names: the rate inside a minipod, how much longer what crosses takes, and what a
+    minipod's link to the others carries. Raises JobError where no group was measured both ways."""
     crossing = profile.crossing("all_reduce")
     inside = [c for c in profile.collectives if c.group.minipods == 1 and c.kind == "all_reduce"]
     if crossing is None or not inside:
         raise JobError("measured no group both inside a minipod and across", key="--network")
     source = json.dumps(f"plait measure placement on {profile.machine.name}, hash {profile.hash[:12]}")
-    rates = {
+    rates: dict[str, float] = {
         "rate": max(curve.bandwidth for curve in inside), "collective_loss": 0.0, "p2p_loss": 0.0,
         "crossing": max(1.0, crossing),
     }  # fmt: skip
+    if core := profile.core():
+        rates["core"] = core
     told = (
         f'[{key}]\nvalue = {value:.6g}\nsource = {source}\ndate = "{profile.date}"\n' for key, value in rates.items()
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
+from plait.core.cluster.network import Network
 from plait.core.cluster.placement_profile import (
     Interference,
     PlacedJob,
@@ -20,7 +21,6 @@ from plait.core.cluster.placement_profile import (
 )
 from plait.core.cluster.profile import Curve, Group, Machine, Point
 from plait.place.affinity import read_profiled
-from plait.place.network import Network
 
 
 def curve(minipods: int, per_byte: float) -> Curve:

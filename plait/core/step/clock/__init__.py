@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["crowd", "dry_run", "pipeline", "prices"]
+__all__ = ["crowd", "dry_run", "pipeline", "placed_prices", "prices"]

@@ -113,7 +113,8 @@ class StepClock(PipelineClock[Course]):
             if course.place.units:
                 course.do(course.inside.complete(course.state))
             if course.place.copies:
-                taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1)
+                where = course.place.index
+                taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1, where)
                 course.rest(course.clock + taken, "tp")
         self._tie()
         world = step.layout.world_size
@@ -157,7 +158,10 @@ class Simulation:
         self.step, self.prices, self.key = step, prices, key
         self.places = [Place(step, index) for index in range(len(step.layout.degrees))]
         kinds: dict[object, PlaceLists] = {}
-        self.lists = [kinds.setdefault(place.kind, PlaceLists(place, prices)) for place in self.places]
+        self.lists = [
+            kinds.setdefault((place.kind, prices.alike(place.index)), PlaceLists(place, prices))
+            for place in self.places
+        ]
         self.paces = self._paces(jitter_seed)
         self.script = script_of(step.schedule)
         self._travels: dict[tuple[int, int], tuple[float, int]] = {}

@@ -122,7 +122,8 @@ class PlaceLists:
     def _price(self, found: Sequence[Sent]) -> Price:
         """Price of collectives one after the other; they use the links of the one that takes longest."""
         tp = self.place.strategy.tp
-        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp) for one in found]
+        where = self.place.index
+        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp, where) for one in found]
         if not each:
             return Price(0.0, -1)
         slowest = found[each.index(max(each))]

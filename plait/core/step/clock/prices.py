@@ -56,8 +56,13 @@ class Prices(Protocol):
         """Seconds of the host of a place."""
         ...
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
-        """Seconds of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart."""
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+        """Seconds of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart. place: whose they
+        are; None for ranks of several."""
+        ...
+
+    def alike(self, place: int) -> object:
+        """What is equal for places of a kind whose collectives cost the same."""
         ...
 
     def tier(self, ranks: int, stride: int) -> int:
@@ -120,7 +125,10 @@ class ClusterPrices:
         load = Load(self.step.largest_share(place), self.step.workload.sequence)
         return self.step.model, self.step.strategy_of(place), load, self.cluster
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+    def alike(self, place: int) -> object:
+        return None
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
         assert kind != "rotate"
         return float(rates.collective(self.cluster, kind, nbytes, ranks, stride))
 

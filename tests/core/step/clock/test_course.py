@@ -96,7 +96,7 @@ class Told(Given):
     def way(self, source: int, target: int) -> int:
         return self.links
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
         self.asked.append((kind, nbytes, ranks, stride))
         return self.unit
 

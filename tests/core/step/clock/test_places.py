@@ -30,7 +30,7 @@ class Links(PlanPrices):
     slow: tuple[float, float] = (1.5, 1.25)
     asked: list[tuple[str, float, int, int]] = field(default_factory=list[tuple[str, float, int, int]])
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
         self.asked.append((kind, nbytes, ranks, stride))
         return ranks + stride * 1e-3
 
