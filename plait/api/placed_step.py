@@ -17,6 +17,7 @@ from plait.api.plan_answer import PlanAnswer
 from plait.api.planning import Planning
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.base.text import Column, Part, Shown, Table, in_seconds
+from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.network import Network
 from plait.core.job.plan import Plan
 from plait.core.topology.rank_table import RankTable
@@ -115,10 +116,26 @@ def _placed(
     there = PlacedOn(pods=tuple(number[pod] for pod in pods), network=network)
     dp, pp = there.prices(plan, cluster).spreads()
     strategy = " ".join(f"{key}={value}" for key, value in readable(one.point).items())
+    measured = _as_measured(cluster, network)
     return PlacedStep(
-        strategy=strategy, seconds=simulate_plan(plan, cluster, placed=there).seconds, inside=one.seconds,
-        dp_spread=dp, pp_spread=pp, hosts=tuple(hosts),
+        strategy=strategy, seconds=simulate_plan(plan, measured, placed=there).seconds,
+        inside=simulate_plan(plan, measured).seconds, dp_spread=dp, pp_spread=pp, hosts=tuple(hosts),
     )  # fmt: skip
+
+
+def _as_measured(cluster: Cluster, network: Network) -> Cluster:
+    """The cluster with the rate of collectives inside a minipod that was measured beside that of its link; as
+    it is where that was not measured."""
+    if network.core is None:
+        return cluster
+    *inner, outer = cluster.tiers
+    rate = outer.rate.model_copy(update={"value": network.rate, "source": "place.network"})
+    across, reached = cluster.efficiency.across, cluster.efficiency
+    whole = across.model_copy(update={"share": across.share.model_copy(update={"value": 1.0})})
+    return cluster.model_copy(update={
+        "tiers": (*inner, outer.model_copy(update={"rate": rate})),
+        "efficiency": reached.model_copy(update={"across": whole}),
+    })  # fmt: skip
 
 
 def _checked(table: RankTable, plan: Plan, placing: Placing) -> tuple[str, ...]:

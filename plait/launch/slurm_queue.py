@@ -209,7 +209,7 @@ def _show(*what: str) -> list[dict[str, str]]:
         if key in FREE_TEXT and line[0].isspace():
             found[-1][key] = rest.strip()
             continue
-        for word in line.split():
+        for word in line.partition(" JobName=")[0].split():
             name, equals, value = word.partition("=")
             if equals:
                 found[-1].setdefault(name, value)
