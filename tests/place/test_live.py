@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -56,7 +57,7 @@ def replayed(
     drawn=JOBS, zone=st.sampled_from(((), (4, 5), (0, 3), (0, 1, 2, 3, 4))), closes=st.sampled_from((0.0, 60.0, 120.0))
 )
 def test_what_starts_now_is_what_the_replay_starts(drawn: list[LiveJob], zone: tuple[int, ...], closes: float) -> None:
-    jobs = [LiveJob(**(vars(job) | {"name": f"j{at:02}"})) for at, job in enumerate(drawn)]
+    jobs = [replace(job, name=f"j{at:02}") for at, job in enumerate(drawn)]
     zones = [LiveZone(name="lpj", nodes=frozenset(NAMES[at] for at in zone), due=100.0, closes=closes)] if zone else []
     found = decide(jobs, LiveCluster(used=FREE, size=SIZE, zones=zones), 0.0)
     assert sorted((one.job.name, one.nodes) for one in found) == replayed(jobs, zone, 100.0, closes)
