@@ -49,7 +49,7 @@ class Placing:
     each: int = 0
     """Ranks of a node."""
     planned: tuple[Plan, float | None, str, int] | None = None
-    """What ``plan_of`` would say of ``job``, if it is known."""
+    """What ``plan_of`` says of ``job``, once it is known."""
 
     def read(self) -> None:
         """Read job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
@@ -62,7 +62,8 @@ class Placing:
             raise error.in_file(COMMAND_LINE if typed else str(self.job)) from None
 
     def _read(self) -> None:
-        plan, rate, device, each = self.planned or plan_of(self.job, self.overrides)
+        self.planned = self.planned or plan_of(self.job, self.overrides)
+        plan, rate, device, each = self.planned
         self.settings = asked = (plan.job.place if plan.job else PlaceSection()).changed(self.overrides)
         self.tree, self.remarks = self._read_topology()
         self.spots = spots_of(self.tree, asked.level or None)
@@ -225,6 +226,19 @@ class Placing:
         groups = {host: f"stage {at}" for host, at in zip(placement.hosts, placement.stages, strict=True)}
         title = f"PP groups in {placement.row_spread} minipods at most, DP groups in {placement.column_spread}"
         draw(self.tree, file, groups=groups, level=self.settings.level or None, title=title)
+
+    def draw_pairs(self, placement: Placement, file: Path) -> float:
+        """Draw what ranks send each other; returns the share of pairs that send nothing. Raises JobError
+        for a model with experts, whose bytes are counted by group alone."""
+        from plait.api.pairs_picture import draw_pairs
+        from plait.plan.pairs import pairs_of
+
+        assert self.planned
+        plan = self.planned[0]
+        found = pairs_of(plan)
+        name = plan.job.run.name if plan.job else ""
+        draw_pairs(found, file, pods=placement.minipods, each=placement.ranks_per_node, title=name or "job")
+        return found.silent
 
     def _network(self, rate: float | None) -> Network:
         """The network between minipods, with conflicts of hashed flows where they are asked for."""

@@ -33,6 +33,10 @@ class PlacementOutput:
     draw: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the cluster with the job's groups: FILE.svg.")
     ] = None
+    pairs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw which ranks send each other how much, minipods parted: FILE.svg."),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
 
@@ -61,10 +65,11 @@ def place(
     asked = Placing(job=job, overrides=overrides or [], topology=topology)
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
-    if draw:
-        from plait.api.pictures import check_format
+    for picture in (draw, output.pairs):
+        if picture:
+            from plait.api.pictures import check_format
 
-        check_format(draw)
+            check_format(picture)
     asked.read()
     terminal.remarked(asked.remarks.notes, asked.remarks.over)
     target = out or (repair if repair else job.with_name("rank_table.json"))
@@ -73,11 +78,15 @@ def place(
         raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
     found = asked.repaired(repair, names_of(down, "--down")) if repair else asked.answer(asked.placed())
     write_placement(asked, found, target, draw)
-    terminal.answer(found, as_json=as_json, rank_table=str(target))
+    silent = asked.draw_pairs(found.placement, output.pairs) if output.pairs else None
+    more = {"silent_pairs": silent} if silent is not None else {}
+    terminal.answer(found, as_json=as_json, rank_table=str(target), **more)
     if not as_json:
         terminal.text(f"The rank table is in {target}; what repairs need besides is in {beside(target)}.")
     if draw and not as_json:
         terminal.text(f"The cluster with the job is drawn in {draw}.")
+    if silent is not None and not as_json:
+        terminal.text(f"{silent:.2%} of the pairs of ranks send each other nothing; the others are in {output.pairs}.")
 
 
 def reserve(
