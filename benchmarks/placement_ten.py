@@ -1,10 +1,10 @@
 """Ten placements of a lab with two minipods: a step as it is predicted where its ranks lie, and as measured.
 
-Six hosts in two minipods of three train a job of dp = 3 and pp = 2. Up to the names of minipods there are
-ten ways to lay six ranks: each is trained by a rank table of its own, in turns, and predicted by ``plait
-plan --evaluate --topology --rank-table``, with a network file that ``plait measure placement`` writes of
-the same lab first. An error is measured over predicted less 1; of each pair whose measured steps differ
-by more than a tenth the better one must be named.
+Six hosts in two minipods of three train a job of dp = 3 and pp = 2, or the other way round. Up to the
+names of minipods there are ten ways to lay six ranks: each is trained by a rank table of its own, in
+turns, and predicted by ``plait plan --evaluate --topology --rank-table``, with a network file that
+``plait measure placement`` writes of the same lab first. An error is measured over predicted less 1; of
+each pair whose measured steps differ by more than a tenth the better one must be named.
 
     python benchmarks/placement_ten.py [--rounds 2] [--steps 4] [--nic 100mbit] [--core 50mbit] [--save FILE]
 
@@ -33,7 +33,7 @@ from plait.plan.recorded import read_seconds
 JOB = """
 [model]
 family = "gpt"
-num_layers = 4
+num_layers = 6
 hidden = 384
 num_heads = 6
 max_sequence = 32
@@ -49,8 +49,8 @@ checkpoint_every = 0
 log_every = 1
 [strategy]
 tp = 1
-pp = 2
-dp = 3
+pp = {pp}
+dp = {dp}
 [run]
 folder = "runs"
 timeline_steps = 0
@@ -79,7 +79,7 @@ def main() -> int:
     spec = LabSpec.parse(f"6x1@{given.nic},2pods@{given.core}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.toml").write_text(JOB.format(steps=WARM + given.steps))
+        (folder / "job.toml").write_text(JOB.format(steps=WARM + given.steps, dp=given.dp, pp=6 // given.dp))
         (folder / "text.txt").write_text(TEXT)
         like = LabSpec.parse(f"4x1@{given.nic},2pods@{given.core}")  # pairs lie inside its minipods, and across
         plait(folder, "measure", "placement", "--on", f"lab:{like}", "--network", "net.toml", "--out", "profile.json",
@@ -137,6 +137,7 @@ def options() -> argparse.Namespace:
     """What is asked."""
     parser = make_parser(__doc__, rounds=2, quick=1)
     parser.add_argument("--steps", type=int, default=4, help="steps that count (default 4)")
+    parser.add_argument("--dp", type=int, choices=(2, 3), default=3, help="replicas, of 3 or 2 stages")
     parser.add_argument("--nic", default="100mbit", help="rate of each host's link")
     parser.add_argument("--core", default="50mbit", help="rate of each minipod's link to the core")
     return parser.parse_args()

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from plait.api.pictures import GREY, check_format, save
 from plait.plan.pairs import RankPairs
 
@@ -19,6 +17,7 @@ def draw_pairs(found: RankPairs, path: Path, *, pods: Sequence[str], each: int, 
     """pods: the minipod of every node, by node rank; each: ranks of a node. Lines part runs of nodes in one
     minipod. Colours are bytes of a step, by their logarithm. Raises DataError for another ending."""
     check_format(path)
+    import numpy as np
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
