@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.api.diagnosing import diagnose_run, explain_hang
+    from plait.api.loops import Engine
     from plait.api.places import place_of
     from plait.api.placing import Placing, place_job
     from plait.api.planning import plan_job
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from plait.api.training import dry_run, prepare, start_run
 
 __all__ = [
-    "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "place_job", "place_of", "plan_job",
+    "Engine", "Placing", "diagnose_run", "dry_run", "explain_hang", "export_run", "place_job", "place_of", "plan_job",
     "prepare", "read_run_timeline", "sampler", "start_run",
 ]  # fmt: skip
 
 _HOMES = {
-    "diagnosing": ("diagnose_run", "explain_hang"), "places": ("place_of",),
+    "diagnosing": ("diagnose_run", "explain_hang"), "loops": ("Engine",), "places": ("place_of",),
     "placing": ("Placing", "place_job"), "planning": ("plan_job",),
     "timelines": ("read_run_timeline",), "trained": ("export_run", "sampler"),
     "training": ("dry_run", "prepare", "start_run"),

@@ -19,8 +19,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,8 @@ from plait.train.machine.watchdog import Watchdog, address_towards
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    from plait.train.rank_run import Started
 
 USAGE = "Start a rank with a run's folder, a plan, or a job file and settings: JOB.toml [section.key=value ...]."
 PLAN = (programs.PLAIT, "train", "--plan-only")
@@ -87,26 +89,36 @@ def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
     with ExitStack() as held:
         if control.launched:
             return _train(rank, control, Path(arguments[0]), None)
-        store = _meet(rank, RunSection().timeout) if rank.world_size > 1 else None
-        if rank.rank == 0:
-            try:
-                folder = _plan(rank, control, held, arguments)
-                asked = _settings(arguments)
-            except BaseException:
-                if store:
-                    store.set(RUN, "")
-                raise
-            if store:
-                store.set(JOB, json.dumps(asked))
-                store.set(RUN, str(folder))
-        else:
-            assert store is not None
-            control.doing("waiting for rank 0 to plan", patient=True)
-            if not (said := store.get(RUN).decode()):
-                return LaunchError.exit_status  # rank 0 says why
-            folder = Path(said)
-            _compare(rank.rank, _settings(arguments), json.loads(store.get(JOB).decode()))
+        store, folder = meet(rank, control, held, arguments)
+        if folder is None:
+            return LaunchError.exit_status  # rank 0 says why
         return _train(rank, control, folder, store)
+
+
+def meet(
+    rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]
+) -> tuple[Store | None, Path | None]:
+    """Where ranks that nobody of Plait's has launched meet, and the run's folder, which rank 0 has planned;
+    None where it has refused."""
+    store = _meet(rank, RunSection().timeout) if rank.world_size > 1 else None
+    if rank.rank == 0:
+        try:
+            folder = _plan(rank, control, held, arguments)
+            asked = _settings(arguments)
+        except BaseException:
+            if store:
+                store.set(RUN, "")
+            raise
+        if store:
+            store.set(JOB, json.dumps(asked))
+            store.set(RUN, str(folder))
+        return store, folder
+    assert store is not None
+    control.doing("waiting for rank 0 to plan", patient=True)
+    if not (said := store.get(RUN).decode()):
+        return store, None
+    _compare(rank.rank, _settings(arguments), json.loads(store.get(JOB).decode()))
+    return store, Path(said)
 
 
 def _settings(arguments: Sequence[str]) -> dict[str, Any]:
@@ -165,6 +177,14 @@ def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int | None]:
 
 def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
     """Join the other ranks, and train the run in ``folder``."""
+    plan = run_plan(rank, folder)
+    if rank.rank or control.launched:
+        return _joined(plan, rank, control, folder, store)
+    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
+
+
+def run_plan(rank: RankEnv, folder: Path) -> Plan:
+    """The plan of the run in ``folder``, which this rank can obey. Raises LaunchError or JobError."""
     if not (folder / "plan.json").is_file():
         raise LaunchError(
             f"rank {rank.rank} finds no run in {folder}. All machines must see one folder: name it with "
@@ -179,18 +199,30 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         raise JobError(problem, key="strategy", fix=fix)
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
-    if rank.rank or control.launched:
-        return _joined(plan, rank, control, folder, store)
-    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
+    return plan
 
 
 def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
+    control.doing("importing", patient=True)  # as long as the disk takes
+    from plait.train.session import Session
+
+    with joined_run(plan, rank, control, folder, store) as (started, watchdog):
+        session = Session(*started)
+        watchdog.note = session.run.recorder.look
+        return session.train()
+
+
+@contextmanager
+def joined_run(
+    plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None
+) -> Generator[tuple[Started, Watchdog]]:
+    """Join the other ranks: what a rank then has, and who looks whether it hangs."""
     assert plan.job is not None
     control.doing("importing", patient=True)  # as long as the disk takes
     from plait.train.comm.selfcheck import check_links
     from plait.train.comm.world import joined
+    from plait.train.rank_run import Started
     from plait.train.report import Reporter
-    from plait.train.session import Session
 
     run = plan.job.run
     collects = not control.launched and rank.local_rank == 0  # a launcher's agent does, where there is one
@@ -213,9 +245,7 @@ def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: St
         if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
             forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
-            session = Session(plan, folder, rank, device, report, control)
-            watchdog.note = session.recorder.look
-            return session.train()
+            yield Started(plan, folder, rank, device, report, control), watchdog
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:

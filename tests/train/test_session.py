@@ -27,7 +27,7 @@ from plait.core.runs.channel import Stop
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.ring_calls import ring_path
 from plait.plan.make import make_plan
-from plait.train import session as module
+from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.control import Control
@@ -90,7 +90,7 @@ class Run:
                     yield session
                 finally:
                     with suppress(CheckpointError):  # threads end with their process
-                        session.checkpoints.finish()
+                        session.run.checkpoints.finish()
         finally:
             self.said = out.getvalue()
 
@@ -267,14 +267,14 @@ def test_updates_that_are_left_out_cost_their_checkpoint(run: Run) -> None:
 
 
 def fails_to_save(session: Session, times: int) -> Any:
-    real, left = session.checkpoints.save, [CheckpointError("no room.")] * times
+    real, left = session.run.checkpoints.save, [CheckpointError("no room.")] * times
 
     def save(*args: Any, **named: Any) -> None:
         real(*args, **named)
         if left:
             raise left.pop()
 
-    return mock.patch.object(session.checkpoints, "save", save)
+    return mock.patch.object(session.run.checkpoints, "save", save)
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_itself(run: Run) -> None:
@@ -309,14 +309,14 @@ def test_an_evaluation_that_is_not_finite_is_told(run: Run) -> None:
 
 def test_weights_that_are_not_finite_are_never_saved(run: Run) -> None:
     with run.opened(1) as session:
-        session.optimizer.step = lambda *_, **__: spoil(session)  # type: ignore[method-assign]
+        session.run.optimizer.step = lambda *_, **__: spoil(session)  # type: ignore[method-assign]
         with pytest.raises(NotFinite, match="is not finite after this step"):
             session.train()
     assert run.checkpoints == []
 
 
 def spoil(session: Session) -> None:
-    for master in session.optimizer.masters.values():
+    for master in session.run.optimizer.masters.values():
         master[0] = math.nan
 
 

@@ -84,7 +84,7 @@ class Trained:
             self.done.append("trains")
             return self.status
 
-        return SimpleNamespace(recorder=SimpleNamespace(look="look"), train=train)
+        return SimpleNamespace(run=SimpleNamespace(recorder=SimpleNamespace(look="look")), train=train)
 
     def names(self) -> list[str]:
         return [one if isinstance(one, str) else one[0] for one in self.done]

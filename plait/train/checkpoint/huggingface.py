@@ -101,17 +101,17 @@ def save(
     """
     spec, dtype = model.spec, next(iter(model.named.values())).dtype
     assert wire.size == model.strategy.tp, f"a group of {wire.size} ranks for tp = {model.strategy.tp}"
-    contents, writer = _contents(spec), None
+    listed, writer = contents(spec), None
     if wire.rank == 0:
         writer = FolderWriter(
-            folder, {name: members[0][1].shape for name, members in contents.items()}, dtype, shard_bytes
+            folder, {name: members[0][1].shape for name, members in listed.items()}, dtype, shard_bytes
         )
         writer.begin(
             lambda: {**huggingface_config(spec, str(dtype).removeprefix("torch.")), **(extra or {})}, files or {}
         )
     _agree(model, wire, writer)
     holders = [{piece.name: piece for piece in pieces(spec, model.strategy, rank)} for rank in range(wire.size)]
-    for name, members in contents.items():
+    for name, members in listed.items():
         value: Tensor | None = None
         for piece, at in members:
             whole = _gather(model, wire, [held[piece.name] for held in holders])
@@ -125,15 +125,15 @@ def save(
     _agree(model, wire, writer)
 
 
-def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
+def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
     """The file's tensors in order, each with the whole pieces it is made of."""
     check_family(spec)
-    contents: dict[str, list[tuple[Piece, StoredPiece]]] = {}
+    found: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = place(spec, piece)
         name = at.name if at.name == HEAD else PREFIX[spec.family] + at.name
-        contents.setdefault(name, []).append((piece, at))
-    return contents
+        found.setdefault(name, []).append((piece, at))
+    return found
 
 
 def _gather(model: Transformer, wire: Wire, held: list[Piece]) -> Tensor | None:

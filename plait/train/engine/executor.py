@@ -189,6 +189,11 @@ class SegmentExecutor:
         head."""
         return torch.stack([one.total for one in state.segments.values() if isinstance(one, Head)]).sum()
 
+    def token_losses(self, state: InFlight) -> Tensor:
+        """The loss of each token of a micro-batch, after the forward of an evaluation: [B, S], on the stage
+        that has the head."""
+        return torch.cat([one.losses.t() for one in state.segments.values() if isinstance(one, Head)])
+
     # ---- from actions to steps ----
 
     def _step(self, action: Action | UnitAction, then: Action | UnitAction | None) -> Callable[[RunningPhase], object]:

@@ -83,6 +83,7 @@ class PipelineExecutor:
         any_of_them = next(iter(self.executors.values()))
         self.device, self.recorder, self.shards = any_of_them.device, any_of_them.recorder, any_of_them.shards
         self.peak: Counter[int] = Counter()
+        self._tokens: dict[int, Tensor] | None = None
         computing = [op for op in schedule.ranks[place] if op.computes]
         self._first = computing[0]
         following = dict(pairwise(computing))
@@ -107,6 +108,22 @@ class PipelineExecutor:
             turn.run(step, turn)
         self.peak = step.peak
         return step.finish()
+
+    def token_losses(self, batches: Sequence[MicroBatch]) -> dict[int, Tensor]:
+        """The loss of each token [B, S], by number of the micro-batch, of the heads that are here. Of a
+        schedule of forwards alone."""
+        self._tokens = {}
+        try:
+            self.run(batches)
+            return self._tokens
+        finally:
+            self._tokens = None
+
+    def take_losses(self, executor: SegmentExecutor, state: InFlight, micro_batch: int) -> Tensor:
+        """The loss of a micro-batch, which has just been computed."""
+        if self._tokens is not None:
+            self._tokens[micro_batch] = executor.token_losses(state)
+        return executor.loss(state)
 
     def ahead(self) -> None:
         """Start to gather what the step reads first: while data are loaded, for example."""
@@ -135,7 +152,7 @@ class _PipelineStep:
         state = executor.begin(self.batches[op.micro_batch])
         self.peak[op.stage] = 1
         self._compute(turn, state)
-        self.losses.append(executor.loss(state))
+        self.losses.append(self.of.take_losses(executor, state, op.micro_batch))
 
     def forward(self, turn: _ScheduleEntry) -> None:
         op, executor = turn.op, self.of.executors[turn.op.stage]
@@ -152,7 +169,7 @@ class _PipelineStep:
             }
         state.crossing.leaving = {}
         if executor.graph.heads:
-            self.losses.append(executor.loss(state))
+            self.losses.append(self.of.take_losses(executor, state, op.micro_batch))
         if not executor.graph.backward:
             del self.alive[op.stage, op.micro_batch]
 

@@ -62,13 +62,14 @@ class Embed(Adding):
 @dataclass(kw_only=True, eq=False, repr=False)
 class Head(Normed):
     """targets: [S, b]. scale: of the loss. weights: of the targets, [S, b]; None: all 1. ``total``, after L:
-    the scaled loss of the slice, 0-d."""
+    the scaled loss of the slice, 0-d; ``losses``, where nothing goes back: each token's own, [S, b]."""
 
     targets: Tensor
     scale: float | Tensor
     weights: Tensor | None = None
     loss: VocabularyLoss = field(init=False)
     total: Tensor = field(init=False)
+    losses: Tensor = field(init=False)
     g_z: Tensor = field(init=False)  # gradient of the logits
     operands: tuple[Tensor, Tensor] = field(init=False)  # what W multiplies
 
@@ -95,6 +96,8 @@ class Head(Normed):
         self.total, gradient = self.loss.finish(self.scale, weights, gradient=self.shared.graph.backward)
         if gradient is not None:
             self.g_z, self.operands = gradient, (gradient, self.full.flatten(0, 1))
+        else:
+            self.losses = self.loss.losses.view(self.targets.shape)
         del self.loss, self.full
 
     def input_gradient(self, part: int) -> None:

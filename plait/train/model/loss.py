@@ -43,15 +43,18 @@ class VocabularyLoss:
         self, scale: float | Tensor, weights: Tensor | None = None, *, gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Combine the gathered statistics: scale * weighted sum of token losses, and the logits' gradient,
-        [M, V / tp], where it is wanted. weights: [M]; None: all 1."""
+        [M, V / tp], where it is wanted; where not, ``losses`` has each token's own, [M], 0 of those that are
+        ignored. weights: [M]; None: all 1."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
         maximum = maxima.amax(dim=0)
         normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
         losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
+        unweighted = losses
         losses = losses.double() if weights is None else losses.double() * weights
         total = losses.sum() * scale
         exponentials, self._exponentials = self._exponentials, None
         if not gradient:
+            self.losses = unweighted
             return total, None
         assert exponentials is not None
         counts = self._valid if weights is None else self._valid * weights

@@ -1,0 +1,264 @@
+"""A training loop of one's own, on ranks that torchrun (or anything that sets its variables) has started:
+
+    with Engine("job.toml") as engine:
+        for tokens in engine.batches(loader):
+            engine.step(tokens)
+
+Every rank calls the same methods with the same values: whole batches, of which the engine computes this
+rank's part. Plans, slices, pipelines, sharding, the recorder and checkpoints are those of ``plait train``,
+whose loop is over the same steps (``rank_run``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from plait.core.base.env import RankEnv
+from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.numbers import shown
+from plait.core.job.spec import Job
+from plait.train.comm.wire import sum_over
+from plait.train.engine.feed import micro_batches
+from plait.train.engine.finite import check_state
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.pipeline import PipelineExecutor
+from plait.train.machine.control import Control
+from plait.train.model.loss import IGNORED
+from plait.train.rank_run import RankRun
+from plait.train.states import named_states
+from plait.train.worker import joined_run, meet, run_plan
+
+After = Callable[["Engine", dict[str, Any]], object]
+"""Called after a step with the engine and the step's metrics."""
+
+
+class Engine:
+    """One rank of a run. job: a file, with ``section.key=value`` overrides, or a Job. data: names what is
+    trained on; a checkpoint of other data is refused.
+
+    Tokens are int64 [B, S + 1], of which the last is a target alone; or [B, S] beside ``labels`` [B, S], what
+    follows each token, -100 where that does not count. weights [B, S]: of the targets' losses. starts [B, S]:
+    for each token the position of its document's first, where attention is to stop at their ends. B is
+    ``train.global_batch_size``.
+
+    after: functions that are called after every step. Raises JobError, LaunchError and CheckpointError as
+    ``plait train`` prints them.
+    """
+
+    def __init__(
+        self, job: str | Path | Job, overrides: Sequence[str] = (), *, data: str = "a loop of its own"
+    ) -> None:
+        self._held = ExitStack()
+        self.after: list[After] = []
+        self.stopping = False
+        """Whether some rank was asked to stop: after this step all leave the loop."""
+        self._data, self._loader, self._position = data, None, 0
+        self._evaluators: dict[int, PipelineExecutor] = {}
+        try:
+            self._open(job, overrides)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _open(self, job: str | Path | Job, overrides: Sequence[str]) -> None:
+        held, rank = self._held, RankEnv.read()
+        control = held.enter_context(Control())
+        if isinstance(job, Job):
+            file = Path(f".{job.run.name or 'run'}.rank-{rank.rank}.toml")
+            file.write_text(job.named(job.run.name or "run").to_toml())
+            held.callback(file.unlink, missing_ok=True)
+        else:
+            file = Path(job)
+        store, folder = meet(rank, control, held, [str(file), *overrides])
+        if folder is None:
+            raise LaunchError("rank 0 has refused the job; its message says why")
+        started, watchdog = held.enter_context(joined_run(run_plan(rank, folder), rank, control, folder, store))
+        self.run = RankRun(started, self._sample)
+        watchdog.note = self.run.recorder.look
+        held.callback(self.run.close)
+
+    def _sample(self, part: Any) -> Sequence[MicroBatch]:
+        """A batch to time candidates with."""
+        work = part.plan.workload
+        shape = work.micro_batch * work.num_micro_batches, work.sequence + 1
+        tokens = torch.randint(part.plan.model.vocab, shape, generator=torch.Generator().manual_seed(0))
+        return part.own(micro_batches(tokens[:, :-1], tokens[:, 1:], torch.arange(shape[0]), work.micro_batch, 0))
+
+    # ---- who this is ----
+
+    @property
+    def done(self) -> int:
+        """Steps so far."""
+        return self.run.done
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.run.job
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.run.rank.rank
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.run.rank.world_size
+
+    # ---- training ----
+
+    def step(
+        self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None,
+        starts: Tensor | None = None, divisor: float | None = None, learning_rate: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One optimizer step on a whole batch; its metrics (``loss``, ``norm``, ``learning_rate``, ``step``).
+
+        divisor: what the weighted sum of losses is divided by; the sum of weights (the number of targets) if
+        not given. learning_rate: in place of the job's."""
+        batches = self._batches(tokens, labels, weights, starts, divisor)
+        size = self.job.train.global_batch_size
+        if len(tokens) != size:
+            fix = f"Give {size}, or set train.global_batch_size = {len(tokens)}"
+            raise JobError(f"a step has {size} sequences and got {len(tokens)}", key="train.global_batch_size", fix=fix)
+        metrics, self.stopping = self.run.step(lambda: self.run.part.own(batches), learning_rate)
+        self._position += len(tokens)
+        for function in self.after:
+            function(self, metrics)
+        every = self.job.train.log_every
+        self.run.report.step(metrics, show=self.done % every == 0 or self.stopping)
+        return metrics
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None) -> float:
+        """Mean loss of a batch, dropout off; the same on every rank. B is a multiple of a micro-batch's
+        sequences."""
+        batches = self._batches(tokens, labels, weights, None, None)
+        evaluator = self._evaluator(len(batches), tokens)
+        return self.run.evaluate(evaluator, lambda: {"": self.run.part.own(batches)})[""]
+
+    @torch.no_grad()
+    def logprobs(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Log-probability of each target [B, S], fp64, on every rank's host; 0 where it is ignored."""
+        batches, part = self._batches(tokens, labels, None, None, None), self.run.part
+        size, groups = part.plan.workload.micro_batch, part.groups
+        found = torch.zeros(len(tokens), part.plan.workload.sequence, dtype=torch.float64)
+        with self.run.recorder.paused():
+            own = self._evaluator(len(batches), tokens).token_losses(part.own(batches))
+        for number, losses in own.items() if groups.tp_rank == 0 else ():
+            rows = found[number * size : (number + 1) * size][part.rows(size)]
+            at = slice(None) if part.positions is None else part.positions
+            rows[:, at] = -losses.cpu().double()
+        return sum_over(groups.world, found.to(part.device.torch_device)).cpu()
+
+    def _batches(
+        self, tokens: Tensor, labels: Tensor | None, weights: Tensor | None, starts: Tensor | None,
+        divisor: float | None,
+    ) -> list[MicroBatch]:  # fmt: skip
+        """Whole micro-batches. Raises JobError for tensors of other shapes, and tokens that the model has
+        not."""
+        if labels is None:
+            tokens, labels = tokens[:, :-1], tokens[:, 1:]
+        work, vocab = self.run.part.plan.workload, self.run.part.plan.model.vocab
+        for name, one in {"tokens": tokens, "labels": labels, "weights": weights, "starts": starts}.items():
+            if one is not None and (one.ndim != 2 or one.shape[1] != work.sequence or len(one) != len(tokens)):
+                problem = f"{name} have shape {tuple(one.shape)}, and the others are [{len(tokens)}, {work.sequence}]"
+                raise JobError(problem, key="data.sequence_length", fix="Give tensors of [B, data.sequence_length]")
+        for name, one, least in (("tokens", tokens, 0), ("labels", labels, IGNORED)):
+            low, high = int(one.min()), int(one.max())
+            if low < least or high >= vocab or bool(((one < 0) & (one != IGNORED)).any()):
+                problem = f"{name} from {low} to {high} are not all below the model's {vocab}"
+                raise JobError(problem, key="model.vocab", fix=f"Ids are 0 to {vocab - 1}")
+        samples = torch.arange(len(tokens)) + self._position
+        cpu = [one.to("cpu") if one is not None else None for one in (weights, starts)]
+        found = micro_batches(
+            tokens.cpu().long().contiguous(), labels.cpu().long().contiguous(), samples, work.micro_batch, self.done,
+            weights=cpu[0], starts=cpu[1],
+        )  # fmt: skip
+        return found if divisor is None else [replace(one, scale=1.0 / divisor) for one in found]
+
+    def _evaluator(self, count: int, tokens: Tensor) -> PipelineExecutor:
+        size = self.run.part.plan.workload.micro_batch
+        if len(tokens) % size:
+            problem = f"{len(tokens)} sequences are no multiple of a micro-batch's {size}"
+            raise JobError(problem, key="train.micro_batch_size", fix="Pad the batch, its labels with -100")
+        if count not in self._evaluators:
+            evaluator = replace(self.run.part, eval_batches=count).evaluator
+            assert evaluator is not None
+            self._evaluators[count] = evaluator
+        return self._evaluators[count]
+
+    # ---- data, and where the run goes on ----
+
+    def batches(self, loader: Iterable[Tensor]) -> Iterator[Any]:
+        """What a loader gives, epoch after epoch, until ``train.steps`` are done or somebody asks to stop;
+        its place is saved with checkpoints. A loader that has ``state_dict`` and ``load_state_dict`` says
+        itself where it is, in plain values; of another one as many batches as there were steps are passed
+        over."""
+        self._loader = loader
+        keeps = hasattr(loader, "state_dict")
+        skip = 0 if keeps else self.done
+        while self.done < self.job.train.steps and not self.stopping:
+            before = self.done
+            for batch in loader:
+                if skip:
+                    skip -= 1
+                    continue
+                yield batch
+                if self.done >= self.job.train.steps or self.stopping:
+                    return
+            if before == self.done and not skip:
+                raise JobError("the loader has given nothing", key="loader", fix="Give an iterable of tensors")
+
+    def load(self, loader: Any = None) -> Mapping[str, Any] | None:
+        """Go on from the newest checkpoint, if there is one; what ``save`` was given then."""
+        found = self.run.load(lambda _, state: state.get("data") == self._data, of=self._data)
+        if found is None:
+            return None
+        self._position = found.get("position", 0)
+        if loader is not None and hasattr(loader, "load_state_dict") and "loader" in found:
+            loader.load_state_dict(found["loader"])
+        return found.get("own", {})
+
+    def save(self, own: Mapping[str, Any] | None = None, *, wait: bool = False) -> None:
+        """Write a checkpoint in the background; wait: and return when it is on disk. own: plain values that
+        ``load`` gives back."""
+        beside: dict[str, Any] = {"data": self._data, "position": self._position, "own": dict(own or {})}
+        if hasattr(self._loader, "state_dict"):
+            beside["loader"] = self._loader.state_dict()  # type: ignore[union-attr]
+        if wait:
+            check_state(self.run.optimizer, self.run.part.groups, self.done)
+            self.run.write(beside, wait=True)
+        else:
+            self.run.save(beside)
+
+    def state_dict(self, kind: Literal["full", "sharded", "huggingface"] = "full") -> dict[str, Any]:
+        """Master weights by name, in host memory. ``full``: whole tensors, on rank 0 (elsewhere nothing).
+        ``sharded``: this rank's boxes of each, as (box, tensor). ``huggingface``: whole, under the names of
+        transformers, on rank 0. Called by all ranks."""
+        if kind not in ("full", "sharded", "huggingface"):
+            raise JobError(f"{shown(kind)} is no kind of state", key="kind", fix="full, sharded or huggingface")
+        return named_states(self.run.part, self.run.optimizer, kind)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._held.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.run.checkpoints.finish()
+        self._held.__exit__(kind, error, trace)
