@@ -11,22 +11,13 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from math import inf
 from typing import Literal
 
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.text import counted
-from plait.launch.slurm_queue import (
-    MINUTE,
-    SlurmQueuedJob,
-    SlurmView,
-    hold,
-    look,
-    restore,
-    send_back,
-    settle,
-    start,
-)
+from plait.launch.live_queue import LetIn, LiveQueue, QueuedJob, QueueView
 from plait.launch.watch import catching_signals, say
 from plait.place.live import LiveCluster, LiveJob, LiveStart, LiveZone, decide
 
@@ -80,63 +71,64 @@ class Admitting:
     the queue (``preempt``), or only who is preemptible does (``wait``). dry: say what would be done, and
     do nothing."""
 
-    reservations: tuple[str, ...]
-    partition: str = ""
-    qos: str = ""
-    late: Literal["preempt", "wait"] = "preempt"
+    queue: LiveQueue
+    late: str = "preempt"
     dry: bool = False
     told: Callable[[Admitted | Round], None] = field(default=lambda _: None)
 
     def round(self) -> Round:
         """Look, decide, act once. Raises LaunchError where Slurm does not answer."""
-        view, now = look(self.partition, self.qos, self.reservations), time.time()
+        view, now = self.queue.look(), time.time()
         due = {one.name: one.start for one in view.reservations if one.start <= now < one.end}
         taken = {node for one in view.reservations if one.name in due for node in one.nodes}
-        waiting: list[SlurmQueuedJob] = []
+        waiting: list[QueuedJob] = []
         used = dict(view.used)
         for job in view.jobs:
-            if job.state == "RUNNING":
+            if job.state == "running":
                 self._running(job, now, taken)
-            elif job.waits and self._kept_back(job, view, used, now):
+            elif job.state == "waiting" and self._kept_back(job, view, used, now):
                 waiting.append(job)
-        going = tuple(job.name for job in view.jobs if job.state in ("RUNNING", "COMPLETING"))
+        going = tuple(job.name for job in view.jobs if job.state in ("running", "ending"))
         seen = Round(
             at=now, waiting=tuple(job.name for job in waiting), running=going, used=used, passed=view.passed
         )  # fmt: skip
         self.told(seen)
         by_name = {job.name: job for job in waiting}
-        for one in decide([_live(job) for job in waiting if job.ready], _cluster(view, used, now), now):
+        for one in decide(
+            [_live(job) for job in waiting if job.ready], _cluster(view, used, self.queue.closes, now), now
+        ):
             self._start(by_name[one.job.name], one, now)
         return seen
 
-    def _running(self, job: SlurmQueuedJob, now: float, taken: set[str]) -> None:
+    def _running(self, job: QueuedJob, now: float, taken: set[str]) -> None:
         """Let it run until its zone is due; then it goes."""
         if set(job.nodes) & taken and (job.preemptible or self.late == "preempt"):
-            self._do(Admitted(at=now, job=job.name, what="requeue"), lambda: send_back(job))
+            self._do(Admitted(at=now, job=job.name, what="requeue"), lambda: self.queue.send_back(job))
         elif job.mark and job.mark.until < inf and not self.dry:
-            settle(job)
+            self.queue.settle(job)
 
-    def _kept_back(self, job: SlurmQueuedJob, view: SlurmView, used: dict[str, int], now: float) -> bool:
+    def _kept_back(self, job: QueuedJob, view: QueueView, used: dict[str, int], now: float) -> bool:
         """Whether a job that does not run is to be decided now; it is held. One that was let in a moment ago
-        keeps its nodes until Slurm has started it."""
+        keeps its nodes until it has started."""
         if job.held:
             if job.mark and job.mark.at:
-                self._do(Admitted(at=now, job=job.name, what="restore"), lambda: restore(job))
+                self._do(Admitted(at=now, job=job.name, what="restore"), lambda: self.queue.restore(job))
             return True
         if job.mark and now - job.mark.at < GRACE:
             for node in job.asked:
                 each = -(-job.gpus // max(1, len(job.asked)))
                 used[node] = min(view.size, used.get(node, 0) + each)
             return False
-        self._do(Admitted(at=now, job=job.name, what="hold"), lambda: hold(job))
+        self._do(Admitted(at=now, job=job.name, what="hold"), lambda: self.queue.hold(job))
         return True
 
-    def _start(self, job: SlurmQueuedJob, one: LiveStart, now: float) -> None:
+    def _start(self, job: QueuedJob, one: LiveStart, now: float) -> None:
         where = ",".join(one.zones) or "outside"
         until = None if one.until == inf else one.until
+        how = LetIn(nodes=one.nodes, gpus=one.gpus, zones=one.zones, until=one.until, now=now)
         self._do(
             Admitted(at=now, job=job.name, what="start", where=where, nodes=one.nodes, until=until),
-            lambda: start(job, one.nodes, one.zones, one.until, now),
+            lambda: self.queue.start(job, how),
         )
 
     def _do(self, done: Admitted, act: Callable[[], None]) -> None:
@@ -145,24 +137,51 @@ class Admitting:
             try:
                 act()
             except LaunchError as error:
-                if not _gone(error):
+                if not self.queue.gone(error):
                     raise
                 return
         self.told(done)
 
 
-def admit_jobs(
-    *, reservations: tuple[str, ...], partition: str, qos: str, late: str, dry: bool, once: bool, interval: float,
-    tell: Callable[[Admitted | Round], None],
-) -> None:  # fmt: skip
-    """Watch a queue until the user ends it, or once. tell: takes what is done. Raises JobError for what
-    cannot be asked, LaunchError for a partition or reservation that Slurm does not know."""
-    if not partition and not qos:
-        raise JobError("nobody has opted in", key="--partition", fix="Name the partition, or a QOS with --qos")
-    if late not in ("preempt", "wait"):
-        raise JobError(f"'{late}' is neither", key="--late", fix="Write preempt or wait")
-    asked = Admitting(reservations=reservations, partition=partition, qos=qos, late=late, dry=dry, told=tell)  # pyright: ignore[reportArgumentType]
-    say(described(_checked(asked)))
+def queue_of(
+    on: str, reservations: tuple[str, ...], *, partition: str = "", qos: str = "", context: str = "",
+    namespace: str = "",
+) -> LiveQueue:  # fmt: skip
+    """The queue of Slurm, or of a namespace of Kubernetes, whose reservations have their time with them:
+    ``NAME@2030-01-31T22:00``. Raises JobError for what does not go together."""
+    if on == "slurm":
+        from plait.launch.slurm_queue import SlurmQueue
+
+        if not partition and not qos:
+            raise JobError("nobody has opted in", key="--partition", fix="Name the partition, or a QOS with --qos")
+        return SlurmQueue(partition, qos, reservations)
+    if on != "kubernetes":
+        raise JobError(f"'{on}' is neither", key="--on", fix="Write slurm or kubernetes")
+    if partition or qos:
+        key = "--partition" if partition else "--qos"
+        raise JobError("is Slurm's", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission")
+    due = dict(map(_with_time, reservations))
+    from plait.launch.kubernetes_api import KubernetesNamespace
+    from plait.launch.kubernetes_queue import KubernetesQueue
+
+    return KubernetesQueue(KubernetesNamespace(context, namespace), due)
+
+
+def _with_time(text: str) -> tuple[str, float]:
+    name, _, when = text.partition("@")
+    try:
+        return name, datetime.fromisoformat(when).timestamp()
+    except ValueError:
+        problem = f"'{text}' does not say when it begins, as Kubernetes does not know"
+        raise JobError(problem, key="--reservation", fix="Write NAME@2030-01-31T22:00") from None
+
+
+def admit_jobs(asked: Admitting, *, once: bool, interval: float) -> None:
+    """Watch a queue until the user ends it, or once. Raises LaunchError for what the cluster does not
+    know."""
+    if asked.late not in ("preempt", "wait"):
+        raise JobError(f"'{asked.late}' is neither", key="--late", fix="Write preempt or wait")
+    say(described(asked.queue.look()))
     if once:
         asked.round()
         return
@@ -178,11 +197,11 @@ def _watch(asked: Admitting, interval: float, signals: Collection[int]) -> None:
             seen = asked.round()
         except LaunchError as error:
             if not away:
-                say(f"Slurm does not answer ({error}); asking again")
+                say(f"no answer ({error}); asking again")
             away = True
         else:
             if away:
-                say("Slurm answers again")
+                say("answered again")
             away = False
             for job in sorted(seen.passed.keys() - passed):
                 say(f"job {job} is left alone: {seen.passed[job]}")
@@ -192,20 +211,9 @@ def _watch(asked: Admitting, interval: float, signals: Collection[int]) -> None:
             time.sleep(min(0.2, interval))
 
 
-def _checked(asked: Admitting) -> SlurmView:
-    view = look(asked.partition, asked.qos, asked.reservations)
-    known = {one.name for one in view.reservations}
-    if missing := [name for name in asked.reservations if name not in known]:
-        raise LaunchError(
-            f"Slurm has no reservation '{missing[0]}'. Make it with plait reserve RANK_TABLE --name {missing[0]}, and "
-            "name it with --reservation."
-        )
-    return view
-
-
-def described(view: SlurmView) -> str:
+def described(view: QueueView) -> str:
     """What is watched, in a sentence."""
-    held = sum(job.waits for job in view.jobs)
+    held = sum(job.state == "waiting" for job in view.jobs)
     zones = ", ".join(
         f"{one.name} ({counted(len(one.nodes), 'node')} from {time.strftime('%H:%M:%S', time.localtime(one.start))})"
         for one in view.reservations
@@ -213,28 +221,20 @@ def described(view: SlurmView) -> str:
     return f"{counted(len(view.used), 'node')}, {counted(held, 'job')} waiting; reserved: {zones}"
 
 
-def _live(job: SlurmQueuedJob) -> LiveJob:
+def _live(job: QueuedJob) -> LiveJob:
     return LiveJob(
         name=job.name, submit=job.submit, gpus=job.gpus, jct=job.jct, preemptible=job.preemptible,
         priority=job.priority,
     )  # fmt: skip
 
 
-def _cluster(view: SlurmView, used: dict[str, int], now: float) -> LiveCluster:
+def _cluster(view: QueueView, used: dict[str, int], closes: float, now: float) -> LiveCluster:
     """What Algorithm 1 sees: reservations that have not ended are zones, closed from a minute before they
     are due, since no shorter limit can be given. Nodes of jobs that were let in and have not started are
     theirs."""
     zones = [
-        LiveZone(name=one.name, nodes=one.nodes, due=one.start, closes=MINUTE)
+        LiveZone(name=one.name, nodes=one.nodes, due=one.start, closes=closes)
         for one in view.reservations
         if now < one.end
     ]
     return LiveCluster(used=used, size=view.size, zones=zones)
-
-
-def _gone(error: LaunchError) -> bool:
-    """Whether Slurm refuses since the job has ended, or is on its way."""
-    return any(
-        word in str(error)
-        for word in ("Invalid job id", "already finished", "Job is pending", "no longer pending", "already completing")
-    )

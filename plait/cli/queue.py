@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.groups import grouped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -129,42 +131,61 @@ def predict(
     terminal.answer(found, as_json=as_json)
 
 
-@app.command()
-def admit(
-    reservation: Annotated[list[str], typer.Option(metavar="NAME", help="Slurm's reservation of a planned job.")],
-    partition: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this partition have opted in.")] = "",
-    qos: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this QOS have opted in.")] = "",
-    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, help="Between two rounds.")] = 15.0,
+@dataclass(frozen=True)
+class WatchedQueue:
+    """Whose jobs are let in, beside what."""
+
+    reservation: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Slurm's reservation; for Kubernetes the taint's NAME@TIME.")
+    ]
+    on: Annotated[str, typer.Option(help="Who manages the cluster: slurm or kubernetes.")] = "slurm"
+    partition: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this partition have opted in.")] = ""
+    qos: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this QOS have opted in.")] = ""
+    context: Annotated[str, typer.Option(help="Of the kubeconfig.", show_default="the current one")] = ""
+    namespace: Annotated[str, typer.Option(help="Of Kubernetes.", show_default="the current one")] = ""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often, and what is done."""
+
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, help="Between two rounds.")] = 15.0
     late: Annotated[
         str, typer.Option(help="Who is still there when the planned job comes: preempt all that opted in, or wait.")
-    ] = "preempt",
-    once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    ] = "preempt"
+    once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="A line of JSON for every round and everything that is done.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+@app.command()
+@grouped
+def admit(watched: WatchedQueue, rounds: Rounds) -> None:
     """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold would.
 
-    Waiting jobs of the partition (or QOS) are held. Let in are those that fit outside, those that may be
-    preempted, and those that should end before the planned job comes (jct=90m in their comment, else
-    their time limit). Others are never touched. docs/queue.md has more.
+    Waiting jobs of the partition (or QOS) are held; on Kubernetes, pods behind the scheduling gate
+    plait.dev/admission. Let in are those that fit outside, those that may be preempted, and those that should
+    end before the planned job comes. Others are never touched. docs/queue.md has more.
 
     Example: plait queue admit --reservation lpj1 --partition gated
     """
-    from plait.api.admitting import Admitted, Round, admit_jobs
+    from plait.api.admitting import Admitted, Admitting, Round, admit_jobs, queue_of
 
     def tell(done: Admitted | Round) -> None:
-        if as_json:
+        if rounds.as_json:
             print(done.to_json())
         elif isinstance(done, Admitted):
             terminal.say(done.line())
         sys.stdout.flush()
 
-    admit_jobs(
-        reservations=tuple(reservation), partition=partition, qos=qos, late=late, dry=dry, once=once, interval=interval,
-        tell=tell,
+    queue = queue_of(
+        watched.on, tuple(watched.reservation), partition=watched.partition, qos=watched.qos, context=watched.context,
+        namespace=watched.namespace,
     )  # fmt: skip
+    admit_jobs(Admitting(queue=queue, late=rounds.late, dry=rounds.dry, told=tell), once=rounds.once,
+               interval=rounds.interval)  # fmt: skip
 
 
 # ---- what is asked ----

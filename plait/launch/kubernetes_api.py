@@ -114,6 +114,11 @@ class KubernetesNamespace:
         answer = self._asked(_Call("list", kind, labels), verb, label_selector=labels)
         return answer["items"], answer["metadata"].get("resourceVersion", "")
 
+    def everywhere(self, kind: str) -> list[Object]:
+        """All of a kind, in every namespace. Raises LaunchError where that is not allowed."""
+        verb = getattr(self._core, f"list_{NOUNS[kind]}_for_all_namespaces")
+        return self._asked(_Call("list", f"{kind}s of all namespaces", ""), verb)["items"]
+
     def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
         """A JSON patch if ``changes`` is a sequence. Raises NotThere, and Conflict if a test in it fails."""
         body = changes if isinstance(changes, Mapping) else [*changes]

@@ -17,116 +17,62 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import Literal
 
 from plait.core.base.errors import LaunchError
 from plait.core.topology.hostlist import expand, fold
 from plait.core.topology.slurm_lines import resources
+from plait.launch.live_queue import LetIn, LiveQueue, Mark, QueuedJob, QueueView, ReservedNodes, seconds_of, whole
 from plait.launch.slurm import WAITING, command
 
 FREE_TEXT = ("AdminComment", "Comment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra",
              "Reason", "OS", "Power", "Container")  # fmt: skip
+STATES: dict[str, Literal["running", "ending"]] = {"RUNNING": "running", "COMPLETING": "ending"}
 MINUTE = 60.0
 """Slurm counts time limits in whole minutes."""
 _UNUSABLE = re.compile(r"DOWN|DRAIN|FAIL|MAINT|COMPLETING|NOT_RESPONDING|POWER|UNKNOWN|REBOOT|FUTURE|INVAL")
-_MARK = re.compile(
-    r"plait-admit submit=(?P<submit>\d+) at=(?P<at>\d+) until=(?P<until>\d+|never) limit=(?P<limit>\S+) "
-    r"zones=(?P<zones>\S*)"
-)
-_LENGTH = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 _GPUS = re.compile(r"gres[:/]gpu(?:[:/][\w.+-]*[A-Za-z_][\w.+-]*)?[:=](\d+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """What was decided of a job, as its AdminComment has it. submit: when it was submitted first: Slurm
-    counts anew where it is sent back. at: when it was let in; 0 while it waits. until: when the first
-    zone that it entered is due, inf outside; limit: the time limit that it had; zones: names of those."""
+@dataclass(frozen=True)
+class SlurmQueue(LiveQueue):
+    """Jobs of a partition or QOS beside reservations, by name."""
 
-    submit: float
-    at: float = 0.0
-    until: float = inf
-    limit: str = "UNLIMITED"
-    zones: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """For AdminComment."""
-        until = "never" if self.until == inf else str(int(self.until))
-        when = f"submit={int(self.submit)} at={int(self.at)} until={until}"
-        return f"plait-admit {when} limit={self.limit} zones={','.join(self.zones)}"
-
-    @staticmethod
-    def read(text: str) -> Mark | None:
-        """None for a comment that is somebody else's."""
-        found = _MARK.search(text)
-        if not found:
-            return None
-        until = inf if found["until"] == "never" else float(found["until"])
-        zones = tuple(name for name in found["zones"].split(",") if name)
-        return Mark(
-            submit=float(found["submit"]), at=float(found["at"]), until=until, limit=found["limit"], zones=zones
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmQueuedJob:
-    """A job that opted in. state: PENDING, RUNNING, ...; held: whether by its user, or by admission;
-    ready: whether it waits for no other job and no time. gpus: of all its nodes (nodes where nodes have
-    none). nodes: where it runs; asked: where it is to run."""
-
-    name: str
-    state: str
-    held: bool
-    ready: bool
-    submit: float
-    start: float
-    limit: str
-    gpus: int
-    nodes: tuple[str, ...]
-    asked: tuple[str, ...]
-    priority: int
-    preemptible: bool
-    jct: float
-    features: Mapping[str, str]
-    mark: Mark | None
+    partition: str
+    qos: str
+    reservations: tuple[str, ...]
 
     @property
-    def own_limit(self) -> str:
-        """The time limit that it was submitted with."""
-        return self.mark.limit if self.mark else self.limit
+    def closes(self) -> float:
+        """A minute: no shorter limit can be given."""
+        return MINUTE
 
-    @property
-    def waits(self) -> bool:
-        """Whether it does not run yet, or not again."""
-        return self.state in WAITING
+    def look(self) -> QueueView:
+        return look(self.partition, self.qos, self.reservations)
 
+    def hold(self, job: QueuedJob) -> None:
+        hold(job)
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmReservation:
-    """Nodes reserved from ``start`` to ``end``, seconds since 1970."""
+    def start(self, job: QueuedJob, how: LetIn) -> None:
+        start(job, how)
 
-    name: str
-    nodes: frozenset[str]
-    start: float
-    end: float
+    def settle(self, job: QueuedJob) -> None:
+        settle(job)
 
+    def send_back(self, job: QueuedJob) -> None:
+        send_back(job)
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmView:
-    """What Slurm says at one moment. jobs: those that opted in; passed: others of the partition, by what
-    was passed over. used, size: GPUs in use on every node of theirs, and GPUs of a node; 1 where nodes
-    have none."""
+    def restore(self, job: QueuedJob) -> None:
+        restore(job)
 
-    jobs: tuple[SlurmQueuedJob, ...]
-    used: dict[str, int]
-    size: int
-    reservations: tuple[SlurmReservation, ...]
-    passed: Mapping[str, str]
+    def gone(self, error: Exception) -> bool:
+        words = "Invalid job id", "already finished", "Job is pending", "no longer pending", "already completing"
+        return any(word in str(error) for word in words)
 
 
-def look(partition: str, qos: str, reservations: Sequence[str]) -> SlurmView:
+def look(partition: str, qos: str, reservations: Sequence[str]) -> QueueView:
     """The queue now. Raises LaunchError where Slurm does not answer, or knows no such partition or
     reservation."""
     nodes = _node_names(partition)
@@ -135,7 +81,13 @@ def look(partition: str, qos: str, reservations: Sequence[str]) -> SlurmView:
     size = counts.pop() if len(counts) == 1 and 0 not in counts else 1
     used = {one["NodeName"]: _used(one, size) for one in records}
     known = [_reservation(one) for one in _show("reservation") if one.get("ReservationName") in reservations]
-    jobs: list[SlurmQueuedJob] = []
+    if missing := set(reservations) - {one.name for one in known}:
+        name = min(missing)
+        raise LaunchError(
+            f"Slurm has no reservation '{name}'. Make it with plait reserve RANK_TABLE --name {name}, and name it with "
+            "--reservation."
+        )
+    jobs: list[QueuedJob] = []
     passed: dict[str, str] = {}
     for one in _show("job"):
         if (partition and one.get("Partition") != partition) or (qos and one.get("QOS") != qos):
@@ -144,31 +96,31 @@ def look(partition: str, qos: str, reservations: Sequence[str]) -> SlurmView:
             passed[one["JobId"]] = why
         else:
             jobs.append(_job(one, size))
-    return SlurmView(jobs=tuple(jobs), used=used, size=size, reservations=tuple(known), passed=passed)
+    return QueueView(jobs=tuple(jobs), used=used, size=size, reservations=tuple(known), passed=passed)
 
 
 # ---- what admission does ----
 
 
-def hold(job: SlurmQueuedJob) -> None:
+def hold(job: QueuedJob) -> None:
     """Keep a waiting job from starting, as if its user had."""
     command("scontrol", "uhold", job.name)
     if job.mark:
         restore(job)
 
 
-def start(job: SlurmQueuedJob, nodes: Sequence[str], zones: Sequence[str], until: float, now: float) -> None:
+def start(job: QueuedJob, how: LetIn) -> None:
     """Let a held job start on these nodes. In a zone its time limit ends before the zone is due: Slurm starts
     it there for that reason alone. The mark is written first: whoever is killed between the two leaves a job
     that is held, and is decided anew."""
-    mark = Mark(submit=job.submit, at=now, until=until, limit=job.own_limit, zones=tuple(zones))
-    minutes = min(_minutes(mark.limit), (until - now) // MINUTE)
-    told = [f"TimeLimit={int(minutes)}"] if until < inf else []
-    _update(job, f"ReqNodeList={fold(nodes)}", *told, mark=mark)
+    mark = Mark(submit=job.submit, at=how.now, until=how.until, limit=job.own_limit, zones=tuple(how.zones))
+    minutes = min(_minutes(mark.limit), (how.until - how.now) // MINUTE)
+    told = [f"TimeLimit={int(minutes)}"] if how.until < inf else []
+    _update(job, f"ReqNodeList={fold(how.nodes)}", *told, mark=mark)
     command("scontrol", "release", job.name)
 
 
-def settle(job: SlurmQueuedJob) -> None:
+def settle(job: QueuedJob) -> None:
     """Let a job that has started in a zone run until the zone is due, to the minute after: its limit had
     to end before, by up to a minute."""
     assert job.mark
@@ -177,19 +129,19 @@ def settle(job: SlurmQueuedJob) -> None:
         command("scontrol", "update", f"JobId={job.name}", f"TimeLimit={int(minutes)}")
 
 
-def send_back(job: SlurmQueuedJob) -> None:
+def send_back(job: QueuedJob) -> None:
     """Stop a running job and put it back into the queue, held, at the place that it had."""
     _update(job, mark=Mark(submit=job.submit, at=job.start, limit=job.own_limit))
     command("scontrol", "requeuehold", job.name)
 
 
-def restore(job: SlurmQueuedJob) -> None:
+def restore(job: QueuedJob) -> None:
     """Give a job that waits again the limit and the nodes that it was submitted with."""
     told = "ReqNodeList=", f"TimeLimit={job.own_limit}"
     _update(job, *told, mark=Mark(submit=job.submit, limit=job.own_limit))
 
 
-def _update(job: SlurmQueuedJob, *values: str, mark: Mark) -> None:
+def _update(job: QueuedJob, *values: str, mark: Mark) -> None:
     command("scontrol", "update", f"JobId={job.name}", *values, f"AdminComment={mark.text()}")
 
 
@@ -242,8 +194,8 @@ def _used(one: Mapping[str, str], size: int) -> int:
     return min(size, used)
 
 
-def _reservation(one: Mapping[str, str]) -> SlurmReservation:
-    return SlurmReservation(
+def _reservation(one: Mapping[str, str]) -> ReservedNodes:
+    return ReservedNodes(
         name=one["ReservationName"], nodes=frozenset(_expanded(one.get("Nodes", ""))), start=float(one["StartTime"]),
         end=float(one["EndTime"]),
     )  # fmt: skip
@@ -261,30 +213,28 @@ def _not_ours(one: Mapping[str, str]) -> str:
     return "it asks for certain nodes" if asks else ""
 
 
-def _job(one: Mapping[str, str], size: int) -> SlurmQueuedJob:
+def _job(one: Mapping[str, str], size: int) -> QueuedJob:
     words = one.get("Comment", "").replace(",", " ").split()
     told = {key: value for key, _, value in (word.partition("=") for word in words)}
+    state = one.get("JobState", "")
     limit, mark = one.get("TimeLimit", "UNLIMITED"), Mark.read(one.get("AdminComment", ""))
     own_limit = mark.limit if mark else limit
-    known = {"user": one.get("UserId", "").partition("(")[0], "group": one.get("Account", ""),
-             "queue": one.get("Partition", ""), "cpus": one.get("NumCPUs", "").partition("-")[0],
-             "nodes": one.get("NumNodes", "").partition("-")[0]}  # fmt: skip
-    return SlurmQueuedJob(
-        name=one["JobId"], state=one.get("JobState", ""),
+    return QueuedJob(
+        name=one["JobId"], state="waiting" if state in WAITING else STATES.get(state, "over"),
         held=one.get("Priority") == "0" or one.get("Reason", "").startswith("JobHeld"),
         ready=one.get("Dependency", "(null)") == "(null)" and _time(one.get("EligibleTime")) <= time.time(),
         submit=mark.submit if mark else _time(one.get("SubmitTime")), start=_time(one.get("StartTime")), limit=limit,
         gpus=max(1, _asked(one, size)), nodes=tuple(_expanded(one.get("NodeList", ""))),
         asked=tuple(_expanded(one.get("ReqNodeList", ""))),
-        priority=_whole(told.get("priority", ""), -_whole(one.get("Nice", ""), 0)),
-        preemptible="preemptible" in told, jct=_seconds(told.get("jct", ""), _minutes(own_limit) * MINUTE),
-        features=known, mark=mark,
+        priority=whole(told.get("priority", ""), -whole(one.get("Nice", ""), 0)),
+        preemptible="preemptible" in told, jct=seconds_of(told.get("jct", ""), _minutes(own_limit) * MINUTE),
+        mark=mark,
     )  # fmt: skip
 
 
 def _asked(one: Mapping[str, str], size: int) -> int:
     """GPUs that a job asks for; one of no GPUs counts as having its nodes whole."""
-    nodes = _whole(one.get("NumNodes", "").partition("-")[0], 1)
+    nodes = whole(one.get("NumNodes", "").partition("-")[0], 1)
     per_node, in_all = _GPUS.search(one.get("TresPerNode", "")), _GPUS.search(one.get("TresPerJob", ""))
     if size == 1 or not (per_node or in_all):
         return nodes * size
@@ -293,20 +243,6 @@ def _asked(one: Mapping[str, str], size: int) -> int:
 
 def _time(text: str | None) -> float:
     return float(text) if text and text.isdecimal() else 0.0
-
-
-def _whole(text: str, other: int) -> int:
-    with suppress(ValueError):
-        return int(text)
-    return other
-
-
-def _seconds(text: str, other: float) -> float:
-    """Of ``90m``, ``1d12h``, ``600``; what is none counts as not said."""
-    found = _LENGTH.fullmatch(text)
-    if not text or not found:
-        return other
-    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)))
 
 
 def _minutes(limit: str) -> float:

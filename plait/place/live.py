@@ -54,11 +54,13 @@ class LiveCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveStart:
-    """A job that is to start now. zones: those that it enters; empty: it fits outside. until: when the
+    """A job that is to start now. gpus: of each of its nodes. zones: those that it enters; empty: it fits
+    outside. until: when the
     first of these is due; inf outside."""
 
     job: LiveJob
     nodes: tuple[str, ...]
+    gpus: tuple[int, ...]
     zones: tuple[str, ...] = ()
     until: float = inf
 
@@ -88,6 +90,7 @@ def decide(jobs: Sequence[LiveJob], cluster: LiveCluster, now: float) -> list[Li
         zones = [zone for zone, one in zip(cluster.zones, reserved, strict=True) if one.part in parts]
         found.append(LiveStart(
             job=waiting[start.job], nodes=tuple(names[node] for node, _ in start.held),
+            gpus=tuple(count for _, count in start.held),
             zones=tuple(zone.name for zone in zones), until=min((zone.due for zone in zones), default=inf),
         ))  # fmt: skip
     return found

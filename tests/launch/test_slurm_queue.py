@@ -10,7 +10,8 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.launch import slurm_queue
-from plait.launch.slurm_queue import Mark, SlurmQueuedJob, hold, look, restore, send_back, settle, start
+from plait.launch.live_queue import LetIn, Mark, QueuedJob
+from plait.launch.slurm_queue import hold, look, restore, send_back, settle, start
 
 JOB = """JobId={id} JobName=a name with Partition=all in it
    UserId=eva(1000) GroupId=eva(1000) MCS_label=N/A
@@ -79,7 +80,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, ...]
     return there
 
 
-def one(slurm: Callable[..., object], **values: str) -> SlurmQueuedJob:
+def one(slurm: Callable[..., object], **values: str) -> QueuedJob:
     slurm(job_text(7, **values))
     (job,) = look("gated", "", ["lpj"]).jobs
     return job
@@ -87,9 +88,9 @@ def one(slurm: Callable[..., object], **values: str) -> SlurmQueuedJob:
 
 def test_a_job_is_read(slurm: Callable[..., object]) -> None:
     job = one(slurm, comment="jct=90m,priority=3 preemptible Partition=all", count="2-2", limit="1-02:30:00")
-    assert (job.name, job.state, job.held, job.ready, job.submit) == ("7", "PENDING", True, True, 1000.0)
+    assert (job.name, job.state, job.held, job.ready, job.submit) == ("7", "waiting", True, True, 1000.0)
     assert (job.gpus, job.jct, job.priority, job.preemptible, job.mark) == (2, 5400.0, 3, True, None)
-    assert job.limit == job.own_limit == "1-02:30:00" and job.waits and job.nodes == ()
+    assert job.limit == job.own_limit == "1-02:30:00" and job.nodes == ()
     other = one(slurm, limit="02:00:00", nice="-4", comment="jct=soon")
     assert (other.jct, other.priority, other.preemptible) == (7200.0, 4, False), "the limit, where nobody says better"
     assert one(slurm).jct == inf
@@ -107,7 +108,7 @@ def test_whose_jobs_are_left_alone(slurm: Callable[..., object]) -> None:
 
 def test_nodes_and_reservations(slurm: Callable[..., object]) -> None:
     slurm("", node_text("n1", alloc="8", state="MIXED") + node_text("n2", state="IDLE+DRAIN") + node_text("n9"))
-    view = look("gated", "", ["lpj", "none"])
+    view = look("gated", "", ["lpj"])
     assert (view.used, view.size) == ({"n1": 1, "n2": 1}, 1), "n9 is of another partition; a node that drains is none"
     (kept,) = view.reservations
     assert (kept.name, kept.nodes, kept.start, kept.end) == ("lpj", frozenset({"n2"}), 5000.0, 9000.0)
@@ -117,6 +118,8 @@ def test_nodes_and_reservations(slurm: Callable[..., object]) -> None:
     assert (view.used, view.size, view.jobs[0].gpus) == ({"n1": 3, "n2": 3}, 8, 8)
     with pytest.raises(LaunchError, match="no partition 'gate'"):
         look("gate", "", [])
+    with pytest.raises(LaunchError, match="no reservation 'none'"):
+        look("gated", "", ["lpj", "none"])
 
 
 @pytest.mark.parametrize("zones", [(), ("lpj",), ("lpj", "second")])
@@ -130,17 +133,18 @@ def test_a_mark_is_read_again(zones: tuple[str, ...]) -> None:
 def test_what_starts_in_a_zone_ends_before_it_is_due(slurm: Callable[..., list[tuple[str, ...]]]) -> None:
     job = one(slurm)
     given = slurm()
-    start(job, ("n2",), ("lpj",), 5000.0, 4521.0)
+    in_zone = LetIn(nodes=("n2",), gpus=(1,), zones=("lpj",), until=5000.0, now=4521.0)
+    start(job, in_zone)
     (update, release) = given
     assert release == ("scontrol", "release", "7")
     assert "TimeLimit=7" in update and "ReqNodeList=n2" in update, "479 s are seven whole minutes"
     mark = Mark.read(next(word for word in update if word.startswith("AdminComment=")))
     assert mark == Mark(submit=1000.0, at=4521.0, until=5000.0, limit="UNLIMITED", zones=("lpj",))
     given.clear()
-    start(replace(job, limit="00:03:00"), ("n2",), ("lpj",), 5000.0, 4521.0)
+    start(replace(job, limit="00:03:00"), in_zone)
     assert "TimeLimit=3" in given[0], "its own limit where that is shorter"
     given.clear()
-    start(job, ("n1",), (), inf, 4521.0)
+    start(job, LetIn(nodes=("n1",), gpus=(1,), zones=(), until=inf, now=4521.0))
     assert not any(word.startswith("TimeLimit") for word in given[0])
 
 

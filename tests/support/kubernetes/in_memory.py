@@ -68,6 +68,9 @@ class InMemory:
     def list(self, kind: str, labels: str = "") -> tuple[Sequence[Object], str]:
         return self._do("list", kind, labels, lambda: (self.store.of(kind, labels), "1"))
 
+    def everywhere(self, kind: str) -> Sequence[Object]:
+        return self._do("list", kind, "", lambda: self.store.of(kind))
+
     def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
         return self._do("patch", kind, name, lambda: self.store.patch(kind, name, changes))
 

@@ -161,14 +161,20 @@ def _merge(body: Object, changes: Object) -> None:
 
 
 def _check_pod(old: Object, new: Object) -> None:
-    """What may be changed of a pod's spec: gates may go; while there are any, nodeSelector may grow."""
+    """What may be changed of a pod's spec (ValidatePodUpdate): gates may go; while there are any, the
+    nodeSelector may grow; tolerations may be added, a deadline may be set or brought forward."""
     before, after = old.get("nodeSelector", {}), new.get("nodeSelector", {})
     if before != after and not (old.get("schedulingGates") and before.items() <= after.items()):
         raise Refusal(422, "Pod is invalid: spec.nodeSelector: only additions are allowed, and only while gated")
     gates = [gate["name"] for gate in new.get("schedulingGates", [])]
     if not set(gates) <= {gate["name"] for gate in old.get("schedulingGates", [])}:
         raise Refusal(422, "Pod is invalid: spec.schedulingGates: gates cannot be added")
-    fixed = [{key: value for key, value in one.items() if key not in ("nodeSelector", "schedulingGates")}
-             for one in (old, new)]  # fmt: skip
+    if not all(one in new.get("tolerations", []) for one in old.get("tolerations", [])):
+        raise Refusal(422, "Pod is invalid: spec.tolerations: existing toleration can not be modified except its time")
+    deadline, was = new.get("activeDeadlineSeconds"), old.get("activeDeadlineSeconds")
+    if was is not None and (deadline is None or deadline > was):
+        raise Refusal(422, "Pod is invalid: spec.activeDeadlineSeconds: must be less than or equal to previous value")
+    free = "nodeSelector", "schedulingGates", "tolerations", "activeDeadlineSeconds"
+    fixed = [{key: value for key, value in one.items() if key not in free} for one in (old, new)]
     if fixed[0] != fixed[1]:
         raise Refusal(422, "Pod is invalid: spec: pod updates may not change other fields")
