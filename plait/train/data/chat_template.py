@@ -75,9 +75,16 @@ class ChatTemplate:
     special: tuple[str, ...] = ()
 
     @staticmethod
-    def beside(tokenizer: Path, special: Sequence[str] = (), *, instead: Path | None = None) -> ChatTemplate:
-        """A tokenizer's: of ``chat_template.jinja``, else of ``tokenizer_config.json``, in its folder.
-        instead: a file with another. Raises DataError where there is none."""
+    def beside(tokenizer: Path | None, special: Sequence[str] = (), *, instead: Path | None = None) -> ChatTemplate:
+        """A tokenizer's: of ``chat_template.jinja``, else of ``tokenizer_config.json``, in its folder. None:
+        bytes, which have none. instead: a file with another. Raises DataError where there is none."""
+        if tokenizer is None:
+            if instead is None:
+                raise DataError(
+                    "bytes have no chat template; name the tokenizer of a model for chats (data.tokenizer), or a file "
+                    "with a template (data.chat_template)"
+                )
+            return ChatTemplate(_read(instead), str(instead), {}, tuple(special))
         settings = _table(tokenizer.with_name(SETTINGS))
         given = {**_table(tokenizer.with_name(TOKENS)), **settings}
         tokens = {name: text for name in NAMED if (text := _content(given.get(name))) is not None}

@@ -1,36 +1,32 @@
 """The sequences of a job: its corpus, prepared once and opened by every rank, and what is trained and
 evaluated on.
 
-The stream has no state. A split is cut into *windows* of ``sequence + 1`` tokens at a stride of ``sequence``:
-the last token of a window is only a target, and is the first input of the next. An epoch is one pseudo-random
-order of all windows. Sequence number g of the stream is window ``order(g // windows)[g % windows]``.
+The stream has no state. A split is a number of *windows* (``plait.train.data.sequences``). An epoch is one
+pseudo-random order of all windows. Sequence number g of the stream is window
+``order(g // windows)[g % windows]``.
 
 So a resume position is one integer, the number of sequences consumed, and the order of the data does not
-depend on the number of ranks: each rank computes its rows of the same batch. Windows cross document
-boundaries: end-of-text is a token like any other, and attention is not cut at it. At most ``sequence`` tokens
-at the very end of a split fill no window and are never read.
+depend on the number of ranks: each rank computes its rows of the same batch.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.core.base.errors import DataError, JobError
+from plait.core.base.errors import JobError
 from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
 from plait.train.data.corpus import Corpus, SplitName
 from plait.train.data.mixture import Mixture, whole_weights
+from plait.train.data.sequences import Sequences, gathered, view_of
 from plait.train.data.sets import evaluation_sets, training_sets
-
-if TYPE_CHECKING:
-    import torch
 
 Phase = tuple[int, dict[str, int]]
 """From which sequence on a mixture holds, and its weights by the identities of sources."""
@@ -45,24 +41,21 @@ class Batches:
     is the global batch, in sequences. Raises ``DataError`` when the split is shorter than one sequence.
     """
 
-    def __init__(self, corpus: Corpus, split: SplitName, *, sequence: int, batch: int, seed: int = 0) -> None:
+    def __init__(
+        self, corpus: Corpus, split: SplitName, *, sequence: int, batch: int, seed: int = 0, masks: bool = False
+    ) -> None:
         assert sequence >= 1 and batch >= 1, f"{batch} sequences of {sequence} tokens"
         self.corpus, self.sequence, self.batch, self.seed = corpus, sequence, batch, seed
         self.split: SplitName = split
-        tokens = corpus.num_tokens(split)
-        self.windows = (tokens - 1) // sequence
+        self.view = view_of(corpus, split, sequence, masks=masks)
+        self.windows = self.view.count
         """Sequences in one epoch."""
-        if self.windows < 1:
-            more = " or a larger data.eval_fraction, or turn evaluation off (train.eval_every = 0)"
-            raise DataError(
-                f"{corpus.folder}: the {split} split has {tokens} tokens and one sequence of {sequence} needs "
-                f"{sequence + 1}; use more text, a smaller data.sequence_length{more if split == 'eval' else ''}"
-            )
 
     @cached_property
     def identity(self) -> str:
         """A hash of all that decides the stream; a position means nothing under another identity."""
-        parts = (self.corpus.index.splits[self.split].digest, self.split, self.sequence, self.seed)
+        digest = self.corpus.index.splits[self.split].digest
+        parts = (digest, self.split, self.sequence, self.seed, *self.view.kind)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def window_ids(self, start: int, count: int) -> np.ndarray:
@@ -79,32 +72,17 @@ class Batches:
             result[here] = _permute(places[here], self.windows, f"{self.seed}/{epoch}")
         return result
 
-    def take(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
+    def take(self, start: int, count: int) -> Sequences:
+        """Sequences ``start .. start + count`` of the stream."""
         return self.gather(self.window_ids(start, count))
-
-    def document_ids(self, start: int, count: int) -> np.ndarray:
-        """The document of each token of the sequences ``start .. start + count``: int64 [count, S], from 0
-        in each sequence, one more behind each end-of-text."""
-        found = np.zeros((count, self.sequence), np.int64)
-        for row, window in zip(found, self.window_ids(start, count), strict=True):
-            ends = self.corpus.ends(self.split, int(window) * self.sequence, self.sequence - 1)
-            row[ends] = 1
-        return np.cumsum(found, axis=1)
 
     def sample_ids(self, step: int) -> np.ndarray:
         """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
-    def gather(self, window_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Windows as tokens and targets, int64 [n, S] each."""
-        import torch  # here, so that preparing a corpus starts without the seconds this import takes
-
-        rows = np.empty((len(window_ids), self.sequence + 1), np.int64)
-        for row, window in zip(rows, window_ids, strict=True):
-            row[:] = self.corpus.read(self.split, int(window) * self.sequence, self.sequence + 1)
-        both = torch.from_numpy(rows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+    def gather(self, window_ids: np.ndarray) -> Sequences:
+        """Windows as tensors."""
+        return gathered(self.view, window_ids)
 
 
 def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
@@ -160,18 +138,28 @@ class Mixed:
         """What decides the stream, to be kept beside a position: of one source its own."""
         return self.parts[0].identity if len(self.parts) == 1 else list(self.history)
 
-    def take(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sequences ``start .. start + count`` of the stream: tokens and targets, int64 [count, S] each."""
+    def take(self, start: int, count: int) -> Sequences:
+        """Sequences ``start .. start + count`` of the stream."""
         import torch
 
+        found = torch.zeros((3, count, self.sequence), dtype=torch.int64)
+        for part, here, windows in self._parts(start, count):
+            for into, given in zip(found, part.gather(windows), strict=True):
+                if given is not None:
+                    into[here] = given
+        tokens, targets, starts = found
+        return Sequences(tokens, targets, starts if self.parts[0].view.masks else None)
+
+    def targets(self, start: int, count: int) -> int:
+        """How many of their targets count."""
+        return sum(part.view.targets(windows) for part, _, windows in self._parts(start, count))
+
+    def _parts(self, start: int, count: int) -> Iterator[tuple[Batches, np.ndarray, np.ndarray]]:
+        """Sources that have some of so many sequences, which of them, and their windows."""
         sources, items = self.mixture.items(start, count)
-        tokens = torch.empty((count, self.sequence), dtype=torch.int64)
-        targets = torch.empty_like(tokens)
         for number, at in enumerate(self._order):
-            part = self.parts[at]
             if len(here := np.flatnonzero(sources == number)):
-                tokens[here], targets[here] = part.gather(part.windows_of(items[here]))
-        return tokens, targets
+                yield self.parts[at], here, self.parts[at].windows_of(items[here])
 
     def sample_ids(self, step: int) -> np.ndarray:
         """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
@@ -249,6 +237,11 @@ class EvalSet:
     batches: Batches
     count: int
 
+    @cached_property
+    def targets(self) -> int:
+        """How many of its targets count."""
+        return self.batches.view.targets(np.arange(self.count))
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -262,7 +255,7 @@ class Stream:
     def open(job: Job, folder: Path) -> Stream:
         """From prepared corpora in ``folder``. Raises DataError for one that gives no sequence."""
         data, batch = job.data, job.train.global_batch_size
-        how = {"batch": batch, "sequence": data.sequence_length, "seed": data.seed}
+        how: dict[str, Any] = {"batch": batch, "sequence": data.sequence_length, "seed": data.seed, "masks": data.masks}
         corpora = [Corpus.open(one.folder) for one in training_sets(data, folder)]
         parts = [Batches(corpus, "train", **how) for corpus in corpora]
         train = Mixed(parts, [source.called for source in data.train], [(0, weights_of(data.train, parts))])

@@ -53,6 +53,11 @@ class Tokenizer(Protocol):
         """``encode`` of each text; on all cores where the implementation can."""
         ...
 
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """``encode`` of each text, and from which to which of its characters each token stands, int64
+        [tokens, 2]."""
+        ...
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ``ids``; end-of-text becomes nothing, bytes that are not UTF-8 become U+FFFD."""
         ...
@@ -79,6 +84,14 @@ class ByteTokenizer:
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
+
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for text in texts:
+            sizes = [len(character.encode(errors="replace")) for character in text]
+            begins = np.repeat(np.arange(len(text), dtype=np.int64), sizes)
+            found.append((self.encode(text), np.stack((begins, begins + 1), axis=1)))
+        return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ``ids``; ``ValueError`` for an id outside 0..256."""
@@ -122,13 +135,24 @@ class FileTokenizer:
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         strings = [text.decode("utf-8", errors="replace") for text in texts]
-        encode = self._tokenizer.encode_batch if self._drops else self._tokenizer.encode_batch_fast
+        encodings = self._encodings(strings, offsets=self._drops)
+        return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [
+            (np.asarray(one.ids, dtype=np.int64), np.asarray(one.offsets, dtype=np.int64).reshape(-1, 2))
+            for one in self._encodings(texts, offsets=True)
+        ]
+
+    def _encodings(self, texts: Sequence[str], *, offsets: bool) -> Sequence[Any]:
+        """What the library makes of texts."""
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         fix = "name a tokenizer that has a token for all that it does not know, and a pattern that takes no ages"
         with _explained(f"{self.path}: cannot encode this text", fix):
-            encodings = encode(strings, add_special_tokens=False)
+            encodings = encode(texts, add_special_tokens=False)
         if self._drops:
-            self._refuse_dropped(strings, encodings)
-        return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+            self._refuse_dropped(texts, encodings)
+        return encodings
 
     def _refuse_dropped(self, texts: Sequence[str], encodings: Sequence[Any]) -> None:
         """Raise DataError for a character, other than blanks, that no token covers."""
@@ -143,6 +167,12 @@ class FileTokenizer:
                         f"{self.path}: has no token for {text[at]!r}, and none for what it does not know, so this text "
                         "would lose characters; name another tokenizer"
                     )
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """How its special tokens are spelled."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return tuple(token.content for token in added.values() if token.special)
 
     def token(self, number: int) -> str:
         """How the file spells a token."""

@@ -50,11 +50,12 @@ class Feed:
         """Of one optimizer step, counted from 0."""
         train, size = self.stream.train, self.job.micro_batch
         samples = torch.from_numpy(train.sample_ids(number) + self.ahead)
+        scale = 1.0 / max(1, train.targets(self.position(number), train.batch))
         found: list[MicroBatch] = []
         for each in samples.split(size):
             own = each[rows(len(each))]
-            tokens, targets = train.take(int(own[0]) if len(own) else 0, len(own))
-            found.append(MicroBatch(tokens, targets, own, 1.0 / (train.batch * train.sequence), number))
+            taken = train.take(int(own[0]) if len(own) else 0, len(own))
+            found.append(MicroBatch(taken.tokens, taken.targets, own, scale, number, starts=taken.starts))
         return found
 
     def evaluation(self, rows: Rows = every) -> list[tuple[str, list[MicroBatch]]]:
@@ -63,12 +64,12 @@ class Feed:
         return [(one.name, self._evaluated(one, rows)) for one in self.stream.evaluation]
 
     def _evaluated(self, one: EvalSet, rows: Rows) -> list[MicroBatch]:
-        size, found, scale = self.job.micro_batch, list[MicroBatch](), 1.0 / (one.count * one.batches.sequence)
+        size, found, scale = self.job.micro_batch, list[MicroBatch](), 1.0 / max(1, one.targets)
         for number in range(self.evaluations):
             samples = torch.arange(number * size, (number + 1) * size)[rows(size)]
-            tokens, targets = one.batches.gather(samples.numpy() % one.count)
-            targets[samples >= one.count] = IGNORED
-            found.append(MicroBatch(tokens, targets, samples % size, scale, 0))
+            taken = one.batches.gather(samples.numpy() % one.count)
+            taken.targets[samples >= one.count] = IGNORED
+            found.append(MicroBatch(taken.tokens, taken.targets, samples % size, scale, 0, starts=taken.starts))
         return found
 
     @property

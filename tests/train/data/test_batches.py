@@ -27,7 +27,7 @@ MODEL = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
 
 
 def batch_at(batches: Batches, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return batches.take(step * batches.batch, batches.batch)
+    return batches.take(step * batches.batch, batches.batch)[:2]
 
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=5))
@@ -65,7 +65,7 @@ def test_an_epoch_shows_every_token_once(
     if not windows:
         return
     batches = Batches(corpus, "train", sequence=sequence, batch=3, seed=seed)
-    inputs, targets = batches.take(epoch * windows, windows)
+    inputs, targets, _ = batches.take(epoch * windows, windows)
     stream = corpus.read("train", 0, tokens)
     order = np.argsort(batches.window_ids(epoch * windows, windows))
     assert inputs[order].flatten().tolist() == stream[: windows * sequence].tolist()
@@ -78,7 +78,7 @@ def test_the_stream_is_the_same_however_it_is_cut(
     corpora: Callable[[int], Corpus], start: int, parts: list[int], seed: int
 ) -> None:
     batches = Batches(corpora(257), "train", sequence=7, batch=4, seed=seed)
-    whole, _ = batches.take(start, sum(parts))
+    whole, _, _ = batches.take(start, sum(parts))
     begins = start + np.cumsum([0, *parts[:-1]])
     assert torch.equal(
         whole, torch.cat([batches.take(int(begin), count)[0] for begin, count in zip(begins, parts, strict=True)])
@@ -160,16 +160,24 @@ def test_sample_ids_number_the_stream(corpora: Callable[[int], Corpus]) -> None:
     assert batches.sample_ids(2).tolist() == [12, 13, 14, 15, 16, 17]
 
 
-def test_documents_of_a_sequence_are_numbered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sequence", [1, 2, 3, 8, 20])
+def test_where_documents_begin_and_which_targets_count(tmp_path: Path, sequence: int) -> None:
     texts = [b"ab", b"", b"c", b"defghij", b"k" * 30]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text.decode()}) + "\n" for text in texts))
     corpus = prepare([tmp_path / "a.jsonl"], BYTES, tmp_path / "c", CorpusSettings(eval_fraction=0))
-    batches = Batches(corpus, "train", sequence=8, batch=1)
-    windows = batches.window_ids(0, batches.windows).tolist()
-    ids = dict(zip(windows, batches.document_ids(0, batches.windows), strict=True))
-    assert ids[0].tolist() == [0, 0, 0, 1, 1, 2, 2, 2]  # ab| c| def
-    assert ids[1].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]  # ghij| kkk
-    assert ids[2].tolist() == [0] * 8
+    batches = Batches(corpus, "train", sequence=sequence, batch=1, masks=True)
+    tokens, targets, starts = batches.gather(np.arange(batches.windows))
+    assert starts is not None
+    document = [number for number, text in enumerate(filter(None, texts)) for _ in [*text, 256]]
+    stream = [byte for text in filter(None, texts) for byte in [*text, 256]]
+    for window in range(batches.windows):
+        own = range(window * sequence, (window + 1) * sequence)
+        assert tokens[window].tolist() == stream[own.start : own.stop]
+        begins = [max(document.index(document[at]), own.start) - own.start for at in own]
+        assert starts[window].tolist() == begins
+        same = [document[at] == document[at + 1] for at in own]
+        assert targets[window].tolist() == [stream[at + 1] if it else -100 for at, it in zip(own, same, strict=True)]
+    assert batches.targets(0, 3 * batches.windows) == 3 * int((targets != -100).sum())
 
 
 def test_too_little_text_is_named(corpora: Callable[[int], Corpus]) -> None:

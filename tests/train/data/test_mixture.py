@@ -109,7 +109,7 @@ def test_a_source_in_a_mixture_gives_its_own_stream(parts: list[Batches]) -> Non
     sources, items = both.mixture.items(0, 10_000)
     counts = [int((sources == both._order.index(at)).sum()) for at in range(3)]
     assert counts == [6000, 3000, 1000]
-    tokens, targets = both.take(977, 50)
+    tokens, targets, _ = both.take(977, 50)
     for row, (number, item) in enumerate(zip(sources[977:1027], items[977:1027], strict=True)):
         alone = parts[both._order[number]].take(int(item), 1)
         assert torch.equal(tokens[row : row + 1], alone[0]) and torch.equal(targets[row : row + 1], alone[1])
