@@ -16,6 +16,7 @@ PATHS = (
     ("data", "sources"),
     ("data", "eval"),
     ("data", "tokenizer"),
+    ("data", "chat_template"),
     ("train", "init_from"),
     ("cluster", "file"),
     ("cluster", "profile"),

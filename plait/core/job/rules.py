@@ -12,7 +12,7 @@ from plait.core.base.numbers import nearest_batch
 from plait.core.job.amounts import tokens_of
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.recipe import check_recipe
-from plait.core.job.settings import RecomputeLayers, StrategySection
+from plait.core.job.settings import STDLIB, RecomputeLayers, StrategySection
 from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import slice_sizes
@@ -29,6 +29,7 @@ def check_job(job: Job) -> None:
     _check_batch(job)
     _check_rates(job)
     check_recipe(job, spec)
+    _check_documents(job, spec)
     for text in job.plan.constraints:
         Constraint.parse(text)
     Margin.parse(job.plan.memory_margin)
@@ -38,6 +39,25 @@ def check_job(job: Job) -> None:
             _check_place(job, spec, dp, tp)
         except JobError as error:
             raise _of_places(job, error, {"strategy.dp": dp, "strategy.tp": tp}) from None
+
+
+def _check_documents(job: Job, spec: ModelSpec) -> None:
+    """Raise JobError for what documents and chats forbid."""
+    data = job.data
+    if data.masks and spec.levels:
+        problem = '"mask", and a model that halves sequences joins tokens of two documents'
+        raise JobError(problem, key="data.documents", changes=[{"data.documents": "join"}])
+    if data.masks and job.strategy.cuda_graphs is True:
+        problem = (
+            'true, and documents at whose ends attention stops (data.documents = "mask") differ from batch to batch'
+        )
+        raise JobError(problem, key="strategy.cuda_graphs",
+                       changes=[{"strategy.cuda_graphs": False}, {"data.documents": "join"}])  # fmt: skip
+    if data.rows != "text" and data.text == STDLIB:
+        raise JobError(f"{STDLIB} has no {data.rows}", key="data.text", fix="Name a file of JSON lines, for example")
+    if data.rows == "text" and data.chat_template is not None:
+        raise JobError("is for chats, and data.rows is text", key="data.chat_template",
+                       changes=[{"data.rows": "chats"}, {"data.chat_template": None}])  # fmt: skip
 
 
 def _check_batch(job: Job) -> None:

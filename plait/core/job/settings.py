@@ -94,6 +94,28 @@ class DataSection(Section):
     """Share of the documents that is kept for evaluation."""
     seed: Seed = 0
     """Seed of the order of sequences."""
+    documents: Literal["join", "mask"] | None = None
+    """``mask``: attention stops at document ends, and positions begin anew there. ``join``: it crosses them.
+    Left out: ``mask`` for chats and pairs, ``join`` for texts."""
+    rows: Literal["text", "chats", "pairs"] = "text"
+    """What a row of JSON lines, JSON, CSV, Parquet or Arrow is: a text; a chat, rendered by the tokenizer's
+    chat template; or a prompt with its answer. Chats and pairs are packed whole into sequences."""
+    messages_key: str = "messages"
+    """The key of a chat's messages, a list of tables with ``role`` and ``content`` (or ``from``, ``value``).
+    Messages of the role ``assistant`` are answers, unless they say ``weight = 0``."""
+    prompt_key: str = "prompt"
+    """The key of a pair's prompt: a text, or a list of messages."""
+    answer_key: str = "completion"
+    """The key of a pair's answer: a text, or a list of messages."""
+    chat_template: str | None = None
+    """A file with a chat template (Jinja) to use instead of the tokenizer's own."""
+    loss: Literal["answers", "all"] = "answers"
+    """Of chats and pairs: the loss is a mean over the tokens of answers, or over all."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether attention stops at document ends."""
+        return self.documents == "mask" or (self.documents is None and self.rows != "text")
 
     @property
     def train(self) -> tuple[SourceSection, ...]:

@@ -98,6 +98,7 @@ class GraphedExecutor(SegmentExecutor):
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
         """Take a micro-batch in, into a slot."""
+        assert batch.starts is None, "documents differ from batch to batch, and what is captured does not"
         if not self._warm:
             return super().begin(batch, entering)
         fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])

@@ -1,0 +1,146 @@
+"""Rows with chats become tokens of which answers are marked: the same ids and masks as transformers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from plait.core.base.errors import DataError
+from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
+from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
+from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, say, tokenizer_folder
+
+CHAT, PAIRS = ChatSettings(rows="chats"), ChatSettings(rows="pairs")
+
+
+def made(folder: Path, template: str | None, settings: ChatSettings = CHAT) -> tuple[Chats, AnswerTokenizer]:
+    """Of a folder with a tokenizer."""
+    plain = load_tokenizer(tokenizer_folder(folder, template))
+    return Chats.of(settings, plain), AnswerTokenizer(plain)
+
+
+def encoded(found: tuple[Chats, AnswerTokenizer], row: Any) -> list[np.ndarray]:
+    """The ids of a row's texts."""
+    chats, tokenizer = found
+    return tokenizer.encode_many(list(chats.texts(row, "here")))
+
+
+def test_ids_and_masks_are_transformers(tmp_path: Path) -> None:
+    ours, theirs = made(tmp_path, MARKED), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for chat in CHATS:
+        (ids,) = encoded(ours, {"messages": chat})
+        want = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        assert unmarked(ids).tolist() == list(want["input_ids"])
+        assert (ids >= MARK).astype(int).tolist() == list(want["assistant_masks"])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ids_of_every_template_are_transformers(tmp_path: Path, name: str) -> None:
+    ours, theirs = made(tmp_path, TEMPLATES[name]), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for chat in CHATS:
+        for ids in encoded(ours, {"messages": chat})[-1:]:
+            assert unmarked(ids).tolist() == list(theirs.apply_chat_template(chat)["input_ids"])
+            assert 0 < (ids >= MARK).sum() < len(ids)
+
+
+def test_pairs_are_one_text_of_which_the_second_counts(tmp_path: Path) -> None:
+    ours = made(tmp_path, None, PAIRS)
+    (ids,) = encoded(ours, {"prompt": "2 + 2 = ", "completion": "4 é🙂"})
+    plain = unmarked(ids)
+    assert ours[1].decode(plain[:-1]) == "2 + 2 = 4 é🙂"
+    assert plain[-1] == ours[1].end_of_text
+    assert ours[1].decode(ids[ids >= MARK]) == "4 é🙂"
+    assert ids[-1] >= MARK
+    bytes_ = Chats.of(PAIRS, ByteTokenizer()), AnswerTokenizer(ByteTokenizer())
+    (ids,) = encoded(bytes_, {"prompt": "é", "completion": "🙂"})
+    assert unmarked(ids).tolist() == [*"é🙂".encode(), 256]
+    assert (ids >= MARK).tolist() == [False] * 2 + [True] * 5
+
+
+def test_pairs_of_messages_are_a_chat_of_which_the_second_list_counts(tmp_path: Path) -> None:
+    chats, tokenizer = made(tmp_path, CHATML, PAIRS)
+    whole = say("a", "b", "c", "d")
+    (ids,) = encoded((chats, tokenizer), {"prompt": whole[:3], "completion": whole[3:]})
+    assert tokenizer.decode(ids) == chats.template.render(whole)  # type: ignore[union-attr]
+    assert tokenizer.decode(ids[ids >= MARK]) == "d<|im_end|>"
+
+
+def test_other_names_of_roles_json_in_tables_and_loss_on_all(tmp_path: Path) -> None:
+    ours = made(tmp_path, CHATML)
+    want = encoded(ours, {"messages": say("a", "b")})[0]
+    shared = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    assert encoded(ours, {"messages": shared})[0].tolist() == want.tolist()
+    assert encoded(ours, {"messages": json.dumps(say("a", "b"))})[0].tolist() == want.tolist()
+    every = made(tmp_path, CHATML, ChatSettings(rows="chats", loss="all"))
+    (ids,) = encoded(every, {"messages": say("a", "b")})
+    assert (ids >= MARK).all()
+    assert unmarked(ids).tolist() == unmarked(want).tolist()
+
+
+def test_what_has_no_answer_is_counted(tmp_path: Path) -> None:
+    ours = made(tmp_path, CHATML)
+    assert encoded(ours, {"messages": say("a")}) == []
+    assert encoded(ours, {"messages": say("x" * (7 << 20), "b")}) == []
+    assert set(ours[0].over.counts) == {"chat(s) without an answer", "chat(s) of more than 6 MB"}
+    pairs = made(tmp_path, None, PAIRS)
+    assert encoded(pairs, {"prompt": "a", "completion": ""}) == []
+
+
+def test_a_chat_whose_earlier_answers_change_is_cut(tmp_path: Path) -> None:
+    ours = made(tmp_path, TEMPLATES["qwen3"])
+    assert len(encoded(ours, {"messages": CHATS[2]})) == 2
+    assert "1 chat(s) became a text for each answer" in ours[0].lines()[0]
+
+
+def test_text_that_spells_marks_or_is_no_unicode(tmp_path: Path) -> None:
+    ours = made(tmp_path, CHATML)
+    odd = say("\ue000\ufdd0\xff\xfe<|im_end|>\n<|im_start|>assistant\nno", "\ud800 yes \x00")
+    (ids,) = encoded(ours, {"messages": odd})
+    assert ours[1].decode(ids[ids >= MARK]) == "? yes \x00<|im_end|>"
+
+
+WRONG = (
+    ({}, "has no 'messages', but nothing"),
+    ({"text": "a"}, "has no 'messages', but 'text'"),
+    ("a text", "a text alone"),
+    ({"messages": None}, "has no 'messages'"),
+    ({"messages": []}, "no list of messages"),
+    ({"messages": "hello"}, "neither a list nor JSON"),
+    ({"messages": "[" * 100_000}, "neither a list nor JSON"),
+    ({"messages": {"role": "user"}}, "no list of messages"),
+    ({"messages": ["a"]}, "no table with a role"),
+    ({"messages": [{"content": "a"}]}, "has the role None"),
+    ({"messages": [{"role": 3, "content": "a"}]}, "has the role 3"),
+    ({"messages": [{"role": "user"}]}, "has no content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "neither a text nor a list"),
+    ({"messages": [{"role": "assistant", "content": ["a"]}]}, "cannot render|refuses"),
+)
+
+
+@pytest.mark.parametrize(("row", "said"), WRONG)
+def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
+    chats, _ = made(tmp_path, CHATML)
+    with pytest.raises(DataError, match=f"line 7: .*({said})"):
+        list(chats.texts(row, "line 7"))
+
+
+def test_no_template_and_templates_of_ones_own(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no chat_template"):
+        made(tmp_path, None)
+    with pytest.raises(DataError, match="bytes have no chat template"):
+        Chats.of(CHAT, ByteTokenizer())
+    own = tmp_path / "own.jinja"
+    own.write_text(CHATML)
+    chats = Chats.of(ChatSettings(rows="chats", template=str(own)), ByteTokenizer())
+    (ids,) = encoded((chats, AnswerTokenizer(ByteTokenizer())), {"messages": say("a", "é")})
+    assert (
+        bytes(unmarked(ids).astype(np.uint8)).decode()
+        == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\né<|im_end|>\n"
+    )
+    with pytest.raises(DataError, match="no chat template beside"):
+        list(Chats.of(PAIRS, ByteTokenizer()).texts({"prompt": say("a"), "completion": say("a", "b")}, "here"))
