@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,6 +25,7 @@ import numpy as np
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
+from plait.core.job.settings import DataSection
 from plait.train.data.chat_template import ANSWERS, ChatTemplate, Message, Rendered, WrongChat
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
 
@@ -51,16 +52,14 @@ class ChatSettings:
 
 @dataclass
 class Chats:
-    """Rows of one job become texts. over: counts what is passed over. cut: chats that became several
-    texts."""
+    """Rows of one job become texts. cut: chats that became several."""
 
     settings: ChatSettings
     template: ChatTemplate | None
-    over: PassedOver = field(default_factory=PassedOver)
     cut: int = 0
 
     @staticmethod
-    def of(settings: ChatSettings, tokenizer: Tokenizer, over: PassedOver | None = None) -> Chats:
+    def of(settings: ChatSettings, tokenizer: Tokenizer) -> Chats:
         """With the template of a tokenizer. Raises DataError where chats have none."""
         instead = None if settings.template is None else Path(settings.template)
         path, special = None, ()
@@ -72,7 +71,7 @@ class Chats:
             if settings.rows == "chats":
                 raise
             template = None
-        return Chats(settings, template, over or PassedOver())
+        return Chats(settings, template)
 
     @property
     def identity(self) -> str:
@@ -91,19 +90,20 @@ class Chats:
             found.append("the chat template may write today's date")
         return found
 
-    def texts(self, values: Mapping[str, Any] | str, where: str) -> Iterator[bytes]:
-        """The marked texts of a row. where: file and line. Raises DataError for what is no chat."""
+    def texts(self, values: Mapping[str, Any] | str, where: str, over: PassedOver) -> Iterator[bytes]:
+        """The marked texts of a row. where: file and line. over: counts what is passed over. Raises DataError
+        for what is no chat."""
         try:
             found = [self._marked(one) for one in self._rendered(values)]
         except WrongChat as error:
             raise DataError(f"{where}: {error}") from None
         if not any(BEGIN in one for one in found):
-            self.over.note(NO_ANSWER, where)
+            over.note(NO_ANSWER, where)
             return
         self.cut += len(found) > 1
         for one in found:
             if len(one) > MOST_BYTES:
-                self.over.note(TOO_LONG, where)
+                over.note(TOO_LONG, where)
             else:
                 yield one
 
@@ -262,3 +262,19 @@ def _unmarked(marked: bytes) -> tuple[str, list[tuple[int, int]], bool]:
         if number % 2:
             spans.append((begin, len(text)))
     return text, spans, stops
+
+
+def read_as(data: DataSection, tokenizer: Tokenizer) -> tuple[Chats | None, Tokenizer]:
+    """How rows of a job's sources become texts, None where they are texts, and what encodes these. Raises
+    DataError where chats have no template."""
+    if data.rows == "text":
+        return None, tokenizer
+    settings = ChatSettings(
+        rows=data.rows,
+        messages=data.messages_key,
+        prompt=data.prompt_key,
+        answer=data.answer_key,
+        template=data.chat_template,
+        loss=data.loss,
+    )
+    return Chats.of(settings, tokenizer), AnswerTokenizer(tokenizer)

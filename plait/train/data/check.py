@@ -7,11 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
+from plait.train.data.chats import read_as
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Corpus, Index, SplitName
 from plait.train.data.documents import Reading, documents
 from plait.train.data.in_place import dealt
@@ -40,16 +42,16 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     """
     over = PassedOver()
     with _of("data.tokenizer"):
-        tokenizer = load_tokenizer(data.tokenizer)
+        chats, tokenizer = read_as(data, load_tokenizer(data.tokenizer))
     if train.eval_every and not data.eval and not data.eval_fraction:
         fix = "Set a fraction such as 0.02, name data.eval, or train.eval_every = 0"
         raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
                        key="data.eval_fraction", fix=fix)  # fmt: skip
     key = "data.sources" if data.sources else "data.text"
     held_out = SPLITS if train.eval_every and not data.eval else ("train",)
-    for one in _sets(training_sets, data, out, key):
+    for one in _sets(partial(training_sets, chats=chats), data, out, key):
         _check_set(_Count(one, tokenizer, data, held_out, key), over)
-    for one in _sets(evaluation_sets, data, out, "data.eval") if train.eval_every else ():
+    for one in _sets(partial(evaluation_sets, chats=chats), data, out, "data.eval") if train.eval_every else ():
         _check_set(_Count(one, tokenizer, data, ("train",), "data.eval"), over)
     return over
 
@@ -92,6 +94,8 @@ class _Count:
         self, one: DataSet, tokenizer: Tokenizer, data: DataSection, needed: Sequence[SplitName], key: str
     ) -> None:
         self.one, self.tokenizer, self.data, self.needed, self.key = one, tokenizer, data, needed, key
+        self.least = 1 if one.settings.chats else data.sequence_length + 1
+        """Tokens that a split needs: chats are packed, and what is left of a sequence is padded."""
         self.files: Sequence[SourceFile] = ()
         self.tokens: Counter[SplitName] = Counter()
         self.documents: Counter[SplitName] = Counter()
@@ -103,7 +107,7 @@ class _Count:
     @property
     def enough(self) -> bool:
         """Whether every split that is needed fills a sequence."""
-        return all(self.tokens[split] > self.data.sequence_length for split in self.needed)
+        return all(self.tokens[split] >= self.least for split in self.needed)
 
     def of_index(self) -> bool:
         """Take the counts of the corpus that is there already, if it is made of the same things.
@@ -138,12 +142,12 @@ class _Count:
             self._by_looking_through()
             return
         read, last = 0, None
-        reading = Reading(self.one.settings.text_key)
+        reading = Reading(self.one.settings.text_key, self.one.settings.chats)
         for document in (document for file in self.files for document in documents(file, reading)):
             split = document.split(self.one.settings.eval_fraction)
             if last is not None and (document.offset == 0 or split != last):
                 self.tokens[last] += 1  # end-of-text
-            if self.tokens[split] <= self.data.sequence_length:  # encoding is the slow part
+            if self.tokens[split] < self.least:  # encoding is the slow part
                 with _of("data.tokenizer"), quiet():
                     self.tokens[split] += len(self.tokenizer.encode(document.text))
             if split == "train":
@@ -173,7 +177,7 @@ class _Count:
 def _refuse_short(split: SplitName, counted: _Count) -> None:
     """Raise JobError if a split does not fill one sequence."""
     data = counted.data
-    have, need, documents = counted.tokens[split], data.sequence_length + 1, sum(counted.documents.values())
+    have, need, documents = counted.tokens[split], counted.least, sum(counted.documents.values())
     if have >= need:
         return
     where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"

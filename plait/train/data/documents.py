@@ -20,6 +20,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.train.data import kinds
+from plait.train.data.chats import Chats
 from plait.train.data.compressed import opened
 from plait.train.data.corpus import SplitName
 from plait.train.data.kinds import Kind, kind_of_file
@@ -68,9 +69,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read. over: counts what is passed over."""
+    """How files are read. chats: if rows are no texts. over: counts what is passed over."""
 
     text_key: str = "text"
+    chats: Chats | None = None
     over: PassedOver = field(default_factory=PassedOver)
 
 
@@ -157,7 +159,10 @@ def documents(file: SourceFile, reading: Reading | None = None) -> Iterator[Docu
     assert kind.format not in kinds.IN_PLACE, f"{file.path} has tokens, no text"
     if kind.problem:
         raise DataError(f"{file.path}: {kind.problem}")
-    found = _pieces(file, kind) if kind.format == kinds.TEXT else _texts_of_rows(file, kind, reading)
+    if reading.chats:
+        found = _texts_of_chats(file, kind, reading.chats, reading.over)
+    else:
+        found = _pieces(file, kind) if kind.format == kinds.TEXT else _texts_of_rows(file, kind, reading)
     size = count = zeros = 0
     for document, bad in found:
         size, count = size + len(document.text), count + bad
@@ -212,6 +217,18 @@ def _texts_of_rows(file: SourceFile, kind: Kind, reading: Reading) -> Iterator[t
             f"{first}), at most {MOST_WITHOUT:.0%} may have none; name another key with data.text_key, or take them out"
         )
     reading.over.note(WITHOUT, f"{file.path}: {first}", without)
+
+
+def _texts_of_chats(file: SourceFile, kind: Kind, chats: Chats, over: PassedOver) -> Iterator[tuple[Document, int]]:
+    """The marked texts of a file's chats or pairs, as above."""
+    if kind.format == kinds.TEXT:
+        raise DataError(
+            f"{file.path}: is {kind.format} without rows, and data.rows = {shown(chats.settings.rows)}; name files of "
+            "JSON lines, JSON, CSV, Parquet or Arrow, with their endings"
+        )
+    for row in rows(file, kind):
+        for text in chats.texts(row.values, f"{file.path}: {row.where}", over):
+            yield Document(text=text, offset=0), row.bad
 
 
 def _text_of(row: Row, file: SourceFile, key: str) -> str | None:

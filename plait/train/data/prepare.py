@@ -25,6 +25,7 @@ import numpy as np
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
+from plait.train.data.chats import Chats
 from plait.train.data.checksums import VERIFIED_FILE, is_large, remember, verify
 from plait.train.data.corpus import (
     DTYPES,
@@ -65,13 +66,14 @@ def _to_stderr(text: str) -> None:
 class CorpusSettings:
     """How files become a corpus. pattern: files of a folder. eval_fraction: share of documents that is kept
     for evaluation. shard_tokens: tokens of a shard, at most. text_key: what holds the text of a row. dtype:
-    of bare numbers; empty where files say what they are."""
+    of bare numbers; empty where files say what they are. chats: if rows are no texts."""
 
     pattern: str = "*.txt"
     eval_fraction: float = 0.1
     shard_tokens: int = SHARD_TOKENS
     text_key: str = "text"
     dtype: str = ""
+    chats: Chats | None = None
 
     def __post_init__(self) -> None:
         """Raises JobError, naming the setting, for what cannot be."""
@@ -82,7 +84,8 @@ class CorpusSettings:
 
     def fingerprint(self, files: Sequence[SourceFile]) -> str:
         """A hash of what a corpus of ``files`` depends on besides the tokenizer."""
-        return source_fingerprint(files, self.eval_fraction, self.shard_tokens, self.text_key + self.dtype)
+        identity = self.chats.identity if self.chats else ""
+        return source_fingerprint(files, self.eval_fraction, self.shard_tokens, self.text_key + self.dtype + identity)
 
 
 USUAL = CorpusSettings()
@@ -132,6 +135,8 @@ def prepare(
                 say(f"warning: {found.damage}. {known} corpus is prepared again")
             over = _build(out, draft, files, _Making(tokenizer, settings, found.index, progress, say))
             for line in over.lines():
+                say(f"note: {line}")
+            for line in settings.chats.lines() if settings.chats else ():
                 say(f"note: {line}")
     except OSError as error:
         raise DataError(
@@ -236,7 +241,8 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
     """Write the corpus into the draft and rename it to ``out``; what of the sources is passed over. On an
     error nothing remains, unless it can be gone on with."""
     tokenizer, settings, total = making.tokenizer, making.settings, sum(file.bytes for file in files)
-    reading, tokens, done, progress = Reading(settings.text_key), 0, 0, making.progress or (lambda done, total: None)
+    reading, progress = Reading(settings.text_key, settings.chats), making.progress or (lambda done, total: None)
+    tokens = done = 0
     free = shutil.disk_usage(out.parent).free
     try:
         formats = look_at(files, dtype=settings.dtype)

@@ -17,6 +17,7 @@ from pathlib import Path
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.job.settings import DataSection, SourceSection
+from plait.train.data.chats import Chats, read_as
 from plait.train.data.checksums import verify
 from plait.train.data.corpus import INDEX_FILE, Corpus
 from plait.train.data.prepare import CorpusSettings, Progress, prepare
@@ -51,20 +52,20 @@ class DataSet:
             )
 
 
-def training_sets(data: DataSection, folder: Path) -> list[DataSet]:
-    """The sets that are trained on. folder: of the run's corpora."""
-    return [_set(data, source, folder / source.called, data.held_out) for source in data.train]
+def training_sets(data: DataSection, folder: Path, chats: Chats | None = None) -> list[DataSet]:
+    """The sets that are trained on. folder: of the run's corpora. chats: what reads rows, to prepare them."""
+    return [_set(data, source, folder / source.called, data.held_out, chats) for source in data.train]
 
 
-def evaluation_sets(data: DataSection, folder: Path) -> list[DataSet]:
+def evaluation_sets(data: DataSection, folder: Path, chats: Chats | None = None) -> list[DataSet]:
     """The sets of ``data.eval``."""
-    return [_set(data, source, folder / "eval" / source.called, 0.0) for source in data.eval]
+    return [_set(data, source, folder / "eval" / source.called, 0.0, chats) for source in data.eval]
 
 
-def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float) -> DataSet:
+def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float, chats: Chats | None) -> DataSet:
     settings = CorpusSettings(
         pattern=source.pattern or data.pattern, eval_fraction=held_out, text_key=source.text_key or data.text_key,
-        dtype=source.dtype,
+        dtype=source.dtype, chats=chats,
     )  # fmt: skip
     prepared = [path for path in source.paths if (Path(path).expanduser() / INDEX_FILE).is_file() and _is_corpus(path)]
     if prepared and len(source.paths) > 1:
@@ -88,8 +89,9 @@ def prepare_corpus(data: DataSection, folder: Path, say: Callable[[str], None]) 
     if isinstance(tokenizer, FileTokenizer):
         ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
     say(f"preparing {data.told}{ends}")
-    for one in (*training_sets(data, folder), *evaluation_sets(data, folder)):
-        corpus = one.prepare(tokenizer, say)
+    chats, encoder = read_as(data, tokenizer)
+    for one in (*training_sets(data, folder, chats), *evaluation_sets(data, folder, chats)):
+        corpus = one.prepare(encoder, say)
         if one.name != "text" or data.eval:
             splits = corpus.index.splits
             say(f"  {shown(one.name)}: {splits['train'].tokens:,} tokens of {splits['train'].documents:,} documents")

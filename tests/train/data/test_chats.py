@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from plait.core.base.errors import DataError
+from plait.core.base.passed_over import PassedOver
 from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, say, tokenizer_folder
@@ -27,7 +28,7 @@ def made(folder: Path, template: str | None, settings: ChatSettings = CHAT) -> t
 def encoded(found: tuple[Chats, AnswerTokenizer], row: Any) -> list[np.ndarray]:
     """The ids of a row's texts."""
     chats, tokenizer = found
-    return tokenizer.encode_many(list(chats.texts(row, "here")))
+    return tokenizer.encode_many(list(chats.texts(row, "here", PassedOver())))
 
 
 def test_ids_and_masks_are_transformers(tmp_path: Path) -> None:
@@ -83,10 +84,10 @@ def test_other_names_of_roles_json_in_tables_and_loss_on_all(tmp_path: Path) -> 
 
 
 def test_what_has_no_answer_is_counted(tmp_path: Path) -> None:
-    ours = made(tmp_path, CHATML)
-    assert encoded(ours, {"messages": say("a")}) == []
-    assert encoded(ours, {"messages": say("x" * (7 << 20), "b")}) == []
-    assert set(ours[0].over.counts) == {"chat(s) without an answer", "chat(s) of more than 6 MB"}
+    (chats, _), over = made(tmp_path, CHATML), PassedOver()
+    assert not list(chats.texts({"messages": say("a")}, "1", over))
+    assert not list(chats.texts({"messages": say("x" * (7 << 20), "b")}, "2", over))
+    assert over.first == {"chat(s) without an answer": "1", "chat(s) of more than 6 MB": "2"}
     pairs = made(tmp_path, None, PAIRS)
     assert encoded(pairs, {"prompt": "a", "completion": ""}) == []
 
@@ -126,7 +127,7 @@ WRONG = (
 def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
     chats, _ = made(tmp_path, CHATML)
     with pytest.raises(DataError, match=f"line 7: .*({said})"):
-        list(chats.texts(row, "line 7"))
+        list(chats.texts(row, "line 7", PassedOver()))
 
 
 def test_no_template_and_templates_of_ones_own(tmp_path: Path) -> None:
@@ -143,4 +144,4 @@ def test_no_template_and_templates_of_ones_own(tmp_path: Path) -> None:
         == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\né<|im_end|>\n"
     )
     with pytest.raises(DataError, match="no chat template beside"):
-        list(Chats.of(PAIRS, ByteTokenizer()).texts({"prompt": say("a"), "completion": say("a", "b")}, "here"))
+        encoded(made(tmp_path / "no", None, PAIRS), {"prompt": say("a"), "completion": say("a", "b")})
