@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
@@ -114,17 +114,32 @@ def expected(
     the mean loss of an evaluation of two batches of ``evaluated`` sequences. detailed: with
     ``details_of``."""
     reference = Peer(spec) if spec.qk_norm or spec.window else Reference(spec)
+
+    def loss(step: int) -> Tensor:
+        tokens, targets, samples = batch_of(spec, step, batch, sequence)
+        details = details_of(step, batch, sequence) if detailed else {}
+        return reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples, **details)
+
+    found = trained(reference, loss)
+    if evaluated:
+        tokens, targets, _ = evaluation_of(spec, evaluated, sequence)
+        details = details_of(STEPS, len(tokens), sequence) if detailed else {}
+        found["evaluation"] = reference.loss(tokens, targets, **details).item()
+    return found
+
+
+def trained(reference: Reference | Peer, loss_of: Callable[[int], Tensor]) -> dict[str, Any]:
+    """A reference before and after its steps: weights at the start, first step's loss, gradients and norm,
+    weights at the end."""
     reference.perturb()
-    start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
     weights = reference.weights
+    start = {name: weight.detach().clone() for name, weight in weights.items()}
     averages = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
-        tokens, targets, samples = batch_of(spec, step, batch, sequence)
         for w in weights.values():
             w.grad = None
-        details = details_of(step, batch, sequence) if detailed else {}
-        loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples, **details)
+        loss = loss_of(step)
         loss.backward()
         gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
         norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(())))
@@ -132,10 +147,6 @@ def expected(
             found |= {"loss": loss.item(), "norm": norm.item(), "gradients": gradients}
         for name, w in weights.items():
             adamw(w, gradients[name] * min(1.0, CLIP / norm.item()), averages[name], step + 1)
-    if evaluated:
-        tokens, targets, _ = evaluation_of(spec, evaluated, sequence)
-        details = details_of(STEPS, len(tokens), sequence) if detailed else {}
-        found["evaluation"] = reference.loss(tokens, targets, **details).item()
     return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 from unittest import mock
@@ -33,10 +34,11 @@ from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
 from plait.train.comm.wire import Wire
+from plait.train.data.stream import Stream
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.courier import LaneCourier
-from plait.train.engine.feed import micro_batches
+from plait.train.engine.feed import Feed, micro_batches
 from plait.train.engine.grad_sync import complete, totals
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -89,6 +91,18 @@ class Sizes:
         """A rank's part of a whole batch."""
         details = details_of(number, len(batch[0]), self.sequence) if self.detailed else {}
         return part.own(micro_batches(*batch, self.micro, number, **details))
+
+
+@dataclass(frozen=True)
+class FedSizes(Sizes):
+    """Sequences of a feed."""
+
+    feed: Feed | None = None
+
+    def step(self, part: RankPart, number: int) -> list[MicroBatch]:
+        """As a run reads it."""
+        assert self.feed is not None
+        return part.cut(self.feed.step(number, part.rows))
 
 
 class LateCourier:
@@ -161,6 +175,14 @@ def job_error(
     want = expected(planned.model, sizes.batch, sizes.sequence, sizes.micro, detailed)
     with _part(rank, replace(planned, costs=costs, seed=SEED), eval_batches=2) as part:
         return _worst(part, sizes, want, delay)
+
+
+def feed_error(rank: int, planned: Plan, folder: Path, want: dict[str, Any]) -> tuple[float, str]:
+    """``worst_error`` of a job's plan on its own data, whose corpus is in ``folder``."""
+    assert planned.job is not None
+    sizes, feed = sizes_of(planned), Feed(planned.job, Stream.open(planned.job, folder))
+    with _part(rank, replace(planned, seed=SEED)) as part:
+        return _worst(part, FedSizes(sizes.batch, sizes.micro, sizes.sequence, feed=feed), want, None)
 
 
 def lists(rank: int, planned: Plan, costs: SegmentCosts | None = None) -> tuple[int, list[str]]:

@@ -20,6 +20,8 @@ from plait.train.checkpoint.huggingface import save
 from plait.train.checkpoint.safetensors_folder import check_no_model
 from plait.train.checkpoint.whole import check_step, load_whole
 from plait.train.comm.wire import NullWire
+from plait.train.data.chat_template import TEMPLATE
+from plait.train.data.chats import read_as
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 
 PLAN, CHECKPOINTS = "plan.json", "checkpoints"
@@ -54,10 +56,32 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
         save(whole.model, NullWire(), out)
         told = f"{error}. So {out} has no tokenizer, and its config.json no end-of-text id"
         return Exported(whole.step, (*warnings, told))
-    tokens = {"eos_token_id": tokenizer.end_of_text}
-    files = {**tokenizer_files(tokenizer), "generation_config.json": json.dumps(tokens, indent=2).encode() + b"\n"}
+    tokens, chats = {"eos_token_id": tokenizer.end_of_text}, _chats(plan, tokenizer)
+    stops = [tokenizer.end_of_text, *(number for number in chats.stops if number != tokenizer.end_of_text)]
+    generation = {"eos_token_id": stops if len(stops) > 1 else stops[0]}
+    files = {**tokenizer_files(tokenizer), **chats.files, "generation_config.json": _json(generation)}
     save(whole.model, NullWire(), out, extra=tokens, files=files)
     return Exported(whole.step, warnings)
+
+
+class _ChatFiles(NamedTuple):
+    """What a model for chats has beside its tokenizer. stops: tokens that end an answer."""
+
+    files: dict[str, bytes]
+    stops: list[int]
+
+
+def _chats(plan: Plan, tokenizer: Tokenizer) -> _ChatFiles:
+    """The chat template that the run was trained with, or that its tokenizer has as a file."""
+    assert plan.job is not None
+    data = plan.job.data
+    if data.rows == "chats":
+        chats, _ = read_as(data, tokenizer)
+        assert chats is not None and chats.template is not None
+        stops = [int(tokenizer.encode(end)[0]) for end in chats.template.ends if end in chats.template.special]
+        return _ChatFiles({TEMPLATE: chats.template.source.encode()}, stops)
+    beside = tokenizer.path.with_name(TEMPLATE) if isinstance(tokenizer, FileTokenizer) else None
+    return _ChatFiles({TEMPLATE: beside.read_bytes()} if beside and beside.is_file() else {}, [])
 
 
 def _unsaid(plan: Plan) -> list[str]:
