@@ -19,7 +19,8 @@ from torch import Tensor
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.train.data.sequences import Packed
-from plait.train.data.stream import Batches, Corpus, prepare_corpus
+from plait.train.data.sets import prepare_corpus
+from plait.train.data.stream import Batches, Corpus
 from tests.dist import pipelining
 from tests.dist.equality import trained
 from tests.dist.test_pipeline import TOLERANCE
@@ -74,8 +75,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
         text = "".join(json.dumps({"messages": one}) + "\n" for one in chats)
         (folder / "chats.jsonl").write_text(text)
         found = Data(folder, chats)
-        prepare_corpus(found.job(MODELS["llama"]), folder / "corpus", lambda _: None)
-        batches = Batches(Corpus.open(folder / "corpus"), "train", sequence=SEQUENCE, batch=PACKED, masks=True)
+        prepare_corpus(found.job(MODELS["llama"]).data, folder / "corpus", lambda _: None)
+        batches = Batches(Corpus.open(folder / "corpus" / "text"), "train", sequence=SEQUENCE, batch=PACKED, masks=True)
         assert isinstance(batches.view, Packed) and not batches.view.cut
         if batches.windows == PACKED:
             return found

@@ -324,7 +324,8 @@ def test_slices_that_are_given_leave_all_else_open() -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"preset": "gpt3-125m"},
     "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
-             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text"},
+             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text", "rows": "text",
+             "messages_key": "messages", "prompt_key": "prompt", "answer_key": "completion", "loss": "answers"},
     "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
               "lr_wsd_decay_steps": 0, "optimizer": "adamw", "weight_decay": 0.1, "weight_decay_of": {},
