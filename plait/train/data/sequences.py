@@ -147,6 +147,19 @@ class Packed:
         """How documents are taken."""
         return ("packed", self.masks)
 
+    @property
+    def told(self) -> str:
+        """A line on what was packed."""
+        inputs, answers = int(self._inputs.sum()), int(self._counts.sum())
+        full = inputs / (self.count * self.sequence)
+        found = (
+            f"{len(self._inputs):,} packed into {self.count:,} sequences of {self.sequence} ({full:.0%} full); "
+            f"{answers / inputs:.0%} of their tokens are answers"
+        )
+        if self.cut:
+            found += f"; {self.cut:,} longer than a sequence lost their end, {self.dropped:,} of them all answers"
+        return found
+
     def _answers(self, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """How many tokens of answers there are from each place on, in so many tokens."""
         total = self.corpus.num_tokens(self.split)

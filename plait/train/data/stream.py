@@ -25,7 +25,7 @@ from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
 from plait.train.data.corpus import Corpus, SplitName
 from plait.train.data.mixture import Mixture, whole_weights
-from plait.train.data.sequences import Sequences, gathered, view_of
+from plait.train.data.sequences import Packed, Sequences, gathered, view_of
 from plait.train.data.sets import evaluation_sets, training_sets
 
 Phase = tuple[int, dict[str, int]]
@@ -166,10 +166,16 @@ class Mixed:
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
     def told(self, sequences: int) -> list[str]:
-        """The shares of a run of so many sequences, in lines; of one source, none."""
+        """What was packed of each source, and the shares of a run of so many sequences, in lines; of one
+        source no shares."""
+        packed = [
+            f"{name}: {part.view.told}"
+            for name, part in zip(self.names, self.parts, strict=True)
+            if isinstance(part.view, Packed)
+        ]
         if len(self.parts) == 1:
-            return []
-        return [
+            return packed
+        return packed + [
             f"{one.name}: {one.tokens:,} tokens, {one.share:.2%} of the sequences, read {one.epochs:.2f} times"
             for one in self.shares(sequences)
         ]
