@@ -103,7 +103,7 @@ class Session:
 
     def _evaluated(self, evaluator: PipelineExecutor) -> dict[str, float]:
         """The loss of every set, and the mean over all their targets."""
-        part, counts = self.run.part, {one.name: one.count for one in self.feed.stream.evaluation}
+        part, counts = self.run.part, {one.name: one.targets for one in self.feed.stream.evaluation}
 
         def load() -> dict[str, list[MicroBatch]]:
             return {name: part.cut(batches) for name, batches in self.feed.evaluation(part.rows)}
