@@ -14,13 +14,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, note_epoch, rank_variables, take_agent, task_number, this_host
+from plait.core.base.env import RankEnv, note_epoch, own_address, rank_variables, take_agent, task_number, this_host
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.base.process import reserved_port
 from plait.core.job.collecting import collecting
@@ -28,6 +29,7 @@ from plait.core.runs.channel import MessageLine
 from plait.launch.local import LocalProcess, start_process
 from plait.launch.messages import (
     KINDS,
+    LOST,
     PATIENCE,
     PULSE,
     AgentMessage,
@@ -51,16 +53,31 @@ SAID = 16_384
 """Characters of a log's end that are sent to the launcher."""
 
 
-def main(patience: float = PATIENCE) -> int:
+def main(patience: float = PATIENCE, *, again: bool = False) -> int:
     """Serve one run; returns the run's exit status if the launcher has said it, else 0 if all ranks were
     started and have ended, or the launcher wanted no more. patience: seconds to wait for it, and for other
-    agents."""
+    agents. again: a launcher that hangs up without saying how the run has ended, or is lost, is waited for,
+    or another one in its place, unless this agent was asked to end."""
     address, word = take_agent().rsplit(" ", 1)
+    with catching_signals() as signals:
+        while True:
+            try:
+                return _serve(address, word, patience, signals)
+            except _HungUp as left:
+                if not again or left.asked or signals:
+                    return left.status
+            except _LauncherLost:
+                if not again or signals:
+                    raise
+
+
+def _serve(address: str, word: str, patience: float, signals: deque[int]) -> int:
+    """One attempt at the run; its exit status. Raises _HungUp where nobody says it."""
     host, port = address.rsplit(":", 1)
-    with ExitStack() as held, catching_signals() as signals:
+    with ExitStack() as held:
         line = _connect(held, host, int(port), patience, signals)
         meeting = held.enter_context(reserved_port(""))  # where ranks meet, if they do on this node
-        line.send(Hello(word, this_host(), task_number(), meeting))
+        line.send(Hello(word, this_host(), task_number(), meeting, own_address()))
         begin = _await(line, Begin, patience)
         note_epoch(begin.epoch)
         make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")
@@ -76,6 +93,18 @@ def main(patience: float = PATIENCE) -> int:
         held.callback(agent.kill)
         agent.start(held, lines)
         return agent.serve(signals)
+
+
+class _HungUp(Exception):
+    """The launcher has gone. status: this agent's, if nobody else comes. asked: whether a signal has come."""
+
+    def __init__(self, status: int, *, asked: bool) -> None:
+        super().__init__(status)
+        self.status, self.asked = status, asked
+
+
+class _LauncherLost(LaunchError):
+    """It went while it was being talked to, before ranks were started."""
 
 
 class _Agent:
@@ -108,6 +137,7 @@ class _Agent:
     def serve(self, signals: Any) -> int:
         """Until the launcher has heard of every rank's end and hangs up."""
         done: int | None = None
+        asked = False
         beat = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.line, selectors.EVENT_READ)
@@ -120,8 +150,11 @@ class _Agent:
                             elif isinstance(message, Kill) and message.rank in self.running:
                                 self.running[message.rank].kill()
                     except EOFError:
-                        return (1 if self.running else 0) if done is None else done
+                        if done is None:
+                            raise _HungUp(1 if self.running else 0, asked=asked) from None
+                        return done
                 while signals:
+                    asked = True
                     self.line.send(Signalled(signals.popleft()))
                 if time.monotonic() > beat + PULSE:
                     beat = time.monotonic()
@@ -159,6 +192,7 @@ def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> sock
             continue
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST))  # a machine without power
         return end
 
 
@@ -175,7 +209,7 @@ def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M
         try:
             message = line.receive()
         except EOFError:
-            raise LaunchError(f"{this_host()}: the launcher has ended.") from None
+            raise _LauncherLost(f"{this_host()}: the launcher has ended.") from None
     if isinstance(message, Refused):
         raise LaunchError(message.why)
     if not isinstance(message, kind):

@@ -136,8 +136,8 @@ class Agents:
     """A port for the agents of ``table``'s hosts, open inside the ``with`` block.
 
     argv: what every rank runs. addresses: of hosts whose names do not resolve. numbered: whether the starter
-    numbers agents, so that this must agree with the table as well.
-    """
+    numbers agents, so that this must agree with the table as well. seat: makes the table of the hosts that
+    have come, where the starter may choose others."""
 
     def __init__(
         self,
@@ -148,9 +148,10 @@ class Agents:
         *,
         addresses: Mapping[str, str] | None = None,
         numbered: bool = False,
+        seat: Callable[[Sequence[str]], RankTable] | None = None,
     ) -> None:
         self.table, self.argv, self.logs = table, list(argv), logs
-        self._addresses, self._numbered = addresses or {}, numbered
+        self._addresses, self._numbered, self._seat = addresses or {}, numbered, seat
         self._word = at.word or secrets.token_hex(16)
         self._patience = at.patience
         self._door, self._host = Door(at.host, at.port, self._word), at.host
@@ -185,12 +186,16 @@ class Agents:
         """
         make_room(len(self.table.hosts) + self.table.world_size, f"The lines of {self.table.world_size} ranks")
         while len(self.agents) < len(self.table.hosts):
-            end, first = self._next(still, self._missing)
+            end, first = self._next(still, self._missing, self._forget_gone)
             self._held.enter_context(end)
             if isinstance(first, Hello):
                 self._welcome(Agent(MessageLine(end, KINDS), first))
+        if self._seat:
+            come = list(self.agents.values())
+            self.table = self._seat([agent.hello.host for agent in come])
+            self.agents = {self.table.node_rank(agent.hello.host): agent for agent in come}
         first = self.agents[0].hello
-        where = self._addresses.get(self.table.hosts[0], self.table.hosts[0])
+        where = self._addresses.get(first.host) or first.address or first.host
         for node, agent in self.agents.items():
             ranks = self.table.ranks_per_node
             logs = str(self.logs.absolute())
@@ -199,7 +204,7 @@ class Agents:
             )
         channels: dict[int, Channel] = {}
         while len(channels) < self.table.world_size:
-            end, said = self._next(still, lambda: "the lines of some ranks")
+            end, said = self._next(still, lambda: "the lines of some ranks", self._all_there)
             self._held.enter_context(end)
             if isinstance(said, Hello):
                 self._welcome(Agent(MessageLine(end, KINDS), said))  # one too many, which it refuses
@@ -226,6 +231,9 @@ class Agents:
     def _welcome(self, agent: Agent) -> None:
         host, task = agent.hello.host, agent.hello.task
         try:
+            if self._seat:  # of a pod that was made anew the one before is gone
+                self.agents[task] = agent
+                return
             node = self.table.node_rank(host)
             if node in self.agents:
                 raise PlacementError(f"Two agents came from {host}; a host runs one node's ranks.")
@@ -239,15 +247,41 @@ class Agents:
             raise
         self.agents[node] = agent
 
+    def _gone(self) -> list[int]:
+        """Agents that have hung up before their ranks were started."""
+        found = list[int]()
+        for key, agent in self.agents.items():
+            try:
+                agent.line.receive()
+            except EOFError:
+                found.append(key)
+        return found
+
+    def _forget_gone(self) -> None:
+        """Others may come in their place, where the starter chooses."""
+        for key in self._gone() if self._seat else ():
+            del self.agents[key]
+
+    def _all_there(self) -> None:
+        if gone := self._gone():
+            host = self.agents[gone[0]].hello.host
+            raise LaunchError(f"{host} was lost before its ranks were started.")
+
     def _missing(self) -> str:
+        if self._seat:
+            return f"the agents of {len(self.table.hosts) - len(self.agents)} of {len(self.table.hosts)} nodes"
         names = [host for node, host in enumerate(self.table.hosts) if node not in self.agents]
         return f"the agents of {len(names)} hosts ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
-    def _next(self, still: Callable[[], None], missing: Callable[[], str]) -> tuple[socket.socket, Hello | LineOf]:
-        """The next connection of an agent or a rank, and what it said first."""
+    def _next(
+        self, still: Callable[[], None], missing: Callable[[], str], look: Callable[[], None]
+    ) -> tuple[socket.socket, Hello | LineOf]:  # fmt: skip
+        """The next connection of an agent or a rank, and what it said first. look: at those that are
+        there."""
         deadline = time.monotonic() + self._patience
         while True:
             still()
+            look()
             if found := self._door.next(LOOK):
                 return found
             if time.monotonic() > deadline:

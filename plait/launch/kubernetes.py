@@ -1,29 +1,37 @@
-"""Runs in pods, from outside: sending one to a cluster, binding its pods, showing what it prints, ending it.
+"""Runs in pods, from outside: sending one to a cluster, showing what it prints, ending it.
 
-Who follows a run is also its controller: with a rank table, it binds pods to nodes. A run without one needs
-nobody.
-"""
+A run needs nobody who follows it. Who does, frees the nodes that are lost of their pods
+(``kubernetes_fence``)."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
-from plait.core.base.errors import LaunchError, PlacementError, PlaitError
+from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.runs.lock import RunLock
 from plait.launch.kubernetes_api import Away, KubernetesNamespace, NotThere
-from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
-from plait.launch.kubernetes_manifests import CONTAINER, RUN, Object, PodRun
-from plait.launch.kubernetes_watch import PodLog, Pods
-from plait.launch.run_folder import DO_NOT_RETRY
+from plait.launch.kubernetes_fence import Fence
+from plait.launch.kubernetes_manifests import HOSTNAME, RUN, Object, PodRun
+from plait.launch.kubernetes_objects import (
+    container_of,
+    ending,
+    failed,
+    last_words,
+    lives,
+    newest,
+    over,
+    waiting,
+    why_failed,
+)
+from plait.launch.kubernetes_watch import Objects, PodLog
 from plait.launch.watch import catching_signals, say
 
 LOOK = 0.5
@@ -60,6 +68,19 @@ def submit(cluster: KubernetesNamespace, run: PodRun) -> None:
         raise
 
 
+def hostnames(cluster: KubernetesNamespace, hosts: Sequence[str]) -> dict[str, str]:
+    """What nodes are called by the label that schedulers go by, where that is not their name. Of nodes that
+    may not be seen their names are taken."""
+    found = dict[str, str]()
+    with suppress(LaunchError):
+        for node in cluster.list("Node")[0]:
+            name = node["metadata"]["name"]
+            label = node["metadata"].get("labels", {}).get(HOSTNAME, name)
+            if name in hosts and label != name:
+                found[name] = label
+    return found
+
+
 def removal(cluster: KubernetesNamespace, run: PodRun) -> str:
     """The command that ends a run."""
     return f"kubectl -n {cluster.namespace} delete {run.kind.lower()} {run.name}"
@@ -73,23 +94,24 @@ class Hopeless(LaunchError):
     """The run cannot go on, and is to be ended."""
 
 
-def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = None, until_bound: bool = False) -> int:
-    """Bind the run's pods, show what rank 0 prints, and return the run's exit status.
+def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = None) -> int:
+    """Show what rank 0 prints, free nodes that are lost of their pods, and return the run's exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets ranks save and end, the second ends them at once; nothing stays
     in the cluster then. A server that is away ends nothing: it is asked again, ever less often. Whatever else
-    goes wrong here leaves the run alone too, unless it cannot go on. until_bound: only see all pods bound.
+    goes wrong here leaves the run alone too, unless it cannot go on.
     """
     with (
         catching_signals() as signals,
-        Pods(cluster, f"{RUN}={run.name}") as pods,
+        Objects(cluster, "Pod", f"{RUN}={run.name}") as pods,
+        Objects(cluster, run.kind, f"{RUN}={run.name}") as workloads,
         PodLog(cluster, sys.stdout.buffer) as log,
     ):
         cluster.interrupted = signals
-        watching = _Following(cluster, run, pods, log, lock)
+        watching = _Following(cluster, run, pods, workloads, log, lock)
         try:
-            return watching.to_the_end(signals, until_bound)
-        except (PlacementError, Hopeless):
+            return watching.to_the_end(signals)
+        except Hopeless:
             with suppress(LaunchError):
                 cluster.delete(run.kind, run.name)
             raise
@@ -105,10 +127,12 @@ class _Following:
     """A run that is followed."""
 
     def __init__(
-        self, cluster: KubernetesNamespace, run: PodRun, pods: Pods, log: PodLog, lock: RunLock | None
-    ) -> None:
-        self.cluster, self.run, self.pods, self.log, self.lock = cluster, run, pods, log, lock
-        self.binder = Binder(cluster, run, say) if run.table else None
+        self, cluster: KubernetesNamespace, run: PodRun, pods: Objects, workloads: Objects, log: PodLog,
+        lock: RunLock | None,
+    ) -> None:  # fmt: skip
+        self.cluster, self.run, self.pods, self.workloads = cluster, run, pods, workloads
+        self.log, self.lock = log, lock
+        self.fence = Fence(cluster, say)
         self.stopped = 0
         self._said = ""
         self._waiting: dict[str, float] = {}
@@ -118,21 +142,20 @@ class _Following:
     @property
     def goes_on(self) -> str:
         """What becomes of a run that nobody follows."""
-        bound = ", but pods of its rank table that are started again are bound by nobody" if self.binder else ""
         return (
-            f"The run {self.run.name} is no longer followed. It goes on{bound}; its logs are in "
-            f"{self.run.folder / 'logs'}, as pods see it, and {removal(self.cluster, self.run)} ends it. Sent again, "
-            "it goes on from its last checkpoint."
+            f"The run {self.run.name} is no longer followed. It goes on; its logs are in {self.run.folder / 'logs'}, "
+            f"as pods see it, and {removal(self.cluster, self.run)} ends it. Sent again, it goes on from its last "
+            "checkpoint."
         )
 
-    def to_the_end(self, signals: deque[int], until_bound: bool) -> int:
+    def to_the_end(self, signals: deque[int]) -> int:
         """The run's exit status."""
         while True:
             try:
                 while signals:
                     self._asked_to_stop(signals.popleft())
                 self._stop()
-                status = self.look(until_bound)
+                status = self.look()
                 self._back()
                 if status is not None:
                     return status
@@ -156,29 +179,28 @@ class _Following:
         while time.monotonic() < end and not signals:
             time.sleep(0.05)
 
-    def look(self, until_bound: bool) -> int | None:
+    def look(self) -> int | None:
         """One look; the exit status once it has one."""
         if self.lock:
             self.lock.check()
         pods = self.pods.now()
-        if head := _newest(pods):
+        if head := newest(pods):
             self.log.follow(head)
-        try:
-            workload = self.cluster.get(self.run.kind, self.run.name)
-        except NotThere:
+        found = self.workloads.now()
+        if not self.workloads.seen:
+            return None
+        if not found:
             if not self.stopped:
-                raise NotThere(f"The run {self.run.name} was deleted by somebody else.") from None
-            if any(_lives(pod) for pod in pods):  # they have their grace
+                raise NotThere(f"The run {self.run.name} was deleted by somebody else.")
+            if any(lives(pod) for pod in pods):  # they have their grace
                 return None
             return self._last(pods, well=False)
-        if (ended := _ending(workload)) is not None:
+        (workload,) = found
+        if (ended := ending(workload)) is not None:
             return self._last(self._settled(), well=ended)
         if self.stopped:
             return None
-        if self.binder:
-            self.binder.look(pods)
-            if until_bound and self.binder.bound:
-                return 0
+        self.fence.look(pods)
         self._tell(pods, queued=bool(workload["spec"].get("suspend")))
         self._judge(pods)
         return None
@@ -187,9 +209,9 @@ class _Following:
         """All pods, once pod 0 has had its last words: another pod may have ended the Job before."""
         deadline = time.monotonic() + SETTLING
         while True:
-            pods = self.cluster.list("Pod", f"{RUN}={self.run.name}")[0]
-            head = _newest(pods)
-            if head is None or not _lives(head) or not _container(head) or time.monotonic() > deadline:
+            pods = self.pods.now()
+            head = newest(pods)
+            if head is None or not lives(head) or not container_of(head) or time.monotonic() > deadline:
                 return pods
             time.sleep(LOOK)
 
@@ -214,8 +236,8 @@ class _Following:
 
     def _last(self, pods: Sequence[Object], *, well: bool) -> int:
         """The run's exit status, by pod 0's last words; raises its error if that was not seen in its log."""
-        head = _newest([*pods, *self.pods.gone()])
-        said, shown = _said(head), self.log.finish()
+        head = newest([*pods, *self.pods.gone()])
+        said, shown = last_words(head), self.log.finish()
         if head:  # one that ended before it was followed
             self.log.follow(head)
             shown = self.log.finish()
@@ -230,7 +252,7 @@ class _Following:
             raise error
         if said.get("status"):
             return said["status"]
-        why = "; ".join(dict.fromkeys(map(_why, (pod for pod in pods if _failed(pod)))))
+        why = "; ".join(dict.fromkeys(map(why_failed, (pod for pod in pods if failed(pod)))))
         raise Failed(f"The run {self.run.name} has failed{f': {why}' if why else ''}.")
 
     def _tell(self, pods: Sequence[Object], *, queued: bool) -> None:
@@ -250,7 +272,7 @@ class _Following:
     def _judge(self, pods: Sequence[Object]) -> None:
         """Raise Hopeless for a pod that does not start: a wrong image, or too long a wait."""
         for pod in pods:
-            reason = _container(pod).get("state", {}).get("waiting", {})
+            reason = container_of(pod).get("state", {}).get("waiting", {})
             if pod.get("status", {}).get("phase") != "Pending" or not pod["spec"].get("nodeName"):
                 continue  # a queue may take as long as it likes
             name = pod["metadata"]["name"]
@@ -259,59 +281,3 @@ class _Following:
             if reason.get("reason") in HOPELESS or waited > self.run.settings.wait:
                 why = f"{reason.get('reason', 'no reason given')}. {reason.get('message', '')}".strip()
                 raise Hopeless(f"Pod {name} does not start, and the run was ended: {why}")
-
-
-def _ending(workload: Object) -> bool | None:
-    """Whether a Job or JobSet has ended well; None while it goes on."""
-    for one in workload.get("status", {}).get("conditions", []):
-        if one["status"] == "True" and one["type"] in ("Complete", "Completed", "Failed"):
-            return one["type"] != "Failed"
-    return None
-
-
-def _newest(pods: Iterable[Object]) -> Object | None:
-    """The pod 0 that was made last."""
-    heads = [pod for pod in pods if index_of(pod) == 0]
-    return max(heads, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), _begun(pod)), default=None)
-
-
-def _begun(pod: Object) -> str:
-    return pod.get("status", {}).get("startTime", "")
-
-
-def _container(pod: Object) -> Object:
-    found = pod.get("status", {}).get("containerStatuses") or []
-    return next((one for one in found if one.get("name") == CONTAINER), {})
-
-
-def _said(pod: Object | None) -> dict[str, Any]:
-    """What pod 0 has left as its last words."""
-    message = _container(pod or {}).get("state", {}).get("terminated", {}).get("message", "")
-    with suppress(ValueError):
-        said = json.loads(message)
-        return said if isinstance(said, dict) else {}
-    return {}
-
-
-def _lives(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-
-
-def _failed(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") == "Failed"
-
-
-def _why(pod: Object) -> str:
-    ended = _container(pod).get("state", {}).get("terminated", {})
-    code = ended.get("exitCode")
-    told = {DO_NOT_RETRY: " (not started again)"}.get(code, "")
-    reason = pod.get("status", {}).get("reason") or ended.get("reason") or ""
-    return f"pod {index_of(pod)} on {pod['spec'].get('nodeName', 'no node')}: status {code}{told} {reason}".rstrip()
-
-
-def waiting(pod: Object) -> str:
-    """Why a pod does not run yet, if it says so."""
-    reason = _container(pod).get("state", {}).get("waiting", {})
-    if reason.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-        return f"pod {index_of(pod)}: {reason['reason']} {reason.get('message', '')}".strip()
-    return f"pod {index_of(pod)}: {message}" if (message := unschedulable(pod)) else ""

@@ -22,6 +22,8 @@ PATIENCE = 60.0
 """Seconds for which a server that is away, or overloaded, is asked again."""
 ANSWER = (5.0, 30.0)
 """Seconds to connect, and to wait for an answer."""
+LONGEST_WISH = 30.0
+"""Seconds that a server may ask for."""
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 """HTTP statuses that may be gone in a moment; 0 is a connection that failed."""
 JOBSET = {"group": "jobset.x-k8s.io", "version": "v1alpha2", "plural": "jobsets"}
@@ -125,22 +127,30 @@ class KubernetesNamespace:
         call = _Call("patch", kind, name)
         return self._asked(call, self._method("patch", kind), name, body=body)
 
-    def delete(self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False) -> None:
-        """No error if it is gone already. wait_for_pods: it stays until they have ended."""
+    def delete(
+        self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False, uid: str = ""
+    ) -> None:  # fmt: skip
+        """No error if it is gone already. wait_for_pods: it stays until they have ended. uid: of the only
+        object of this name that is meant."""
         options: Object = {"propagation_policy": "Foreground" if wait_for_pods else "Background"}
         if grace is not None:
             options["grace_period_seconds"] = grace
+        if uid:
+            options["body"] = {"preconditions": {"uid": uid}}
         call = _Call("delete", kind, name)
-        with suppress(NotThere):
+        with suppress(NotThere, Conflict):
             self._asked(call, self._method("delete", kind), name, **options)
 
-    def watch_pods(self, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Object]]:
-        """(ADDED, MODIFIED or DELETED; the pod) until the server ends it; raises ``Dropped`` if it breaks."""
+    def watch(self, kind: str, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Object]]:
+        """(ADDED, MODIFIED or DELETED; the object) until the server ends it; raises ``Dropped`` if it
+        breaks."""
         options: dict[str, Any] = {
             "label_selector": labels, "resource_version": version, "watch": True, "timeout_seconds": seconds,
             "allow_watch_bookmarks": True, "_preload_content": False, "_request_timeout": (ANSWER[0], seconds + 10.0),
         }  # fmt: skip
-        for line in self._lines(lambda: self._core.list_namespaced_pod(self.namespace, **options)):
+        method = self._method("list", kind)
+        options |= self._where(kind)
+        for line in self._lines(lambda: method(**options)):
             event = json.loads(line)
             if event["type"] == "ERROR":  # 410: the version is too old
                 raise Dropped(event["object"].get("message", ""))
@@ -180,14 +190,14 @@ class KubernetesNamespace:
             verb = "get"
         return getattr(api, f"{verb}_{noun}" if kind == "Node" else f"{verb}_namespaced_{noun}")
 
+    def _where(self, kind: str) -> dict[str, Any]:
+        """Arguments by which a method of the client finds objects of a kind."""
+        group = JOBSET if kind == "JobSet" else {}
+        return {**group, "namespace": self.namespace} if kind in NOUNS and kind != "Node" else {}
+
     def _asked(self, call: _Call, method: Callable[..., Any], *name: str, **options: Any) -> Any:
         """The answer's JSON."""
-        if call.kind == "JobSet":
-            options |= {**JOBSET, "namespace": self.namespace} | ({"name": name[0]} if name else {})
-        elif call.kind in NOUNS and call.kind != "Node":
-            options |= {"namespace": self.namespace} | ({"name": name[0]} if name else {})
-        elif name:
-            options |= {"name": name[0]}
+        options |= self._where(call.kind) | ({"name": name[0]} if name else {})
         deadline, pause = time.monotonic() + self.patience, 0.2
         while True:
             try:
@@ -195,6 +205,7 @@ class KubernetesNamespace:
                 return json.loads(answer.data)
             except ApiException as error:
                 status, cause = error.status or 0, _cause(error)
+                pause = max(pause, _wished(error))
                 if status not in PASSING or self.interrupted or time.monotonic() > deadline:
                     raise self._refused(call, status, cause) from None
             except (HTTPError, ValueError) as error:  # no connection, or an answer that is cut off
@@ -206,7 +217,7 @@ class KubernetesNamespace:
     def _refused(self, call: _Call, status: int, cause: str) -> LaunchError:
         if status == 404:
             return NotThere(f"Kubernetes has no {call.kind} {call.name} in namespace {self.namespace}: {cause}")
-        if status in (409, 422) and call.verb in ("create", "patch"):
+        if status in (409, 422) and call.verb in ("create", "patch", "delete"):
             return Conflict(f"Kubernetes refused to {call}: {cause}")
         if status in (401, 403):
             return LaunchError(
@@ -224,6 +235,12 @@ class Dropped(Exception):
     def __init__(self, cause: str, status: int = 0) -> None:
         super().__init__(cause)
         self.status = status
+
+
+def _wished(error: ApiException) -> float:
+    """Seconds after which a server that has too much to do wants to be asked again."""
+    text = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    return min(float(text), LONGEST_WISH) if text.isdecimal() else 0.0
 
 
 def _cause(error: ApiException) -> str:

@@ -20,6 +20,7 @@ from plait.core.base.env import granted
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of
 from plait.core.job.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
+from plait.core.topology.hostlist import fold
 from plait.core.topology.rank_table import NAME as RANK_TABLE
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import RESERVED_TAINT
@@ -27,19 +28,21 @@ from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
 
 Object = dict[str, Any]
-GATE = "plait.dev/placement"
-HOSTS = "plait.dev/hosts"
-"""Annotation of a bound pod: all nodes of the run, by node rank, as a host list."""
 RUN = "plait.dev/run"
 HOSTNAME = "kubernetes.io/hostname"
 INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGED = {"app.kubernetes.io/managed-by": "plait"}
 KUEUE = "kueue.x-k8s.io"
+FORCED = f"{KUEUE}/safe-to-forcefully-terminate"
+"""By which Kueue's failure recovery may give up a pod of a node that is lost
+(https://kueue.sigs.k8s.io/docs/tasks/manage/setup_failure_recovery/)."""
 UNREACHABLE = 30
 """Seconds until pods of a node that is lost are started elsewhere; Kubernetes' own is 300."""
 FILES, ENDED = "/etc/plait", "/dev/termination-log"
 MOST_BYTES = 1_000_000
 """Of a ConfigMap; etcd takes no more than a MiB."""
+MOST = 2**31 - 1
+"""The largest number of Kubernetes' int32."""
 REPLICATED = "ranks"
 CONTAINER = "ranks"
 
@@ -49,6 +52,7 @@ class PodRun:
     """What is to run in pods: ``argv`` as each of ``world_size`` ranks.
 
     name: unique in the namespace. folder: of the run, as pods see it. plan: its plan's text, if it has one.
+    hostnames: of the table's hosts, by the label that schedulers go by, where that is not their name.
     stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent. pod: what
     the user wants of the pods beside.
     """
@@ -62,6 +66,7 @@ class PodRun:
     kind: Literal["Job", "JobSet"]
     timeout: float
     table: RankTable | None = None
+    hostnames: Mapping[str, str] = field(default_factory=dict[str, str])
     plan: str = ""
     stages: int = 1
     pod: PodFile = field(default_factory=PodFile)
@@ -118,6 +123,9 @@ def asked(settings: KubernetesSection, world_size: int, table: RankTable | None)
         raise JobError(
             "has Kueue choose the nodes, and the rank table names them", key="kubernetes.kueue_topology", fix=fix
         )
+    if table and settings.kueue_queue and settings.spare_nodes:
+        problem = f"allows certain nodes alone, and the queue {settings.kueue_queue} may give others to the pods"
+        raise JobError(problem, key="kubernetes.spare_nodes", fix="Leave it out, or leave out kubernetes.kueue_queue")
     if settings.kueue_stage_topology and not settings.kueue_topology:
         raise JobError("needs kubernetes.kueue_topology", key="kubernetes.kueue_stage_topology", fix="Set both")
     nodes = len(table.hosts) if table else settings.nodes or -(-world_size // max(settings.gpus, 1))
@@ -137,7 +145,7 @@ def _jobset(run: PodRun) -> Object:
     replicated = {"name": REPLICATED, "replicas": 1, "template": {"spec": job}}
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": run.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": run.settings.max_restarts, "rules": [never]},
+        "failurePolicy": {"maxRestarts": _without_limit(run), "rules": [never]},
         "replicatedJobs": [replicated],
         "ttlSecondsAfterFinished": ttl,
     }
@@ -147,11 +155,15 @@ def _jobset(run: PodRun) -> Object:
 
 
 def _job_object(run: PodRun) -> Object:
-    # A start that fails fails all its pods, and each of them counts.
-    spec = _job(run, backoff=run.settings.max_restarts * run.nodes)
+    spec = _job(run, backoff=_without_limit(run))
     if run.settings.kueue_queue:
         spec["suspend"] = True
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(run), "spec": spec}
+
+
+def _without_limit(run: PodRun) -> int:
+    """How often pods are made again: pod 0 counts those starts that bring nothing, and ends the run."""
+    return MOST if run.settings.max_restarts else 0
 
 
 def _job(run: PodRun, *, backoff: int) -> Object:
@@ -206,12 +218,8 @@ def _pod(run: PodRun) -> Object:
     }  # fmt: skip
     if run.kind == "Job":
         spec["subdomain"] = run.name
-    if run.table:
-        spec["schedulingGates"] = [{"name": GATE}]
-    if one.exclusive:
-        ours = {"labelSelector": {"matchLabels": dict(MANAGED)}, "namespaceSelector": {}}  # of all namespaces
-        apart = {**ours, "topologyKey": HOSTNAME}
-        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    if affinity := _affinity(run):
+        spec["affinity"] = affinity
     for key, value in {
         "serviceAccountName": one.service_account,
         "priorityClassName": one.priority,
@@ -219,10 +227,35 @@ def _pod(run: PodRun) -> Object:
     }.items():
         if value:
             spec[key] = value
-    metadata: Object = {"labels": {**run.pod.labels, **run.labels}}
-    if annotations := {**run.pod.annotations, **_kueue(run)}:
-        metadata["annotations"] = annotations
+    metadata: Object = {
+        "labels": {**run.pod.labels, **run.labels},
+        "annotations": {FORCED: "true", **run.pod.annotations, **_kueue(run)},
+    }
     return {"metadata": metadata, "spec": merged(spec, run.pod.spec)}
+
+
+def _affinity(run: PodRun) -> Object:
+    """Where pods are to be: on the hosts of the rank table if there is room, on those and the spare ones
+    only if there are any; apart from other runs of ours. Which pod is on which host does not matter: node
+    ranks go by hosts. Kueue's topologies pass over what keeps pods apart, which GPUs do too."""
+    one, found = run.settings, Object()
+    if one.exclusive and not (one.kueue_topology and one.gpus):
+        ours = {"labelSelector": {"matchLabels": dict(MANAGED)}, "namespaceSelector": {}}  # of all namespaces
+        apart = {**ours, "topologyKey": HOSTNAME}
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    if run.table:
+
+        def on(hosts: Sequence[str]) -> Object:
+            names = [run.hostnames.get(host, host) for host in hosts]
+            return {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": names}]}
+
+        wanted = [{"weight": 100, "preference": on(run.table.hosts)}]
+        near: Object = {"preferredDuringSchedulingIgnoredDuringExecution": wanted}
+        if one.spare_nodes:
+            terms = {"nodeSelectorTerms": [on([*run.table.hosts, *one.spare_nodes])]}
+            near["requiredDuringSchedulingIgnoredDuringExecution"] = terms
+        found["nodeAffinity"] = near
+    return found
 
 
 def _env(run: PodRun) -> list[Object]:
@@ -235,7 +268,7 @@ def _env(run: PodRun) -> list[Object]:
         "PLAIT_ENDED": ENDED,
         "PLAIT_NODE": of_the_pod("spec.nodeName"),
         "PLAIT_POD_ADDRESS": of_the_pod("status.podIP"),
-        "PLAIT_HOSTS": of_the_pod(f"metadata.annotations['{HOSTS}']"),
+        "PLAIT_HOSTS": fold(run.table.hosts) if run.table else "",
         "PLAIT_AGENT": {"secretKeyRef": {"name": run.name, "key": "agent"}},
     }
     users = [{"name": name, "value": value} for name, value in _pairs(run.settings.env)]
@@ -302,6 +335,7 @@ def _files(run: PodRun) -> Object:
     said = {
         "argv": list(run.argv), "folder": str(run.folder), "world_size": run.world_size, "nodes": run.nodes,
         "head": run.head, "port": run.settings.port, "wait": run.settings.wait, "timeout": run.timeout,
+        "restarts": run.settings.max_restarts,
     }  # fmt: skip
     data = {"run.json": json.dumps(said, indent=1)} | ({RANK_TABLE: table_text(run.table)} if run.table else {})
     found: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(run), "data": data}

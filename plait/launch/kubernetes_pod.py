@@ -2,8 +2,12 @@
 
     python -m plait.api.in_pod          in a pod of ``plait train --on kubernetes``
 
+Ranks that fail are started again in the pods that are there; a pod fails only with its node, or for good. So
+one failure is one failed pod, and its Job waits no longer each time than for one. Agents outlive pod 0: they
+wait for the one that is made in its place.
+
 A pod's exit status says what becomes of the run: 0 that it has ended well, 93 that it would only end the same
-way again, anything else that it is to be started again.
+way again, anything else that the pod is to be made again.
 """
 
 from __future__ import annotations
@@ -13,15 +17,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.core.base import programs
 from plait.core.base.env import PodEnv, inherited, take_agent, task_number
-from plait.core.base.errors import LaunchError, PlaitError, RankFailure
+from plait.core.base.errors import LaunchError, PlacementError, PlaitError, RankFailure
 from plait.core.base.process import command_of
 from plait.core.job.plan import CHANGED, Plan
 from plait.core.runs.history import History, newest_checkpoint
@@ -33,118 +38,220 @@ from plait.launch import agent
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
+from plait.launch.supervisor import backoff
 from plait.launch.watch import RunGuard, catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
 AGENT = command_of(programs.AGENT)
-VAIN = 3
-"""Starts in a row without a new checkpoint after which the run is given up."""
 AGAIN = (1, 128 + signal.SIGTERM)
 """Exit statuses of a run that may end otherwise on other nodes."""
 
 
 def main(suspicion: Suspects = lambda plan, folder: None) -> int:
     """Be this pod. suspicion: finds out why ranks of a plan hang."""
-    with catching_signals() as early:  # the first process of a container has no other answer to them
+    with catching_signals() as signals:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
-        return agent.main(patience=said["wait"]) if task_number() else _launch(pod, said, early, suspicion)
+        if task_number():
+            return agent.main(patience=said["wait"], again=True)
+        return _Launcher(pod, said, signals, suspicion).run()
 
 
-def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int], suspicion: Suspects) -> int:
-    folder, packed = Path(said["folder"]), pod.files / "plan.json.gz"
-    before = newest_checkpoint(folder)
-    plan, message = None, ""
-    try:
-        if packed.is_file():
-            plan = Plan.from_json(gzip.decompress(packed.read_bytes()).decode(), packed.name)
+class _Ended(NamedTuple):
+    """How an attempt has ended. status: the run's. message: its error, if it has one. pods: exit status of
+    all pods; None if ranks are started again in them."""
+
+    status: int
+    message: str
+    pods: int | None
+
+
+class _Launcher:
+    """Pod 0 of a run. said: what was sent with it."""
+
+    def __init__(self, pod: PodEnv, said: dict[str, Any], signals: deque[int], suspicion: Suspects) -> None:
+        self.pod, self.said, self.signals, self.suspicion = pod, said, signals, suspicion
+        self.folder, self.world = Path(said["folder"]), int(said["world_size"])
+        self.word = take_agent().rpartition(" ")[2]
+        self.table = _table(pod, said["nodes"], self.world)
+        self.plan: Plan | None = None
+        self.lock: RunLock | None = None
+        self._stopped = False
+        """Whether this pod itself was asked to end."""
+        self._began = False
+        self._vain = 0
+
+    def run(self) -> int:
+        """Until the run has ended, or this pod is to; its exit status."""
+        packed = self.pod.files / "plan.json.gz"
+        ended = _Ended(1, "", 1)
         with ExitStack() as held:
-            lock = None
-            if plan:
-                lock = held.enter_context(RunLock(folder))
-                plan = write_run(plan.continued(folder / "plan.json"), folder)
-            status = _noted(pod, said, early, lock, plan, suspicion)
-    except PlaitError as error:
-        message, status = str(error), error.exit_status
+            try:
+                if packed.is_file():
+                    plan = Plan.from_json(gzip.decompress(packed.read_bytes()).decode(), packed.name)
+                    self.lock = held.enter_context(RunLock(self.folder))
+                    self.plan = write_run(plan.continued(self.folder / "plan.json"), self.folder)
+                while (ended := self._attempt()).pods is None:
+                    self._wait()
+            except PlaitError as error:
+                ended = self._over(error.exit_status, str(error))
+        with suppress(OSError):  # 4096 bytes are kept
+            self.pod.ended.write_text(json.dumps({"status": ended.status, "message": ended.message[-2000:]}))
+        assert ended.pods is not None
+        return ended.pods
+
+    def _over(self, status: int, message: str) -> _Ended:
         print(f"plait: {message}", file=sys.stderr, flush=True)
-    ending = _for_pods(status)
-    if ending in AGAIN and plan and starts_in_vain(folder, pod.run, before) >= VAIN:
-        print(f"plait: {VAIN} starts in a row ended without a new checkpoint; the run is given up", file=sys.stderr)
-        ending = DO_NOT_RETRY
-    with suppress(OSError):
-        pod.ended.write_text(json.dumps({"status": status, "message": message[-2000:]}))  # 4096 bytes are kept
-    return ending
+        return _Ended(status, message, _for_pods(status))
 
+    def _wait(self) -> None:
+        wait = backoff(self._vain)
+        say(f"starting again in {wait:.0f} s in the pods that are there, from step {newest_checkpoint(self.folder)}")
+        end = time.monotonic() + wait
+        while time.monotonic() < end and not self.signals:
+            time.sleep(0.05)
 
-def _noted(
-    pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None, plan: Plan | None, suspicion: Suspects
-) -> int:  # fmt: skip
-    """Run; if that is a training, this start goes into the history of the run."""
-    folder, world = Path(said["folder"]), int(said["world_size"])
-    if plan is None:
-        return _run(pod, said, early, lock, Progress(world), None)
-    history = History(folder)
-    hosts = _table(pod, said["nodes"], world).hosts
-    again, changed = last_job(folder) == pod.run, plan.notes.get(CHANGED, "")
-    history.begin_again(world, hosts, plan.key, again=again, changed=changed)
+    def _attempt(self) -> _Ended:
+        """Once; if the run is a training, its start goes into the history."""
+        before, ended = newest_checkpoint(self.folder), list[_Ended]()
+        with ExitStack() as held:
+            held.callback(lambda: self._hang_up(ended))
+            try:
+                status, message = self._noted(held), ""
+            except PlaitError as error:
+                status, message = error.exit_status, str(error)
+                print(f"plait: {message}", file=sys.stderr, flush=True)
+            ended.append(_Ended(status, message, self._becomes(status, before)))
+        return ended[0]
 
-    def run(progress: Progress) -> int:
-        return _run(pod, said, early, lock, progress, suspicion(plan, folder))
+    def _becomes(self, status: int, before: int) -> int | None:
+        """Exit status of the pods; None if ranks are started again in them."""
+        self._stopped = self._stopped or bool(self.signals)
+        pods = _for_pods(status)
+        if pods not in AGAIN or self.plan is None:
+            return pods
+        most = self.said["restarts"]
+        if not self._stopped and most == 0:
+            return DO_NOT_RETRY
+        self._vain = starts_in_vain(self.folder, self.pod.run, before)
+        if self._vain > most and not self._stopped:
+            many = "A start" if self._vain == 1 else f"{self._vain} starts in a row"
+            print(f"plait: {many} ended without a new checkpoint; the run is given up", file=sys.stderr)
+            return DO_NOT_RETRY
+        return pods if self._stopped else None
 
-    return history.attempt(run, Progress(world, stepped=lambda one: history.goes_on(one, say)))
+    def _noted(self, held: ExitStack) -> int:
+        if self.plan is None:
+            return self._start(held, Progress(self.world), None)
+        plan, history = self.plan, History(self.folder)
+        self._history = history
+        again = self._began or last_job(self.folder) == self.pod.run
+        changed, self._began = plan.notes.get(CHANGED, ""), True
+        history.begin_again(self.world, self.table.hosts, plan.key, again=again, changed=changed)
 
+        def run(progress: Progress) -> int:
+            return self._start(held, progress, self.suspicion(plan, self.folder))
 
-def _run(
-    pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None, progress: Progress,
-    suspicion: Suspicion | None,
-) -> int:  # fmt: skip
-    """Start all ranks, and see them to their end."""
-    folder = Path(said["folder"])
-    table = _table(pod, said["nodes"], said["world_size"])
-    folder.mkdir(parents=True, exist_ok=True)
-    table.write(folder / NAME)
-    logs = folder / "logs"
-    with _passing():  # the port may be taken, where pods have the network of their node
-        listening = Agents(
-            table,
-            said["argv"],
-            logs,
-            Rendezvous(
-                host=pod.address, port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"]
-            ),
-            addresses={table.hosts[0]: said["head"]},
-            numbered=True,
-        )
-    status = 1
-    with listening as agents, ExitStack() as held:
-        own = subprocess.Popen(
+        return history.attempt(run, Progress(self.world, stepped=lambda one: history.goes_on(one, say)))
+
+    def _start(self, held: ExitStack, progress: Progress, suspicion: Suspicion | None) -> int:
+        """Start all ranks, and see them to their end."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.table.write(self.folder / NAME)
+        logs = self.folder / "logs"
+        with _passing():  # the port may be taken, where pods have the network of their node
+            agents = Agents(
+                self.table, self.said["argv"], logs,
+                Rendezvous(host=self.pod.address, port=self.said["port"], word=self.word, patience=self.said["wait"]),
+                seat=self._seated,
+            )  # fmt: skip
+        self._agents = held.enter_context(agents)
+        self._own = subprocess.Popen(
             AGENT, env=inherited() | agents.variables, stdin=subprocess.DEVNULL, start_new_session=True
         )
-
-        def still() -> None:
-            if early:
-                raise _Stopped(early[0])
-            if own.poll() is not None:
-                raise LaunchError("the first pod's own agent has ended.")
-
-        held.callback(lambda: _finish(own, agents, status))
         try:
             with _passing():  # a pod that does not come may come on another node
-                ranks = agents.ranks(still)
-            sources = list(agents.agents.values())
-            status = watched(
-                ranks,
-                logs,
-                guard=RunGuard(lock=lock, suspicion=suspicion, progress=progress),
-                timeout=said["timeout"],
-                sources=sources,
-            )
+                ranks = agents.ranks(self._still)
         except _Stopped as stopped:
-            status = stopped.status
-        except PlaitError as error:
-            status = error.exit_status
-            raise
-    return status
+            return stopped.status
+        guard = RunGuard(lock=self.lock, suspicion=suspicion, progress=progress)
+        sources, signals = list(agents.agents.values()), _Noting(self.signals, self._note_stop)
+        timeout = self.said["timeout"]
+        return watched(ranks, logs, guard=guard, timeout=timeout, sources=sources, signals=signals)
+
+    _agents: Agents | None = None
+    _own: subprocess.Popen[bytes] | None = None
+    _history: History | None = None
+
+    def _note_stop(self) -> None:
+        self._stopped = True
+
+    def _seated(self, hosts: Sequence[str]) -> RankTable:
+        """The table of the hosts that have come; ranks compare where they are with it."""
+        self.table = seated(self.table, hosts)
+        self.table.write(self.folder / NAME)
+        if self._history:
+            self._history.moved(self.table.hosts)
+        return self.table
+
+    def _still(self) -> None:
+        if self.signals:
+            self._stopped = True
+            raise _Stopped(self.signals[0])
+        if self._own and self._own.poll() is not None:
+            raise LaunchError("the first pod's own agent has ended.")
+
+    def _hang_up(self, ended: Sequence[_Ended]) -> None:
+        """Tell the agents how it has ended, if it has: else they come again."""
+        agents, own, self._agents, self._own = self._agents, self._own, None, None
+        pods = ended[0].pods if ended else 1
+        if agents and pods is not None and pods not in AGAIN:
+            agents.done(pods)  # without it they wait for another launcher, here or in a pod in this one's place
+        if agents:
+            agents.__exit__(None, None, None)
+        if own:
+            try:
+                own.wait(15)
+            except subprocess.TimeoutExpired:
+                own.kill()
+                own.wait()
+
+
+class _Noting(deque[int]):
+    """Signals of other pods, and before them this pod's own, of which it is noted that one was taken: only
+    they say that this pod is to end."""
+
+    def __init__(self, own: deque[int], note: Callable[[], None]) -> None:
+        super().__init__()
+        self._own, self._note = own, note
+
+    def __bool__(self) -> bool:
+        return bool(self._own) or len(self) > 0
+
+    def popleft(self) -> int:
+        """The next one."""
+        if self._own:
+            self._note()
+            return self._own.popleft()
+        return super().popleft()
+
+
+def seated(table: RankTable, hosts: Sequence[str]) -> RankTable:
+    """The table with hosts that have come in place of those that have not.
+
+    >>> seated(RankTable(("a", "b", "c"), 1), ["c", "x", "a"]).hosts
+    ('a', 'x', 'c')
+    """
+    others = iter(sorted(host for host in hosts if host not in table.hosts))
+    there = set(hosts)
+    if len(there) < len(hosts):
+        twice = sorted({host for host in hosts if list(hosts).count(host) > 1})
+        raise PlacementError(f"Several pods of the run are on {', '.join(twice)}; a node has one of each run.")
+    moved = [(host, host if host in there else next(others)) for host in table.hosts]
+    for old, new in moved:
+        if old != new:
+            say(f"{new} takes the place of {old}")
+    return RankTable(tuple(new for _, new in moved), table.ranks_per_node, table.plan)
 
 
 def _for_pods(status: int) -> int:
@@ -169,17 +276,7 @@ class _Stopped(Exception):
         self.status = 128 + number
 
 
-def _finish(own: subprocess.Popen[bytes], agents: Agents, status: int) -> None:
-    agents.done(_for_pods(status))  # without it, agents end as failed: a pod that has succeeded is never started again
-    agents.__exit__(None, None, None)
-    try:
-        own.wait(15)
-    except subprocess.TimeoutExpired:
-        own.kill()
-        own.wait()
-
-
 def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
-    """The order that the launcher has bound pods in, else the pods by their numbers."""
+    """The order of a rank table, else the pods by their numbers."""
     hosts = expand(pod.hosts) if pod.hosts else [f"{pod.run}-{number}" for number in range(nodes)]
     return RankTable(tuple(hosts), world_size // nodes)

@@ -13,24 +13,30 @@ from plait.core.base.errors import LaunchError
 from plait.launch.kubernetes_api import Away, Dropped, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_manifests import Object
 
-WATCH = 30
-"""Seconds of one watch; then pods are listed again, so that nothing stays unseen for longer."""
+WATCH = 300
+"""Seconds of one watch; then objects are listed again, so that nothing stays unseen for longer."""
+LONGEST = 5.0
+"""Seconds between two tries to list where the server is away, beside those that each try takes."""
 PAUSE = 0.5
 """Seconds before a connection that broke is made anew."""
 KEPT = 16_384
 """Bytes of a log's end that are kept."""
 
 
-class Pods:
-    """The pods with some labels, kept up to date by a thread inside the ``with`` block."""
+class Objects:
+    """The objects of a kind with some labels, kept up to date by a thread inside the ``with`` block. It lists
+    them once, and is then told what happens."""
 
-    def __init__(self, cluster: KubernetesNamespace, labels: str) -> None:
-        self._cluster, self._labels = cluster, labels
+    def __init__(self, cluster: KubernetesNamespace, kind: str, labels: str) -> None:
+        self._cluster, self._kind, self._labels = cluster, kind, labels
         self._lock, self._ending = threading.Lock(), threading.Event()
-        self._pods: dict[str, Object] = {}
+        self._found: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
         self._error: LaunchError | None = None
-        self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
+        self._away: Away | None = None
+        self.seen = False
+        """Whether they were listed yet."""
+        self._thread = threading.Thread(target=self._run, name=kind, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -42,11 +48,12 @@ class Pods:
         self._ending.set()
 
     def now(self) -> list[Object]:
-        """All of them, as they were seen last. Raises LaunchError if they may not be seen."""
+        """All of them, as they were seen last. Raises Away as long as the server does not answer,
+        LaunchError if they may not be seen."""
         with self._lock:
-            if self._error:
-                raise self._error
-            return list(self._pods.values())
+            if problem := self._error or self._away:
+                raise type(problem)(str(problem))
+            return list(self._found.values())
 
     def gone(self) -> list[Object]:
         """Those that were deleted, as they were last."""
@@ -56,13 +63,17 @@ class Pods:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                found, version = self._cluster.list("Pod", self._labels)
-                self._replace({pod["metadata"]["uid"]: pod for pod in found})
-                for kind, pod in self._cluster.watch_pods(self._labels, version, WATCH):
-                    self._take(kind, pod)
+                found, version = self._cluster.list(self._kind, self._labels)
+                self._replace({one["metadata"]["uid"]: one for one in found})
+                for what, one in self._cluster.watch(self._kind, self._labels, version, WATCH):
+                    self._take(what, one)
                     if self._ending.is_set():
                         return
-            except (Dropped, Away):
+            except Away as away:
+                with self._lock:
+                    self._away = away
+                self._ending.wait(LONGEST)
+            except Dropped:
                 self._ending.wait(PAUSE)
             except LaunchError as error:
                 with self._lock:
@@ -71,17 +82,17 @@ class Pods:
 
     def _replace(self, found: dict[str, Object]) -> None:
         with self._lock:
-            self._gone |= {key: pod for key, pod in self._pods.items() if key not in found}
-            self._pods = found
+            self._gone |= {key: one for key, one in self._found.items() if key not in found}
+            self._found, self._away, self.seen = found, None, True
 
-    def _take(self, kind: str, pod: Object) -> None:
-        key = pod["metadata"]["uid"]
+    def _take(self, what: str, one: Object) -> None:
+        key = one["metadata"]["uid"]
         with self._lock:
-            if kind == "DELETED":
-                self._pods.pop(key, None)
-                self._gone[key] = pod
+            if what == "DELETED":
+                self._found.pop(key, None)
+                self._gone[key] = one
             else:
-                self._pods[key] = pod
+                self._found[key] = one
 
 
 class PodLog:

@@ -15,12 +15,14 @@ LOST = 60.0
 @dataclass(frozen=True)
 class Hello:
     """From an agent, first. word: what only agents of this run know. host: its machine's name. task: its
-    number by whoever started it, -1 if it has none. port: free there, for ranks to meet at."""
+    number by whoever started it, -1 if it has none. port: free there, for ranks to meet at. address: where
+    it is reached, if it knows."""
 
     word: str
     host: str
     task: int
     port: int
+    address: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -395,8 +395,10 @@ def _culprit(quiet: Sequence[RankProcess]) -> RankProcess:
 
 def watched(
     ranks: Sequence[RankProcess], logs: Path, *, timeout: float, guard: RunGuard = ALONE,
-    sources: Sequence[EventSource] = (),
+    sources: Sequence[EventSource] = (), signals: deque[int] | None = None,
 ) -> int:  # fmt: skip
-    """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
-    with catching_signals() as signals:
-        return Watch(ranks, logs, signals, timeout=timeout, guard=guard, sources=sources).until_ended()
+    """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does. signals:
+    those that the caller catches."""
+    with ExitStack() as held:
+        caught = held.enter_context(catching_signals()) if signals is None else signals
+        return Watch(ranks, logs, caught, timeout=timeout, guard=guard, sources=sources).until_ended()

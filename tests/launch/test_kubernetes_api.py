@@ -325,7 +325,7 @@ def test_a_watch_tells_what_happens_in_whatever_pieces_it_comes(server: Server) 
     told = event("ADDED", name="a") + event("BOOKMARK") + event("DELETED", name="b")
     answer = Answer(chunks=(told[:5], told[5:40], told[40:-1]))  # the last line is not ended
     server.answers = [answer]
-    assert list(KubernetesNamespace().watch_pods("run=x", "7", 30)) == [
+    assert list(KubernetesNamespace().watch("Pod", "run=x", "7", 30)) == [
         ("ADDED", {"name": "a"}),
         ("DELETED", {"name": "b"}),
     ]
@@ -341,7 +341,7 @@ def test_a_watch_tells_what_happens_in_whatever_pieces_it_comes(server: Server) 
 def test_a_watch_from_too_old_a_version_is_dropped(server: Server) -> None:
     server.answers = [Answer(chunks=(event("ERROR", message="too old"), event("ADDED", name="a")))]
     with pytest.raises(Dropped, match="too old"):
-        list(KubernetesNamespace().watch_pods("run=x", "7", 30))
+        list(KubernetesNamespace().watch("Pod", "run=x", "7", 30))
 
 
 @pytest.mark.parametrize(

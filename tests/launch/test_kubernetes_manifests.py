@@ -18,7 +18,7 @@ from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes import new_name
-from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
+from plait.launch.kubernetes_manifests import HOSTNAME, MOST, PodRun, asked, merged
 from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
 from tests.support.kubernetes.objects import schema
@@ -51,7 +51,7 @@ max_sequence = 32
 
 
 def run(kind: Literal["Job", "JobSet"] = "Job", table: RankTable | None = None, **values: Any) -> PodRun:
-    fields = {name: values.pop(name) for name in ("pod", "plan", "stages") if name in values}
+    fields = {name: values.pop(name) for name in ("pod", "plan", "stages", "hostnames") if name in values}
     settings = asked(KubernetesSection(image="registry/plait:1", **values), 4, table)
     return PodRun(
         name="plait-x-123456", argv=("python", "-m", "plait.train.worker", "/data/runs/x"), world_size=4,
@@ -112,9 +112,12 @@ def test_a_run_that_would_fail_again_is_not_started_again() -> None:
         rule = job_of(one)["podFailurePolicy"]["rules"][0]
         assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [DO_NOT_RETRY])
         assert rule["onExitCodes"]["containerName"] == pod_of(one)["containers"][0]["name"]
-    assert job_of(run("Job", TABLE, max_restarts=4))["backoffLimit"] == 4 * 2  # each start fails both of its pods
-    failing = run("JobSet", TABLE, max_restarts=4).workload()["spec"]["failurePolicy"]
-    assert (failing["maxRestarts"], failing["rules"][0]["action"]) == (4, "FailJobSet")
+    for restarts, limit in ((4, MOST), (0, 0)):  # pod 0 counts, and only what brings nothing
+        assert job_of(run("Job", TABLE, max_restarts=restarts))["backoffLimit"] == limit
+        failing = run("JobSet", TABLE, max_restarts=restarts).workload()["spec"]["failurePolicy"]
+        assert (failing["maxRestarts"], failing["rules"][0]["action"]) == (limit, "FailJobSet")
+        files, *_ = run(max_restarts=restarts).belongings()
+        assert json.loads(files["data"]["run.json"])["restarts"] == restarts
 
 
 def test_a_pod_that_the_cluster_takes_away_is_no_failure_of_a_jobs() -> None:
@@ -145,9 +148,33 @@ def test_a_workload_is_kept_for_a_while_by_itself_alone(kind: Literal["Job", "Jo
         assert "ttlSecondsAfterFinished" not in job_of(run(kind, keep=77))
 
 
-def test_pods_wait_behind_a_gate_only_for_a_table() -> None:
-    assert pod_of(run(table=TABLE))["schedulingGates"] == [{"name": GATE}]
-    assert "schedulingGates" not in pod_of(run())
+def test_pods_are_drawn_to_the_nodes_of_a_table_and_bound_to_them_and_the_spare_ones() -> None:
+    during = "DuringSchedulingIgnoredDuringExecution"
+
+    def on(*names: str) -> Any:
+        return {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [*names]}]}
+
+    assert "nodeAffinity" not in pod_of(run())["affinity"]
+    wanted = pod_of(run(table=TABLE, hostnames={"n1": "host-n1"}))["affinity"]["nodeAffinity"]
+    assert wanted == {f"preferred{during}": [{"weight": 100, "preference": on("n3", "host-n1")}]}
+    bound = pod_of(run(table=TABLE, spare_nodes=["n9"]))["affinity"]["nodeAffinity"]
+    assert bound[f"required{during}"] == {"nodeSelectorTerms": [on("n3", "n1", "n9")]}
+    assert bound[f"preferred{during}"] == [{"weight": 100, "preference": on("n3", "n1")}]
+    assert "schedulingGates" not in pod_of(run(table=TABLE))  # others bind them, if anybody
+
+
+def test_pods_of_a_topology_of_kueues_are_kept_apart_by_their_gpus() -> None:
+    """Which passes over what keeps pods apart, so that they could stay pending."""
+    keeps: dict[str, Any] = {"kueue_queue": "team", "kueue_topology": "required:rack"}
+    assert "podAntiAffinity" in pod_of(run(**keeps))["affinity"]
+    assert "affinity" not in pod_of(run(**keeps, gpus=2))
+    assert "podAntiAffinity" in pod_of(run(gpus=2))["affinity"]
+
+
+def test_kueue_may_give_up_pods_of_a_node_that_is_lost() -> None:
+    for kind in ("Job", "JobSet"):
+        found = job_of(run(kind))["template"]["metadata"]["annotations"]
+        assert found["kueue.x-k8s.io/safe-to-forcefully-terminate"] == "true"
 
 
 def test_what_users_ask_for_is_in_the_pod() -> None:
@@ -183,12 +210,14 @@ def test_kueue_is_asked_for_what_the_layout_needs() -> None:
         "kueue.x-k8s.io/podset-required-topology": "cloud/block",
         "kueue.x-k8s.io/podset-slice-required-topology": "cloud/rack",
         "kueue.x-k8s.io/podset-slice-size": "2",
+        "kueue.x-k8s.io/safe-to-forcefully-terminate": "true",
     }
     assert one.workload()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert one.workload()["spec"]["suspend"] is True
     free = run(kueue_topology="unconstrained")
     assert job_of(free)["template"]["metadata"]["annotations"] == {
-        "kueue.x-k8s.io/podset-unconstrained-topology": "true"
+        "kueue.x-k8s.io/podset-unconstrained-topology": "true",
+        "kueue.x-k8s.io/safe-to-forcefully-terminate": "true",
     }
 
 
@@ -224,6 +253,7 @@ def _noise() -> Any:
         ({"nodes": 4}, TABLE, "kubernetes.nodes"),
         ({"gpus": 1}, TABLE, "kubernetes.gpus"),
         ({"kueue_topology": "required:rack"}, TABLE, "kubernetes.kueue_topology"),
+        ({"kueue_queue": "team", "spare_nodes": ["n9"]}, TABLE, "kubernetes.spare_nodes"),
         ({"kueue_stage_topology": "rack"}, None, "kubernetes.kueue_stage_topology"),
         ({}, RankTable(("n0", "n1", "n2"), 1), "--rank-table"),
     ],

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from plait.core.base.errors import JobError, LaunchError, RankFailure
+from plait.core.base.errors import JobError, LaunchError, PlacementError, RankFailure
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
@@ -23,7 +23,8 @@ from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
 TIER = "unit"
-SAID = {"world_size": 4, "nodes": 2, "argv": ["true"], "wait": 33.0, "timeout": 60.0, "port": 29400, "head": "10.0.0.9"}
+SAID = {"world_size": 4, "nodes": 2, "argv": ["true"], "wait": 33.0, "timeout": 60.0, "port": 29400, "head": "10.0.0.9",
+        "restarts": 3}  # fmt: skip
 
 
 class Own:
@@ -108,7 +109,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
 
 def test_any_pod_but_the_first_is_an_agent_alone(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    monkeypatch.setattr("plait.launch.agent.main", lambda patience: 7 if patience == 33.0 else 8)
+    monkeypatch.setattr("plait.launch.agent.main", lambda patience, again: 7 if patience == 33.0 and again else 8)
     assert kubernetes_pod.main() == 7
     assert not pod.ended.exists()
 
@@ -117,7 +118,7 @@ def test_any_pod_but_the_first_is_an_agent_alone(pod: Pod, monkeypatch: pytest.M
 def test_how_ranks_end_says_what_becomes_of_the_pods(pod: Pod, status: int, ending: int) -> None:
     pod.ends = lambda: status
     assert kubernetes_pod.main() == ending
-    assert pod.done == [ending]
+    assert pod.done == ([ending] if ending in (0, 93) else []), "agents wait for another pod 0"
     assert pod.told() == {"status": status, "message": ""}
 
 
@@ -127,11 +128,14 @@ def test_pods_are_hosts_in_the_order_of_their_numbers_or_of_the_rank_table(
     kubernetes_pod.main()
     assert pod.asked.table == RankTable(("gpt-0", "gpt-1"), 2) == RankTable.read(pod.folder / NAME)
     assert (pod.asked.word, pod.asked.port, pod.asked.host, pod.asked.patience) == ("sesame", 29400, "10.0.0.3", 33.0)
-    assert (pod.asked.addresses, pod.asked.numbered) == ({"gpt-0": "10.0.0.9"}, True)
+    assert pod.asked.seat(["gpt-1", "gpt-0"]) == RankTable(("gpt-0", "gpt-1"), 2)
     monkeypatch.setenv("PLAIT_AGENT", "10.0.0.9:29400 sesame")
     monkeypatch.setenv("PLAIT_HOSTS", "k7,k3")
     kubernetes_pod.main()
     assert pod.asked.table == RankTable(("k7", "k3"), 2)
+    assert pod.asked.seat(["k9", "k7"]) == RankTable(("k7", "k9"), 2) == RankTable.read(pod.folder / NAME)
+    with pytest.raises(PlacementError, match="Several pods of the run are on k7; a node has one of each run"):
+        pod.asked.seat(["k7", "k7"])
 
 
 def fails(error: Exception) -> Callable[..., int]:
@@ -155,7 +159,7 @@ def test_what_goes_wrong_before_ranks_start_may_go_well_on_other_nodes(pod: Pod,
     setattr(pod, when, fails(LaunchError("it does not come")))
     assert kubernetes_pod.main() == RankFailure.exit_status == 1
     assert pod.told() == {"status": 1, "message": "it does not come"}
-    assert pod.done == ([1] if when == "coming" else [])
+    assert pod.done == []
 
 
 def test_a_first_pod_without_its_own_agent_does_not_wait_for_others(pod: Pod) -> None:
@@ -174,7 +178,7 @@ def test_a_signal_that_comes_before_ranks_do_ends_the_wait(pod: Pod, number: int
 
     pod.coming = coming
     assert kubernetes_pod.main() == ending
-    assert (pod.done, pod.told()["status"]) == ([ending], 128 + number)
+    assert (pod.done, pod.told()["status"]) == ([93] if ending == 93 else [], 128 + number)
 
 
 def test_an_agent_that_does_not_end_is_killed(pod: Pod) -> None:
@@ -183,39 +187,101 @@ def test_an_agent_that_does_not_end_is_killed(pod: Pod) -> None:
     assert pod.own.killed
 
 
-def test_of_a_training_every_start_is_written_down(pod: Pod) -> None:
+def story(pod: Pod, *ends: Callable[[], int]) -> None:
+    """How ranks end, start after start."""
+    left = iter(ends)
+
+    def ended() -> int:
+        return next(left)()
+
+    pod.ends = ended
+
+
+def saves(pod: Pod, step: int, status: int = 143) -> Callable[[], int]:
+    def ends() -> int:
+        (pod.folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+        return status
+
+    return ends
+
+
+DIES = fails(RankFailure("rank 1 died", ranks=[1], cause="killed"))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Between two starts, which take no time."""
+    found = list[float]()
+    monkeypatch.setattr(kubernetes_pod, "backoff", lambda vain: found.append(vain) or 0.0)
+    return found
+
+
+def test_ranks_that_fail_are_started_again_in_the_pods_that_are_there(pod: Pod, waits: list[float]) -> None:
+    """No pod fails, so that the cluster has nothing to count and nothing to wait for."""
     pod.plan()
-    pod.ends = fails(RankFailure("rank 1 died", ranks=[1], cause="killed"))
-    assert kubernetes_pod.main() == 1
+    story(pod, DIES, saves(pod, 5, 1), DIES, lambda: 0)
+    assert kubernetes_pod.main() == 0
+    assert pod.done == [0] and pod.told()["status"] == 0
+    assert waits == [1, 0, 1]
     assert (pod.folder / "plan.json").is_file() and (pod.folder / "job.toml").is_file()
-    (attempt,) = read_attempts(pod.folder)
-    assert (attempt.outcome, attempt.cause, attempt.hosts, attempt.world) == ("failed", "killed", ("gpt-0", "gpt-1"), 4)
+    attempts = read_attempts(pod.folder)
+    assert [one.outcome for one in attempts] == ["failed", "finished", "failed", "finished"]
+    assert (attempts[0].cause, attempts[0].hosts, attempts[0].world) == ("killed", ("gpt-0", "gpt-1"), 4)
+    assert attempts[-1].wait_seconds is not None
 
 
-def test_three_starts_in_vain_are_the_last(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_start_of_another_pod_goes_on_in_the_same_history(
+    pod: Pod, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod.plan()
+    story(pod, DIES, DIES, DIES, DIES)
+    assert kubernetes_pod.main() == 93
+    monkeypatch.setenv("PLAIT_AGENT", "10.0.0.9:29400 sesame")
+    story(pod, lambda: 0)
+    assert kubernetes_pod.main() == 0
+    assert [one.wait_seconds is not None for one in read_attempts(pod.folder)] == [False, True, True, True, True]
 
-    def start(ends: Callable[[], int]) -> int:
-        monkeypatch.setenv("PLAIT_AGENT", "10.0.0.9:29400 sesame")
-        pod.ends = ends
-        return kubernetes_pod.main()
 
-    def saves(step: int) -> Callable[[], int]:
-        def ends() -> int:
-            (pod.folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_starts_in_a_row_without_a_new_checkpoint_are_counted(
+    pod: Pod, waits: list[float], capsys: pytest.CaptureFixture[str], restarts: int
+) -> None:
+    pod.say(SAID | {"folder": str(pod.folder), "restarts": restarts})
+    pod.plan()
+    story(pod, *[DIES] * (restarts + 1))
+    assert kubernetes_pod.main() == 93
+    assert pod.done == [93] and len(waits) == restarts
+    given_up = "ended without a new checkpoint; the run is given up"
+    assert (given_up in capsys.readouterr().err) == (restarts > 0)
+
+
+def test_as_long_as_there_is_progress_there_is_no_limit(pod: Pod, waits: list[float]) -> None:
+    pod.plan()
+    story(pod, *(saves(pod, step, 1) for step in range(1, 30)), lambda: 0)
+    assert kubernetes_pod.main() == 0
+    assert waits == [0] * 29
+
+
+def test_another_pod_that_is_told_to_end_does_not_end_this_one(
+    pod: Pod, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is drained: ranks have saved, and go on where a pod is made in place of that one."""
+    taken = list[int]()
+
+    def watched(*_: object, signals: Any, **__: object) -> int:
+        if not taken:
+            signals.append(signal.SIGTERM)  # by its agent
+            taken.append(signals.popleft())
             return 143
+        signal.raise_signal(signal.SIGTERM)
+        taken.append(signals.popleft())
+        return 143
 
-        return ends
-
-    dies = fails(RankFailure("rank 1 died"))
-    assert [start(dies), start(dies), start(saves(5)), start(dies), start(dies)] == [1, 1, 143, 1, 1]
-    assert "given up" not in capsys.readouterr().err
-    assert start(dies) == 93
-    assert "3 starts in a row ended without a new checkpoint; the run is given up" in capsys.readouterr().err
-    waits = [one.wait_seconds is not None for one in read_attempts(pod.folder)]
-    assert waits == [False, True, True, False, True, True]  # the third was stopped, and the fourth waited for nothing
+    pod.plan()
+    monkeypatch.setattr(kubernetes_pod, "watched", watched)
+    assert kubernetes_pod.main() == 143
+    assert taken == [15, 15] and len(waits) == 1
+    assert pod.done == [], "agents wait for a pod 0 in place of this one"
 
 
 def test_what_is_no_training_is_tried_as_often_as_the_cluster_likes(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
-"""A run's start on Kubernetes: its objects, pods that do not start, pods that a rank table binds."""
+"""A run's start on Kubernetes: its objects, pods that do not start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from plait.core.base.errors import LaunchError, PlacementError
-from plait.core.topology.rank_table import RankTable
+from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes
 from plait.launch.kubernetes import Hopeless, new_name, removal, submit
 from plait.launch.kubernetes_manifests import CONTAINER
@@ -15,9 +12,6 @@ from tests.support.kubernetes.in_memory import InMemory, a_run
 from tests.support.kubernetes.scene import Scene
 
 TIER = "unit"
-
-
-TABLE = RankTable(("n0", "n1"), ranks_per_node=1)
 
 
 def made(cluster: InMemory) -> list[str]:
@@ -123,59 +117,3 @@ def test_a_pod_of_the_same_name_waits_anew(scene: Scene) -> None:
 def test_why_a_pod_waits(scene: Scene, waiting: dict[str, str], said: str) -> None:
     starting(scene, waiting.get("reason"), waiting.get("message"))
     assert kubernetes.waiting(scene.pod(1)) == said
-
-
-def gated(monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str] = TABLE.hosts) -> Scene:
-    scene = Scene(monkeypatch, table=RankTable(tuple(hosts), ranks_per_node=1))
-    scene.cluster.store.create({"kind": "ConfigMap", "metadata": {"name": "plait-test"}, "data": {}})
-    for index in range(2):
-        scene.cluster.store.remove(scene.pod(index))
-        scene.cluster.add_pod(scene.run, index)
-    return scene
-
-
-def test_pods_of_a_table_are_bound_by_who_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = gated(monkeypatch)
-    assert scene.follow(until_bound=True) == 0
-    assert scene.said == ["bound 2 pods to n[0-1]"] and not scene.slept
-    scene.raised = LaunchError("gone.")
-    with pytest.raises(
-        LaunchError, match=r"It goes on, but pods of its rank table that are started again are bound by"
-    ):
-        scene.follow()
-
-
-def test_a_run_is_followed_further_once_it_is_bound_unless_only_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = gated(monkeypatch)
-    scene.then = [lambda: scene.ends("Complete")]
-    assert scene.follow() == 0
-    assert len(scene.slept) == 1
-
-
-def test_pods_that_are_not_there_yet_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = gated(monkeypatch)
-    pod = scene.pod(1)
-    scene.cluster.store.remove(pod)
-    scene.then = [lambda: None, lambda: scene.cluster.add_pod(scene.run, 1)]
-    assert scene.follow(until_bound=True) == 0
-    assert len(scene.slept) == 2
-
-
-def test_a_table_that_cannot_be_kept_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = gated(monkeypatch, ("n0", "n9"))
-    for name in ("n1", "n2"):
-        scene.cluster.store.remove(scene.cluster.node(name))
-
-    def refuse(verb: str, kind: str, name: str) -> None:
-        if verb == "delete":
-            raise LaunchError("you may not delete")
-
-    with pytest.raises(PlacementError, match="The node n9 of the rank table is not there"):
-        scene.follow()
-    assert scene.deleted() == [("Job", "plait-test", None, False)]
-    scene = gated(monkeypatch, ("n0", "n9"))
-    for name in ("n1", "n2"):
-        scene.cluster.store.remove(scene.cluster.node(name))
-    scene.cluster.before = refuse
-    with pytest.raises(PlacementError, match="The node n9"):  # and not that it may not be deleted
-        scene.follow()

@@ -13,7 +13,7 @@ import pytest
 from plait.core.base.errors import LaunchError
 from plait.launch import kubernetes_watch
 from plait.launch.kubernetes_api import Away, Dropped, KubernetesNamespace, NotThere
-from plait.launch.kubernetes_watch import PodLog, Pods
+from plait.launch.kubernetes_watch import Objects, PodLog
 from tests.support.lab import wait_until
 
 TIER = "unit"
@@ -43,7 +43,7 @@ class Made:
         assert (kind, labels) == ("Pod", "run=gpt")
         return self._next(self.lists), "7"
 
-    def watch_pods(self, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Any]]:
+    def watch(self, kind: str, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Any]]:
         assert (labels, version, seconds) == ("run=gpt", "7", kubernetes_watch.WATCH)
         for one in self._next(self.watches):
             if isinstance(one, Exception):
@@ -61,6 +61,7 @@ class Made:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(kubernetes_watch, "PAUSE", 0.0)
+    monkeypatch.setattr(kubernetes_watch, "LONGEST", 0.01)
     made = Made()
     yield made
     made.over.set()
@@ -70,13 +71,28 @@ def until(condition: Callable[[], object]) -> None:
     wait_until(condition, "it never comes", seconds=60)
 
 
+def there(objects: Objects, name: str) -> bool:
+    try:
+        return any(one["metadata"]["name"] == name for one in objects.now())
+    except Away:
+        return False
+
+
+def test_who_asks_is_told_that_the_server_is_away(cluster: Made) -> None:
+    cluster.lists = [[pod("a")], Away("no answer."), [pod("b")]]
+    cluster.watches = [[Dropped("broken")]]
+    with Objects(cast("KubernetesNamespace", cluster), "Pod", "run=gpt") as pods:
+        until(lambda: not cluster.lists or not there(pods, "a"))
+        until(lambda: there(pods, "b"))
+
+
 def test_pods_are_kept_up_to_date_across_connections_that_break(cluster: Made) -> None:
     cluster.lists = [[pod("a"), pod("b"), pod("c")], Away("gone"), Dropped("broken"), [pod("a", "Failed"), pod("e")]]
     cluster.watches = [
         [("MODIFIED", pod("a", "Succeeded")), ("DELETED", pod("b", "Failed")), ("ADDED", pod("d")), Dropped("broken")],
     ]
-    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
-        until(lambda: any(one["metadata"]["name"] == "e" for one in pods.now()))
+    with Objects(cast("KubernetesNamespace", cluster), "Pod", "run=gpt") as pods:
+        until(lambda: not cluster.lists and pods.seen and there(pods, "e"))
         assert {one["metadata"]["name"]: one["status"]["phase"] for one in pods.now()} == {
             "a": "Failed",
             "e": "Running",
@@ -96,7 +112,7 @@ def test_what_a_watch_tells_is_there_at_once(cluster: Made) -> None:
         cluster.over.wait()
 
     cluster.watches = [watch()]
-    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
+    with Objects(cast("KubernetesNamespace", cluster), "Pod", "run=gpt") as pods:
         told.wait()
         assert [one["status"]["phase"] for one in pods.now()] == ["Failed"]
         assert [one["metadata"]["name"] for one in pods.gone()] == ["x"]
@@ -105,7 +121,7 @@ def test_what_a_watch_tells_is_there_at_once(cluster: Made) -> None:
 def test_pods_that_may_not_be_seen_are_an_error_to_who_asks(cluster: Made) -> None:
     cluster.lists = [LaunchError("pods is forbidden")]
     with (
-        Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods,
+        Objects(cast("KubernetesNamespace", cluster), "Pod", "run=gpt") as pods,
         pytest.raises(LaunchError, match="pods is forbidden"),
     ):
         until(lambda: pods.now() and False)
@@ -189,10 +205,10 @@ def test_pods_are_watched_no_longer_than_they_are_asked_for(cluster: Made) -> No
         pytest.fail("somebody watches on")
 
     cluster.watches = [watch()]
-    with Pods(cast("KubernetesNamespace", cluster), "run=gpt") as pods:
+    with Objects(cast("KubernetesNamespace", cluster), "Pod", "run=gpt") as pods:
         taken.wait()
     go.set()
-    until(lambda: not any(thread.name == "pods" for thread in threading.enumerate()))
+    until(lambda: not any(thread.name == "Pod" for thread in threading.enumerate()))
     assert [one["status"]["phase"] for one in pods.now()] == ["Failed"]
     assert cluster.lists == [] and cluster.watches == []
 

@@ -35,7 +35,7 @@ class InKubernetes(Managed):
         raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
-        """Send the plan. With a rank table somebody waits at least until its pods are bound."""
+        """Send the plan."""
         from dataclasses import replace
 
         from plait.launch import kubernetes
@@ -43,15 +43,11 @@ class InKubernetes(Managed):
         assert plan.job is not None
         cluster = self._cluster(plan.job)
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job, cluster))
-        notes = list[str]()
-        if run.table and not follow:  # nobody would bind pods that are started again
-            run = replace(run, settings=run.settings.model_copy(update={"restarts": 0}))
-            notes.append("not followed, so that pods cannot be bound again: the run is not restarted if it fails")
-        run = replace(run, plan=plan.to_json())
+        hosts = (*run.table.hosts, *run.settings.spare_nodes) if run.table else ()
+        run = replace(run, plan=plan.to_json(), hostnames=kubernetes.hostnames(cluster, hosts) if hosts else {})
         kubernetes.submit(cluster, run)
-        notes.append(f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}")
-        waits = follow or run.table is not None
-        return Submitted(tuple(notes), lambda: kubernetes.follow(cluster, run, until_bound=not follow) if waits else 0)
+        note = f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}"
+        return Submitted((note,), lambda: kubernetes.follow(cluster, run) if follow else 0)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""
@@ -67,16 +63,11 @@ class InKubernetes(Managed):
 
     def manifests(self, plan: Plan, folder: Path) -> str:
         """All that ``submit`` would send, as ``kubectl apply -f`` takes it: with the plan, and the word by
-        which pods know each other. Raises JobError with a rank table, LaunchError where the cluster is to be
-        asked what it knows and does not answer."""
+        which pods know each other. Raises LaunchError where the cluster is to be asked what it knows and does
+        not answer."""
         from dataclasses import replace
 
-        from plait.core.base.errors import JobError
-
         assert plan.job is not None
-        if self.table:
-            problem = "needs somebody who binds pods as they are made"
-            raise JobError(problem, key="--rank-table", fix="Leave it out, or leave out --manifests")
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job))
         return _yaml(replace(run, plan=plan.to_json()))
 

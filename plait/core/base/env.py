@@ -266,6 +266,11 @@ class PodEnv:
         return PodEnv(run, environ.get("PLAIT_HOSTS", ""), address, Path(files), Path(ended))
 
 
+def own_address(environ: Mapping[str, str] = os.environ) -> str:
+    """Where this pod is reached; empty outside of one."""
+    return environ.get("PLAIT_POD_ADDRESS", "")
+
+
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -62,7 +62,8 @@ class KubernetesSection(Section):
     reservation: str = ""
     """A reservation to run in: nodes with the taint ``plait.dev/reserved=RESERVATION:NoSchedule``."""
     spare_nodes: Texts = ()
-    """With a rank table: nodes that take the place of lost ones, in this order; any that fits if empty."""
+    """With a rank table: nodes that may take the place of lost ones, and no others; any that fits if
+    empty."""
     priority: str = ""
     """The pods' priority class."""
     pod: str | None = None
@@ -81,8 +82,9 @@ class KubernetesSection(Section):
     """Seconds that ranks have to save when they are asked to end."""
     wait: Count = 900
     """Seconds that pods may take to start once the cluster has let them in: pulling the image counts."""
-    max_restarts: Natural = 10
-    """How often the run is started again, on other nodes, after a node or a rank has failed."""
+    max_restarts: Natural = 3
+    """Starts in a row that may end without a new checkpoint before the run is given up; 0: it is not started
+    again. As long as there is progress there is no limit."""
     keep: Natural = 3600
     """Seconds that an ended job stays in the cluster, to be looked at."""
 

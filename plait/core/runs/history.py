@@ -60,6 +60,12 @@ class History:
         )  # fmt: skip
         self._write()
 
+    def moved(self, hosts: Sequence[str]) -> None:
+        """The attempt that is under way is on other hosts than was thought when it began."""
+        if tuple(hosts) != self.last.hosts:
+            self.attempts[-1] = replace(self.last, hosts=tuple(hosts))
+            self._write()
+
     def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool, changed: str = "") -> None:
         """One more, by another process than the one before, whose logs are kept. again: it was started
         because that one failed, so that it has waited since, in a queue, too. changed: by whoever started it

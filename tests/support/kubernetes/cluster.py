@@ -21,17 +21,24 @@ from tests.support.kubernetes.server import Server, delete_pod
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ADDRESS = "127.0.0.1"
+UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
+DURING = "DuringSchedulingIgnoredDuringExecution"
 UID = "KUBERNETES_POD_UID"
 """A variable by which the processes of a container are known."""
 
 
 class SmallCluster(Server):
-    """Nodes n0, n1, ..., each with GPUs, in one namespace called ml."""
+    """Nodes n0, n1, ..., each with GPUs, in one namespace called ml. tick: of the cluster's own waits, such
+    as between two starts of a pod, in seconds for each of its seconds."""
 
-    def __init__(self, folder: Path, nodes: int, *, jobset: bool = False, gpus: int = 0) -> None:
+    def __init__(self, folder: Path, nodes: int, *, jobset: bool = False, gpus: int = 0, tick: float = 0.01) -> None:
         super().__init__(folder / "logs", jobset)
         self.folder = folder
         self.logs.mkdir(parents=True)
+        self.lost: dict[str, float] = {}
+        """Nodes that do not answer, and since when."""
+        self.tick = tick
+        self._where: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._files: dict[str, Path] = {}
         for number in range(nodes):
@@ -46,19 +53,80 @@ class SmallCluster(Server):
                                    "conditions": [{"type": "Ready", "status": "True"}]},
         })  # fmt: skip
 
-    def lose(self, name: str) -> None:
-        """The node's power fails; its pods are given up."""
+    def lose(self, name: str, *, power: bool = True) -> None:
+        """The node's power fails, or its network alone: then its processes stand still, and go on when it is
+        healed. Its pods are told to end, and nobody says that they have
+        (https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller,
+        https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions)."""
+        with self.store.changed:
+            self._ready(name, "Unknown", [UNREACHABLE])
+            self.lost[name] = time.monotonic()
+            for pod in self._on(name):
+                if process := self._processes.get(pod["metadata"]["uid"]):
+                    _signal(pod["metadata"]["uid"], signal.SIGKILL if power else signal.SIGSTOP)
+                    if power:
+                        process.wait()
+                        del self._processes[pod["metadata"]["uid"]]
+
+    def heal(self, name: str) -> None:
+        """The node is back, with what goes on there."""
+        with self.store.changed:
+            self.lost.pop(name, None)
+            self._ready(name, "True", [])
+        for uid, where in list(self._where.items()):
+            if where == name and uid in self._processes:
+                _signal(uid, signal.SIGCONT)
+
+    def drain(self, name: str) -> None:
+        """Close the node, and have its pods end with grace (kubectl drain)."""
         with self.store.changed:
             node = self.store.get("Node", name)
-            node["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+            node["spec"]["unschedulable"] = True
             self.store.update(node)
-            for pod in self.store.of("Pod"):
-                if pod["spec"].get("nodeName") == name and pod["status"]["phase"] in ("Pending", "Running"):
-                    if process := self._processes.pop(pod["metadata"]["uid"], None):
-                        _kill(pod["metadata"]["uid"], process)
+            for pod in self._on(name):
+                why = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+                pod["status"]["conditions"] = [why]
+                delete_pod(self.store, pod, None)
+
+    def remove(self, name: str) -> None:
+        """The node's object is deleted; the pod garbage collector fails its pods and removes them
+        (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-garbage-collection)."""
+        with self.store.changed:
+            self.store.remove(self.store.get("Node", name))
+            for pod in self._on(name):
+                why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+                pod["status"] |= {"phase": "Failed", "conditions": [why]}
+                self.store.update(pod)
+                self.store.remove(pod)
+
+    def outage(self, seconds: float) -> None:
+        """The API server is away for so long; what runs goes on."""
+        self.away = True
+        timer = threading.Timer(seconds, lambda: setattr(self, "away", False))
+        timer.daemon = True
+        timer.start()
+
+    def _on(self, name: str) -> list[Object]:
+        return [pod for pod in self.store.of("Pod") if pod["spec"].get("nodeName") == name
+                and pod["status"]["phase"] in ("Pending", "Running")]  # fmt: skip
+
+    def _ready(self, name: str, status: str, taints: list[Object]) -> None:
+        node = self.store.get("Node", name)
+        node["status"]["conditions"] = [{"type": "Ready", "status": status}]
+        node["spec"]["taints"] = taints
+        self.store.update(node)
+
+    def _evict(self) -> None:
+        """Pods tolerate a node that does not answer for a while."""
+        for name, since in self.lost.items():
+            for pod in self._on(name):
+                seconds = [one.get("tolerationSeconds") for one in pod["spec"].get("tolerations", [])
+                           if one.get("key") == UNREACHABLE["key"]]  # fmt: skip
+                late = time.monotonic() > since + (seconds[0] or 0 if seconds else 300) * self.tick
+                if late and "deletionTimestamp" not in pod["metadata"]:
                     why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-                    pod["status"] |= {"phase": "Failed", "reason": "NodeLost", "conditions": [why]}
-                    self.store.update(pod)
+                    pod["status"]["conditions"] = [why]
+                    delete_pod(self.store, pod, None)
 
     def running(self) -> set[str]:
         """Pods, by their uids, that have a process."""
@@ -85,7 +153,8 @@ class SmallCluster(Server):
         while self.going:
             with self.store.changed:
                 job_sets(self.store)
-                control(self.store)
+                control(self.store, self.tick)
+                self._evict()
                 self._schedule()
                 self._kubelet()
             time.sleep(0.03)
@@ -99,7 +168,8 @@ class SmallCluster(Server):
             ):
                 continue
             fitting = [node for node in self.store.of("Node") if self._fits(pod, node)]
-            if fitting:  # the last of them: the order of names is nobody's plan
+            fitting.sort(key=lambda node: _preferred(pod, node))  # the last: the order of names is nobody's plan
+            if fitting:
                 pod["spec"]["nodeName"] = fitting[-1]["metadata"]["name"]
                 pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
                 self.store.update(pod)
@@ -115,17 +185,27 @@ class SmallCluster(Server):
         wanted = spec.get("nodeSelector", {}).items() <= labels.items()
         there = [one for one in self.store.of("Pod") if one["spec"].get("nodeName") == name
                  and one["status"]["phase"] in ("Pending", "Running")]  # fmt: skip
-        alone = not spec.get("affinity") or not there
+        alone = not spec.get("affinity", {}).get("podAntiAffinity") or not there
         tolerated = all(any(_tolerates(one, taint) for one in spec["tolerations"])
                         for taint in node["spec"].get("taints", []))  # fmt: skip
         used = sum(map(_gpus, there))
         room = int(node["status"]["allocatable"]["nvidia.com/gpu"]) >= used + _gpus(pod)
-        return ready and not node["spec"].get("unschedulable") and wanted and alone and tolerated and room
+        required = spec.get("affinity", {}).get("nodeAffinity", {}).get(f"required{DURING}", {})
+        terms = required.get("nodeSelectorTerms", [{"matchExpressions": []}])
+        allowed = any(_matches(term, labels) for term in terms)
+        opened = not node["spec"].get("unschedulable")
+        return ready and opened and wanted and alone and tolerated and room and allowed
 
     def _kubelet(self) -> None:
+        known = {pod["metadata"]["uid"] for pod in self.store.of("Pod")}
+        for uid in self._processes.keys() - known:  # of a pod that was deleted by force
+            if self._where[uid] not in self.lost:
+                _kill(uid, self._processes.pop(uid))
         for pod in self.store.of("Pod"):
             uid, metadata, status = pod["metadata"]["uid"], pod["metadata"], pod["status"]
             process = self._processes.get(uid)
+            if pod["spec"].get("nodeName") in self.lost:
+                continue
             if process is None and pod["spec"].get("nodeName") and status["phase"] == "Pending":
                 if "deletionTimestamp" in metadata:
                     self.store.remove(pod)
@@ -137,6 +217,10 @@ class SmallCluster(Server):
                 self._ended(pod, code)
             elif process and "deletionTimestamp" in metadata:
                 self._end(pod, process)
+            elif process is None and "deletionTimestamp" in metadata and status["phase"] == "Running":
+                status["phase"] = "Failed"  # a kubelet that is back, and whose containers are gone
+                self.store.update(pod)
+                self.store.remove(pod)
 
     def _waits(self, pod: Object, reason: str, message: str) -> None:
         state = {"name": "ranks", "state": {"waiting": {"reason": reason, "message": message}}}
@@ -156,6 +240,7 @@ class SmallCluster(Server):
 
     def _start(self, pod: Object) -> None:
         uid, container = pod["metadata"]["uid"], pod["spec"]["containers"][0]
+        self._where[uid] = pod["spec"]["nodeName"]
         place = self._files[uid] = self.folder / "pods" / uid
         place.mkdir(parents=True)
         paths = {container["terminationMessagePath"]: str(place / "ended")}
@@ -223,16 +308,32 @@ class SmallCluster(Server):
         self.store.update(pod)
         shutil.rmtree(self._files[uid], ignore_errors=True)
         if "deletionTimestamp" in pod["metadata"]:
-            delete_pod(self.store, pod, 0)
+            self.store.remove(pod)
 
 
 def _kill(uid: str, process: subprocess.Popen[bytes]) -> None:
     """Everything in the container, as when its first process ends."""
+    _signal(uid, signal.SIGKILL)
+    process.wait()
+
+
+def _matches(term: Object, labels: dict[str, str]) -> bool:
+    """A term of a node selector, of which we write ``In`` alone."""
+    assert all(one["operator"] == "In" for one in term["matchExpressions"])
+    return all(labels.get(one["key"]) in one["values"] for one in term["matchExpressions"])
+
+
+def _preferred(pod: Object, node: Object) -> int:
+    wanted = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(f"preferred{DURING}", [])
+    return sum(one["weight"] for one in wanted if _matches(one["preference"], node["metadata"]["labels"]))
+
+
+def _signal(uid: str, number: int) -> None:
+    """To all processes of a container."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and f"{UID}={uid}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-    process.wait()
+                os.kill(int(entry.name), number)
 
 
 def _gpus(pod: Object) -> int:

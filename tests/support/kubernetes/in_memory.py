@@ -10,7 +10,7 @@ from typing import Any, cast
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_api import Conflict, KubernetesNamespace, NotThere
-from plait.launch.kubernetes_manifests import GATE, HOSTNAME, INDEX, RUN, PodRun, asked
+from plait.launch.kubernetes_manifests import HOSTNAME, INDEX, RUN, PodRun, asked
 from tests.support.kubernetes.objects import Object, Refusal, Store
 
 NAME = "plait-test"
@@ -45,11 +45,11 @@ class InMemory:
         })  # fmt: skip
 
     def add_pod(self, run: PodRun, index: int, *, name: str = "", phase: str = "Pending", **spec: Any) -> Object:
-        """One behind its gate."""
+        """One that waits."""
         return self.store.create({
             "kind": "Pod",
             "metadata": {"name": name or f"{run.name}-{index}", "labels": {RUN: run.name, INDEX: str(index)}},
-            "spec": {"schedulingGates": [{"name": "other"}, {"name": GATE}]} | spec, "status": {"phase": phase},
+            "spec": spec, "status": {"phase": phase},
         })  # fmt: skip
 
     def pods(self) -> list[Object]:
@@ -74,7 +74,8 @@ class InMemory:
     def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
         return self._do("patch", kind, name, lambda: self.store.patch(kind, name, changes))
 
-    def delete(self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False) -> None:
+    def delete(self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False,
+               uid: str = "") -> None:  # fmt: skip
         try:
             self._do("delete", kind, name, lambda: self.store.remove(self.store.get(kind, name)))
         except NotThere:

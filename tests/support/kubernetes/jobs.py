@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+import time
 
 from tests.support.kubernetes.objects import Object, Store, stamp
 from tests.support.kubernetes.server import delete_pod
@@ -12,10 +13,16 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 OVER = ("Succeeded", "Failed")
 
 
-def control(store: Store) -> None:
-    """One round of the Job controller and the garbage collector."""
+BACKOFF, LONGEST = 10.0, 360.0
+"""Seconds until a failed pod is made again, twice as many after each that fails, and at most
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy)."""
+
+
+def control(store: Store, tick: float = 1.0) -> None:
+    """One round of the Job controller and the garbage collector. tick: seconds for one of the
+    controller's."""
     for job in store.of("Job"):
-        _control(store, job)
+        _control(store, job, tick)
     owners = {one["metadata"]["uid"] for kind in ("Job", "JobSet") for one in store.of(kind)}
     for kind in ("Pod", "ConfigMap", "Secret", "Service", "Job"):
         for one in store.of(kind):
@@ -33,7 +40,7 @@ def pods_of(store: Store, job: Object) -> list[Object]:
     return [pod for pod in store.of("Pod") if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
 
-def _control(store: Store, job: Object) -> None:
+def _control(store: Store, job: Object, tick: float) -> None:
     pods, status, spec = pods_of(store, job), job.setdefault("status", {}), job["spec"]
     if "deletionTimestamp" in job["metadata"]:
         for pod in pods:
@@ -47,18 +54,44 @@ def _control(store: Store, job: Object) -> None:
     done = {pod["metadata"]["labels"][INDEX] for pod in pods if pod["status"]["phase"] == "Succeeded"}
     failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
     never = [pod for pod in failed if _exit(pod) in spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]]
-    counted = [pod for pod in failed if not (_ignores(spec) and pod["status"].get("reason") == "NodeLost")]
+    counted = _count(store, job, pods, failed)
     if never:
         _finish(store, job, pods, "Failed", "PodFailurePolicy")
     elif "0" in done or len(done) == spec["completions"]:
         _finish(store, job, pods, "Complete", "SuccessPolicy")
-    elif len(counted) + status.get("lost", 0) > spec["backoffLimit"]:
+    elif status.get("failed", 0) > spec["backoffLimit"]:
         _finish(store, job, pods, "Failed", "BackoffLimitExceeded")
-    else:
+    elif time.monotonic() >= counted["wait"] * tick + counted["at"]:
+        # podReplacementPolicy: Failed: one that is about to end is still there
         there = done | {pod["metadata"]["labels"][INDEX] for pod in pods if pod["status"]["phase"] not in OVER}
         for index in map(str, range(spec["completions"])):
             if index not in there:
                 _create(store, job, index)
+
+
+def _count(store: Store, job: Object, pods: list[Object], failed: list[Object]) -> Object:
+    """Failures: pods that have failed, and those that are gone without having succeeded. What is ignored
+    counts not against the limit, but makes the next wait longer all the same
+    (pkg/controller/job/backoff_utils.go)."""
+    nothing: Object = {"alive": {}, "failed": set(), "failures": 0, "wait": 0.0, "at": 0.0}
+    counted = store.counted.setdefault(job["metadata"]["uid"], nothing)
+    gone = counted["alive"].keys() - {pod["metadata"]["uid"] for pod in pods}
+    new = {pod["metadata"]["uid"]: _disrupted(pod) for pod in failed if pod["metadata"]["uid"] not in counted["failed"]}
+    new |= {uid: counted["alive"][uid] for uid in gone if uid not in counted["failed"]}
+    counted["alive"] = {pod["metadata"]["uid"]: _disrupted(pod) for pod in pods if pod["status"]["phase"] not in OVER}
+    if not new:
+        return counted
+    counted["failed"] |= new.keys()
+    counted["failures"] += len(new)
+    counted["wait"] = min(LONGEST, BACKOFF * 2.0 ** (counted["failures"] - 1))
+    counted["at"] = time.monotonic()
+    ignored = _ignores(job["spec"])
+    job["status"]["failed"] = job["status"].get("failed", 0) + sum(not (ignored and lost) for lost in new.values())
+    return counted
+
+
+def _disrupted(pod: Object) -> bool:
+    return any(one["type"] == "DisruptionTarget" for one in pod["status"].get("conditions", []))
 
 
 def _ignores(spec: Object) -> bool:

@@ -54,7 +54,9 @@ class Store:
         self.changed = threading.Condition(threading.RLock())
         self.objects: dict[tuple[str, str], Object] = {}
         self.events: list[tuple[int, str, Object]] = []
-        self.version = 0
+        self.version = self.forgotten = 0
+        self.counted: dict[str, Object] = {}
+        """What the Job controller knows of each Job, by its uid."""
 
     def of(self, kind: str, labels: str = "") -> list[Object]:
         with self.changed:
@@ -92,8 +94,12 @@ class Store:
                     _apply(new, one)
             else:
                 _merge(new, changes)
+            if new["metadata"].get("resourceVersion") != old["metadata"].get("resourceVersion"):
+                raise Refusal(409, f"Operation cannot be fulfilled on {kind} {name}: the object has been modified")
             if kind == "Pod":
                 _check_pod(old["spec"], new["spec"])
+            if kind == "Job":
+                _check_job(old["spec"], new["spec"])
             self.objects[kind, name] = new
             self._happened("MODIFIED", new)
             return new
@@ -109,9 +115,20 @@ class Store:
         self.events.append((self.version, what, copy.deepcopy(body)))
         self.changed.notify_all()
 
+    def compact(self) -> None:
+        """Forget what has happened until now, as etcd does every five minutes."""
+        with self.changed:
+            self.forgotten = self.version
+
     def watch(self, kind: str, labels: str, version: int, wait: float, going: Callable[[], bool]) -> Iterator[Object]:
-        """Events after ``version``."""
+        """Events after ``version``; of one that is forgotten an error, after which the client lists anew
+        (https://kubernetes.io/docs/reference/using-api/api-concepts/#410-gone-responses)."""
         place = 0
+        if version < self.forgotten:
+            gone = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410,
+                    "message": f"too old resource version: {version} ({self.forgotten})"}  # fmt: skip
+            yield {"type": "ERROR", "object": gone}
+            return
         while going():
             with self.changed:
                 if place == len(self.events):
@@ -158,6 +175,19 @@ def _merge(body: Object, changes: Object) -> None:
             _merge(body[key], value)
         else:
             body[key] = value
+
+
+def _check_job(old: Object, new: Object) -> None:
+    """What may be changed of a Job: suspension and parallelism, and how long it stays; of one that has not
+    been started also where its pods go (https://kubernetes.io/docs/concepts/workloads/controllers/job/,
+    "mutable scheduling directives")."""
+    for key in old.keys() | new.keys():
+        if key in ("suspend", "parallelism", "ttlSecondsAfterFinished", "backoffLimit", "activeDeadlineSeconds"):
+            continue
+        if key == "template" and old.get("suspend"):
+            continue
+        if old.get(key) != new.get(key):
+            raise Refusal(422, f"Job is invalid: spec.{key}: field is immutable")
 
 
 def _check_pod(old: Object, new: Object) -> None:

@@ -29,9 +29,12 @@ class Scene:
         self.raised: Exception | None = None
         scene = self
 
-        class Pods:
-            def __init__(self, cluster: object, labels: str) -> None:
+        class Objects:
+            seen = True
+
+            def __init__(self, cluster: object, kind: str, labels: str) -> None:
                 assert labels == "plait.dev/run=plait-test"
+                self.kind = kind
 
             def __enter__(self) -> Any:
                 return self
@@ -40,6 +43,8 @@ class Scene:
                 pass
 
             def now(self) -> list[Any]:
+                if self.kind != "Pod":
+                    return list(scene.cluster.list(self.kind)[0])
                 if scene.raised:
                     raise scene.raised
                 return scene.cluster.pods()
@@ -47,7 +52,7 @@ class Scene:
             def gone(self) -> list[Any]:
                 return scene.gone
 
-        class Log(Pods):
+        class Log(Objects):
             def __init__(self, *_: object) -> None:
                 pass
 
@@ -61,7 +66,7 @@ class Scene:
         def catching() -> Iterator[deque[int]]:
             yield self.signals
 
-        monkeypatch.setattr(kubernetes, "Pods", Pods)
+        monkeypatch.setattr(kubernetes, "Objects", Objects)
         monkeypatch.setattr(kubernetes, "PodLog", Log)
         monkeypatch.setattr(kubernetes, "catching_signals", catching)
         monkeypatch.setattr(kubernetes, "say", self.said.append)

@@ -49,6 +49,8 @@ class Server:
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     going: bool = True
+    away: bool = False
+    """Whether connections break: an upgrade, a network between."""
     stamps: dict[str, list[str]] = field(default_factory=dict)
     """When each line of a pod's log was first seen."""
 
@@ -97,10 +99,12 @@ class Server:
                 return one
         return None
 
-    def delete(self, kind: str, name: str, foreground: bool, grace: int | None) -> Object:
+    def delete(self, kind: str, name: str, foreground: bool, grace: int | None, uid: str = "") -> Object:
         store = self.store
         with store.changed:
             body = store.get(kind, name)
+            if uid not in ("", body["metadata"]["uid"]):
+                raise Refusal(409, f"Precondition failed: UID in precondition: {uid}")
             if kind == "Pod":
                 delete_pod(store, body, grace)
             elif foreground and kind in ("Job", "JobSet"):
@@ -112,9 +116,14 @@ class Server:
 
 
 def delete_pod(store: Store, pod: Object, grace: int | None) -> None:
-    """As the kubelet will see it; one on no node is gone at once."""
+    """As the kubelet will see it; one on no node is gone at once, and one that is deleted by force, whatever
+    becomes of its processes (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-forced)."""
     seconds = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace is None else grace
-    pod["metadata"].setdefault("deletionTimestamp", stamp())
+    if grace == 0:
+        store.remove(pod)
+        return
+    gone = datetime.now(UTC) + timedelta(seconds=seconds)
+    pod["metadata"].setdefault("deletionTimestamp", gone.isoformat(timespec="seconds").replace("+00:00", "Z"))
     before = pod["metadata"].get("deletionGracePeriodSeconds", seconds)
     pod["metadata"]["deletionGracePeriodSeconds"] = min(before, seconds)
     if pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running"):
@@ -139,7 +148,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length) or "null")
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        self.kubernetes.asked.append((self.command, path))
+        if self.kubernetes.away:
+            self.close_connection = True
+            return
+        self.kubernetes.asked.append((self.command, path + ("?watch" if "watch" in query else "")))
         try:
             if fault := self.kubernetes.fault(self.command, path + ("?watch" if "watch" in query else "")):
                 time.sleep(fault.delay)
@@ -152,7 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
                     raise Refusal(fault.status, "it was made to fail")
             self._do(path, {key: values[0] for key, values in query.items()}, body)
         except Refusal as refusal:
-            self._send(refusal.status, {"kind": "Status", "status": "Failure", "message": str(refusal)})
+            told = {"kind": "Status", "status": "Failure", "message": str(refusal), "code": refusal.status}
+            self._send(refusal.status, told, retry=1 if refusal.status == 429 else 0)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -178,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "DELETE":
             policy = {**query, **(body or {})}.get("propagationPolicy")
             grace = {**query, **(body or {})}.get("gracePeriodSeconds")
-            self._send(200, server.delete(kind, name, policy == "Foreground", None if grace is None else int(grace)))
+            uid = ((body or {}).get("preconditions") or {}).get("uid", "")
+            seconds = None if grace is None else int(grace)
+            self._send(200, server.delete(kind, name, policy == "Foreground", seconds, uid))
         elif name:
             self._send(200, store.get(kind, name))
         elif "watch" in query:
@@ -229,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _break(self, stream: str, path: str) -> None:
-        if self.kubernetes.fault(stream, path):
+        if self.kubernetes.away or self.kubernetes.fault(stream, path):
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             raise BrokenPipeError
@@ -244,11 +259,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
         self.wfile.flush()
 
-    def _send(self, status: int, body: Object) -> None:
+    def _send(self, status: int, body: Object, retry: int = 0) -> None:
+        """retry: seconds after which an overloaded server wants to be asked again
+        (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/)."""
         with self.kubernetes.store.changed:
             content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
+        if retry:
+            self.send_header("Retry-After", str(retry))
         self.end_headers()
         self.wfile.write(content)
