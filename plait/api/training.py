@@ -181,15 +181,20 @@ def start_run(ready: Prepared, place: LaunchTarget, *, follow: bool = True, told
     return sent.wait()
 
 
-def write_manifests(ready: Prepared, place: InKubernetes, file: Path) -> None:
+def write_manifests(ready: Prepared, place: InKubernetes, folder: Path) -> str:
     """Write the objects that would be sent to Kubernetes, for this user's eyes alone: the word in them lets
-    anybody join the run. Raises LaunchError."""
+    anybody join the run. Returns a note. Raises LaunchError."""
     from plait.core.base.files import explained, replacing
 
-    text = place.manifests(ready.plan, ready.folder)
-    with explained(f"{file} cannot be written", fix="Choose another with --manifests FILE"), replacing(file) as draft:
-        draft.chmod(0o600)
-        draft.write_text(text)
+    files, note = place.manifests(ready.plan, ready.folder)
+    for name, text in files.items():
+        with (
+            explained(f"{folder / name} cannot be written", fix="Choose another with --write DIR"),
+            replacing(folder / name) as draft,
+        ):
+            draft.chmod(0o600)
+            draft.write_text(text)
+    return note
 
 
 def write_plan(ready: Prepared) -> None:

@@ -51,11 +51,12 @@ class Trial:
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False
-    manifests: Annotated[
+    write: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="With --dry-run --on kubernetes: write what would be sent to this file, for kubectl apply -f.",
+            metavar="DIR",
+            help="With --on kubernetes: write all objects of the run into this folder, for kubectl apply -f, and send "
+            "nothing.",
         ),
     ] = None
 
@@ -93,8 +94,9 @@ def train(
     with naming(job, given):
         if trial.dry_run:
             _show(job, given, place, trial.as_json)
-            if trial.manifests:
-                _write_manifests(trial.manifests, job, given, place)
+        if trial.write:
+            _write_manifests(trial.write, job, given, place)
+        if trial.dry_run or trial.write:
             return
         # torchrun's ranks may stand on other machines too
         ready = prepare(job, given, place, refuse=not plan_only)
@@ -123,15 +125,15 @@ def _check_options(place: LaunchTarget, trial: Trial, *, follow: bool) -> None:
     from plait.api.places.kubernetes import InKubernetes
     from plait.core.base.errors import JobError
 
-    if trial.manifests and not (trial.dry_run and isinstance(place, InKubernetes)):
-        raise JobError("is for --dry-run --on kubernetes", key="--manifests", fix="Add them, or leave it out")
+    if trial.write and not isinstance(place, InKubernetes):
+        raise JobError("is for --on kubernetes", key="--write", fix="Add it, or leave this out")
     if trial.as_json and not trial.dry_run:
         raise JobError("is for --dry-run; a run's numbers are in its metrics.jsonl", key="--json", fix="Leave it out")
     if not follow and not isinstance(place, Managed):
         raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")
 
 
-def _write_manifests(file: Path, job: Path, overrides: list[str], place: LaunchTarget) -> None:
+def _write_manifests(folder: Path, job: Path, overrides: list[str], place: LaunchTarget) -> None:
     """Write what would be sent to Kubernetes."""
     from plait.api.places.kubernetes import InKubernetes
     from plait.api.training import prepare, write_manifests
@@ -139,8 +141,11 @@ def _write_manifests(file: Path, job: Path, overrides: list[str], place: LaunchT
     assert isinstance(place, InKubernetes)
     ready = prepare(job, overrides, place)
     _remark(ready)
-    write_manifests(ready, place, file)
-    terminal.text(f"wrote {file}; send it with kubectl apply -f {file}")
+    if note := write_manifests(ready, place, folder):
+        terminal.text(note)
+    terminal.text(
+        f"wrote {folder}; send it with kubectl apply -f {folder}, end the run with kubectl delete -f {folder}"
+    )
 
 
 def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) -> None:

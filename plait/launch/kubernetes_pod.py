@@ -37,6 +37,7 @@ from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import agent
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
+from plait.launch.kubernetes_guard import guarded
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
 from plait.launch.supervisor import backoff
 from plait.launch.watch import RunGuard, catching_signals, say, watched
@@ -52,9 +53,10 @@ def main(suspicion: Suspects = lambda plan, folder: None) -> int:
     with catching_signals() as signals:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
-        if task_number():
-            return agent.main(patience=said["wait"], again=True)
-        return _Launcher(pod, said, signals, suspicion).run()
+        with guarded(pod.run, task_number()):
+            if task_number():
+                return agent.main(patience=said["wait"], again=True)
+            return _Launcher(pod, said, signals, suspicion).run()
 
 
 class _Ended(NamedTuple):

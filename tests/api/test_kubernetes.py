@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from plait.api.places.kubernetes import InKubernetes
 from plait.cli.main import app
-from plait.core.base.errors import JobError, LaunchError
+from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
@@ -71,11 +74,23 @@ def a_plan(job: Job) -> Plan:
     return make_plan(job, HERE, vocab=16)
 
 
-def test_what_is_written_to_a_file_is_all_that_would_be_sent() -> None:
-    plan = a_plan(a_job(kubernetes={"workload": "job", "gpus": 1}))
-    text = InKubernetes("").manifests(plan, Path("/data/runs/job"))
-    workload, files, secret, service = yaml.safe_load_all(text)
-    assert [one["kind"] for one in (workload, files, secret, service)] == ["Job", "ConfigMap", "Secret", "Service"]
+def written(place: InKubernetes, plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    files, _ = place.manifests(plan, Path("/data/runs/job"))
+    return {name: list(yaml.safe_load_all(text)) for name, text in files.items()}
+
+
+def test_what_is_written_is_all_that_a_cluster_needs() -> None:
+    plan = a_plan(a_job(kubernetes={"workload": "job", "gpus": 1, "namespace": "ml"}))
+    found = written(InKubernetes(""), plan)
+    kinds = {name: [one["kind"] for one in objects] for name, objects in found.items()}
+    assert kinds == {
+        "1-access.yaml": ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"],
+        "2-files.yaml": ["ConfigMap", "Secret", "Service"],
+        "3-workload.yaml": ["Job"],
+    }
+    assert {one["metadata"]["namespace"] for objects in found.values() for one in objects} == {"ml"}
+    files, secret, _ = found["2-files.yaml"]
+    (workload,) = found["3-workload.yaml"]
     assert gzip.decompress(base64.b64decode(files["binaryData"]["plan.json.gz"])).decode() == plan.to_json()
     head, _, word = secret["stringData"]["agent"].partition(" ")
     assert head == json.loads(files["data"]["run.json"])["head"] + ":29400"
@@ -84,12 +99,88 @@ def test_what_is_written_to_a_file_is_all_that_would_be_sent() -> None:
     assert env["PLAIT_GPUS"] == "1"
 
 
-def test_what_somebody_has_to_bind_is_not_written_to_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("own", "account", "made"), [("", None, 1), ("team-bot", "team-bot", 0)])
+def test_pods_may_free_lost_nodes_of_their_own_run_by_their_account(own: str, account: str | None, made: int) -> None:
+    found = written(InKubernetes("ml"), a_plan(a_job(kubernetes={"workload": "job", "service_account": own})))
+    *accounts, role, binding, network = found["1-access.yaml"]
+    name = role["metadata"]["name"]
+    assert len(accounts) == made
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account or name, "namespace": "ml"}]
+    assert found["3-workload.yaml"][0]["spec"]["template"]["spec"]["serviceAccountName"] == (account or name)
+    pods = found["3-workload.yaml"][0]["spec"]["template"]["metadata"]["labels"]
+    assert network["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
+
+
+def test_without_a_cluster_a_job_is_written_and_that_is_said(tmp_path: Path) -> None:
     RankTable(("n1",), 1).write(tmp_path / "table.json")
-    with pytest.raises(JobError, match="--rank-table: needs somebody who binds pods"):
-        InKubernetes("", table=tmp_path / "table.json").manifests(a_plan(a_job()), Path("/data/runs/job"))
-    with pytest.raises(LaunchError, match="No cluster"):  # whether it has JobSets
-        InKubernetes("").manifests(a_plan(a_job()), Path("/data/runs/job"))
+    files, note = InKubernetes("", table=tmp_path / "table.json").manifests(a_plan(a_job()), Path("/data/runs/job"))
+    assert "kind: Job\n" in files["3-workload.yaml"] and "nodeAffinity" in files["3-workload.yaml"]
+    assert note.startswith("It is a Job, since no cluster could be asked whether it has JobSets: No cluster")
+
+
+VERSIONS = ["1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", kubernetes_validate.latest_version()]
+TABLES = [None, RankTable(("n1", "n2"), 1)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("table", TABLES, ids=["any nodes", "table"])
+def test_what_is_written_is_valid_in_every_version(tmp_path: Path, version: str, table: RankTable | None) -> None:
+    place = InKubernetes("ml", table=tmp_path / "table.json" if table else None)
+    if table:
+        table.write(tmp_path / "table.json")
+    job = a_job(kubernetes={"workload": "job", "gpus": 1, "nodes": 2, "spare_nodes": ["n9"], "kueue_queue": ""},
+                strategy={"dp": 2}, train={"global_batch_size": 4, "micro_batch_size": 1})  # fmt: skip
+    for objects in written(place, a_plan(job)).values():
+        for one in objects:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+CRDS = os.environ.get("PLAIT_TEST_CRDS", "")
+
+
+@pytest.mark.skipif(not CRDS, reason="PLAIT_TEST_CRDS names no folder with the CRDs of JobSet and Kueue")
+@pytest.mark.parametrize("queue", ["", "team"])
+def test_a_jobset_is_as_its_own_crd_has_it(queue: str) -> None:
+    crd = yaml.safe_load((Path(CRDS) / "jobset.x-k8s.io_jobsets.yaml").read_text())
+    (version,) = [one for one in crd["spec"]["versions"] if one["name"] == "v1alpha2"]
+    schema = jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
+    job = a_job(kubernetes={"workload": "jobset", "gpus": 1, "kueue_queue": queue})
+    (body,) = written(InKubernetes("ml"), a_plan(job))["3-workload.yaml"]
+    assert body["kind"] == crd["spec"]["names"]["kind"]
+    assert not [f"{error.json_path}: {error.message}" for error in schema.iter_errors(body)]
+    body["spec"]["failurePolicy"]["maxRestart"] = 1
+    assert list(schema.iter_errors(body)), "keys that it does not know are errors"
+
+
+@pytest.mark.skipif(not CRDS, reason="PLAIT_TEST_CRDS names no folder with the CRDs of JobSet and Kueue")
+def test_kueue_makes_a_workload_of_the_pods_that_we_write() -> None:
+    """Its pod sets take the template as it stands."""
+    crd = yaml.safe_load((Path(CRDS) / "kueue.x-k8s.io_workloads.yaml").read_text())
+    version = next(one for one in crd["spec"]["versions"] if one["storage"])
+    schema = jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
+    (job,) = written(InKubernetes("ml"), a_plan(a_job(kubernetes={"workload": "job", "kueue_queue": "team"})))[
+        "3-workload.yaml"
+    ]
+    assert job["spec"]["suspend"] and job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    pods = {"name": "main", "count": job["spec"]["parallelism"], "template": job["spec"]["template"]}
+    body = {"apiVersion": f"kueue.x-k8s.io/{version['name']}", "kind": "Workload", "metadata": {"name": "job-x"},
+            "spec": {"queueName": "team", "podSets": [pods]}}  # fmt: skip
+    assert not [f"{error.json_path}: {error.message}" for error in schema.iter_errors(body)]
+
+
+def closed(schema: Any) -> Any:
+    """The schema of a CRD with keys refused that it does not know, as the API server prunes them."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
+        found.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        found.pop("pattern", None)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -142,7 +233,10 @@ def test_labels_and_annotations_of_the_users_pod_are_in_the_runs_pods(tmp_path: 
         made = job["spec"]["template"]["metadata"]
         assert made["labels"]["team"] == "ml"
         assert made["labels"]["app.kubernetes.io/managed-by"] == "plait"
-        assert made["annotations"] == {"a/b": "c", "kueue.x-k8s.io/podset-unconstrained-topology": "true"}
+        assert made["annotations"] == {
+        "a/b": "c", "kueue.x-k8s.io/podset-unconstrained-topology": "true",
+        "kueue.x-k8s.io/safe-to-forcefully-terminate": "true",
+    }  # fmt: skip
         assert one["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high"
         assert one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
         assert not any(key.startswith("kueue") for key in made["labels"])
@@ -179,16 +273,16 @@ volumes = ["claim:/data"]
 """
 
 
-def test_the_command_writes_what_would_be_sent_to_a_file_for_its_user_alone(tmp_path: Path) -> None:
+def test_the_command_writes_what_would_be_sent_for_its_user_alone_and_sends_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB_FILE)
-    file = tmp_path / "run.yaml"
-    words = ["train", str(tmp_path / "job.toml"), "--on", "kubernetes", "--manifests", str(file)]
-    done = CliRunner().invoke(app, [*words, "--dry-run"])
+    folder = tmp_path / "manifests"
+    words = ["train", str(tmp_path / "job.toml"), "--on", "kubernetes", "--write", str(folder)]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "The manifests" in done.output
-    assert [one["kind"] for one in yaml.safe_load_all(file.read_text())] == ["Job", "ConfigMap", "Secret", "Service"]
-    assert file.stat().st_mode & 0o777 == 0o600
-    for wrong in (words, ["train", str(tmp_path / "job.toml"), "--dry-run", "--manifests", str(file)]):
-        refused = CliRunner().invoke(app, wrong)
-        assert isinstance(refused.exception, JobError)
-        assert "--manifests: is for --dry-run --on kubernetes" in str(refused.exception)
+    assert f"kubectl apply -f {folder}" in " ".join(done.output.split())
+    assert sorted(path.name for path in folder.iterdir()) == ["1-access.yaml", "2-files.yaml", "3-workload.yaml"]
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
+    assert "The manifests" in CliRunner().invoke(app, [*words, "--dry-run"]).output
+    refused = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml"), "--write", str(folder)])
+    assert isinstance(refused.exception, JobError)
+    assert "--write: is for --on kubernetes" in str(refused.exception)

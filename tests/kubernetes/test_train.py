@@ -65,8 +65,9 @@ def kinds(cluster: SmallCluster) -> set[str]:
 
 
 def where(cluster: SmallCluster) -> Mapping[str, str]:
-    """Completion index to node, of the newest pods."""
-    pods = sorted(cluster.pods(), key=lambda pod: pod["metadata"]["creationTimestamp"])
+    """Completion index to node, of the newest pods, also of those that are gone."""
+    with cluster.store.changed:
+        pods = [body for _, _, body in cluster.store.events if body["kind"] == "Pod" and body["spec"].get("nodeName")]
     return {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod["spec"].get("nodeName", "")
             for pod in pods}  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,17 +60,42 @@ class InKubernetes(Managed):
         except LaunchError as error:
             kind, note = "Job", f"# Without a cluster to ask whether it has JobSets: {error}\n"
         run = self._run(job, folder, job.world_size, job.strategy.pp, kind, word="(drawn when it is sent)")
-        return "The manifests", note + _yaml(run)
+        return "The manifests", note + _yaml([run.workload(), *run.belongings()])
 
-    def manifests(self, plan: Plan, folder: Path) -> str:
-        """All that ``submit`` would send, as ``kubectl apply -f`` takes it: with the plan, and the word by
-        which pods know each other. Raises LaunchError where the cluster is to be asked what it knows and does
-        not answer."""
+    def manifests(self, plan: Plan, folder: Path) -> tuple[dict[str, str], str]:
+        """All that a cluster needs to run the plan with nobody outside of it, by the names of files that
+        ``kubectl apply -f`` takes: rights, the plan and the word by which pods know each other, the
+        workload. And a note."""
         from dataclasses import replace
 
+        from plait.core.base.errors import LaunchError
+        from plait.launch.kubernetes_access import access
+
         assert plan.job is not None
-        run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job))
-        return _yaml(replace(run, plan=plan.to_json()))
+        note, kind = "", "Job"
+        try:
+            kind = self._kind(plan.job)
+        except LaunchError as error:
+            note = f"It is a Job, since no cluster could be asked whether it has JobSets: {error}"
+        run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, kind)
+        run, namespace = replace(run, plan=plan.to_json()), self._namespace(plan.job)
+        given = access(run, namespace)
+        account = run.settings.service_account or run.name
+        run = replace(run, settings=run.settings.model_copy(update={"service_account": account}))
+        files = {"1-access.yaml": given, "2-files.yaml": run.belongings(), "3-workload.yaml": [run.workload()]}
+        for one in (one for objects in files.values() for one in objects):
+            one["metadata"]["namespace"] = namespace
+        return {name: _yaml(objects) for name, objects in files.items()}, note
+
+    def _namespace(self, job: Job) -> str:
+        """Where the run is to be: as was said, else the kubeconfig's."""
+        from plait.core.base.errors import LaunchError
+
+        said = self.namespace or job.kubernetes.namespace
+        try:
+            return said or self._cluster(job).namespace
+        except LaunchError:
+            return "default"
 
     def _kind(self, job: Job, cluster: KubernetesNamespace | None = None) -> str:
         """What pods are made by; a cluster is asked only where the job does not say."""
@@ -104,11 +130,10 @@ class InKubernetes(Managed):
         return run
 
 
-def _yaml(run: PodRun) -> str:
-    """All objects of a run."""
+def _yaml(objects: Sequence[Any]) -> str:
     import yaml
 
-    return yaml.safe_dump_all([run.workload(), *run.belongings()], sort_keys=False, width=1000)
+    return yaml.safe_dump_all(objects, sort_keys=False, width=1000)
 
 
 def _check_mounted(run: PodRun) -> None:
