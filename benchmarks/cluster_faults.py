@@ -32,6 +32,8 @@ from tests.support.managed import write_job
 
 BOUND = 180.0
 """Seconds from a fault to the next new step, at most, beside what the fault itself takes."""
+SETTLING = 6.0
+"""Seconds until a fault is felt: a pod's grace, a limit."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -365,7 +367,9 @@ def disturbed(cluster: Any, folder: Path, drawn: random.Random, faults: int) -> 
             allowed = BOUND + cluster.faults[name]()
             before = max(before, run.step())
             ok = run.passes(before + 1, allowed, lambda: process.poll() is None)
-            run.outcomes.append(Outcome(name, before, round(time.monotonic() - since, 1), ok))
+            time.sleep(SETTLING)  # what takes a while to be felt
+            ok = ok and run.passes(run.step() + 12, allowed, lambda: process.poll() is None)  # a checkpoint, too
+            run.outcomes.append(Outcome(name, before, round(time.monotonic() - since - SETTLING, 1), ok))
             print(
                 f"{len(run.outcomes):>3} {'ok  ' if ok else 'LOST'} {run.outcomes[-1].seconds:>6.1f} s  {name}",
                 flush=True,
@@ -373,7 +377,6 @@ def disturbed(cluster: Any, folder: Path, drawn: random.Random, faults: int) -> 
             cluster.after()
             if not ok:
                 break
-            run.passes(run.step() + 12, 60, lambda: process.poll() is None)  # a checkpoint
         process.send_signal(signal.SIGTERM)
         try:
             status = process.wait(240)

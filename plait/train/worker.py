@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, take_launcher, this_host
+from plait.core.base.env import RankEnv, chosen_rank_table, take_launcher, this_host
 from plait.core.base.errors import (
     DO_NOT_RETRY,
     JobError,
@@ -48,6 +48,7 @@ from plait.train.machine.control import Control
 from plait.train.machine.own_history import kept
 from plait.train.machine.rank_process import print_to_nobody, run_and_end
 from plait.train.machine.stacks import stacks_on_signal
+from plait.train.machine.started_by import take_place
 from plait.train.machine.watchdog import Watchdog, address_towards
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def main() -> int:
     launcher = Channel.inherited(descriptor) if descriptor is not None else None
     with Control(launcher) as control:
         try:
+            take_place()
             return _run(RankEnv.read(), control, sys.argv[1:])
         except PlaitError as error:
             control.fails(error)
@@ -200,6 +202,11 @@ def run_plan(rank: RankEnv, folder: Path) -> Plan:
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     return plan
+    if (folder / NAME).is_file() or chosen_rank_table():
+        RankTable.read(chosen_rank_table() or folder / NAME).check(rank.rank, rank.world_size, this_host())
+    if rank.rank or control.launched:
+        return _joined(plan, rank, control, folder, store)
+    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
 
 
 def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:

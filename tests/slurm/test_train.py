@@ -231,3 +231,20 @@ def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp
     assert "stopping after this step; the run is saved first" in printed, printed
     assert "ending all ranks at once" not in printed
     assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
+
+
+def test_srun_itself_starts_ranks_in_the_order_of_a_table(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """No launcher of ours: ranks are who srun says, then who the table has on their host."""
+    job = write_job(tmp_path, 10)
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-P", "-m", "plait.train.worker", str(job)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(slurm),
+                          timeout=240)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trained 10 steps" in done.stdout
+    RankTable(("n2", "n1"), ranks_per_node=1).write(tmp_path / "table.json")
+    env = environment(slurm) | {"PLAIT_RANK_TABLE": str(tmp_path / "table.json")}
+    argv = [*argv[:1], "--nodelist=n1,n2", *argv[1:], "train.steps=20"]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resuming after step 10" in done.stdout and "trained" in done.stdout
+    assert saved_steps(tmp_path)[-1] == 20

@@ -28,13 +28,13 @@ them.
     CXX                 C++ compiler for strategy.compile on a CPU      g++
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
-scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
-whether ranks meet at the agent's store, and how often they were started before. Of Slurm: SLURM_JOB_ID,
-SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its nodes),
-SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a pod:
-JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED
-and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``).
-"""
+scheduler alike; ranks of others are known by ``STARTERS``. PLAIT_RANK_TABLE names a rank table that orders
+ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it
+sets as well, say whether ranks meet at the agent's store, and how often they were started before. Of Slurm:
+SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its
+nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a
+pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES,
+PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``)."""
 
 from __future__ import annotations
 
@@ -145,6 +145,62 @@ class RankEnv:
             "MASTER_PORT": self.master_port,
         }
         return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Of ranks, that sets no variables of torchrun's. rank, world_size, local_rank: variables that it sets
+    for each. local_world_size: likewise; ``per_node`` has all nodes', as in ``4(x2),2``, of which ``node``
+    says which. nodes: those of all, a host list."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str = ""
+    per_node: str = ""
+    node: str = ""
+    nodes: str = ""
+
+
+STARTERS = (
+    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    Starter("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    # Hydra, of MPICH and Intel MPI: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
+    Starter("mpirun (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # srun(1), OUTPUT ENVIRONMENT VARIABLES: those of a step are not set in a batch script
+    Starter("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", per_node="SLURM_STEP_TASKS_PER_NODE",
+            node="SLURM_NODEID", nodes="SLURM_STEP_NODELIST"),
+)  # fmt: skip
+"""In the order in which they are looked for: a step of srun's may start mpirun's daemons."""
+
+
+def starter_of(environ: Mapping[str, str] = os.environ) -> Starter | None:
+    """Who has started this rank, if it is not torchrun, ``plait train`` or a person."""
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return None
+    return next((one for one in STARTERS if one.rank in environ and one.world_size in environ), None)
+
+
+def started_values(starter: Starter, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a starter has set, by the names of its fields."""
+    names = {name: getattr(starter, name) for name in ("rank", "world_size", "local_rank", "local_world_size",
+                                                       "per_node", "node", "nodes")}  # fmt: skip
+    return {name: environ[key] for name, key in names.items() if key and key in environ}
+
+
+def chosen_rank_table(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The rank table by which ranks are ordered that somebody else has started."""
+    return Path(chosen) if (chosen := environ.get("PLAIT_RANK_TABLE")) else None
+
+
+def become_rank(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let torchrun's variables be these; what the user has set of where ranks meet stays."""
+    for name, value in variables.items():
+        if name in ("MASTER_ADDR", "MASTER_PORT") and environ.get(name):
+            continue
+        environ[name] = value
 
 
 def rank_variables(rank: RankEnv) -> dict[str, str]:

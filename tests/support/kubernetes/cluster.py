@@ -4,6 +4,7 @@ this machine."""
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import signal
@@ -15,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.files import replacing
 from tests.support.kubernetes.jobs import control, job_sets
 from tests.support.kubernetes.objects import Object, stamp
 from tests.support.kubernetes.server import Server, delete_pod
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-ADDRESS = "127.0.0.1"
+NAMES = Path(__file__).parent / "names"
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 DURING = "DuringSchedulingIgnoredDuringExecution"
 UID = "KUBERNETES_POD_UID"
@@ -39,6 +41,7 @@ class SmallCluster(Server):
         """Nodes that do not answer, and since when."""
         self.tick = tick
         self._where: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._files: dict[str, Path] = {}
         for number in range(nodes):
@@ -155,6 +158,7 @@ class SmallCluster(Server):
                 job_sets(self.store)
                 control(self.store, self.tick)
                 self._evict()
+                self._name()
                 self._schedule()
                 self._kubelet()
             time.sleep(0.03)
@@ -253,7 +257,8 @@ class SmallCluster(Server):
                     (place / name).write_text(self._resolved(text, pod, {}))
                 for name, text in found.get("binaryData", {}).items():
                     (place / name).write_bytes(base64.b64decode(text))
-        env = {UID: uid, "PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "HOME": str(self.folder)}
+        env = {UID: uid, "PATH": os.environ["PATH"], "PYTHONPATH": f"{NAMES}:{REPOSITORY}", "HOME": str(self.folder),
+               "KUBERNETES_NAMES": str(self.folder / "names.json")}  # fmt: skip
         index = pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
         env |= {one["name"]: self._value(one, pod, paths) for one in container["env"]} | {"JOB_COMPLETION_INDEX": index}
         with open(self.logs / uid, "wb") as log:
@@ -275,16 +280,23 @@ class SmallCluster(Server):
         path = source["fieldRef"]["fieldPath"]
         if path.startswith("metadata.annotations["):
             return pod["metadata"].get("annotations", {}).get(path.split("'")[1], "")
-        return {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": ADDRESS}[path]
+        return {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": _address(pod)}[path]
 
     def _resolved(self, text: str, pod: Object, paths: dict[str, str]) -> str:
-        """As the pod would find it: mounted paths, and names that the cluster's name service knows."""
+        """As the pod would find it: mounted paths."""
         for path, there in paths.items():
             text = text.replace(path, there)
-        for other in self.store.of("Pod"):
-            spec = other["spec"]
-            text = text.replace(f"{spec['hostname']}.{spec['subdomain']}", ADDRESS)
         return text
+
+    def _name(self) -> None:
+        """What the name service says: of two pods of one name the later."""
+        pods = sorted(self.store.of("Pod"), key=lambda pod: pod["metadata"]["creationTimestamp"])
+        names = {f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}": _address(pod) for pod in pods
+                 if pod["spec"].get("nodeName")}  # fmt: skip
+        if names != self._names:
+            self._names = names
+            with replacing(self.folder / "names.json") as draft:
+                draft.write_text(json.dumps(names))
 
     def _end(self, pod: Object, process: subprocess.Popen[bytes]) -> None:
         """SIGTERM, and after its grace SIGKILL."""
@@ -309,6 +321,13 @@ class SmallCluster(Server):
         shutil.rmtree(self._files[uid], ignore_errors=True)
         if "deletionTimestamp" in pod["metadata"]:
             self.store.remove(pod)
+
+
+def _address(pod: Object) -> str:
+    """Of a pod: one of its node's own, so that what goes on where nobody reaches it keeps no port from
+    others."""
+    number = "".join(filter(str.isdigit, pod["spec"]["nodeName"])) or "0"
+    return f"127.0.1.{int(number) + 1}"
 
 
 def _kill(uid: str, process: subprocess.Popen[bytes]) -> None:
