@@ -72,7 +72,8 @@ def a_node(index: int) -> dict[str, Any]:
 
 def a_pod(run: str, owner: str, index: int) -> dict[str, Any]:
     labels = {"plait.dev/run": run, "batch.kubernetes.io/job-completion-index": str(index)}
-    return {"kind": "Pod", "metadata": {"name": f"{run}-{index}", "labels": labels, "ownerReferences": [{"uid": owner}]},
+    metadata = {"name": f"{run}-{index}", "labels": labels, "ownerReferences": [{"uid": owner}]}
+    return {"kind": "Pod", "metadata": metadata,
             "spec": {"nodeName": f"n{index}"}, "status": {"phase": "Running"}}  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from plait.launch.messages import (
     Signalled,
 )
 from plait.launch.open_files import make_room
+from plait.launch.preflight import look, raise_limits
 from plait.launch.watch import LOOK, catching_signals
 
 M = TypeVar("M")
@@ -59,6 +60,7 @@ def main(patience: float = PATIENCE, *, again: bool = False) -> int:
     agents. again: a launcher that hangs up without saying how the run has ended, or is lost, is waited for,
     or another one in its place, unless this agent was asked to end."""
     address, word = take_agent().rsplit(" ", 1)
+    raise_limits()
     with catching_signals() as signals:
         while True:
             try:
@@ -77,7 +79,7 @@ def _serve(address: str, word: str, patience: float, signals: deque[int]) -> int
     with ExitStack() as held:
         line = _connect(held, host, int(port), patience, signals)
         meeting = held.enter_context(reserved_port(""))  # where ranks meet, if they do on this node
-        line.send(Hello(word, this_host(), task_number(), meeting, own_address()))
+        line.send(Hello(word, this_host(), task_number(), meeting, own_address(), look()))
         begin = _await(line, Begin, patience)
         note_epoch(begin.epoch)
         make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from plait.core.base.env import agent_variable, epoch_word
-from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError
+from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError, RankFailure
 from plait.core.runs.channel import Channel, MessageLine
 from plait.core.topology.rank_table import RankTable
 from plait.launch.door import Door
@@ -39,7 +39,11 @@ from plait.launch.messages import (
     Signalled,
 )
 from plait.launch.open_files import make_room
-from plait.launch.watch import LOOK, RankProcess
+from plait.launch.preflight import judge, room
+from plait.launch.watch import LOOK, RankProcess, say
+
+MOST = 8
+"""Nodes that are named of those with the same trouble."""
 
 
 class RemoteProcess:
@@ -79,8 +83,9 @@ class Agent:
         self.line, self.hello = line, hello
         self.ranks: dict[int, RemoteProcess] = {}
         self.heard = time.monotonic()
+        self.came = time.time()
         self.lost = False
-        """Whether it has gone, or been silent for too long, without a word."""
+        """Whether it has gone, or been silent for too long, without a word, or its node is not fit."""
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -194,6 +199,7 @@ class Agents:
             come = list(self.agents.values())
             self.table = self._seat([agent.hello.host for agent in come])
             self.agents = {self.table.node_rank(agent.hello.host): agent for agent in come}
+        self._judge()
         first = self.agents[0].hello
         where = self._addresses.get(first.host) or first.address or first.host
         for node, agent in self.agents.items():
@@ -246,6 +252,20 @@ class Agents:
             agent.line.send(Refused(str(error)))
             raise
         self.agents[node] = agent
+
+    def _judge(self) -> None:
+        """Raise RankFailure, naming them, if nodes are not fit for ranks; say what else is to be known of
+        them."""
+        agents = {agent.hello.host: agent for agent in self.agents.values()}
+        fitness = {host: agent.hello.fitness for host, agent in agents.items()}
+        found = judge(fitness, {host: agent.came for host, agent in agents.items()})
+        for remark in [one for one in (*found.remarks[:MOST], room(self.logs)) if one]:
+            say(f"warning: {remark}")
+        if found.unfit:
+            for host in found.unfit:
+                agents[host].lost = True
+            told = "; ".join(f"{host} is not fit: {why}" for host, why in [*found.unfit.items()][:MOST])
+            raise RankFailure(f"{told}.", cause="unfit")
 
     def _gone(self) -> list[int]:
         """Agents that have hung up before their ranks were started."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from plait.launch.preflight import Fitness
 
 PATIENCE = 120.0
 """Seconds in which the next agent must have come."""
@@ -16,13 +18,14 @@ LOST = 60.0
 class Hello:
     """From an agent, first. word: what only agents of this run know. host: its machine's name. task: its
     number by whoever started it, -1 if it has none. port: free there, for ranks to meet at. address: where
-    it is reached, if it knows."""
+    it is reached, if it knows. fitness: of the node."""
 
     word: str
     host: str
     task: int
     port: int
     address: str = ""
+    fitness: Fitness = field(default_factory=Fitness)
 
 
 @dataclass(frozen=True)

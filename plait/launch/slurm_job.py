@@ -128,9 +128,9 @@ class _Step:
                     start_new_session=True,
                 )  # fmt: skip
                 held.callback(_finish, step, agents)
-                ranks = agents.ranks(lambda: _still(step))
-                sources = list(agents.agents.values())
                 try:
+                    ranks = agents.ranks(lambda: _still(step))
+                    sources = list(agents.agents.values())
                     return watched(ranks, logs, timeout=self.timeout, guard=guard, sources=sources)
                 finally:
                     nodes.lost |= agents.lost

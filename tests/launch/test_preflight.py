@@ -1,0 +1,104 @@
+"""Nodes before ranks are started on them: what is seen of them, who is named, what is only said."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.launch import preflight
+from plait.launch.preflight import UNKNOWN, Fitness, gpus_seen, judge, look, raise_limits, room
+
+TIER = "unit"
+
+
+@pytest.fixture
+def good(monkeypatch: pytest.MonkeyPatch) -> Fitness:
+    one = Fitness(asked=8, gpus=8, shared=100 << 30, clock=1000.0, plait="1.0", torch="2.9")
+    monkeypatch.setattr(preflight, "look", lambda: one)
+    return one
+
+
+def test_this_machine_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_GPUS", "")
+    monkeypatch.delenv("PLAIT_GPUS")
+    one = look()
+    assert one.plait and one.torch and one.shared > 0 and one.clock > 1e9
+    assert (one.asked, one.gpus) == (0, UNKNOWN)  # nobody asked, so that nobody looks
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"gpus": 7}, "it shows 7 of 8 GPUs (nvidia-smi -L)"),
+        ({"gpus": 0}, "it shows 0 of 8 GPUs (nvidia-smi -L)"),
+        ({"gpus": UNKNOWN}, ""),  # as on AMD's
+        ({"asked": 0, "gpus": UNKNOWN}, ""),
+        ({"torch": "2.8"}, "it has Plait 1.0 and PyTorch 2.8, and the launcher 1.0 and 2.9"),
+        ({"plait": "0.9", "torch": ""}, "it has Plait 0.9 and PyTorch none, and the launcher 1.0 and 2.9"),
+        ({"plait": ""}, ""),  # it says nothing
+    ],
+)
+def test_a_node_that_cannot_run_ranks_is_named(good: Fitness, other: dict[str, object], why: str) -> None:
+    found = judge({"n1": good, "n2": replace(good, **other)}, {"n1": 1000.0, "n2": 1000.0})  # type: ignore[arg-type]
+    assert found.unfit == ({"n2": why} if why else {})
+    assert not found.remarks
+
+
+@pytest.mark.parametrize(
+    ("other", "remark"),
+    [
+        ({"clock": 1100.0}, "the clock of n2 is 100 s ahead"),
+        ({"clock": 900.0}, "the clock of n2 is 100 s behind"),
+        ({"shared": 64 << 20}, "/dev/shm of n2 has 64 MiB free; NCCL wants 1 GiB"),
+        ({"locked": 64 << 10}, "n2 lets processes lock 64 KiB (ulimit -Hl), too little for RDMA"),
+        ({"locked": UNKNOWN}, ""),  # there is no limit
+        ({"locked": 64 << 10, "shared": 0, "asked": 0}, ""),  # ranks without GPUs need neither
+    ],
+)
+def test_what_may_be_slow_or_fail_later_is_said(good: Fitness, other: dict[str, object], remark: str) -> None:
+    found = judge({"n1": good, "n2": replace(good, **other)}, {"n1": 1000.0, "n2": 1000.0})  # type: ignore[arg-type]
+    assert found.remarks == ((remark,) if remark else ()) and not found.unfit
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        ("echo 'GPU 0: NVIDIA H100 (UUID: GPU-x)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-y)'", 2),
+        ("echo 'GPU 0: A100'; echo '  MIG 1g.10gb Device 0: (UUID: MIG-x)'", 1),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", 0),
+        (None, UNKNOWN),
+    ],
+)
+@pytest.mark.system
+def test_gpus_are_those_that_the_driver_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, seen: int
+) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    if script:
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert gpus_seen(str(tmp_path)) == seen
+
+
+def test_limits_are_raised_as_far_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to = dict[int, tuple[int, int]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (10, 20))
+
+    def refuse_one(limit: int, values: tuple[int, int]) -> None:
+        if limit == resource.RLIMIT_NPROC:
+            raise ValueError("not allowed")
+        set_to[limit] = values
+
+    monkeypatch.setattr(resource, "setrlimit", refuse_one)
+    raise_limits()
+    assert set_to == {resource.RLIMIT_NOFILE: (20, 20), resource.RLIMIT_MEMLOCK: (20, 20)}
+
+
+def test_a_disk_that_is_nearly_full_is_said(tmp_path: Path) -> None:
+    assert room(tmp_path, needed=0) == "" == room(tmp_path / "none")
+    assert room(tmp_path, needed=1 << 62).startswith(f"the disk of {tmp_path} has ")
