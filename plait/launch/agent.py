@@ -64,7 +64,7 @@ def main(patience: float = PATIENCE, *, again: bool = False) -> int:
     with catching_signals() as signals:
         while True:
             try:
-                return _serve(address, word, patience, signals)
+                return _serve(address, word, patience, signals, LOST if again else None)
             except _HungUp as left:
                 if not again or left.asked or signals:
                     return left.status
@@ -73,14 +73,15 @@ def main(patience: float = PATIENCE, *, again: bool = False) -> int:
                     raise
 
 
-def _serve(address: str, word: str, patience: float, signals: deque[int]) -> int:
-    """One attempt at the run; its exit status. Raises _HungUp where nobody says it."""
+def _serve(address: str, word: str, patience: float, signals: deque[int], silence: float | None) -> int:
+    """One attempt at the run; its exit status. Raises _HungUp where nobody says it. silence: seconds after
+    which a launcher that says nothing is given up: a machine that is cut off hangs up on nobody."""
     host, port = address.rsplit(":", 1)
     with ExitStack() as held:
         line = _connect(held, host, int(port), patience, signals)
         meeting = held.enter_context(reserved_port(""))  # where ranks meet, if they do on this node
         line.send(Hello(word, this_host(), task_number(), meeting, own_address(), look()))
-        begin = _await(line, Begin, patience)
+        begin = _await(line, Begin, silence or patience)
         note_epoch(begin.epoch)
         make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")
         lines: dict[int, socket.socket] = {}
@@ -88,13 +89,13 @@ def _serve(address: str, word: str, patience: float, signals: deque[int]) -> int
             end = held.enter_context(_dial(host, int(port), patience, signals))
             MessageLine[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
-        _await(line, Go, patience)
+        _await(line, Go, silence or patience)
         if programs.RANK in begin.argv:
             held.enter_context(collecting(Path(begin.logs).parent, begin.first, begin.ranks))
         agent = _Agent(line, begin)
         held.callback(agent.kill)
         agent.start(held, lines)
-        return agent.serve(signals)
+        return agent.serve(signals, silence)
 
 
 class _HungUp(Exception):
@@ -136,17 +137,18 @@ class _Agent:
         )  # fmt: skip
         return subprocess.Popen(begin.argv, env={**who, **env}, start_new_session=True, **options)
 
-    def serve(self, signals: Any) -> int:
-        """Until the launcher has heard of every rank's end and hangs up."""
+    def serve(self, signals: Any, silence: float | None = None) -> int:
+        """Until the launcher has heard of every rank's end and hangs up. silence: as of ``_serve``."""
         done: int | None = None
         asked = False
-        beat = time.monotonic()
+        beat = heard = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.line, selectors.EVENT_READ)
             while True:
                 if selector.select(LOOK):
                     try:
                         while (message := self.line.receive()) is not None:
+                            heard = time.monotonic()
                             if isinstance(message, Done):
                                 done = message.status
                             elif isinstance(message, Kill) and message.rank in self.running:
@@ -155,6 +157,8 @@ class _Agent:
                         if done is None:
                             raise _HungUp(1 if self.running else 0, asked=asked) from None
                         return done
+                if silence and time.monotonic() > heard + silence:
+                    raise _HungUp(1, asked=asked)
                 while signals:
                     asked = True
                     self.line.send(Signalled(signals.popleft()))
@@ -207,15 +211,17 @@ def _connect(
 def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M:
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
-        selector.select(patience)
-        try:
-            message = line.receive()
-        except EOFError:
-            raise _LauncherLost(f"{this_host()}: the launcher has ended.") from None
+        message: AgentMessage | None = Alive()
+        while isinstance(message, Alive):  # it waits for others
+            selector.select(patience)
+            try:
+                message = line.receive()
+            except EOFError:
+                raise _LauncherLost(f"{this_host()}: the launcher has ended.") from None
     if isinstance(message, Refused):
         raise LaunchError(message.why)
     if not isinstance(message, kind):
-        raise LaunchError(f"{this_host()}: the launcher said nothing for {patience:.0f} s.")
+        raise _LauncherLost(f"{this_host()}: the launcher said nothing for {patience:.0f} s.")
     return message
 
 

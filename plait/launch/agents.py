@@ -26,7 +26,9 @@ from plait.launch.messages import (
     KINDS,
     LOST,
     PATIENCE,
+    PULSE,
     AgentMessage,
+    Alive,
     Begin,
     Done,
     Ended,
@@ -83,7 +85,7 @@ class Agent:
         self.line, self.hello = line, hello
         self.ranks: dict[int, RemoteProcess] = {}
         self.heard = time.monotonic()
-        self.came = time.time()
+        self.came, self._told = time.time(), time.monotonic()
         self.lost = False
         """Whether it has gone, or been silent for too long, without a word, or its node is not fit."""
 
@@ -114,9 +116,16 @@ class Agent:
 
     def look(self, held_up: float) -> None:
         """Give up a host whose agent has been silent for too long."""
+        self.pulse()
         self.heard += held_up
         if (silent := time.monotonic() - self.heard) > LOST:
             self._lost(f"its agent has been silent for {silent:.0f} s")
+
+    def pulse(self) -> None:
+        """Give a sign of life now and then."""
+        if time.monotonic() > self._told + PULSE:
+            self._told = time.monotonic()
+            self.line.send(Alive())
 
     def _lost(self, why: str) -> None:
         self.lost = True
@@ -302,6 +311,8 @@ class Agents:
         while True:
             still()
             look()
+            for agent in self.agents.values():
+                agent.pulse()
             if found := self._door.next(LOOK):
                 return found
             if time.monotonic() > deadline:

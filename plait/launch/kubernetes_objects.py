@@ -54,6 +54,7 @@ def _begun(pod: Object) -> str:
 
 
 def container_of(pod: Object) -> Object:
+    """What is said of our container."""
     found = pod.get("status", {}).get("containerStatuses") or []
     return next((one for one in found if one.get("name") == CONTAINER), {})
 
@@ -68,14 +69,17 @@ def last_words(pod: Object | None) -> dict[str, Any]:
 
 
 def lives(pod: Object) -> bool:
+    """Whether its containers have not all ended."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def failed(pod: Object) -> bool:
+    """Whether it has failed."""
     return pod.get("status", {}).get("phase") == "Failed"
 
 
 def why_failed(pod: Object) -> str:
+    """How it ended, and where, in words."""
     ended = container_of(pod).get("state", {}).get("terminated", {})
     code = ended.get("exitCode")
     told = {DO_NOT_RETRY: " (not started again)"}.get(code, "")

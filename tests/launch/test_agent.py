@@ -369,3 +369,33 @@ def test_lines_are_sent_at_once_and_notice_a_machine_that_is_gone(listener: sock
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     end.close()
+
+
+def test_a_launcher_that_falls_silent_is_given_up_and_another_is_looked_for(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its node was cut off: nobody hangs up. Signs of life, while it waits for others, keep an agent."""
+    monkeypatch.setattr(agent, "LOST", 0.5)
+    node = Node(listener, monkeypatch)
+
+    def plays() -> None:
+        line, _ = node.begin(Begin(0, 1, 1, "head", 1, ["rank"], str(tmp_path / "logs")))
+        until(lambda: node.children)
+        for _ in range(10):
+            line.send(Alive())
+            time.sleep(0.1)
+        assert not node.children[0].killed
+        again, _ = node.accept(Hello)  # it has fallen silent
+        assert node.children[0].killed
+        for _ in range(10):
+            again.send(Alive())
+            time.sleep(0.1)
+        again.send(Refused("that is enough."))
+
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(plays)
+        with pytest.raises(LaunchError, match="that is enough"):
+            agent.main(patience=60, again=True)
+        playing.result(60)
+        for line in node.lines:
+            line.taken().close()
