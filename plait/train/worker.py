@@ -199,14 +199,9 @@ def run_plan(rank: RankEnv, folder: Path) -> Plan:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         fix = f"Start {plan.layout.world_size}, or change strategy.tp, dp, pp or cp"
         raise JobError(problem, key="strategy", fix=fix)
-    if (folder / NAME).is_file():
-        RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
-    return plan
     if (folder / NAME).is_file() or chosen_rank_table():
         RankTable.read(chosen_rank_table() or folder / NAME).check(rank.rank, rank.world_size, this_host())
-    if rank.rank or control.launched:
-        return _joined(plan, rank, control, folder, store)
-    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
+    return plan
 
 
 def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
