@@ -6,7 +6,8 @@ them: does each fit into its device, and how far off is its step.
 Llama 3 405B: arXiv 2407.21783, table 4 (430, 400 and 380 TFLOPs a GPU; seconds with the causal half of
 attention's scores and with all) and section 3.3.2. Nemotron-4 340B: arXiv 2406.11704, table 2. 175B and 530B:
 the Megatron-LM baseline of MegaScale (arXiv 2402.15627, tables 2 and 3), whose kind of GPU its utilisation
-implies; micro-batches of one sequence are an assumption.
+implies; micro-batches of one sequence are an assumption. It overlapped none of data parallelism's
+communication (table 3: MegaScale gains by doing so), Llama and Nemotron did.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ NEMOTRON = {
 }  # fmt: skip
 """Its MLP has 73,728 numbers and no gate: as many parameters, FLOPs and kept bytes as 49,152 with one."""
 LLAMA_VOCAB = 128256
+BASELINE = {"tp": "async", "shard": "none"}
 GPT3 = {"preset": "gpt3-175b", "vocab": 64000}
 LARGE = {"family": "gpt", "num_layers": 105, "hidden": 20480, "num_heads": 128, "vocab": 64000, "max_sequence": 2048}
 
@@ -131,10 +133,10 @@ def runs() -> Iterator[Run]:
         (256, 768, 40.0), (512, 768, 21.2), (768, 768, 15.2), (1024, 768, 11.9), (3072, 6144, 29.02),
         (6144, 6144, 14.78), (8192, 6144, 12.24), (12288, 6144, 8.57),
     ):  # fmt: skip
-        degrees = {"pp": 8, "virtual_stages": 6, "dp": gpus // 64}
+        degrees = {"pp": 8, "virtual_stages": 6, "dp": gpus // 64, "overlap": BASELINE}
         yield Run(name="175B", model=GPT3, batch=batch, strategy=degrees, seconds=seconds, **shared)
     for gpus, seconds in ((2240, 43.1), (4480, 43.5), (11200, 44.0)):
-        degrees = {"pp": 35, "virtual_stages": 3, "dp": gpus // 280}
+        degrees = {"pp": 35, "virtual_stages": 3, "dp": gpus // 280, "overlap": BASELINE}
         yield Run(name="530B", model=LARGE, batch=gpus, strategy=degrees, seconds=seconds, **shared)
 
 

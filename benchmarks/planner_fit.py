@@ -129,13 +129,15 @@ def weights(rows: Sequence[Row]) -> Floats:
     return np.array([count[origin_of(row)] ** -0.5 for row in rows])
 
 
-def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None) -> Calibrated:
-    """Constants from rows with times."""
+def fit(
+    rows: Sequence[Row], start: Mapping[str, float] | None = None, held: Mapping[str, FittedConstant] | None = None
+) -> Calibrated:
+    """Constants from rows with times. held: constants of an earlier fit, which these rows do not move."""
     parts = batches(rows)
     measured = np.array([row.seconds for row in rows])
-    families = {"all", *(family_of(row.device) for row in rows)}
+    families = {"all", *(family_of(row.device) for row in rows)} - {name.partition(".")[0] for name in held or ()}
     free = {name: prior if name.partition(".")[0] in families else replace(prior, error=0.0)
-            for name, prior in known().items()}  # fmt: skip
+            for name, prior in {**known(), **(held or {})}.items()}  # fmt: skip
     found = calibrate(
         lambda values: predict(parts, values),
         measured,
@@ -144,7 +146,7 @@ def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None) -> Calibr
         weights=weights(rows),
         scatter=Scatter(noise=NOISE),
     )
-    kept = {name: prior for name, prior in known().items() if free[name].error == 0}
+    kept = {name: (held or {}).get(name, prior) for name, prior in known().items() if free[name].error == 0}
     return replace(found, constants={**found.constants, **kept})
 
 
@@ -189,16 +191,22 @@ def spreads(rows: Sequence[Row]) -> dict[str, float]:
     return {f"spread.{name}": spread_of(residuals[regime == n], worth[regime == n]) for n, name in enumerate(REGIMES)}
 
 
-def shipped(family: str, fitted: Mapping[str, FittedConstant], source: str, date: str) -> dict[str, Constant]:
-    """A family's constants by name: fitted ones with ``source``, those that no row moved with their
-    prior's."""
+def shipped(
+    family: str, fitted: Mapping[str, FittedConstant], sources: Mapping[str, str], date: str
+) -> dict[str, Constant]:
+    """A family's constants by name: fitted ones with the source of their owner (all GPUs, or the family),
+    those that no row moved with their prior's."""
     said = priors()
     constants: dict[str, Constant] = {}
     for owner in ("all", family):
         for name, prior in said[owner].items():
             now = fitted[f"{owner}.{name}"]
             moved = now.value != prior["value"] and now.error < 0.98 * (prior["error"] or 1)
-            text = f"{source}; prior {prior['value']:g}: {prior['source']}" if moved else f"prior: {prior['source']}"
+            text = (
+                f"{sources[owner]}; prior {prior['value']:g}: {prior['source']}"
+                if moved
+                else f"prior: {prior['source']}"
+            )
             constants[name] = Constant(
                 value=float(f"{now.value:.4g}"), source=text, date=date, error=round(now.error, 3)
             )

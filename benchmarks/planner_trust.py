@@ -1,6 +1,6 @@
 """Whether the planner's first is the best, for drawn jobs from 350M to 405B on 1 to 2,048 ranks.
 
-    python benchmarks/planner_trust.py [--jobs 300] [--first 0] [--sampled 30] [--keep FILE] [--json]
+    python benchmarks/planner_trust.py [--jobs 300] [--first 0] [--sampled 30] [--workers 1] [--keep FILE]
 
 Of every job: the answer; the answers under three drawn conditions (a degree, a micro-batch, slices,
 recomputation, memory), none of which may be better; the answers with twice the compute, memory, links inside
@@ -12,8 +12,10 @@ written to ``--keep``, where a run that was cut off goes on.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +52,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="number of the first job")
     parser.add_argument("--sampled", type=int, default=30, help="of them, every so many-th is sampled, that many")
+    parser.add_argument("--workers", type=int, default=1, help="processes that try jobs side by side")
     parser.add_argument("--keep", type=Path, help="a file of lines, gone on with where it exists")
     options = parser.parse_args()
     done = _kept(options.keep)
     every = max(1, options.jobs // options.sampled) if options.sampled else 0
-    for number in range(options.first, options.first + options.jobs):
-        if number in done:
-            continue
-        done[number] = tried(number, sampled=bool(every) and number % every == 0)
-        if options.keep:
-            with options.keep.open("a") as file:
-                file.write(json.dumps(done[number]) + "\n")
+    numbers = [n for n in range(options.first, options.first + options.jobs) if n not in done]
+    numbers.sort(key=lambda number: not every or number % every)  # sampled ones take longest
+    with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waited = [pool.submit(tried, number, sampled=bool(every) and number % every == 0) for number in numbers]
+        for one in as_completed(waited):
+            told = one.result()
+            done[told["number"]] = told
+            if options.keep:
+                with options.keep.open("a") as file:
+                    file.write(json.dumps(told) + "\n")
     found = [done[number] for number in sorted(done)]
     result = summary(found)
     keep({"summary": result, "jobs": found}, options)

@@ -230,6 +230,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
                 "Its context parallelism is a ring",
                 "strategy.cp_comm_type", 'Use "ring"', lambda points: points.ring == points.cp,
             ),
+            Rule(
+                "Its ring gathers behind attention", "strategy.overlap", 'Use "async"',
+                lambda points: (points.tp > 1) | (points.cp == 1) | (points.overlap == OVERLAPS.index("async")),
+            ),
         ),
         entry="-m torchtitan.train",
     ),

@@ -87,7 +87,7 @@ class Coarseness:
 
     parts = property(lambda self: self.level < 1, doc="Whether to recompute some of a stage's layers.")
     all_rings = property(lambda self: self.level < 2, doc="Whether to try every size of a ring.")
-    short = property(lambda self: self.level < 3, doc="Whether to cut sequences to less than 4,096 tokens.")
+    short = property(lambda self: self.level < 3, doc="Whether to cut sequences to less than 2,048 tokens.")
     odd = property(lambda self: self.level < 4, doc="Whether to try micro-batches other than powers of two.")
     factors = property(lambda self: self.level < 5, doc="Whether to try all shard factors.")
     slices = property(lambda self: self.level < 6, doc="Whether to try eight slices, and columns.")
@@ -183,7 +183,7 @@ def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
             continue
         for cp in asked.among("cp", _divisors(ranks // (pp * tp))):
             if ranks % (pp * tp * cp) or (
-                cp > 1 and "cp" not in asked.fixed and asked.sequence // cp < (512 if coarse.short else 4096)
+                cp > 1 and "cp" not in asked.fixed and asked.sequence // cp < (512 if coarse.short else 2048)
             ):
                 continue
             dp = ranks // (pp * tp * cp)

@@ -276,14 +276,23 @@ class _SharedParts:
         sent = rates.collective(asked.cluster, "send", tile / copies, points.pp, stride)
         return sent + rates.collective(asked.cluster, "all_gather", tile, copies, 1)
 
+    @property
+    def _last_micro_batches(self) -> Any:
+        """How many micro-batches a place computes beside the sums of its gradients, which end when the last
+        micro-batch does. Interleaved stages end one after the other, a round of micro-batches between two."""
+        points = self.asked.points
+        stages, each = np.maximum(points.virtual, 1), np.minimum(points.pp, points.num_micro)
+        return np.where(points.schedule == INTERLEAVED, (1 + each * (stages - 1)) / stages, 1.0)
+
     def _sync(self) -> Column:
         """Of gradients and new parameters what is exposed: half of it can run beside the last backward, the
         other half beside the first forward."""
         batch, owned, cluster = self.batch, self.owners, self.asked.cluster
         ahead, back = (np.maximum(0, late) for late in (batch.late_forward, self._behind))
-        behind = [owned.inner * (batch.backward + back), owned.inner * (batch.forward + ahead)]
-        # What sharding sends for that micro-batch hides there, too.
-        others = [owned.inner * batch.reduced, owned.inner * batch.gathered]
+        layers = owned.inner * self._last_micro_batches
+        behind = [layers * (batch.back + back), layers * (batch.ahead + ahead)]
+        # What sharding sends for these micro-batches hides there, too.
+        others = [layers * batch.reduced, layers * batch.gathered]
         hides = [table[self.asked.points.shard_overlap] for table in (HIDE_BACKWARD, HIDE_FORWARD)]
 
         def beside(busy: Column, sent: Column) -> Column:

@@ -165,16 +165,26 @@ class Layer(Priced):
         return np.where(self.points.graphs > 0, 0.0, each)
 
     @cached_property
+    def ahead(self) -> Seconds:
+        """The forward, without sharding and without a host that is late."""
+        return self.forward + self.tp_forward + self.cp_forward + self.ep_forward
+
+    @cached_property
+    def back(self) -> Seconds:
+        """The same, backward, without what is computed again."""
+        return self.backward + self.tp_backward + self.cp_backward + self.ep_forward
+
+    @cached_property
     def late_forward(self) -> Seconds:
         """By how much the host takes longer to launch the forward than all that runs; less than 0 where it
         gets ahead."""
-        beside = self.forward + self.tp_forward + self.cp_forward + self.ep_forward + self.shard_forward
+        beside = self.ahead + self.shard_forward
         return self._launched(self.sums.forward, Kind.FIRST) + self.routed.launches - beside
 
     @cached_property
     def late_backward(self) -> Seconds:
         """The same, backward, without what is computed again."""
-        beside = self.backward + self.tp_backward + self.cp_backward + self.ep_forward + self.shard_backward
+        beside = self.back + self.shard_backward
         return self._launched(self.sums.backward, Kind.FIRST_GRAD) + self.routed.launches - beside
 
     @cached_property
@@ -288,9 +298,10 @@ class Layer(Priced):
 
     @cached_property
     def shard_forward(self) -> Seconds:
-        """Exposed of gathering the layer's parameters."""
+        """Exposed of gathering the layer's parameters, which have links of their own beside collectives of
+        other axes."""
         sent = self.shard_forward_sent
-        beside = rates.together(self.cluster, self.forward, sent) - self.forward
+        beside = rates.together(self.cluster, self.ahead, sent) - self.ahead
         return np.where(HIDE_FORWARD[self.points.shard_overlap], beside, sent)
 
     @cached_property
@@ -302,7 +313,7 @@ class Layer(Priced):
     def shard_backward(self) -> Seconds:
         """Exposed of gathering them again and of reducing gradients."""
         sent = self.shard_backward_sent
-        beside = rates.together(self.cluster, self.backward, sent) - self.backward
+        beside = rates.together(self.cluster, self.back, sent) - self.back
         return np.where(HIDE_BACKWARD[self.points.shard_overlap], beside, sent)
 
     @cached_property

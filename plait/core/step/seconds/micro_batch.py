@@ -36,7 +36,8 @@ class MicroBatchSeconds:
     """Seconds of one layer: columns, one number a kind of point.
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
-    backward: all computation, without what is computed again. again: of a layer that recomputes, of which
+    backward: all computation, without what is computed again; ahead, back: with collectives, but for
+    sharding's. again: of a layer that recomputes, of which
     linear_again and attention_again. late_forward, late_backward, late_again: what the host is late. sent,
     tp, cp, ep, sharding: what all collectives add, and those of each axis; sent_again, tp_again, cp_again,
     ep_again: in a layer that recomputes. gathered, reduced: what sharding sends in a forward and in a
@@ -51,6 +52,8 @@ class MicroBatchSeconds:
     attention_backward: Seconds
     forward: Seconds
     backward: Seconds
+    ahead: Seconds
+    back: Seconds
     again: Seconds
     linear_again: Seconds
     attention_again: Seconds
@@ -77,15 +80,14 @@ class MicroBatchSeconds:
     @staticmethod
     def of(layer: Layer) -> MicroBatchSeconds:
         """Of every point of a layer."""
-        ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward + layer.ep_forward
-        back = layer.tp_backward + layer.cp_backward + layer.shard_backward + layer.ep_forward
+        sent = layer.ahead - layer.forward + layer.back - layer.backward
         own = {name: getattr(layer, name) for name in _OF_LAYER}
         ends = {"head": layer.sums.head, "embedding": layer.sums.embed, "leave": layer.sums.leave}
         return MicroBatchSeconds(
             attention_forward=layer.sums.forward.attention,
             head_backward=layer.sums.head_backward.seconds,
             attention_backward=layer.sums.backward.attention,
-            sent=ahead + back,
+            sent=sent + layer.shard_forward + layer.shard_backward,
             sent_again=layer.tp_again + layer.cp_again + layer.ep_again,
             tp=layer.tp_forward + layer.tp_backward,
             cp=layer.cp_forward + layer.cp_backward,
@@ -103,8 +105,8 @@ class MicroBatchSeconds:
 
 
 _OF_LAYER = (
-    "linear", "three", "forward", "backward", "again", "linear_again", "attention_again", "late_forward",
-    "late_backward", "late_again", "tp_again", "cp_again", "ep_again", "waits_for_offload",
+    "linear", "three", "forward", "backward", "ahead", "back", "again", "linear_again", "attention_again",
+    "late_forward", "late_backward", "late_again", "tp_again", "cp_again", "ep_again", "waits_for_offload",
 )  # fmt: skip
 
 
