@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -263,7 +263,9 @@ class Nodes:
     def _job(self) -> tuple[str, list[str]]:
         from plait.core.topology.hostlist import expand
 
-        number, _, nodes = self._ask("squeue", "-h", "-t", "R", "-o", "%A|%N").strip().partition("|")
+        while not (told := self._ask("squeue", "-h", "-t", "R", "-o", "%A|%N").strip()):
+            time.sleep(0.5)  # it is between two starts
+        number, _, nodes = told.partition("|")
         return number, expand(nodes)
 
     def _cut(self, *, first: bool) -> float:
@@ -283,7 +285,8 @@ class Nodes:
     def _slurmd(self) -> float:
         node = self._job()[1][-1]
         for pid in pids(lambda words: f"slurmd\0-D\0-N\0{node}\0" in words):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._mend.append(self.cluster.heal)
         return 10.0
 
@@ -318,7 +321,10 @@ class Nodes:
         hours, minutes, seconds = (int(part) for part in told["RunTime"].split("-")[-1].split(":"))
         limit = hours * 60 + minutes + (2 if seconds > 20 else 1)
         self._ask("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
-        return 60.0 * 2
+        until = time.monotonic() + 150
+        while time.monotonic() < until and self._ask("squeue", "-h", "-t", "R", "-o", "%A"):
+            time.sleep(0.5)
+        return 60.0
 
     def _requeue(self) -> float:
         self._ask("scontrol", "requeue", self._job()[0])

@@ -218,6 +218,8 @@ def _pod(run: PodRun) -> Object:
     }  # fmt: skip
     if run.kind == "Job":
         spec["subdomain"] = run.name
+    if one.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if affinity := _affinity(run):
         spec["affinity"] = affinity
     for key, value in {

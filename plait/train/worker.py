@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, chosen_rank_table, take_launcher, this_host
+from plait.core.base.env import RankEnv, chosen_rank_table, take_launcher, this_host, use_network
 from plait.core.base.errors import (
     DO_NOT_RETRY,
     JobError,
@@ -199,6 +199,7 @@ def run_plan(rank: RankEnv, folder: Path) -> Plan:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         fix = f"Start {plan.layout.world_size}, or change strategy.tp, dp, pp or cp"
         raise JobError(problem, key="strategy", fix=fix)
+    use_network(plan.job.run.network_variables)
     if (folder / NAME).is_file() or chosen_rank_table():
         RankTable.read(chosen_rank_table() or folder / NAME).check(rank.rank, rank.world_size, this_host())
     return plan

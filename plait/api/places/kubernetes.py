@@ -120,6 +120,9 @@ class InKubernetes(Managed):
 
         table = RankTable.read(self.table) if self.table else None
         settings, folder = asked(job.kubernetes, world, table), folder.absolute()
+        said = {text.partition("=")[0] for text in settings.env}
+        network = [f"{name}={value}" for name, value in job.run.network_variables.items() if name not in said]
+        settings = settings.model_copy(update={"env": (*settings.env, *network)})
         argv = tuple(command_of(programs.RANK, str(folder), python=settings.python))
         run = PodRun(
             name=new_name(job.run.name), argv=argv, world_size=world,

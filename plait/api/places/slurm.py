@@ -67,7 +67,9 @@ class InSlurm(Managed):
             fix = "Choose another folder, or another run.name"
             raise JobError(f"{folder} holds a backslash, which Slurm does not take in paths", key="run.folder", fix=fix)
         table = RankTable.read(self.table) if self.table else None
-        settings = job.slurm.model_copy(update={"partition": self.partition or job.slurm.partition})
+        network = [f"export {name}=${{{name}:-{value}}}" for name, value in job.run.network_variables.items()]
+        changed = {"partition": self.partition or job.slurm.partition, "setup": (*job.slurm.setup, *network)}
+        settings = job.slurm.model_copy(update=changed)
         return Batch(
             folder=folder, name=job.run.name, world_size=world_size, table=table,
             settings=asked(settings, world_size, table, job.run),

@@ -327,6 +327,12 @@ def own_address(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("PLAIT_POD_ADDRESS", "")
 
 
+def use_network(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let NCCL and gloo use the network that a job says, unless the user's environment says another."""
+    for name, value in variables.items():
+        environ.setdefault(name, value)
+
+
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

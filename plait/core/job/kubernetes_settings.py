@@ -74,6 +74,8 @@ class KubernetesSection(Section):
     """Have Kueue place the pods: ``"required:LABEL"``, ``"preferred:LABEL"`` or ``"unconstrained"``."""
     kueue_stage_topology: str = ""
     """With ``kueue_topology``: a label of nodes that those of one pipeline stage are to share."""
+    host_network: bool = False
+    """Pods have the network of their node, with its RDMA devices; ``port`` must be free there."""
     exclusive: bool = True
     """Share nodes with no other run of Plait's."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from unicodedata import category
 
 from pydantic import Field, field_validator, model_validator
 
-from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section, Texts
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS, MOST_SEED, shown
@@ -463,10 +463,24 @@ class RunSection(Section):
     selfcheck: Literal["off", "warn", "stop"] = "warn"
     """Before the first step of a run on several machines the links between neighbours, and across, are tried:
     what to do about one that has less than a third of the median rate."""
+    network_interface: str = ""
+    """Interface over which ranks of several machines speak (``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``).
+    Empty: the one that a machine's name leads to, and NCCL's own choice. Variables that are set already
+    win."""
+    rdma_devices: Texts = ()
+    """RDMA devices that NCCL may use, such as ``"mlx5_0"`` (``NCCL_IB_HCA``). Empty: NCCL's own choice."""
     hang_deadline: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
     """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
     the others wait for, name it and end the run. What a rank does for the first time (a step, an evaluation)
     may take four times as long. 0: half of ``run.timeout``."""
+
+    @property
+    def network_variables(self) -> dict[str, str]:
+        """Variables by which NCCL and gloo know which network to use."""
+        interface = self.network_interface
+        found = {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface,
+                 "NCCL_IB_HCA": ",".join(self.rdma_devices)}  # fmt: skip
+        return {name: value for name, value in found.items() if value}
 
     @property
     def call_deadline(self) -> float:
@@ -483,6 +497,15 @@ class RunSection(Section):
     def path(self) -> Path:
         """The run's own folder."""
         return Path(self.folder) / self.name
+
+    @field_validator("network_interface", "rdma_devices")
+    @classmethod
+    def _devices(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
+        for one in (value,) if isinstance(value, str) else value:
+            if not re.fullmatch(r"[\w.,:=^-]*", one, re.ASCII):
+                fix = "Write names as in eth0, =ib0, mlx5_0:1"
+                raise JobError(f"'{one}' is no name of a device", key=f"run.{info.field_name}", fix=fix)
+        return value
 
     @field_validator("name")
     @classmethod
