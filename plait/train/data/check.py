@@ -182,6 +182,8 @@ def _refuse_short(split: SplitName, counted: _Count) -> None:
         return
     where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"
     of = "" if counted.one.name == "text" else f"of {counted.one.name}, "
+    if counted.one.settings.chats and not documents:
+        raise JobError("no row has an answer to train on", key=counted.key, fix="Name other files")
     what = f"{of}{counted.documents[split]} of {documents} documents, {have} tokens,"
     fixes = ["Add text"]
     if have > 1:

@@ -153,8 +153,8 @@ class Packed:
         inputs, answers = int(self._inputs.sum()), int(self._counts.sum())
         full = inputs / (self.count * self.sequence)
         found = (
-            f"{len(self._inputs):,} packed into {self.count:,} sequences of {self.sequence} ({full:.0%} full); "
-            f"{answers / inputs:.0%} of their tokens are answers"
+            f"{len(self._inputs):,} text(s) packed into {self.count:,} sequence(s) of {self.sequence} "
+            f"({full:.0%} full); {answers / inputs:.0%} of their tokens are answers"
         )
         if self.cut:
             found += f"; {self.cut:,} longer than a sequence lost their end, {self.dropped:,} of them all answers"

@@ -169,7 +169,7 @@ class Mixed:
         """What was packed of each source, and the shares of a run of so many sequences, in lines; of one
         source no shares."""
         packed = [
-            f"{name}: {part.view.told}"
+            f"{name}: {part.view.told}" if len(self.parts) > 1 else part.view.told
             for name, part in zip(self.names, self.parts, strict=True)
             if isinstance(part.view, Packed)
         ]
