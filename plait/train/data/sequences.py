@@ -157,7 +157,9 @@ class Packed:
             f"({full:.0%} full); {answers / inputs:.0%} of their tokens are answers"
         )
         if self.cut:
-            found += f"; {self.cut:,} longer than a sequence lost their end, {self.dropped:,} of them all answers"
+            found += (
+                f"; {self.cut:,} longer than a sequence were cut, of these {self.dropped:,} left out without an answer"
+            )
         return found
 
     def _answers(self, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
