@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from math import inf
+from pathlib import Path
 from typing import Literal
 
 from plait.core.base.errors import JobError, LaunchError
@@ -73,8 +74,10 @@ class Admitting:
 
     queue: LiveQueue
     late: str = "preempt"
+    forecast: Callable[[Sequence[QueuedJob]], Sequence[float]] | None = None
     dry: bool = False
     told: Callable[[Admitted | Round], None] = field(default=lambda _: None)
+    foreseen: dict[str, float] = field(default_factory=dict[str, float])
 
     def round(self) -> Round:
         """Look, decide, act once. Raises LaunchError where Slurm does not answer."""
@@ -94,11 +97,19 @@ class Admitting:
         )  # fmt: skip
         self.told(seen)
         by_name = {job.name: job for job in waiting}
-        for one in decide(
-            [_live(job) for job in waiting if job.ready], _cluster(view, used, self.queue.closes, now), now
-        ):
+        there = _cluster(view, used, self.queue.closes, now)
+        believed = self._believed([job for job in waiting if job.ready])
+        for one in decide([_live(job, jct) for job, jct in believed], there, now):
             self._start(by_name[one.job.name], one, now)
         return seen
+
+    def _believed(self, jobs: Sequence[QueuedJob]) -> list[tuple[QueuedJob, float]]:
+        """Seconds of each, forecast once: what is known of a job at its submission does not change."""
+        unknown = [job for job in jobs if not job.told and job.name not in self.foreseen]
+        if self.forecast and unknown:
+            seconds = self.forecast(unknown)
+            self.foreseen.update(zip((job.name for job in unknown), seconds, strict=True))
+        return [(job, job.jct if job.told else min(job.jct, self.foreseen.get(job.name, inf))) for job in jobs]
 
     def _running(self, job: QueuedJob, now: float, taken: set[str]) -> None:
         """Let it run until its zone is due; then it goes."""
@@ -176,6 +187,21 @@ def _with_time(text: str) -> tuple[str, float]:
         raise JobError(problem, key="--reservation", fix="Write NAME@2030-01-31T22:00") from None
 
 
+def forecast_of(model: Path, trace: Path, columns: str | None) -> Callable[[Sequence[QueuedJob]], Sequence[float]]:
+    """Mean seconds by a model of ``plait queue fit``, beside the jobs that the cluster has had. Raises
+    JobError and DataError."""
+    from plait.api.queueing import read_jobs
+    from plait.place.live_forecast import WaitingJob, believed
+    from plait.place.model_files import load
+
+    fitted, past = load(model), read_jobs(trace, columns)
+
+    def seconds(jobs: Sequence[QueuedJob]) -> Sequence[float]:
+        return believed(fitted, past, [WaitingJob(submit=job.submit, gpus=job.gpus, known=job.known) for job in jobs])
+
+    return seconds
+
+
 def admit_jobs(asked: Admitting, *, once: bool, interval: float) -> None:
     """Watch a queue until the user ends it, or once. Raises LaunchError for what the cluster does not
     know."""
@@ -221,9 +247,9 @@ def described(view: QueueView) -> str:
     return f"{counted(len(view.used), 'node')}, {counted(held, 'job')} waiting; reserved: {zones}"
 
 
-def _live(job: QueuedJob) -> LiveJob:
+def _live(job: QueuedJob, jct: float) -> LiveJob:
     return LiveJob(
-        name=job.name, submit=job.submit, gpus=job.gpus, jct=job.jct, preemptible=job.preemptible,
+        name=job.name, submit=job.submit, gpus=job.gpus, jct=jct, preemptible=job.preemptible,
         priority=job.priority,
     )  # fmt: skip
 

@@ -243,7 +243,7 @@ def replay_queue(file: Path, asked: Replay, *, columns: str | None = None, told:
     """
     policies, settings = find_policies(asked.policies), _settings(asked.level)
     asked.check()
-    trace, shape = _read(file, columns), {"copies": asked.copies, "load": asked.load, "window": asked.until}
+    trace, shape = read_jobs(file, columns), {"copies": asked.copies, "load": asked.load, "window": asked.until}
     copies_of(trace, gpus=asked.gpus, **shape)  # refused before it takes long
     jobs = workload(trace, walk_forward(trace, settings, progress=told), gpus=asked.gpus, **shape)
 
@@ -347,7 +347,7 @@ def fit_durations(
 ) -> Fitted:  # fmt: skip
     """Fit a model of how long jobs run to the first nine tenths of a trace, test it on the rest, write it.
     draws: settings that are tried. Raises JobError and DataError."""
-    trace = _read(file, columns)
+    trace = read_jobs(file, columns)
     model, accuracy = assess(trace, _settings(level), progress=told, draws=draws)
     save(model, folder)
     return Fitted(trace=trace, accuracy=accuracy, level=level, folder=folder)
@@ -383,7 +383,7 @@ def predict_durations(folder: Path, file: Path, *, columns: str | None = None, l
     ``fit_durations``. Raises JobError and DataError."""
     from plait.place.features import features
 
-    fitted, trace = load(folder), _read(file, columns)
+    fitted, trace = load(folder), read_jobs(file, columns)
     known, names = features(trace), names_of(trace)
     said, labels = fitted.predict(known, names), labels_of(known, names)
     upper, own = fitted.raised(said.bound, labels), labels[list(labels)[-1]]
@@ -403,7 +403,8 @@ def predict_durations(folder: Path, file: Path, *, columns: str | None = None, l
     return PredictedDurations(trace=trace, level=fitted.settings.level, jobs=jobs)
 
 
-def _read(file: Path, columns: str | None) -> Trace:
+def read_jobs(file: Path, columns: str | None) -> Trace:
+    """The jobs of a trace. Raises JobError, and DataError for one without any."""
     trace = read_trace(file, None if columns is None else parse_columns(columns))
     if not len(trace):
         reasons = "; ".join(f"{count} {reason}" for reason, count in trace.dropped.items())

@@ -143,6 +143,13 @@ class WatchedQueue:
     qos: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this QOS have opted in.")] = ""
     context: Annotated[str, typer.Option(help="Of the kubeconfig.", show_default="the current one")] = ""
     namespace: Annotated[str, typer.Option(help="Of Kubernetes.", show_default="the current one")] = ""
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of plait queue fit: predicts jobs that do not say how long.")
+    ] = None
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Jobs that the cluster has had, beside which it predicts.")
+    ] = None
+    columns: Columns = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,8 @@ def admit(watched: WatchedQueue, rounds: Rounds) -> None:
 
     Example: plait queue admit --reservation lpj1 --partition gated
     """
-    from plait.api.admitting import Admitted, Admitting, Round, admit_jobs, queue_of
+    from plait.api.admitting import Admitted, Admitting, Round, admit_jobs, forecast_of, queue_of
+    from plait.core.base.errors import JobError
 
     def tell(done: Admitted | Round) -> None:
         if rounds.as_json:
@@ -184,7 +192,10 @@ def admit(watched: WatchedQueue, rounds: Rounds) -> None:
         watched.on, tuple(watched.reservation), partition=watched.partition, qos=watched.qos, context=watched.context,
         namespace=watched.namespace,
     )  # fmt: skip
-    admit_jobs(Admitting(queue=queue, late=rounds.late, dry=rounds.dry, told=tell), once=rounds.once,
+    if (watched.model is None) != (watched.trace is None):
+        raise JobError("go together", key="--model and --trace", fix="Give both, or neither")
+    forecast = forecast_of(watched.model, watched.trace, watched.columns) if watched.model and watched.trace else None
+    admit_jobs(Admitting(queue=queue, forecast=forecast, late=rounds.late, dry=rounds.dry, told=tell), once=rounds.once,
                interval=rounds.interval)  # fmt: skip
 
 

@@ -147,7 +147,8 @@ def _job(name: str, pods: Sequence[Object], submit: float, asked: tuple[str, ...
         ready=all(one["name"] == GATE for pod in pods for one in pod["spec"].get("schedulingGates", ())),
         submit=submit, gpus=each * len(pods), nodes=tuple(filter(None, nodes)), asked=asked,
         priority=pods[0]["spec"].get("priority", 0), preemptible=told.get(PREEMPTIBLE) == "true",
-        jct=seconds_of(told.get(JCT, ""), inf if limit is None else float(limit)), mark=mark,
+        jct=seconds_of(told.get(JCT, ""), inf if limit is None else float(limit)), told=bool(told.get(JCT)), mark=mark,
+        known={"queue": pods[0]["metadata"].get("namespace", "")},
         parts=tuple(_name(pod) for pod in pods),
     )  # fmt: skip
 

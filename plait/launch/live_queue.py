@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, Protocol
 
@@ -68,6 +68,8 @@ class QueuedJob:
     priority: int = 0
     preemptible: bool = False
     jct: float = inf
+    told: bool = False
+    known: Mapping[str, str] = field(default_factory=dict[str, str])
     mark: Mark | None = None
     parts: tuple[str, ...] = ()
 

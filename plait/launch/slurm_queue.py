@@ -228,8 +228,16 @@ def _job(one: Mapping[str, str], size: int) -> QueuedJob:
         asked=tuple(_expanded(one.get("ReqNodeList", ""))),
         priority=whole(told.get("priority", ""), -whole(one.get("Nice", ""), 0)),
         preemptible="preemptible" in told, jct=seconds_of(told.get("jct", ""), _minutes(own_limit) * MINUTE),
-        mark=mark,
+        told="jct" in told, known=_known(one), mark=mark,
     )  # fmt: skip
+
+
+def _known(one: Mapping[str, str]) -> dict[str, str]:
+    """By the names that traces have."""
+    fields = {"group": "Account", "queue": "Partition", "cpus": "NumCPUs", "nodes": "NumNodes"}
+    found = {name: one.get(key, "").partition("-")[0] for name, key in fields.items()}
+    found["user"] = one.get("UserId", "").partition("(")[0]
+    return {name: value for name, value in found.items() if value not in ("", "(null)")}
 
 
 def _asked(one: Mapping[str, str], size: int) -> int:
