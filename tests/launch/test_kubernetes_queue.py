@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from plait.api.admitting import Admitted, Admitting, queue_of
 from plait.core.base.errors import JobError, LaunchError
 from plait.launch.kubernetes_manifests import HOSTNAME
 from plait.launch.kubernetes_queue import GATE, JCT, JOB, MARK, PREEMPTIBLE, KubernetesQueue
+from plait.launch.live_queue import QueuedJob
 from tests.support.kubernetes.in_memory import InMemory
 
 TIER = "unit"
@@ -165,3 +167,25 @@ def test_nodes_that_take_nobody(cluster: InMemory) -> None:
 def test_what_does_not_go_together(on: str, more: dict[str, str], says: str) -> None:
     with pytest.raises(JobError, match=says):
         queue_of(on, ("big",), **more)
+
+
+def test_who_does_not_say_how_long_it_runs_is_foreseen_once(cluster: InMemory) -> None:
+    for name in ("a", "b"):
+        cluster.node(name)["spec"]["unschedulable"] = True
+    job(cluster, "told", made=1, jct="11m")
+    job(cluster, "short", made=2)
+    job(cluster, "long", made=3)
+    asked: list[str] = []
+
+    def forecast(jobs: Sequence[QueuedJob]) -> list[float]:
+        asked.extend(one.name for one in jobs)
+        return [500.0 if one.name == "short" else 700.0 for one in jobs]
+
+    done: list[str] = []
+    queue = KubernetesQueue(cluster.api, {"big": DUE})
+    watched = Admitting(
+        queue=queue, forecast=forecast, told=lambda one: done.append(one.job) if isinstance(one, Admitted) else None
+    )
+    watched.round()
+    watched.round()
+    assert (done, asked) == (["short"], ["long", "short"])
