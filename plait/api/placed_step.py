@@ -77,9 +77,7 @@ def place_steps(
     answer in this order. table: where the ranks of a strategy lie; None: each is placed. Raises JobError,
     PlacementError."""
     planner = asked.planner
-    if planner.closed:
-        raise JobError("is predicted in closed form, which knows no groups", key="--topology",
-                       fix="Leave it out, and see plait place for its spread and seconds")  # fmt: skip
+    planner.refuse_framework("placed")
     known = RankTable.read(table) if table else None
     steps = [_placed(asked, one, overrides, topology, known) for one in found.answer.candidates]
     order = sorted(range(len(steps)), key=lambda at: steps[at].seconds)
@@ -116,11 +114,19 @@ def _placed(
     there = PlacedOn(pods=tuple(number[pod] for pod in pods), network=network)
     dp, pp = there.prices(plan, cluster).spreads()
     strategy = " ".join(f"{key}={value}" for key, value in readable(one.point).items())
+    told = {"strategy": strategy, "dp_spread": dp, "pp_spread": pp, "hosts": tuple(hosts)}
+    if planner.closed:
+        return PlacedStep(seconds=one.seconds + _crossing(one, network, dp, pp), inside=one.seconds, **told)
     measured = _as_measured(cluster, network)
-    return PlacedStep(
-        strategy=strategy, seconds=simulate_plan(plan, measured, placed=there).seconds,
-        inside=simulate_plan(plan, measured).seconds, dp_spread=dp, pp_spread=pp, hosts=tuple(hosts),
-    )  # fmt: skip
+    placed = simulate_plan(plan, measured, placed=there).seconds
+    return PlacedStep(seconds=placed, inside=simulate_plan(plan, measured).seconds, **told)
+
+
+def _crossing(one: Candidate, network: Network, dp: int, pp: int) -> float:
+    """Seconds that spreading adds to what the closed form has exposed: it knows no groups, only axes.
+    Experts' tokens count as their DP groups' do."""
+    down = sum(one.parts.get(axis, 0.0) for axis in ("dp", "ep"))
+    return down * (network.collective_factor(dp) - 1) + one.parts.get("pp", 0.0) * (network.p2p_factor(pp) - 1)
 
 
 def _as_measured(cluster: Cluster, network: Network) -> Cluster:

@@ -52,11 +52,11 @@ class SpreadAnswer(Shown):
         pods = machine.ranks // machine.ranks_per_node // found.nodes_per_minipod
         header = (
             "collective", "ranks", "minipods", Column("us at 4 KiB", ".0f"), Column("MiB", ".3g"), Column("ms", ".3g"),
-            Column("MB/s", ".4g"),
+            Column("MB/s", ".4g"), Column("90 % of it from MiB", ".3g"),
         )  # fmt: skip
         rows = [
             (one.kind, one.group.ranks, one.group.minipods, one.latency * 1e6, one.points[-1].bytes / 2**20,
-             one.points[-1].seconds * 1e3, one.bandwidth / 1e6)
+             one.points[-1].seconds * 1e3, one.bandwidth / 1e6, one.saturates / 2**20)
             for one in sorted(found.collectives, key=lambda one: (one.kind, one.group.ranks, one.group.minipods))
         ]  # fmt: skip
         title = f"{machine.name}: {machine.ranks} ranks in {pods} minipods, {machine.backend}, {found.date}"

@@ -76,3 +76,10 @@ def test_what_cannot_be_placed(job: Path, more: list[str], says: str, monkeypatc
     RankTable(("host0", "host1", "host2", "elsewhere"), 1).write(Path("u.json"))
     done = plait("plan", "job.toml", "--evaluate", "--on", LAB, *more)
     assert done.returncode == 2 and says in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_model_with_experts_loses_what_is_published(job: Path) -> None:
+    text = job.read_text().replace("max_sequence = 32", "max_sequence = 32\nexperts = {count = 4, per_token = 2}")
+    job.write_text(text)
+    (one,) = placed(job, "place.alpha=0")
+    assert one["dp_spread"] == 2 and 0 < one["more"] < 0.21

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,20 @@ def test_neither_ratio_decides_alone() -> None:
     ]
     assert affinity_of(matrix(900, 1.05, 1.95), jobs, "x").alpha == 1
     assert affinity_of(matrix(900, 1.95, 1.05), jobs, "x").alpha == 0.5
+
+
+def test_by_the_papers_distance_the_larger_ratio_decides() -> None:
+    """r1 is of hundreds, r2 about one: the job nearest by r1 is taken, whatever r2 says."""
+    jobs = [
+        job("near by r1", 910, 2, 1, gain_dp=1, gain_pp=0),
+        job("near by r2", 1000, 1, 2, gain_dp=0, gain_pp=1),
+        job("far", 10, 1, 1, gain_dp=1, gain_pp=1),
+    ]
+    asked = matrix(900, 1, 2)
+    assert affinity_of(asked, jobs, "x", "plain").alpha == 1
+    assert affinity_of(asked, jobs, "x").alpha == 0
+    apart = hypot(900 / 3 - 910 / 3, 0.5 - 2)
+    assert f"plain distance {apart:.1f}" in affinity_of(asked, jobs, "x", "plain").why
 
 
 def test_guards() -> None:

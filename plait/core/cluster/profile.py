@@ -91,6 +91,10 @@ class Point(Section):
     """Half the distance between the quartiles of the samples, relative to the median."""
 
 
+FULL = 0.9
+"""Of the best bandwidth: what counts as all of it."""
+
+
 class Curve(Section):
     """One collective of one group, by size."""
 
@@ -111,6 +115,13 @@ class Curve(Section):
         """Bytes per second that a rank moves of the largest message (nccl-tests' "bus bandwidth")."""
         last = self.points[-1]
         return last.bytes * wire_share(self.kind, self.group.ranks) / last.seconds
+
+    @property
+    def saturates(self) -> int:
+        """Bytes from which on it has 0.9 of the best bandwidth that was measured (Arnold, section 4: 256
+        MB of a collective, 2 MB of what is sent to one rank)."""
+        best = max(point.bytes / point.seconds for point in self.points)
+        return next(point.bytes for point in self.points if point.bytes / point.seconds >= FULL * best)
 
 
 def wire_share(kind: CollectiveKind, ranks: int) -> float:

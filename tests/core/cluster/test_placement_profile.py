@@ -69,6 +69,20 @@ def test_latency_is_no_part_of_what_crossing_costs() -> None:
     assert PROFILE.crossing("send") is None
 
 
+def test_what_a_minipods_link_carries_is_what_all_pairs_have_together() -> None:
+    """Two ranks a minipod, each of which has 1 / 48 ns of it."""
+    assert PROFILE.core() == pytest.approx(2 / 48e-9)
+    assert PROFILE.model_copy(update={"collectives": (curve(1, 8e-9),)}).core() is None
+
+
+def test_the_size_that_saturates() -> None:
+    """Of 1 ms and 1 ns a byte: 16 MiB has nearly all of it, 4 MiB 0.84 of that."""
+    sizes = [1 << at for at in range(12, 25, 2)]
+    points = tuple(Point(bytes=size, seconds=1e-3 + size * 1e-9) for size in sizes)
+    assert curve(1, 1.0).model_copy(update={"points": points}).saturates == 1 << 24
+    assert curve(1, 1.0).model_copy(update={"points": points[:1]}).saturates == 1 << 12
+
+
 def test_gains_are_medians_inside_rounds() -> None:
     assert JOB.gain("dp") == pytest.approx(0.5)
     assert JOB.gain("pp") == pytest.approx((1.5 / 1.6 + 0.75) / 2 - 1)
@@ -93,6 +107,7 @@ def test_its_network_is_what_place_reads(tmp_path: Path) -> None:
     (tmp_path / "net.toml").write_text(network_file(PROFILE))
     network = Network.read(tmp_path / "net.toml")
     assert network.conflicts == pytest.approx(6.0)
+    assert network.core == pytest.approx(2 / 48e-9, rel=1e-5)
     assert network.collective(1e6, 2) == pytest.approx(6 * network.collective(1e6, 1))
     assert tomllib.loads((tmp_path / "net.toml").read_text())["rate"]["date"] == "2026-11-23"
     (tmp_path / "net.toml").write_text(network_file(PROFILE).replace("value = 6", "value = 0.5"))
