@@ -23,8 +23,8 @@ from typing import Any
 from plait.core.base.errors import LaunchError
 from plait.core.topology.switches import RESERVED_TAINT
 from plait.launch.kubernetes_api import Conflict, KubernetesNamespace, NotThere
-from plait.launch.kubernetes_binder import over, uid
 from plait.launch.kubernetes_manifests import HOSTNAME, Object
+from plait.launch.kubernetes_objects import over, uid
 from plait.launch.live_queue import LetIn, LiveQueue, Mark, QueuedJob, QueueView, ReservedNodes, seconds_of
 
 GATE = "plait.dev/admission"

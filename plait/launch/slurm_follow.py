@@ -29,6 +29,7 @@ from plait.core.topology.hostlist import fold
 from plait.launch import slurm
 from plait.launch.run_folder import ask_to_stop
 from plait.launch.slurm import GONE, WAITING, SlurmJobState, SubmittedSlurmJob
+from plait.launch.slurm_chain import next_job
 from plait.launch.watch import catching_signals, say
 
 GLANCE = 0.5
@@ -60,7 +61,35 @@ class _Following:
         """Whether the launcher was told to stop."""
 
     def to_the_end(self) -> int:
-        """The job's exit status."""
+        """The exit status of the job, or of the last of those that follow each other."""
+        while True:
+            now = self._to_its_end()
+            if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
+                say(f"Slurm job {self.job} ended as {now.name.lower()}")
+            if not self._follows():
+                return now.status or (0 if now.name == "COMPLETED" else 1)
+
+    def _follows(self) -> bool:
+        """Whether another job goes on with the run, which is followed from now on."""
+        folder = self.submitted.folder
+        following = next_job(folder, self.job) if folder else ""
+        if not following or not folder:
+            return False
+        try:
+            going = slurm.state(following).going
+        except LaunchError:
+            return False
+        if going:
+            log = self.submitted.log.with_name(self.submitted.log.name.replace(self.job, following))
+            self.submitted = self.submitted._replace(job=following, log=log)
+            self.job, self._said, self._told = following, ("", ""), False
+            self.log = _Tail(log, sys.stdout.buffer)
+            if self.stops:
+                ask_to_stop(folder, following)
+        return going
+
+    def _to_its_end(self) -> SlurmJobState:
+        """The job's last state."""
         while (now := self._look()) is None or now.going:
             self.log.copy()
             if now is not None:
@@ -73,9 +102,7 @@ class _Following:
             if self.signals:  # by what is known of it: the controller is asked no sooner
                 self._stop(now)
         self.log.copy()
-        if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
-            say(f"Slurm job {self.job} ended as {now.name.lower()}")
-        return now.status or (0 if now.name == "COMPLETED" else 1)
+        return now
 
     def _look(self) -> SlurmJobState | None:
         """The job's state; None as long as the controller is away."""

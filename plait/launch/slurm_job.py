@@ -28,10 +28,10 @@ from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.core.topology.hostlist import expand, fold
 from plait.core.topology.rank_table import RankTable
-from plait.launch import slurm
+from plait.launch import slurm, slurm_chain
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
-from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, last_job, starts_in_vain
 from plait.launch.slurm_nodes import JobNodes, Order
 from plait.launch.slurm_step import python, srun
 from plait.launch.watch import RunGuard, say, watched
@@ -62,7 +62,8 @@ def run(
     step = _Step(folder, argv, srun(settings, folder, len(table.hosts), gpus), gpus, timeout)
     if plan is None:
         return step.run(table, hooks.guarded(Progress(world_size)), nodes)
-    changed, again = plan.notes.get(CHANGED, ""), cluster_job()[1] > 0
+    changed = plan.notes.get(CHANGED, "")
+    again = cluster_job()[1] > 0 or (settings.chain and last_job(folder) == slurm_chain.NAME)
     while True:
         history = History(folder)
         history.begin_again(world_size, table.hosts, plan.key, again=again, changed=changed)
@@ -168,10 +169,15 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         if asked_to_stop(folder, job):
             say("this job was asked to end before its ranks were started")
             return INTERRUPTED
+        if settings.chain and slurm_chain.cancelled_before(folder, job):
+            say("the job before was cancelled: the run ends")
+            return INTERRUPTED
         argv = command_of(programs.RANK, str(folder), python=python(settings))
         before = newest_checkpoint(folder)
+        if settings.chain:
+            slurm_chain.begin_next(folder, job)
         try:
-            with RunLock(folder) as lock:
+            with slurm_chain.lock_in_turn(folder) if settings.chain else RunLock(folder) as lock:
                 asked = _Asked(folder, job)
 
                 def guarded(progress: Progress) -> RunGuard:
@@ -181,12 +187,16 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
                 status = run(folder, argv, plan.layout.world_size, timeout=timeout, plan=plan, hooks=hooks)
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)
-            status = error.exit_status
-            if status != 1 or not settings.requeue:
-                return DO_NOT_RETRY
-        if status in (1, TERMINATED) and settings.requeue:
-            return _again(folder, status, before, settings.restarts)
-        return status
+            status = error.exit_status if error.exit_status == 1 else DO_NOT_RETRY
+        if not settings.requeue:
+            ended, again = (DO_NOT_RETRY if status == 1 else status), False
+        elif status in (1, TERMINATED):
+            ended, again = _again(folder, status, before, settings)
+        else:
+            ended, again = status, False
+        if settings.chain and not again:
+            slurm_chain.take_back(folder, job)
+        return ended
     except PlaitError as error:
         print(f"plait: {error}", file=sys.stderr, flush=True)
         return DO_NOT_RETRY
@@ -208,22 +218,25 @@ class _Asked:
         return asked_to_stop(self.folder, self.job, running=True)
 
 
-def _again(folder: Path, status: int, before: int, restarts: int) -> int:
-    """Have the job started again, unless it was cancelled, or makes no progress."""
+def _again(folder: Path, status: int, before: int, settings: SlurmSection) -> tuple[int, bool]:
+    """Have the run started again, unless the job was cancelled, or makes no progress: the exit status, and
+    whether it is."""
     job, _ = slurm_job()
     if slurm.patient_state(job).name != "RUNNING":
-        return status
+        return status, False
     if asked_to_stop(folder, job):
         say("this job was asked to end: it is not started again")
-        return INTERRUPTED
-    vain = starts_in_vain(folder, job, before)
-    if vain > restarts:
+        return INTERRUPTED, False
+    vain = starts_in_vain(folder, slurm_chain.NAME if settings.chain else job, before)
+    if vain > settings.restarts:
         say(f"{vain} starts in a row ended without a new checkpoint; not started again (slurm.restarts)")
-        return DO_NOT_RETRY
+        return DO_NOT_RETRY, False
+    if settings.chain:
+        return status, True
     say(f"Slurm job {job} is put back into the queue, after start {cluster_job()[1] + 1}")
     slurm.command("scontrol", "requeue", job)
     try:
         signal.pause()  # Slurm ends this start
     except KeyboardInterrupt:  # a stop that came while it goes back
         slurm.command("scancel", job)
-    return status
+    return status, True
