@@ -30,6 +30,7 @@ from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
+from plait.train.model.documents import are_starts
 from plait.train.model.loss import IGNORED
 from plait.train.rank_run import RankRun
 from plait.train.states import named_states
@@ -176,6 +177,9 @@ class Engine:
             if low < least or high >= vocab or bool(((one < 0) & (one != IGNORED)).any()):
                 problem = f"{name} from {low} to {high} are not all below the model's {vocab}"
                 raise JobError(problem, key="model.vocab", fix=f"Ids are 0 to {vocab - 1}")
+        if starts is not None and not are_starts(starts.cpu()):
+            raise JobError("starts are not, for each token, the position of its document's first", key="starts",
+                           fix="Of documents of 2 and 3 tokens they are 0, 0, 2, 2, 2")  # fmt: skip
         samples = torch.arange(len(tokens)) + self._position
         cpu = [one.to("cpu") if one is not None else None for one in (weights, starts)]
         found = micro_batches(

@@ -154,7 +154,7 @@ class _Pair:
 def _present(values: Mapping[str, Any], key: str) -> Any:
     """What a row has under a key. Raises WrongChat."""
     if values.get(key) is None:
-        names = ", ".join(map(shown, list(values)[:12])) or "nothing"
+        names = ", ".join(shown(one) for one in list(values)[:12] if values[one] is not None) or "nothing"
         raise WrongChat(f"has no {shown(key)}, but {names}")
     return values[key]
 

@@ -70,6 +70,17 @@ class Documents:
         return self._tables[like.dtype]
 
 
+def are_starts(starts: Tensor) -> bool:
+    """Whether [b, S] in host memory says where documents begin.
+
+    >>> [are_starts(torch.tensor([each])) for each in ([0, 0, 2, 2], [0, 0, 1, 2], [1, 1, 1, 1])]
+    [True, False, False]
+    """
+    places = torch.arange(starts.shape[1]).expand_as(starts)
+    begins = torch.where(starts == places, places, 0).cummax(dim=1).values
+    return bool((starts == begins).all())
+
+
 def ends_of(starts: Tensor) -> tuple[tuple[int, ...], ...]:
     """Where documents end, from their starts [b, S] in host memory.
 
