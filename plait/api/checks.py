@@ -41,7 +41,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     from plait.api.choose import model_notes, vocabulary_note
     from plait.api.places.base import Managed
     from plait.core.base.errors import JobError, LaunchError
-    from plait.train.checkpoint.weight_files import check_weights
+    from plait.train.checkpoint.initial import check_initial
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -55,7 +55,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     over.add(check_data(job.data, job.train, folder / "corpus"))
     vocab = load_tokenizer(job.data.tokenizer).vocab
     if job.train.init_from:
-        over.add(check_weights(Path(job.train.init_from), job.model_spec(vocab)))
+        over.add(check_initial(Path(job.train.init_from), job.model_spec(vocab)))
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)

@@ -104,7 +104,7 @@ def plan_job(
     from plait.plan.read_config import read_configuration
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
     from plait.plan.where import other_device
-    from plait.train.checkpoint.weight_files import check_weights
+    from plait.train.checkpoint.initial import check_initial
     from plait.train.data.tokenizer import load_tokenizer
 
     file = Path(file)
@@ -121,7 +121,7 @@ def plan_job(
         job, over = with_own_vocabulary(asked), model_notes(asked)
         own, weights = load_tokenizer(asked.data.tokenizer).vocab, asked.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
-            over.add(check_weights(Path(weights), asked.model_spec(own)))
+            over.add(check_initial(Path(weights), asked.model_spec(own)))
         note = "" if told else vocabulary_note(asked, own, own=True)
         vocab = load_tokenizer(job.data.tokenizer).vocab
     there = the_cluster(job, place.lab if place else None)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from plait.train.checkpoint.export import Exported
     from plait.train.sample import Sampler
 
 
-def export_run(run: Path | str, out: Path | str, step: int | None = None) -> Exported:
-    """Write a checkpoint of a run as a Hugging Face folder. step: of the checkpoint; None: the newest that is
-    whole. Raises CheckpointError."""
+Format = Literal["huggingface", "torchtitan"]
+
+
+def export_run(run: Path | str, out: Path | str, step: int | None = None, format: Format = "huggingface") -> Exported:
+    """Write a checkpoint of a run as a Hugging Face folder, or as torchtitan's. step: of the checkpoint;
+    None: the newest that is whole. Raises CheckpointError."""
     from plait.train.checkpoint import export
 
-    return export.export_run(Path(run), Path(out), step)
+    write = export.export_torchtitan if format == "torchtitan" else export.export_run
+    return write(Path(run), Path(out), step)
 
 
 def sampler(run: Path | str, step: int | None = None) -> Sampler:

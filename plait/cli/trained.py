@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,15 +14,19 @@ from plait.core.base.text import printable
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write; Hugging Face transformers reads it.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
     step: Annotated[
         int | None, typer.Option(help="The checkpoint after this step; by default the newest that is whole.")
     ] = None,
+    format: Annotated[
+        Literal["huggingface", "torchtitan"],
+        typer.Option(help="Safetensors, configuration and tokenizer for transformers; or torchtitan's checkpoint."),
+    ] = "huggingface",
 ) -> None:
-    """Write a run's checkpoint as a Hugging Face folder: safetensors, configuration and tokenizer."""
+    """Write a run's checkpoint as a Hugging Face folder, or as torchtitan's initial_load_path."""
     from plait.api.trained import export_run
 
-    exported = export_run(run, out, step)
+    exported = export_run(run, out, step, format)
     for warning in exported.warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"{out} holds {run} after step {exported.step}")

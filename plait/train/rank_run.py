@@ -23,7 +23,7 @@ from plait.core.runs.epoch import Epoch
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
-from plait.train.checkpoint.huggingface import load as load_huggingface
+from plait.train.checkpoint.initial import load_initial
 from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.comm.objects import gather
 from plait.train.comm.world import new_group
@@ -79,7 +79,7 @@ class RankRun:
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=evaluations)
         agree(part)
         if job.train.init_from:
-            load_huggingface(part.models, Path(job.train.init_from))
+            load_initial(part.models, Path(job.train.init_from))
         self.optimizer = Optimizer(part.models, part.gradients, job.train, part.matrices)
         self.part = self._settled(part, sample)
         self.rate = LearningRate.of(job.train)

@@ -375,7 +375,7 @@ def test_what_is_measured_before_training_is_in_the_plan(run: Run) -> None:
 
 def test_a_run_begins_with_given_weights(run: Run, tmp_path: Path) -> None:
     loaded: list[Path] = []
-    with mock.patch.object(module, "load_huggingface", lambda _, folder: loaded.append(folder)):
+    with mock.patch.object(module, "load_initial", lambda _, folder: loaded.append(folder)):
         run.train(1, init_from=str(tmp_path / "weights"))
         run.train(1)
     assert loaded == [tmp_path / "weights"]

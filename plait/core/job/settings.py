@@ -254,7 +254,8 @@ class TrainSection(Section):
     log_every: Count = 10
     """Steps between printed lines; ``metrics.jsonl`` has every step."""
     init_from: str | None = None
-    """A Hugging Face folder to take the initial weights from."""
+    """A folder to take the initial weights from: Hugging Face's, a run's or one of its checkpoints
+    (``runs/NAME/checkpoints/step-00000100``), or a torch.distributed.checkpoint in torchtitan's names."""
 
     def decay_of(self, name: str, dimensions: int) -> float:
         """Weight decay of a tensor, by its name.

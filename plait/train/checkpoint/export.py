@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.errors import DataError, JobError
-from plait.core.base.files import check_target
+from plait.core.base.errors import CheckpointError, DataError, JobError
+from plait.core.base.files import check_target, explained
 from plait.core.job.plan import Plan
 from plait.core.model.families import huggingface_config
+from plait.train.checkpoint import dcp, torchtitan, torchtitan_names
 from plait.train.checkpoint.folder import MANIFEST
 from plait.train.checkpoint.huggingface import save
 from plait.train.checkpoint.safetensors_folder import check_no_model
@@ -33,6 +34,22 @@ class Exported(NamedTuple):
 
     step: int
     warnings: tuple[str, ...]
+
+
+def export_torchtitan(run: Path, out: Path, step: int | None = None) -> Exported:
+    """Write ``out`` as a torch.distributed.checkpoint in torchtitan's names: its
+    ``checkpoint.initial_load_path``. Raises as ``export_run``."""
+    check_step(step)
+    plan = Plan.read(run / PLAN)
+    torchtitan_names.check_model(plan.model)
+    _check_apart(out, run)
+    if (out / dcp.METADATA).exists():
+        raise CheckpointError(f"{out} holds a checkpoint already. Choose another folder")
+    check_target(out / dcp.METADATA, fix="Choose another folder")
+    whole = load_whole(run, step)
+    with explained(f"{out} cannot be written", fix="Choose another folder"):
+        torchtitan.save(whole.model, out)
+    return Exported(whole.step, whole.warnings)
 
 
 def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
