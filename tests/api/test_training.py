@@ -41,7 +41,7 @@ def test_a_run_that_has_begun_goes_on_with_its_plan(job: Path) -> None:
     write_plan(ready)
     assert prepare(job, (), HERE).plan.key == ready.plan.key
     with pytest.raises(JobError):
-        prepare(job, ["train.global_batch_size=8"], HERE)
+        prepare(job, ["train.seed=8"], HERE)
 
 
 def test_of_a_plan_only_where_it_runs_may_be_changed(job: Path) -> None:
