@@ -1,0 +1,62 @@
+"""Recompute the papers' numbers, and write their pages.
+
+    python -m benchmarks.papers [PAPER ...] [--lab] [--again] [--pages]
+
+Figures of which the JSON was made by the code that is checked out are not computed again. ``--lab`` computes
+those that need an emulated cluster, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
+
+from benchmarks.keeping import commit, finish, machine
+from benchmarks.papers.found import PAPERS, Found, fingerprint, read, write
+from benchmarks.papers.page import published, write_pages
+
+
+def figures(paper: str, *, lab: bool) -> dict[str, Callable[[], Found]]:
+    """The functions of a paper's figures."""
+    module = import_module(f"benchmarks.papers.{paper}")
+    return module.FIGURES | (getattr(module, "LAB", {}) if lab else {})
+
+
+def compute(paper: str, *, lab: bool, again: bool) -> None:
+    """What is not up to date."""
+    told = {figure["id"]: figure for figure in published(paper)["figures"]}
+    for name, function in figures(paper, lab=lab).items():
+        kept = read(paper, name)
+        if kept and kept["fingerprint"] == fingerprint(paper) and not again:
+            continue
+        start = time.perf_counter()
+        found = function()
+        took = time.perf_counter() - start
+        about = {
+            "how": told[name]["how"], "date": datetime.now(UTC).date().isoformat(), "commit": commit(),
+            "machine": machine(), "seconds": round(took, 1),
+        }  # fmt: skip
+        write(paper, name, found, about)
+        print(f"{paper} {name}: {took:.1f} s", flush=True)
+
+
+def main() -> int:
+    """Compute, then write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paper", nargs="*", choices=(*PAPERS, []), help="only these")
+    parser.add_argument("--lab", action="store_true", help="also what needs an emulated cluster")
+    parser.add_argument("--again", action="store_true", help="also what is up to date")
+    parser.add_argument("--pages", action="store_true", help="pages alone, of what is kept")
+    asked = parser.parse_args()
+    for paper in asked.paper or PAPERS:
+        if not asked.pages:
+            compute(paper, lab=asked.lab, again=asked.again)
+    write_pages()
+    return 0
+
+
+if __name__ == "__main__":
+    finish(main)

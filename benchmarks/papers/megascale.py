@@ -1,0 +1,123 @@
+"""MegaScale's figures by the planner and the simulator: 175B on 256 to 12,288 GPUs as Megatron-LM ran it, and with
+what Plait has of MegaScale; what decoupled sends gain.
+
+Of MegaScale Plait has the parallel block (``model.parallel_block``), communication of all three axes beside
+computation, interleaving with sends that nobody awaits, and its own choice of layout. It has no sliding window for
+a GPT (whose FLOPs the printed utilisation counts), and the kernels that constants were fitted to, not MegaScale's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from as_trained import Run, runs
+
+from benchmarks.papers.found import Found, Row, Series
+from benchmarks.papers.planned import Settings, best, command, planning, settings, stage_costs
+from plait.core.step.clock.dry_run import PipelineCosts, dry_run
+from plait.core.step.schedule import Schedule
+from plait.plan.candidate import Candidate
+
+PAPER = "megascale"
+OWN = settings(model__parallel_block="true")
+LAYOUT = settings(
+    strategy__tp=8, strategy__pp=8, strategy__schedule="interleaved", strategy__virtual_stages=6,
+    strategy__sequence_parallel="true", strategy__shard="zero1", strategy__overlap="async",
+    train__micro_batch_size=1,
+) + ("strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
+"""The paper's."""
+BATCHES = {256: 768, 512: 768, 768: 768, 1024: 768, 3072: 6144, 6144: 6144, 8192: 6144, 12288: 6144}
+
+
+@cache
+def trained() -> Mapping[int, Run]:
+    """By GPUs: the Megatron-LM baseline, as in ``benchmarks/as_trained.py``."""
+    return {run.planner.job.world_size: run for run in runs() if run.name == "175B"}
+
+
+def _asked(gpus: int) -> Settings:
+    return settings(cluster__ranks=gpus, train__global_batch_size=BATCHES[gpus])
+
+
+def _ours(gpus: int) -> Candidate:
+    found = best(PAPER, OWN + _asked(gpus))
+    assert found is not None
+    return found
+
+
+def _megatron_command(gpus: int) -> str:
+    asked = _asked(gpus) + LAYOUT + settings(strategy__dp=gpus // 64, plan__framework="megatron")
+    return command(PAPER, asked, "--evaluate")
+
+
+def steps() -> Found:
+    """Table 2: seconds of a step and utilisation, Megatron-LM's and ours, and their ratio."""
+    rows: list[Row] = []
+    points: dict[str, list[tuple[float | str, float]]] = {"Megatron-LM": [], "Plait": []}
+    gains: list[Row] = []
+    for gpus in BATCHES:
+        theirs, ours = trained()[gpus].predicted, _ours(gpus)
+        points["Megatron-LM"].append((gpus, round(theirs.mfu_full, 4)))
+        points["Plait"].append((gpus, round(ours.mfu_full, 4)))
+        where = command(PAPER, OWN + _asked(gpus))
+        own = ours.job.strategy
+        note = f"pp {own.pp}, tp {own.tp}, micro-batches of {ours.job.train.micro_batch_size}"
+        rows.append(Row(name=f"{gpus:,} GPUs, Megatron-LM", value=round(theirs.seconds, 2), command=_megatron_command(gpus)))
+        rows.append(Row(name=f"{gpus:,} GPUs, MegaScale", value=round(ours.seconds, 2), command=where, note=note))
+        gains.append(Row(name=f"{gpus:,} GPUs, times as fast", value=round(theirs.seconds / ours.seconds, 3)))
+    last = max(BATCHES)
+    return Found(
+        rows=[*rows, *gains], series=[Series(name=name, points=own) for name, own in points.items()],
+        claims={13: {"utilisation at 12,288 GPUs": round(_ours(last).mfu_full, 4)},
+                14: {"times as fast at 12,288 GPUs": round(trained()[last].predicted.seconds / _ours(last).seconds, 4)}},
+        facts={"theirs": round(trained()[last].predicted.mfu_full, 3), "ours": round(_ours(last).mfu_full, 3),
+               "alone": round(_with_their_layout().seconds, 2)},
+    )  # fmt: skip
+
+
+def _with_their_layout() -> Candidate:
+    """Parallel blocks and Plait's overlap in the paper's layout, at 12,288 GPUs."""
+    asked = planning(PAPER, OWN + _asked(12288) + LAYOUT + settings(strategy__dp=192)).planner
+    return asked.predict(asked.job)
+
+
+def decoupled() -> Found:
+    """Section 3.2: sends that nobody awaits, under interleaving."""
+    rows: list[Row] = []
+    gains: dict[str, bool] = {}
+    points: list[tuple[float | str, float]] = []
+    for gpus in (256, 12288):
+        batch = 256 if gpus == 256 else BATCHES[gpus]  # table 3's
+        wanted = settings(cluster__ranks=gpus, train__global_batch_size=batch, strategy__dp=gpus // 64)
+        asked = planning(PAPER, OWN + wanted + LAYOUT)
+        schedule, costs = stage_costs(asked)
+        for slower in (1, 4, 16):
+            taken = _interleaved(schedule, costs, slower)
+            gain = taken[True] / taken[False]
+            name = f"{gpus:,} GPUs" + (f", transfers {slower} times as slow" if slower > 1 else "")
+            if slower == 1:
+                gains[f"{name}: {gain:.3f}x"] = gain > 1.0005
+            points.append((name, round(gain, 4)))
+            words = ["plait", "schedule", "interleaved", "pp=8", f"micro_batches={schedule.num_micro_batches}",
+                     "virtual_stages=6", f"transfer={slower * max(costs.edges.values()):.4g}",
+                     f"costs={costs.forward[1]:.4g},{costs.input_gradient[1]:.4g},0"]  # fmt: skip
+            rows.append(Row(name=name, value=round(gain, 4), command=shlex.join(words)))
+    return Found(rows=rows, series=[Series(name="times as fast", points=points)], claims={15: gains})
+
+
+def _interleaved(schedule: Schedule, costs: PipelineCosts, slower: float) -> dict[bool, float]:
+    """Seconds of a step; True: a stage is busy until what it has made is with the next one."""
+    edges = {edge: slower * seconds for edge, seconds in costs.edges.items()}
+    stages = range(schedule.num_stages)
+    sent = [edges.get((stage, stage + 1), 0.0) for stage in (-1, *stages)]
+    awaited = PipelineCosts(
+        tuple(costs.forward[at] + sent[at + 1] for at in stages),
+        tuple(costs.input_gradient[at] + sent[at] for at in stages), costs.weight_gradient,
+    )  # fmt: skip
+    free = PipelineCosts(costs.forward, costs.input_gradient, costs.weight_gradient, edges)
+    return {True: dry_run(schedule, awaited).makespan, False: dry_run(schedule, free).makespan}
+
+
+FIGURES: dict[str, Callable[[], Found]] = {"steps": steps, "decoupled": decoupled}

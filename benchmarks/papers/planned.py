@@ -1,0 +1,75 @@
+"""Predictions of a paper's jobs, each by the command that a page shows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from statistics import median
+
+from benchmarks.papers.found import ROOT, job_file
+from plait.api.planning import Planning, plan_job
+from plait.core.base.errors import InfeasiblePlan
+from plait.core.step.clock.dry_run import PipelineCosts
+from plait.core.step.schedule import Schedule
+from plait.plan.candidate import Candidate
+
+Settings = tuple[str, ...]
+
+
+def settings(**values: object) -> Settings:
+    """Settings of a command: ``__`` stands for the dot.
+
+    >>> settings(strategy__tp=8, model__preset="gpt3-13b")
+    ('strategy.tp=8', 'model.preset=gpt3-13b')
+    """
+    return tuple(f"{key.replace('__', '.')}={value}" for key, value in values.items())
+
+
+def command(paper: str, asked: Sequence[str], *flags: str) -> str:
+    """What prints the prediction."""
+    return shlex.join(["plait", "plan", str(job_file(paper).relative_to(ROOT)), *flags, *asked])
+
+
+@cache
+def planning(paper: str, asked: Settings, changes: Settings = ()) -> Planning:
+    """The paper's job with settings, and with the cluster changed."""
+    return plan_job(job_file(paper), asked, changes=changes)
+
+
+@cache
+def predict(paper: str, asked: Settings, changes: Settings = ()) -> Candidate | None:
+    """The strategy that the settings give (``--evaluate``), as predicted; None where it does not fit."""
+    planner = planning(paper, asked, changes).planner
+    found = planner.predict(planner.job)
+    return found if found.memory.fits else None
+
+
+@cache
+def best(paper: str, asked: Settings) -> Candidate | None:
+    """The planner's answer; None where nothing fits."""
+    try:
+        return planning(paper, asked).planner.answer().best
+    except InfeasiblePlan:
+        return None
+
+
+def stage_costs(found: Planning) -> tuple[Schedule, PipelineCosts]:
+    """The schedule of a job's own strategy, and seconds of its stages and edges as they are simulated: medians of
+    a step's micro-batches; a whole backward counts as the input's gradient."""
+    planner = found.planner
+    simulation = planner.simulated(planner.job).simulation
+    schedule = simulation.step.schedule
+    taken: dict[tuple[int, bool], list[float]] = {}
+    for course in simulation.run().courses:
+        for turn in course.turns:
+            if turn.op is not None:
+                key = turn.op.stage, turn.op.work.forward
+                taken.setdefault(key, []).append(turn.outcome.seconds)
+    each = {key: median(values) for key, values in taken.items()}
+    stages = range(schedule.num_stages)
+    edges = {
+        (min(way.transfer[:2]), max(way.transfer[:2])): simulation.travel(way)[0] for way in simulation.script.ways
+    }
+    forward, backward = (tuple(each[stage, which] for stage in stages) for which in (True, False))
+    return schedule, PipelineCosts(forward, backward, (0.0,) * schedule.num_stages, edges)
