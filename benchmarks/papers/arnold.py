@@ -1,2 +1,296 @@
-"""x"""
-FIGURES = {}
+"""Arnold's figures: spreads by the paper's own program and by Plait, predicted steps by placement, the queue.
+
+Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the paper prints
+no occupancy. A step by placement is the planner's, with collectives and sends between nodes as much slower as
+``specs/placement/network.toml`` says of groups that spread over so many minipods.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from statistics import mean
+
+from benchmarks.baselines.fits import random_fit
+from benchmarks.baselines.program import mip
+from benchmarks.baselines.volumes import PaperJob
+from benchmarks.papers.found import HERE, ROOT, Found, Row, Series
+from benchmarks.papers.planned import Settings, command, predict, settings
+from benchmarks.placement import ALPHAS, PUBLISHED, SETTINGS, Setting, program, score
+from plait.api.queueing import Replay, replay_queue
+from plait.place.ecmp import RailFabric, conflict_factor
+from plait.place.network import Network
+from plait.place.placing import place
+from plait.place.problem import Problem, spread_of
+from plait.place.reservation import ClusterShape, Planned
+
+PAPER = "arnold"
+SEEDS, LIMIT = 5, 30.0
+PAPERS_OWN = ("(i)", "(ii)", "(iii)")
+IDLE = tuple(f"{name} idle" for name in PAPERS_OWN)
+BENCHMARK = "python -m benchmarks.placement"
+TRACE = HERE / "jobs" / "short-jobs.csv"
+HOUR = 3600.0
+FLOWS = 4
+"""Connections of a NIC, each of which a switch's hash sends over one uplink."""
+
+
+@cache
+def spreads(name: str) -> Mapping[float, Sequence[tuple[float, float, float]]]:
+    """By alpha, for every seed: score of the best baseline, of the paper's program, of Plait."""
+    setting = SETTINGS[name]
+    found: dict[float, list[tuple[float, float, float]]] = {alpha: [] for alpha in ALPHAS}
+    for seed in range(min(SEEDS, setting.seeds)):
+        problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=LIMIT)
+        others = [spread_of(problem, made(problem).cells) for made in PUBLISHED.values()]
+        for alpha in ALPHAS:
+            solved = program(problem, alpha, LIMIT)["score"]
+            if solved:
+                ours = place(replace(problem, alpha=alpha)).score
+                found[alpha].append((min(score(alpha, one) for one in others), solved, ours))
+    return found
+
+
+def weighted_spread() -> Found:
+    """Figure 7: the best baseline's weighted spread over the program's, and over Plait's."""
+    rows: list[Row] = []
+    series: list[Series] = []
+    every: dict[str, list[float]] = {}
+    ends: dict[str, float] = {}
+    for name in (*IDLE, *PAPERS_OWN):
+        found = spreads(name)
+        for who, at in (("the program", 1), ("Plait", 2)):
+            points = [
+                (alpha, round(mean(one[0] / one[at] for one in found[alpha]), 4)) for alpha in ALPHAS if found[alpha]
+            ]
+            series.append(Series(name=f"{name}, {who}", points=points))
+            rows.append(
+                Row(
+                    name=f"{name}, {who}",
+                    value=round(mean(value for _, value in points), 3),
+                    command=BENCHMARK,
+                    note=f"up to {max(one[0] / one[at] for own in found.values() for one in own):.2f}x",
+                )
+            )
+        ends[name] = round(mean(one[0] / one[1] for one in found[1.0]), 3)
+        every[name] = [one[0] / one[1] for own in found.values() for one in own]
+    occupied = [value for name in PAPERS_OWN for value in every[name]]
+    by_setting = [mean(every[name]) for name in PAPERS_OWN]
+    rows.append(Row(name="the program, all settings, most", value=round(max(occupied), 2), command=BENCHMARK))
+    rows.append(Row(name="the program, all settings, mean", value=round(mean(by_setting), 3), command=BENCHMARK))
+    return Found(rows=rows, series=series, claims={
+        16: {"the most": round(max(occupied), 3), "the mean": round(mean(by_setting), 3)},
+        17: {f"{name}, alpha 1": value for name, value in ends.items()},
+    }, facts={"most": round(max(occupied), 2), "mean": round(mean(by_setting), 2), "lowest": min(ends.values())})  # fmt: skip
+
+
+def _naive(problem: Problem, most: int) -> tuple[int, float]:
+    """Maps of cells to minipods that were scored, and seconds: all in order, at most so many."""
+    assert problem.shape is not None
+    rows, columns = problem.shape
+    free, best, tried = problem.capacity, float("inf"), 0
+    began = time.perf_counter()
+    for cells in product(range(len(free)), repeat=rows * columns):
+        tried += 1
+        if all(cells.count(pod) <= free[pod] for pod in range(len(free))):
+            widest = (max(len(set(cells[at::rows])) for at in range(rows)),
+                      max(len(set(cells[at * rows : (at + 1) * rows])) for at in range(columns)))  # fmt: skip
+            best = min(best, 0.7 * widest[0] + 0.3 * widest[1])
+        if tried == most:
+            break
+    return tried, time.perf_counter() - began
+
+
+def latency() -> Found:
+    """Figure 8: naive enumeration, the program, Plait."""
+    rows: list[Row] = []
+    series: dict[str, list[tuple[float | str, float]]] = {"naive enumeration": [], "the program": [], "Plait": []}
+    slow: dict[str, bool] = {}
+    for name, minipods, nodes, heights in (("(i)", 3, 18, (4, 5, 6, 7)), ("(ii)", 5, 438, (3, 4, 5))):
+        for rows_of in heights:
+            count, problem = (
+                2 * rows_of,
+                Problem.plain(rows_of, 2, [nodes // minipods] * minipods, limit=LIMIT, alpha=0.3),
+            )
+            tried, took = _naive(problem, 300_000)
+            whole = minipods**count
+            seconds = took * whole / tried
+            timed = {
+                "the program": _seconds(partial(mip, replace(problem, unit="pp"))),
+                "Plait": _seconds(partial(place, problem)),
+            }
+            at = f"{name}, {count} nodes"
+            series["naive enumeration"].append((at, round(seconds, 3)))
+            for who, value in timed.items():
+                series[who].append((at, round(value, 4)))
+            note = f"{whole:,} maps" + ("" if tried == whole else f", by the rate of {tried:,}")
+            rows.append(Row(name=f"enumeration, {at}", value=round(seconds, 2), note=note))
+            rows.append(Row(name=f"the program, {at}", value=round(timed["the program"], 3)))
+            if (name, count) in (("(i)", 14), ("(ii)", 10)):
+                longer = seconds / timed["the program"]
+                slow[f"{at}: {seconds:.0f} s, {longer:,.0f} times as long as the program"] = (
+                    seconds > 5 and longer > 100
+                )
+    large = replace(SETTINGS["(iii)"], rows=64)
+    problem = Problem.plain(64, 8, large.free(0), limit=LIMIT, alpha=0.3)
+    rows.append(
+        Row(name="Plait, 512 nodes of 1,019", value=round(_seconds(partial(place, problem)), 3), command=BENCHMARK)
+    )
+    return Found(rows=rows, series=[Series(name=name, points=own) for name, own in series.items()], claims={21: slow})
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+CLUSTERS = {"208 GPUs": Setting(40, 2000, 13, 2, 0.9), "9,600 GPUs": Setting(40, 2400, 75, 16, 0.42)}
+"""26 and 1,200 nodes of clusters of minipods of 50 and 60, nine tenths and four tenths busy; shapes are assumed."""
+
+
+def _both(name: str, seed: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(DP, PP) of nodes as they come free, in rank order (columns), and of Plait at alpha 0.3."""
+    setting = CLUSTERS[name]
+    problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=LIMIT, alpha=0.3)
+    placed = place(problem)
+    drawn = spread_of(problem, random_fit(problem, by_column=True).cells)
+    return (drawn.columns, drawn.rows), (placed.column_spread, placed.row_spread)
+
+
+@cache
+def _reached(name: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean spreads of DP and PP groups: drawn, placed."""
+    found = [_both(name, seed) for seed in range(20)]
+    told = [{kind: mean(one[at][which] for one in found) for which, kind in enumerate(("dp", "pp"))} for at in (0, 1)]
+    return told[0], told[1]
+
+
+def cluster_spread() -> Found:
+    """Section 6.2: spreads of DP and PP groups, drawn over placed."""
+    rows: list[Row] = []
+    for name in CLUSTERS:
+        drawn, ours = _reached(name)
+        for kind in ("dp", "pp"):
+            note = f"{drawn[kind]:.1f} minipods to {ours[kind]:.1f}"
+            rows.append(Row(name=f"{name}, {kind.upper()} groups", value=round(drawn[kind] / ours[kind], 2), note=note))
+    return Found(rows=rows)
+
+
+NETWORK = Network.read()
+
+
+def slower(dp: float, pp: float) -> Settings:
+    """What-ifs of DP and PP groups that spread over so many minipods."""
+    collectives = 1 - NETWORK.collective_loss * (1 - 1 / dp)
+    sends = 1 - NETWORK.p2p_loss * (1 - 1 / pp)
+    return (f"collectives={collectives:.4f}x", f"sends={sends:.4f}x")
+
+
+def _step(job: str, dp: float, pp: float, asked: Settings = ()) -> tuple[float, str]:
+    """Seconds, and the command."""
+    changes = slower(dp, pp)
+    found = predict(job, asked, changes)
+    assert found is not None
+    flags = [word for one in changes for word in ("--what-if", one)]
+    return found.seconds, command(job, asked, "--evaluate", *flags)
+
+
+DENSE, EXPERTS, LARGE = PAPER, "arnold-experts", "arnold-large"
+"""Job files."""
+
+
+def _gains(job: str, asked: Settings = ()) -> tuple[float, float, str]:
+    """Of keeping DP groups, and PP groups, in one of two minipods, over neither."""
+    neither, where = _step(job, 2, 2, asked)
+    return neither / _step(job, 1, 2, asked)[0] - 1, neither / _step(job, 2, 1, asked)[0] - 1, where
+
+
+def alignment() -> Found:
+    """Figure 5: 96 GPUs over two minipods; and by layers."""
+    dp, pp, where = _gains(DENSE)
+    rows = [Row(name="24B dense, DP-aligned", value=round(dp, 5), command=where),
+            Row(name="24B dense, PP-aligned", value=round(pp, 5), command=where)]  # fmt: skip
+    edp, epp, where = _gains(EXPERTS)
+    rows += [Row(name="experts, DP-aligned", value=round(edp, 5), command=where),
+             Row(name="experts, PP-aligned", value=round(epp, 5), command=where)]  # fmt: skip
+    alpha = edp / (edp + epp) if edp + epp > 0 else 0.5
+    rows.append(Row(name="alpha of the experts", value=f"{alpha:.2f}"))
+    points: list[tuple[float | str, float]] = []
+    for layers in (26, 52, 78, 104):
+        points.append((layers, round(max(_gains(DENSE, settings(model__num_layers=layers))[:2]), 5)))
+    grows = {f"{a[0]} to {b[0]} layers": b[1] > a[1] for a, b in zip(points, points[1:], strict=False)}
+    one = predict(DENSE, ())
+    assert one is not None
+    paper = PaperJob(vocab=51200, sequence=4096, hidden=6144, layers=52, global_batch=768, dp=6, pp=2)
+    return Found(rows=rows, series=[Series(name="the better alignment", points=points)], claims={
+        18: {"PP-aligned ahead of DP-aligned": pp > dp, "PP-aligned gains at least 1.15 %": pp >= 0.0115},
+        19: {"alpha": round(alpha, 3)}, 23: grows,
+    }, facts={"sends": round(one.parts["pp"] / one.seconds, 5), "dp": round(one.parts["dp"] / one.seconds, 5),
+              "gain": round(max(dp, pp), 5), "alpha": round(alpha, 2),
+              "paper": round(paper.pp_volume * 2 * paper.micro_batches / paper.dp_volume, 1)})  # fmt: skip
+
+
+def throughput() -> Found:
+    """Figure 9: predicted throughput of Plait's placement over nodes as they come free."""
+    rows: list[Row] = []
+    gains: dict[str, float] = {}
+    medium = settings(strategy__dp=13, train__global_batch_size=832)
+    for name, job, asked in (("208 GPUs", DENSE, medium), ("9,600 GPUs", LARGE, ())):
+        drawn, ours = _reached(name)
+        before, _ = _step(job, drawn["dp"], drawn["pp"], asked)
+        after, where = _step(job, ours["dp"], ours["pp"], asked)
+        gains[name] = round(before / after, 5)
+        rows.append(Row(name=name, value=round(before / after - 1, 5), command=where))
+    most = max(gains.values()) - 1
+    return Found(rows=rows, claims={20: gains}, facts={"most": round(most, 5)})
+
+
+def queue() -> Found:
+    """Figure 14: shares of nodes in use, and of reserved nodes that others hold, until a job of 1,200 nodes comes."""
+    policies = ("reserve-and-pack", "no-jct", "arnold", "jct-quantile")
+    planned = [Planned(nodes=1200, arrival=22 * HOUR, notice=4 * HOUR, duration=12 * HOUR)]
+    asked = Replay(cluster=ClusterShape(nodes=2000), planned=planned, policies=",".join(policies), load=0.9)
+    found = replay_queue(TRACE, asked)
+    where = shlex.join(["plait", "queue", "replay", str(TRACE.relative_to(ROOT)), "nodes=2000", "load=0.9",
+                        "reserve=1200@+22h", "announce=4h", f"policy={asked.policies}"])  # fmt: skip
+    rows: list[Row] = []
+    series: list[Series] = []
+    held: dict[str, float] = {}
+    for policy, one, outcome in zip(policies, found.policies, found.outcomes, strict=True):
+        hours = outcome.series.time / HOUR
+        during = (hours >= 18) & (hours <= 22)
+        before = one.retention_before or 0.0
+        rows.append(Row(name=f"{policy}: reserved nodes held at the arrival", value=round(before, 4), command=where))
+        rows.append(Row(name=f"{policy}: nodes in use at the arrival", command=where,
+                        value=round(float(outcome.series.allocation[hours < 22][-1]), 4)))  # fmt: skip
+        for what, values in (("in use", outcome.series.allocation), ("held", outcome.series.retention)):
+            points = list(zip(hours[during].round(3).tolist(), values[during].round(4).tolist(), strict=True))
+            series.append(Series(name=f"{policy}, {what}", points=[point for point in points if point[1] == point[1]]))
+        if policy == "jct-quantile":
+            held["reserved nodes held at the arrival"] = round(before, 4)
+    return Found(rows=rows, series=series, claims={22: held}, facts={"jobs": len(found.jobs)})
+
+
+def interference() -> Found:
+    """Figure 11: how much longer transfers take where flows of jobs meet on links above leaf switches, of leaves whose
+    32 NICs spread what they send over ``FLOWS`` connections."""
+    rows: list[Row] = []
+    points: list[tuple[float | str, float]] = []
+    for minipods in (1, 2, 4, 8):
+        active = round(32 * (1 - 1 / minipods))  # of 32 NICs of a leaf, those whose peers lie in other minipods
+        factor = conflict_factor(RailFabric(uplinks=32, active=active), FLOWS) if active else 1.0
+        points.append((minipods, round(factor, 4)))
+        rows.append(Row(name=f"{minipods} minipods", value=round(factor, 3)))
+    grows = {f"{a[0]} to {b[0]} minipods": b[1] > a[1] for a, b in zip(points, points[1:], strict=False)}
+    return Found(rows=rows, series=[Series(name="times as long", points=points)], claims={24: grows})
+
+
+FIGURES: dict[str, Callable[[], Found]] = {
+    "weighted-spread": weighted_spread, "latency": latency, "cluster-spread": cluster_spread, "alignment": alignment,
+    "throughput": throughput, "queue": queue, "interference": interference,
+}  # fmt: skip

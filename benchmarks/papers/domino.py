@@ -111,6 +111,7 @@ def cases(models: Sequence[str], gpus: int) -> Iterator[list[Case]]:
 
 def fullest(models: Sequence[str], gpus: int) -> list[Case]:
     """Of each model and length the batch with the most tokens a second, as the paper takes for several nodes."""
+
     def rate(one: Case) -> float:
         assert one.seconds
         return one.batch / one.seconds["domino"]
@@ -172,7 +173,9 @@ def one_node() -> Found:
     best = fullest([*ONE_NODE, *LLAMA], 8)
     every = [one for own in cases([*ONE_NODE, *LLAMA], 8) for one in own]
     rises = {
-        f"{own[0].model}, {own[0].sequence} tokens": all(a.gain < b.gain + 5e-3 for a, b in zip(own, own[1:], strict=False))
+        f"{own[0].model}, {own[0].sequence} tokens": all(
+            a.gain < b.gain + 5e-3 for a, b in zip(own, own[1:], strict=False)
+        )
         for own in cases([*ONE_NODE, *LLAMA], 8)
     }
     return Found(

@@ -78,12 +78,17 @@ def lengths() -> Found:
                 note = f"{one.tokens_per_second / GPUS:,.0f} tokens a GPU and second; {_says(one)}" if one else ""
                 rows.append(Row(name=f"{case}, {system}", value=round(one.mfu_full, 4) if one else "nothing fits",
                                 command=command(PAPER, case.asked(system)), note=note))  # fmt: skip
-            ours, others = found["InternEvo"], [one.seconds for name, one in found.items() if one and name != "InternEvo"]
+            ours, others = (
+                found["InternEvo"],
+                [one.seconds for name, one in found.items() if one and name != "InternEvo"],
+            )
             assert ours is not None
             ratios[str(case)] = round(min(others) / ours.seconds, 4) if others else float("inf")
         series += [Series(name=f"{model}, {system}", points=own) for system, own in points.items()]
     most = max(one for one in ratios.values() if one < float("inf"))
-    return Found(rows=rows, series=series, claims={9: ratios}, facts={"most": round(most, 2), "least": min(ratios.values())})
+    return Found(
+        rows=rows, series=series, claims={9: ratios}, facts={"most": round(most, 2), "least": min(ratios.values())}
+    )
 
 
 def example() -> Found:
@@ -102,7 +107,10 @@ def example() -> Found:
             strategy__shard__grads=grads, strategy__shard__optim=optim, train__micro_batch_size=1,
         ) + ("strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
         one = told[name] = predict(PAPER, given)
-        words = {"relative": "os on top of ps: optimizer states over 4 x 2 = 8 ranks", "nodes": "os counts nodes: over 2 x 8 = 16 ranks"}
+        words = {
+            "relative": "os on top of ps: optimizer states over 4 x 2 = 8 ranks",
+            "nodes": "os counts nodes: over 2 x 8 = 16 ranks",
+        }
         rows.append(Row(name=f"the paper's plan, {words[name]}", value=f"{one.seconds:.1f} s" if one else "does not fit",
                         command=command(PAPER, given, "--evaluate"), note=_optimizer(parameters, optim)))  # fmt: skip
     whole = ADAM * parameters / 2

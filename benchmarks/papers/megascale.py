@@ -64,7 +64,9 @@ def steps() -> Found:
         where = command(PAPER, OWN + _asked(gpus))
         own = ours.job.strategy
         note = f"pp {own.pp}, tp {own.tp}, micro-batches of {ours.job.train.micro_batch_size}"
-        rows.append(Row(name=f"{gpus:,} GPUs, Megatron-LM", value=round(theirs.seconds, 2), command=_megatron_command(gpus)))
+        rows.append(
+            Row(name=f"{gpus:,} GPUs, Megatron-LM", value=round(theirs.seconds, 2), command=_megatron_command(gpus))
+        )
         rows.append(Row(name=f"{gpus:,} GPUs, MegaScale", value=round(ours.seconds, 2), command=where, note=note))
         gains.append(Row(name=f"{gpus:,} GPUs, times as fast", value=round(theirs.seconds / ours.seconds, 3)))
     last = max(BATCHES)

@@ -9,7 +9,7 @@ from statistics import median
 
 from benchmarks.papers.found import ROOT, job_file
 from plait.api.planning import Planning, plan_job
-from plait.core.base.errors import InfeasiblePlan
+from plait.core.base.errors import PlaitError
 from plait.core.step.clock.dry_run import PipelineCosts
 from plait.core.step.schedule import Schedule
 from plait.plan.candidate import Candidate
@@ -47,10 +47,10 @@ def predict(paper: str, asked: Settings, changes: Settings = ()) -> Candidate | 
 
 @cache
 def best(paper: str, asked: Settings) -> Candidate | None:
-    """The planner's answer; None where nothing fits."""
+    """The planner's answer; None where nothing fits, or no strategy is left."""
     try:
         return planning(paper, asked).planner.answer().best
-    except InfeasiblePlan:
+    except PlaitError:
         return None
 
 

@@ -106,8 +106,14 @@ def one_to_many() -> Found:
         holds[f"{name}: by at most {hosts * each}, the receivers, and nearly that"] = (
             0.9 * hosts * each <= gain <= 1.001 * hosts * each
         )
-        rows.append(Row(name=name, value=round(gain, 2), command=_command(
-            "(1,1) R", f"({hosts},{each}) R", (1 << 28,)), note=f"over Alpa {taken['Alpa'] / taken['broadcast']:.2f}x"))
+        rows.append(
+            Row(
+                name=name,
+                value=round(gain, 2),
+                command=_command("(1,1) R", f"({hosts},{each}) R", (1 << 28,)),
+                note=f"over Alpa {taken['Alpa'] / taken['broadcast']:.2f}x",
+            )
+        )
     return Found(rows=rows, series=[Series(name=name, points=own) for name, own in points.items()], claims={10: holds})  # fmt: skip
 
 
