@@ -10,7 +10,7 @@ SEED ?= 1
 N ?= 20
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED)
 
-.PHONY: help venv train test test-rest test-all contract mutants check size format bench clean
+.PHONY: help venv train test test-rest test-all contract mutants check size format bench papers papers-lab clean
 
 help:
 	@echo "make venv     the environment, once"
@@ -23,6 +23,7 @@ help:
 	@echo "make size     lines, files and what is written more than once"
 	@echo "make format   rewrite files into the house format"
 	@echo "make bench    the overlap benchmark"
+	@echo "make papers   docs/papers: what the five papers publish beside what Plait computes; papers-lab: also emulated"
 	@echo "make clean    caches and builds (keeps .venv and runs/)"
 
 venv: $(STAMP)
@@ -69,6 +70,12 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/domino.py $(ARGS)
+
+papers: $(STAMP)
+	@$(BIN)/python -m benchmarks.papers $(ARGS)
+
+papers-lab: $(STAMP)
+	@$(BIN)/python -m benchmarks.papers --lab $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

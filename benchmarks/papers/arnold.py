@@ -1,8 +1,9 @@
-"""Arnold's figures: spreads by the paper's own program and by Plait, predicted steps by placement, the queue.
+"""Arnold's figures: spreads by the paper's own program and by Plait, predicted steps by placement, the
+queue.
 
-Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the paper prints
-no occupancy. A step by placement is the planner's, with collectives and sends between nodes as much slower as
-``specs/placement/network.toml`` says of groups that spread over so many minipods.
+Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the
+paper prints no occupancy. A step by placement is the planner's, with collectives and sends between nodes
+as much slower as ``specs/placement/network.toml`` says of groups that spread over so many minipods.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from itertools import pairwise, product
 from statistics import mean
 
 from benchmarks.baselines.fits import random_fit
@@ -85,7 +86,7 @@ def weighted_spread() -> Found:
     return Found(rows=rows, series=series, claims={
         16: {"the most": round(max(occupied), 3), "the mean": round(mean(by_setting), 3)},
         17: {f"{name}, alpha 1": value for name, value in ends.items()},
-    }, facts={"most": round(max(occupied), 2), "mean": round(mean(by_setting), 2), "lowest": min(ends.values())})  # fmt: skip
+    }, facts={"lowest": min(ends.values())})  # fmt: skip
 
 
 def _naive(problem: Problem, most: int) -> tuple[int, float]:
@@ -150,7 +151,8 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 CLUSTERS = {"208 GPUs": Setting(40, 2000, 13, 2, 0.9), "9,600 GPUs": Setting(40, 2400, 75, 16, 0.42)}
-"""26 and 1,200 nodes of clusters of minipods of 50 and 60, nine tenths and four tenths busy; shapes are assumed."""
+"""26 and 1,200 nodes of clusters of minipods of 50 and 60, nine tenths and four tenths busy; shapes are
+assumed."""
 
 
 def _both(name: str, seed: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -220,10 +222,9 @@ def alignment() -> Found:
              Row(name="experts, PP-aligned", value=round(epp, 5), command=where)]  # fmt: skip
     alpha = edp / (edp + epp) if edp + epp > 0 else 0.5
     rows.append(Row(name="alpha of the experts", value=f"{alpha:.2f}"))
-    points: list[tuple[float | str, float]] = []
-    for layers in (26, 52, 78, 104):
-        points.append((layers, round(max(_gains(DENSE, settings(model__num_layers=layers))[:2]), 5)))
-    grows = {f"{a[0]} to {b[0]} layers": b[1] > a[1] for a, b in zip(points, points[1:], strict=False)}
+    gains = {layers: max(_gains(DENSE, settings(model__num_layers=layers))[:2]) for layers in (26, 52, 78, 104)}
+    points = [(layers, round(gain, 5)) for layers, gain in gains.items()]
+    grows = {f"{a[0]} to {b[0]} layers": b[1] > a[1] for a, b in pairwise(points)}
     one = predict(DENSE, ())
     assert one is not None
     paper = PaperJob(vocab=51200, sequence=4096, hidden=6144, layers=52, global_batch=768, dp=6, pp=2)
@@ -251,7 +252,8 @@ def throughput() -> Found:
 
 
 def queue() -> Found:
-    """Figure 14: shares of nodes in use, and of reserved nodes that others hold, until a job of 1,200 nodes comes."""
+    """Figure 14: shares of nodes in use, and of reserved nodes that others hold, until a job of 1,200 nodes
+    comes."""
     policies = ("reserve-and-pack", "no-jct", "arnold", "jct-quantile")
     planned = [Planned(nodes=1200, arrival=22 * HOUR, notice=4 * HOUR, duration=12 * HOUR)]
     asked = Replay(cluster=ClusterShape(nodes=2000), planned=planned, policies=",".join(policies), load=0.9)
@@ -277,8 +279,8 @@ def queue() -> Found:
 
 
 def interference() -> Found:
-    """Figure 11: how much longer transfers take where flows of jobs meet on links above leaf switches, of leaves whose
-    32 NICs spread what they send over ``FLOWS`` connections."""
+    """Figure 11: how much longer transfers take where flows of jobs meet on links above leaf switches, of
+    leaves whose 32 NICs spread what they send over ``FLOWS`` connections."""
     rows: list[Row] = []
     points: list[tuple[float | str, float]] = []
     for minipods in (1, 2, 4, 8):
@@ -286,7 +288,7 @@ def interference() -> Found:
         factor = conflict_factor(RailFabric(uplinks=32, active=active), FLOWS) if active else 1.0
         points.append((minipods, round(factor, 4)))
         rows.append(Row(name=f"{minipods} minipods", value=round(factor, 3)))
-    grows = {f"{a[0]} to {b[0]} minipods": b[1] > a[1] for a, b in zip(points, points[1:], strict=False)}
+    grows = {f"{a[0]} to {b[0]} minipods": b[1] > a[1] for a, b in pairwise(points)}
     return Found(rows=rows, series=[Series(name="times as long", points=points)], claims={24: grows})
 
 

@@ -1,19 +1,28 @@
 """Domino's figures by the planner: a step of tensor parallelism alone on H100, with every collective awaited
 (Megatron-LM sync), with Megatron-LM's overlap in the backward (async), by Domino's slices, and with none.
 
-The paper searches the slices by a grid, so the fastest of ``SLICES`` counts. It prints no batch sizes for one
-node and 4 to 64 for several: those of ``BATCHES`` that fit are taken. Its table of models is not at hand: where
-heads do not divide by the ranks (13B on 16 and 32, 30B) the model has 64.
+The paper searches the slices by a grid, so the fastest of ``SLICES`` counts. It prints no batch sizes for
+one node and 4 to 64 for several: those of ``BATCHES`` that fit are taken. Its table of models is not at
+hand: where heads do not divide by the ranks (13B on 16 and 32, 30B) the model has 64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
+from benchmarks.orders import RATIOS, simulated
+from benchmarks.orders import Case as OrderCase
 from benchmarks.papers.found import Found, Row, Series, spread
-from benchmarks.papers.planned import Settings, command, predict, settings
+from benchmarks.papers.planned import Settings, command, planning, predict, settings
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.core.step.memory.estimate import estimate
+from plait.core.step.orders.overlap import SegmentLists
+from plait.core.step.orders.segment_lists import fixed_order
 from plait.plan.candidate import Candidate
 
 PAPER = "domino"
@@ -23,6 +32,10 @@ SLICES = ((2, 1), (4, 1), (1, 2), (2, 2))
 GPT = {"GPT-3 2.7B": "gpt3-2.7b", "GPT-3 6.7B": "gpt3-6.7b", "GPT-3 13B": "gpt3-13b", "GPT-3 30B": "gpt3-30b"}
 LLAMA = {"Llama-2 7B": "llama2-7b", "Llama-2 13B": "llama2-13b"}
 MODELS = GPT | LLAMA
+SHAPE: dict[str, Any] = {
+    "family": "gpt", "num_layers": 12, "hidden": 4096, "num_heads": 32, "vocab": 50257, "max_sequence": 2048,
+}  # fmt: skip
+"""Of a dozen layers of GPT-3 6.7B."""
 ODD = {"GPT-3 13B", "GPT-3 30B", "Llama-2 13B"}
 """Their heads do not divide by 16 or 32."""
 
@@ -110,7 +123,8 @@ def cases(models: Sequence[str], gpus: int) -> Iterator[list[Case]]:
 
 
 def fullest(models: Sequence[str], gpus: int) -> list[Case]:
-    """Of each model and length the batch with the most tokens a second, as the paper takes for several nodes."""
+    """Of each model and length the batch with the most tokens a second, as the paper takes for several
+    nodes."""
 
     def rate(one: Case) -> float:
         assert one.seconds
@@ -173,9 +187,7 @@ def one_node() -> Found:
     best = fullest([*ONE_NODE, *LLAMA], 8)
     every = [one for own in cases([*ONE_NODE, *LLAMA], 8) for one in own]
     rises = {
-        f"{own[0].model}, {own[0].sequence} tokens": all(
-            a.gain < b.gain + 5e-3 for a, b in zip(own, own[1:], strict=False)
-        )
+        f"{own[0].model}, {own[0].sequence} tokens": all(a.gain < b.gain + 5e-3 for a, b in pairwise(own))
         for own in cases([*ONE_NODE, *LLAMA], 8)
     }
     return Found(
@@ -221,8 +233,7 @@ def several() -> Found:
     claims: dict[str, float] = {}
     for gpus, nodes in ((16, "two nodes"), (32, "four nodes")):
         best = fullest([*SEVERAL, *LLAMA], gpus)
-        for row in _by_model(best, lambda one: one.gain):
-            rows.append(Row(name=f"{row.name}, {nodes}", value=row.value, command=row.command, note=row.note))
+        rows += [replace(row, name=f"{row.name}, {nodes}") for row in _by_model(best, lambda one: one.gain)]
         if gpus == 32:
             claims = _named(best, lambda one: one.gain)
     return Found(rows=rows, series=_curves(list(SEVERAL), 32), claims={2: claims})
@@ -278,7 +289,52 @@ def graphs() -> Found:
     return Found(rows=rows)
 
 
+def order() -> Found:
+    """Figures 7 and 8: the paper's fixed interleaving over the order that Plait searches, by simulated time
+    of a micro-batch of 12 layers, two slices."""
+    rows: list[Row] = []
+    points: list[tuple[float | str, float]] = []
+    for ratio in RATIOS:
+        one = OrderCase(ModelSpec(**SHAPE), Strategy(tp=2, p1=2), ("step",))
+        costs = one.costs(ratio)
+        lists = one.lists(costs)
+        fixed = SegmentLists(
+            lists.graph, {phase: fixed_order(replace(lists.graph, phase=phase)) for phase in one.phases}
+        )
+        value = round(simulated(fixed, costs) / simulated(lists, costs), 4)
+        points.append((ratio, value))
+        rows.append(Row(name=f"communication {ratio:g} of computation", value=value))
+    return Found(rows=rows, series=[Series(name="fixed over searched", points=points)])
+
+
+def cuts() -> Found:
+    """Section 3: what tensor-parallel ranks send for a micro-batch by the cuts that Domino takes, and by
+    those that it avoids: columns of X, or rows of B, into N give N x N partial results of the whole size."""
+    case = Case("GPT-3 6.7B", 8, 1024, 32)
+    rows: list[Row] = []
+    for name, batch, columns in (
+        ("no cut", 1, 1),
+        ("rows of X into 2", 2, 1),
+        ("columns of B into 2", 1, 2),
+        ("both", 2, 2),
+    ):
+        asked = case.asked + settings(
+            strategy__overlap="domino", strategy__slices__batch=batch, strategy__slices__columns=columns
+        )
+        planner = planning(PAPER, asked).planner
+        sent = estimate(planner.draft(planner.job), gpu=True).places[0].sent["tp"]
+        where = command(PAPER, asked, "--evaluate")
+        rows.append(Row(name=name, value=round(sent / 2**30, 2), command=where))
+        if name == "no cut":
+            whole = sent / 2**30
+    rows += [
+        Row(name=f"columns of X, or rows of B, into {parts}", value=round(whole * parts**2, 2),
+            note=f"{parts} x {parts} times that of no cut") for parts in (2, 4)
+    ]  # fmt: skip
+    return Found(rows=rows)
+
+
 FIGURES: dict[str, Callable[[], Found]] = {
     "one-node": one_node, "several-nodes": several, "of-optimum": of_optimum, "async": asynchronous,
-    "faster-network": faster_network, "shares": shares, "cuda-graphs": graphs,
+    "faster-network": faster_network, "shares": shares, "cuda-graphs": graphs, "order": order, "cuts": cuts,
 }  # fmt: skip

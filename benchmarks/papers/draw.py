@@ -43,7 +43,8 @@ def _ends(value: Any) -> tuple[float, float] | None:
 
 
 def _lines(figure: Drawn, kept: Drawn, file: Path) -> None:
-    """A curve for each of Plait's series; published ranges of rows are drawn as bands at their names only in the table."""
+    """A curve for each of Plait's series; published ranges of rows are drawn as bands at their names only in
+    the table."""
     drawn = Figure(figsize=(9, 4.2), layout="constrained")
     axes = drawn.add_subplot()
     for series in kept["series"]:

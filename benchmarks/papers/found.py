@@ -1,7 +1,7 @@
 """What is found for a figure of a paper, and where it is kept.
 
-A figure's JSON carries a fingerprint of Plait's code and data and of the paper's own files here. Where that is
-unchanged nothing is computed again, so an interrupted ``make papers`` goes on where it stopped.
+A figure's JSON carries a fingerprint of Plait's code and data and of the paper's own files here. Where
+that is unchanged nothing is computed again, so an interrupted ``make papers`` goes on where it stopped.
 """
 
 from __future__ import annotations

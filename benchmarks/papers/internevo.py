@@ -1,9 +1,10 @@
-"""InternEvo's figures by the planner: its example of 7B with 256k tokens, memory and traffic of 7B with 32k, and the
-share of the peak of 7B to 65B by length, beside DeepSpeed's Ulysses and Megatron-LM at their own best.
+"""InternEvo's figures by the planner: its example of 7B with 256k tokens, memory and traffic of 7B with 32k,
+and the share of the peak of 7B to 65B by length, beside DeepSpeed's Ulysses and Megatron-LM at their own
+best.
 
-Ulysses is DeepSpeed as Plait plans for it (``plan.framework``) without a pipeline and tensor parallelism; Megatron-LM
-has no context parallelism, as when the paper was written. The paper's space is Plait's without rings and without
-selective recomputation.
+Ulysses is DeepSpeed as Plait plans for it (``plan.framework``) without a pipeline and tensor parallelism;
+Megatron-LM has no context parallelism, as when the paper was written. The paper's space is Plait's
+without rings and without selective recomputation.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ SYSTEMS: dict[str, Settings] = {
     "Megatron-LM": ("plan.framework=megatron", "plan.constraints=['cp = 1']"),
 }  # fmt: skip
 SPACE = ("plan.constraints=['recompute in none, full', 'ring = 1']",)
+READINGS = {
+    "relative": "os on top of ps: optimizer states over 4 x 2 = 8 ranks",
+    "nodes": "os counts nodes: over 2 x 8 = 16 ranks",
+}
 ADAM = 12
 """Bytes of Adam's states for a parameter: master, mean and variance in fp32."""
 
@@ -92,7 +97,8 @@ def lengths() -> Found:
 
 
 def example() -> Found:
-    """7B, 256k tokens, 128 GPUs: what is chosen in the paper's space, and the paper's plan under both readings."""
+    """7B, 256k tokens, 128 GPUs: what is chosen in the paper's space, and the paper's plan under both
+    readings."""
     asked = Case("7B", "256k").asked("InternEvo")
     chosen = best(PAPER, asked + SPACE)
     free = best(PAPER, asked)
@@ -107,16 +113,14 @@ def example() -> Found:
             strategy__shard__grads=grads, strategy__shard__optim=optim, train__micro_batch_size=1,
         ) + ("strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
         one = told[name] = predict(PAPER, given)
-        words = {
-            "relative": "os on top of ps: optimizer states over 4 x 2 = 8 ranks",
-            "nodes": "os counts nodes: over 2 x 8 = 16 ranks",
-        }
-        rows.append(Row(name=f"the paper's plan, {words[name]}", value=f"{one.seconds:.1f} s" if one else "does not fit",
-                        command=command(PAPER, given, "--evaluate"), note=_optimizer(parameters, optim)))  # fmt: skip
-    whole = ADAM * parameters / 2
-    rows.append(Row(name="the paper's plan, os alone: over 2 ranks, fewer than parameters", note=_optimizer(parameters, 2),
+        value = f"{one.seconds:.1f} s" if one else "does not fit"
+        rows.append(Row(name=f"the paper's plan, {READINGS[name]}", value=value, note=_optimizer(parameters, optim),
+                        command=command(PAPER, given, "--evaluate")))  # fmt: skip
+    whole, kept = ADAM * parameters / 2, chosen.memory.fullest.place.memory
+    alone = "the paper's plan, os alone: over 2 ranks, fewer than parameters"
+    rows.append(Row(name=alone, note=_optimizer(parameters, 2),
                     value=f"{whole / 1e9:.0f} GB of optimizer states beside "
-                    f"{chosen.memory.fullest.place.memory.activations / 1e9:.0f} GB of activations: does not fit"))  # fmt: skip
+                    f"{kept.activations / 1e9:.0f} GB of activations: does not fit"))  # fmt: skip
     rows.append(Row(name="Plait's own space (rings, selective recomputation)", value=f"{free.seconds:.1f} s",
                     command=command(PAPER, asked), note=_says(free)))  # fmt: skip
     relative = told["relative"]
@@ -163,8 +167,8 @@ def memory() -> Found:
         rows.append(Row(name=f"{system}: activations", value=round(acts / GIB, 1), command=where))
         rows.append(Row(name=f"{system}: sent in a step", value=round(sum(across.values()), 1), command=where,
                         note=", ".join(f"{name} {size:.1f}" for name, size in across.items())))  # fmt: skip
-        series.append(Series(name=system, points=[("states", round(states / GIB, 1)), ("activations", round(acts / GIB, 1)),
-                                                  ("sent", round(sum(across.values()), 1))]))  # fmt: skip
+        points = {"states": states / GIB, "activations": acts / GIB, "sent": sum(across.values())}
+        series.append(Series(name=system, points=[(kind, round(size, 1)) for kind, size in points.items()]))
     return Found(rows=rows, series=series)
 
 

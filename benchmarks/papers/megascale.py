@@ -1,9 +1,10 @@
-"""MegaScale's figures by the planner and the simulator: 175B on 256 to 12,288 GPUs as Megatron-LM ran it, and with
-what Plait has of MegaScale; what decoupled sends gain.
+"""MegaScale's figures by the planner and the simulator: 175B on 256 to 12,288 GPUs as Megatron-LM ran it,
+and with what Plait has of MegaScale; what decoupled sends gain.
 
-Of MegaScale Plait has the parallel block (``model.parallel_block``), communication of all three axes beside
-computation, interleaving with sends that nobody awaits, and its own choice of layout. It has no sliding window for
-a GPT (whose FLOPs the printed utilisation counts), and the kernels that constants were fitted to, not MegaScale's.
+Of MegaScale Plait has the parallel block (``model.parallel_block``), communication of all three axes
+beside computation, interleaving with sends that nobody awaits, and its own choice of layout. It has no
+sliding window for a GPT (whose FLOPs the printed utilisation counts), and the kernels that constants were
+fitted to, not MegaScale's.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from as_trained import Run, runs
-
+from benchmarks.as_trained import Run, runs
 from benchmarks.papers.found import Found, Row, Series
 from benchmarks.papers.planned import Settings, best, command, planning, settings, stage_costs
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
@@ -22,11 +22,11 @@ from plait.plan.candidate import Candidate
 
 PAPER = "megascale"
 OWN = settings(model__parallel_block="true")
-LAYOUT = settings(
+LAYOUT = (*settings(
     strategy__tp=8, strategy__pp=8, strategy__schedule="interleaved", strategy__virtual_stages=6,
     strategy__sequence_parallel="true", strategy__shard="zero1", strategy__overlap="async",
     train__micro_batch_size=1,
-) + ("strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
+), "strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
 """The paper's."""
 BATCHES = {256: 768, 512: 768, 768: 768, 1024: 768, 3072: 6144, 6144: 6144, 8192: 6144, 12288: 6144}
 
@@ -47,7 +47,8 @@ def _ours(gpus: int) -> Candidate:
     return found
 
 
-def _megatron_command(gpus: int) -> str:
+def megatron_command(gpus: int) -> str:
+    """What predicts the baseline."""
     asked = _asked(gpus) + LAYOUT + settings(strategy__dp=gpus // 64, plan__framework="megatron")
     return command(PAPER, asked, "--evaluate")
 
@@ -65,15 +66,16 @@ def steps() -> Found:
         own = ours.job.strategy
         note = f"pp {own.pp}, tp {own.tp}, micro-batches of {ours.job.train.micro_batch_size}"
         rows.append(
-            Row(name=f"{gpus:,} GPUs, Megatron-LM", value=round(theirs.seconds, 2), command=_megatron_command(gpus))
+            Row(name=f"{gpus:,} GPUs, Megatron-LM", value=round(theirs.seconds, 2), command=megatron_command(gpus))
         )
         rows.append(Row(name=f"{gpus:,} GPUs, MegaScale", value=round(ours.seconds, 2), command=where, note=note))
         gains.append(Row(name=f"{gpus:,} GPUs, times as fast", value=round(theirs.seconds / ours.seconds, 3)))
     last = max(BATCHES)
+    ratio = trained()[last].predicted.seconds / _ours(last).seconds
     return Found(
         rows=[*rows, *gains], series=[Series(name=name, points=own) for name, own in points.items()],
         claims={13: {"utilisation at 12,288 GPUs": round(_ours(last).mfu_full, 4)},
-                14: {"times as fast at 12,288 GPUs": round(trained()[last].predicted.seconds / _ours(last).seconds, 4)}},
+                14: {"times as fast at 12,288 GPUs": round(ratio, 4)}},
         facts={"theirs": round(trained()[last].predicted.mfu_full, 3), "ours": round(_ours(last).mfu_full, 3),
                "alone": round(_with_their_layout().seconds, 2)},
     )  # fmt: skip

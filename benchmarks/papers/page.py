@@ -44,10 +44,10 @@ def index() -> str:
     won = sum(verdict.reproduced for _, _, verdict in rows)
     lines = [
         "# The five papers", "",
-        "What the papers publish that Plait is made of, beside what Plait computes. `make papers` writes these pages from "
-        "JSON ([benchmarks/results/papers](../../benchmarks/results/papers)); no number is typed. " + FIT, "",
-        f"Of {len(rows)} claims {won} are reproduced: in direction, and where a gain is published, every gain over one between "
-        "half of the lowest and twice of the highest ([verdicts.py](../../benchmarks/papers/verdicts.py)).", "",
+        "What the papers publish that Plait is made of, beside what Plait computes. `make papers` writes these pages "
+        "from JSON ([benchmarks/results/papers](../../benchmarks/results/papers)); no number is typed. " + FIT, "",
+        f"Of {len(rows)} claims {won} are reproduced: in direction, and where a gain is published, every gain over one "
+        "between half of the lowest and twice of the highest ([verdicts.py](../../benchmarks/papers/verdicts.py)).", "",
         "| | paper | claim | place | verdict | by |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [
@@ -91,7 +91,7 @@ def _values(verdict: Verdict, *, failed: bool = False) -> str:
         return NOTHING
     if all(isinstance(one, bool) for one in values):
         return ", ".join(verdict.failed or {}) if failed else f"{sum(map(bool, values))} of {len(values)} hold"
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
     return low if low == high else f"{low} to {high}"
 
 

@@ -55,8 +55,8 @@ def best(paper: str, asked: Settings) -> Candidate | None:
 
 
 def stage_costs(found: Planning) -> tuple[Schedule, PipelineCosts]:
-    """The schedule of a job's own strategy, and seconds of its stages and edges as they are simulated: medians of
-    a step's micro-batches; a whole backward counts as the input's gradient."""
+    """The schedule of a job's own strategy, and seconds of its stages and edges as they are simulated:
+    medians of a step's micro-batches; a whole backward counts as the input's gradient."""
     planner = found.planner
     simulation = planner.simulated(planner.job).simulation
     schedule = simulation.step.schedule

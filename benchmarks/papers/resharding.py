@@ -1,8 +1,10 @@
-"""Cross-mesh resharding and eager-1F1B: the paper's cases by Plait's model of NICs, and training by five ways.
+"""Cross-mesh resharding and eager-1F1B: the paper's cases by Plait's model of NICs, and training by five
+ways.
 
-Seconds are modelled: 10 Gbit/s a host, each way, no latency, nothing lost inside a host. The paper prints effective
-bandwidths as figures without values. Alpa's way is that of its code: each host's receivers get a share and exchange
-within the host, where all receivers of a task are in one host; else the whole box to every receiver.
+Seconds are modelled: 10 Gbit/s a host, each way, no latency, nothing lost inside a host. The paper prints
+effective bandwidths as figures without values. Alpa's way is that of its code: each host's receivers get
+a share and exchange within the host, where all receivers of a task are in one host; else the whole box to
+every receiver.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Moved:
 
     def plan(self, **how: str) -> ReshardPlan:
         """Plait's, or another order or way."""
-        return plan_reshard(Reshard(self.source, self.destination, self.shape, self.itemsize), self.fabric, **how)  # type: ignore[arg-type]
+        moved = Reshard(self.source, self.destination, self.shape, self.itemsize)
+        return plan_reshard(moved, self.fabric, **how)  # type: ignore[arg-type]
 
     def seconds(self, way: str) -> float:
         """By one of ``NAMES``."""
@@ -114,7 +117,8 @@ def one_to_many() -> Found:
                 note=f"over Alpa {taken['Alpa'] / taken['broadcast']:.2f}x",
             )
         )
-    return Found(rows=rows, series=[Series(name=name, points=own) for name, own in points.items()], claims={10: holds})  # fmt: skip
+    series = [Series(name=name, points=own) for name, own in points.items()]
+    return Found(rows=rows, series=series, claims={10: holds})
 
 
 def many_to_many() -> Found:
@@ -162,8 +166,8 @@ WAYS: dict[str, tuple[str, str, bool]] = {
     "send/recv": ("send/recv", "1f1b", True), "Alpa": ("Alpa", "1f1b", True), "broadcast": ("broadcast", "1f1b", True),
     "overlap": ("broadcast", "1f1b", False), "eager": ("broadcast", "eager-1f1b", False), "signal": ("", "1f1b", False),
 }  # fmt: skip
-"""(how tensors cross, the schedule, whether a rank awaits what it sends). signal: nothing is sent, which no way can
-pass."""
+"""(how tensors cross, the schedule, whether a rank awaits what it sends). signal: nothing is sent, which no
+way can pass."""
 
 
 @cache

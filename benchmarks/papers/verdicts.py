@@ -45,7 +45,8 @@ class Verdict:
 def judge(claim: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Verdict:
     """A claim by what was kept of its figure.
 
-    >>> judge({"number": 5, "rule": "gain", "low": 1.02, "high": 1.05}, {"claims": {"5": {"a": 1.1, "b": 1.2}}}).failed
+    >>> claim = {"number": 5, "rule": "gain", "low": 1.02, "high": 1.05}
+    >>> judge(claim, {"claims": {"5": {"a": 1.1, "b": 1.2}}}).failed
     {'b': 1.2}
     """
     values = (kept or {}).get("claims", {}).get(str(claim["number"]))

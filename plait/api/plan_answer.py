@@ -364,6 +364,7 @@ MORE: Sequence[Told] = (
     ("sure to fit", lambda one: percent(one.memory.likely)),
     ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
     ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
+    ("a rank", lambda one: f"{one.tokens_per_second / one.job.world_size:,.0f}"),
     ("micro-batches", lambda one: str(one.point["num_micro"])),
 )
 

@@ -14,9 +14,10 @@ from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.core.step.columns.points import OVERLAPS, Points
+from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan import answer
 from plait.plan.answer import Planner
+from plait.plan.asking import job_at
 from plait.plan.candidate import Candidate
 from plait.plan.finalists import Finalists
 from plait.plan.search import Ranked
@@ -254,3 +255,24 @@ def test_shares_of_a_peak_are_of_all_ranks() -> None:
     assert one.simulated(small, plan).seconds == found.seconds
     assert found.to_dict()["micro_batch_size"] == small.train.micro_batch_size
     assert found.to_dict()["memory"][0]["total"] == found.memory.places[0].total
+
+
+def test_where_running_side_by_side_costs_more_than_it_hides_sharding_hides_less() -> None:
+    asked = Job.from_dict({
+        "model": {"preset": "gpt3-1.3b"}, "data": {"sequence_length": 1024},
+        "train": {"global_batch_size": 64, "precision": "bf16-mixed"}, "cluster": {"preset": "h100", "ranks": 16},
+        "plan": {"constraints": ["tp = 1", "cp = 1", "pp = 1"]},
+    })  # fmt: skip
+    h100 = Cluster.preset("h100")
+    slow = h100.efficiency.slow_computation.model_copy(update={"value": 6.0})
+    contended = h100.model_copy(
+        update={"efficiency": h100.efficiency.model_copy(update={"slow_computation": slow, "slow_communication": slow})}
+    )
+    planner = Planner(asked, contended, vocab=50257)
+    best = planner.answer().best
+    every = [
+        planner.predict(job_at(asked, dict(best.point) | {"shard_overlap": kind})).seconds
+        for kind in range(len(SHARD_OVERLAPS))
+    ]
+    assert best.point["shard_overlap"] != SHARD_OVERLAPS.index("both")
+    assert best.seconds == pytest.approx(min(every))

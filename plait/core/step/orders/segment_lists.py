@@ -89,6 +89,13 @@ def async_order(graph: SegmentGraph) -> list[Action]:
     return insert_waits(graph, graph.ops(), late=lambda op: op.kind == Kind.FIRST_GRAD or op.kind in KEEPS_GOING)
 
 
+def fixed_order(graph: SegmentGraph) -> list[Action]:
+    """Domino's own interleaving (arXiv 2409.15241, figures 7 and 8): slices take turns segment by segment, an
+    input's gradient comes before the weight's, and a collective is awaited where its result is read. Lists
+    that ranks run are searched for instead (``overlap``)."""
+    return insert_waits(graph, graph.ops())
+
+
 def insert_waits(
     graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True
 ) -> list[Action]:

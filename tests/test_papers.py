@@ -1,0 +1,83 @@
+"""The pages of the papers hold what their JSON holds, and that what is published."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from benchmarks.papers import megascale, page, verdicts
+from benchmarks.papers.__main__ import figures
+from benchmarks.papers.found import PAPERS, ROOT, read
+from tests.support.command import plait
+
+CLAIMS = 24
+FIGURES = [(paper, figure) for paper in PAPERS for figure in page.published(paper)["figures"]]
+
+
+def test_every_claim_is_judged_once() -> None:
+    assert [claim["number"] for _, claim, _ in page.verdicts()] == list(range(1, CLAIMS + 1))
+    for paper, claim, verdict in page.verdicts():
+        assert claim["figure"] in {figure["id"] for figure in page.published(paper)["figures"]}
+        assert verdict.reproduced or claim["why"], claim["number"]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_pages_are_what_the_json_says(paper: str) -> None:
+    assert (page.DOCS / f"{paper}.md").read_text() == page.page(paper)
+    assert (page.DOCS / "README.md").read_text() == page.index()
+
+
+@pytest.mark.parametrize(("paper", "figure"), FIGURES, ids=[f"{paper}-{one['id']}" for paper, one in FIGURES])
+def test_a_figure_has_its_place_its_rows_and_its_function(paper: str, figure: dict[str, Any]) -> None:
+    kept = read(paper, figure["id"])
+    assert figure["place"] and figure["why"] and figure["id"] in figures(paper, lab=True)
+    assert kept, "make papers computes it"
+    names = [row["name"] for row in kept["rows"]]
+    assert len(names) == len(set(names))
+    assert {row["name"] for row in figure["rows"]} <= set(names)
+    assert page.picture(paper, figure).exists() == (figure["chart"] != "none")
+    for row in kept["rows"]:
+        words = shlex.split(row["command"])
+        named = [word for word in words if word.startswith("benchmarks/papers/jobs/")]
+        assert all((ROOT / word).exists() for word in named)
+        assert not words or words[0] == "plait" or words[:2] == ["python", "-m"]
+
+
+def test_what_is_changed_in_the_json_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(paper: str, figure: str) -> dict[str, Any] | None:
+        kept = read(paper, figure)
+        assert kept
+        rows = [row | {"value": 9.87} for row in kept["rows"]]
+        return kept | {"rows": rows, "claims": {key: {"one": -1.0} for key in kept["claims"]}}
+
+    before = page.page("domino")
+    monkeypatch.setattr(page, "read", other)
+    after = page.page("domino")
+    assert before != after and "9.87x" in after and "9.87x" not in before
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "holds"),
+    [("gain", 1.049, False), ("gain", 1.05, True), ("gain", 1.6, True), ("gain", 1.61, False), ("gain", 0.9, False),
+     ("least", 1.1, True), ("least", 1.09, False), ("within", 1.3, True), ("within", 1.31, False),
+     ("holds", True, True), ("holds", False, False)],
+)  # fmt: skip
+def test_rules_by_hand(rule: str, value: float, holds: bool) -> None:
+    claim = {"number": 1, "rule": rule, "low": 1.1, "high": 1.3}
+    assert verdicts.judge(claim, {"claims": {"1": {"a": value}}}).reproduced == holds
+
+
+def test_a_claim_of_which_nothing_was_computed_is_not_reproduced() -> None:
+    found = verdicts.judge({"number": 1, "rule": "holds"}, None)
+    assert not found.reproduced and found.word == "not computed"
+
+
+@pytest.mark.smoke
+def test_a_command_says_what_the_figure_takes() -> None:
+    """A row of Megatron-LM's as a user would have it, against the run of ``benchmarks/as_trained.py``."""
+    words = shlex.split(megascale.megatron_command(256))
+    told = json.loads(plait(*words[1:], "--json", folder=ROOT).stdout)
+    assert told["candidates"][0]["seconds"] == pytest.approx(megascale.trained()[256].predicted.seconds, rel=1e-6)
