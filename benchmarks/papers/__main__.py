@@ -2,8 +2,8 @@
 
     python -m benchmarks.papers [PAPER ...] [--lab] [--again] [--pages]
 
-Figures of which the JSON was made by the code that is checked out are not computed again. ``--lab`` computes
-those that need an emulated cluster, too.
+Figures of which the JSON was made by the code that is checked out are not computed again. ``--lab`` measures
+those of emulated clusters anew, which else are read from ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 
 from benchmarks.keeping import commit, finish, machine
@@ -19,25 +20,32 @@ from benchmarks.papers.found import PAPERS, Found, fingerprint, read, write
 from benchmarks.papers.page import published, write_pages
 
 
-def figures(paper: str, *, lab: bool) -> dict[str, Callable[[], Found]]:
+def figures(paper: str) -> dict[str, Callable[[], Found]]:
     """The functions of a paper's figures."""
     module = import_module(f"benchmarks.papers.{paper}")
-    return module.FIGURES | (getattr(module, "LAB", {}) if lab else {})
+    return module.FIGURES | {name: partial(made, again=False) for name, made in emulated(paper).items()}
+
+
+def emulated(paper: str) -> dict[str, Callable[..., Found]]:
+    """Those of emulated clusters. They take ``again``: whether to measure."""
+    return getattr(import_module(f"benchmarks.papers.{paper}"), "EMULATED", {})
 
 
 def compute(paper: str, *, lab: bool, again: bool) -> None:
     """What is not up to date."""
     told = {figure["id"]: figure for figure in published(paper)["figures"]}
-    for name, function in figures(paper, lab=lab).items():
-        kept = read(paper, name)
-        if kept and kept["fingerprint"] == fingerprint(paper) and not again:
+    for name, function in figures(paper).items():
+        kept, measure = read(paper, name), lab and name in emulated(paper)
+        if kept and kept["fingerprint"] == fingerprint(paper) and not again and kept.get("measured", False) >= measure:
             continue
+        if measure:
+            function = partial(emulated(paper)[name], again=True)
         start = time.perf_counter()
         found = function()
         took = time.perf_counter() - start
         about = {
             "how": told[name]["how"], "date": datetime.now(UTC).date().isoformat(), "commit": commit(),
-            "machine": machine(), "seconds": round(took, 1),
+            "machine": machine(), "seconds": round(took, 1), "measured": measure,
         }  # fmt: skip
         write(paper, name, found, about)
         print(f"{paper} {name}: {took:.1f} s", flush=True)
@@ -47,7 +55,7 @@ def main() -> int:
     """Compute, then write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paper", nargs="*", choices=(*PAPERS, []), help="only these")
-    parser.add_argument("--lab", action="store_true", help="also what needs an emulated cluster")
+    parser.add_argument("--lab", action="store_true", help="measure emulated clusters anew")
     parser.add_argument("--again", action="store_true", help="also what is up to date")
     parser.add_argument("--pages", action="store_true", help="pages alone, of what is kept")
     asked = parser.parse_args()

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.orders import RATIOS, simulated
 from benchmarks.orders import Case as OrderCase
+from benchmarks.papers import lab
 from benchmarks.papers.found import Found, Row, Series, spread
 from benchmarks.papers.planned import Settings, command, planning, predict, settings
 from plait.core.model.spec import ModelSpec
@@ -334,6 +335,32 @@ def cuts() -> Found:
     return Found(rows=rows)
 
 
+def on_lab(*, again: bool) -> Found:
+    """Two hosts of one rank behind links at which communication is a share of the synchronous step."""
+    found = lab.measured("domino", again=again)
+    points: dict[str, list[tuple[float | str, float]]] = {"Megatron-LM (async)": [], "Domino": [], "optimum": []}
+    for one in found["points"]:
+        for name, which in zip(points, ("async", "domino", "none"), strict=True):
+            points[name].append((round(one["comm_share"], 3), round(one["against"][which]["sync"], 3)))
+    first = found["points"][0]
+    against, (low, high) = first["against"], first["spread"]["domino"]
+    values = {
+        "Domino over sync": against["domino"]["sync"], "async over sync": against["async"]["sync"],
+        "of the optimum": against["domino"]["none"], "hidden by rows": against["domino"]["hidden"],
+        "hidden by columns": against["column"]["hidden"],
+    }  # fmt: skip
+    note = f"{first['rounds']} rounds, Domino {low:.2f} to {high:.2f} s"
+    return Found(
+        rows=[
+            Row(name=name, value=round(value, 3), command=lab.shown("domino"), note=note)
+            for name, value in values.items()
+        ],
+        series=[Series(name=name, points=own) for name, own in points.items()],
+        facts={"share": f"{first['comm_share']:.0%}", "machine": found["machine"]},
+    )
+
+
+EMULATED: dict[str, Callable[..., Found]] = {"emulated": on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {
     "one-node": one_node, "several-nodes": several, "of-optimum": of_optimum, "async": asynchronous,
     "faster-network": faster_network, "shares": shares, "cuda-graphs": graphs, "order": order, "cuts": cuts,

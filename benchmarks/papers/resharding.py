@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from benchmarks.papers import lab
 from benchmarks.papers.found import Found, Row, Series
 from benchmarks.papers.planned import Settings, command, planning, settings, stage_costs
 from plait.core.reshard.layouts import Reshard, TensorLayout, UnitTask, unit_tasks
@@ -228,6 +229,30 @@ def training() -> Found:
     return Found(rows=rows, series=series, claims={11: eager, 12: more}, facts=facts)
 
 
+def on_lab(*, again: bool) -> Found:
+    """Five hosts of two ranks behind 1 Gbit/s: the paper's cases scaled to hosts of two, and pipelines of
+    two."""
+    found = lab.measured("reshard", again=again)["cases"]
+    rows: list[Row] = []
+    points: dict[str, list[tuple[float | str, float]]] = {}
+    for name, case in found.items():
+        variants = case["variants"]
+        low, high = variants["ours"]["spread"]
+        note = f"ours {low:.3f} to {high:.3f} s, {variants['ours']['of_bound']:.0%} of the link"
+        value = round(variants["send/recv"]["over_ours"], 2)
+        rows.append(Row(name=name, value=value, command=lab.shown("reshard"), note=note))
+        for way, one in variants.items():
+            points.setdefault(way, []).append((name, round(one["bytes_per_second"] * 8 / 1e9, 3)))
+    pipelines = {one["case"]: one for one in lab.measured("pipeline", again=again)["cases"]}
+    for case, name in (("gpt", "GPT"), ("u", "U-Transformer")):
+        variants = pipelines[case]["variants"]
+        gain = variants["1f1b_overlap"]["seconds"] / variants["eager"]["seconds"]
+        rows.append(Row(name=f"eager over overlap, {name}", value=round(gain, 3), command=lab.shown("pipeline"),
+                        note=f"{pipelines[case]['rounds']} rounds"))  # fmt: skip
+    return Found(rows=rows, series=[Series(name=name, points=own) for name, own in points.items()])
+
+
+EMULATED: dict[str, Callable[..., Found]] = {"emulated": on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {
     "one-to-many": one_to_many, "many-to-many": many_to_many, "orders": orders, "training": training,
 }  # fmt: skip
