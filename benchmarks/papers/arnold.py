@@ -18,16 +18,18 @@ from statistics import mean
 
 from benchmarks.baselines.fits import random_fit
 from benchmarks.baselines.program import mip
-from benchmarks.baselines.volumes import PaperJob
-from benchmarks.papers.found import HERE, ROOT, Found, Row, Series
-from benchmarks.papers.planned import Settings, command, predict, settings
+from benchmarks.papers.found import HERE, ROOT, Found, Row, Series, job_file
+from benchmarks.papers.planned import Settings, command, planning, settings
 from benchmarks.placement import ALPHAS, PUBLISHED, SETTINGS, Setting, program, score
+from plait.api.placing import plan_of, volumes_of
 from plait.api.queueing import Replay, replay_queue
+from plait.core.cluster.network import Network
+from plait.core.job.communication import CommunicationMatrix
 from plait.place.ecmp import RailFabric, conflict_factor
-from plait.place.network import Network
 from plait.place.placing import place
 from plait.place.problem import Problem, spread_of
 from plait.place.reservation import ClusterShape, Planned
+from plait.plan.simulate import PlacedOn, simulate_plan
 
 PAPER = "arnold"
 SEEDS, LIMIT = 5, 30.0
@@ -153,102 +155,101 @@ def _seconds(call: Callable[[], object]) -> float:
 CLUSTERS = {"208 GPUs": Setting(40, 2000, 13, 2, 0.9), "9,600 GPUs": Setting(40, 2400, 75, 16, 0.42)}
 """26 and 1,200 nodes of clusters of minipods of 50 and 60, nine tenths and four tenths busy; shapes are
 assumed."""
-
-
-def _both(name: str, seed: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(DP, PP) of nodes as they come free, in rank order (columns), and of Plait at alpha 0.3."""
-    setting = CLUSTERS[name]
-    problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=LIMIT, alpha=0.3)
-    placed = place(problem)
-    drawn = spread_of(problem, random_fit(problem, by_column=True).cells)
-    return (drawn.columns, drawn.rows), (placed.column_spread, placed.row_spread)
+DENSE, EXPERTS, LARGE = PAPER, "arnold-experts", "arnold-large"
+"""Job files."""
+NETWORK = Network.read()
+MINIPODS = {
+    "neither": (*(0, 1) * 3, *(1, 0) * 3), "DP-aligned": (*(0,) * 6, *(1,) * 6), "PP-aligned": (*(0,) * 3, *(1,) * 3) * 2,
+}  # fmt: skip
+"""Of twelve nodes, stage by stage: six replicas of two stages in two minipods."""
 
 
 @cache
-def _reached(name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean spreads of DP and PP groups: drawn, placed."""
-    found = [_both(name, seed) for seed in range(20)]
-    told = [{kind: mean(one[at][which] for one in found) for which, kind in enumerate(("dp", "pp"))} for at in (0, 1)]
-    return told[0], told[1]
+def _drawn_and_placed(name: str, seed: int) -> dict[str, tuple[tuple[int, ...], MinipodSpread]]:
+    """Minipods of nodes by rank, and spreads: as they come free (random and even), and Plait's at alpha 0.3."""
+    setting = CLUSTERS[name]
+    problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=LIMIT, alpha=0.3)
+    number: dict[str, int] = {}
+    hosts = tuple(number.setdefault(pod, len(number)) for pod in place(problem).minipods)
+    found = {"drawn": random_fit(problem, by_column=True).cells, "placed": hosts}
+    return {who: (pods, spread_of(problem, pods)) for who, pods in found.items()}
 
 
 def cluster_spread() -> Found:
     """Section 6.2: spreads of DP and PP groups, drawn over placed."""
     rows: list[Row] = []
     for name in CLUSTERS:
-        drawn, ours = _reached(name)
-        for kind in ("dp", "pp"):
-            note = f"{drawn[kind]:.1f} minipods to {ours[kind]:.1f}"
-            rows.append(Row(name=f"{name}, {kind.upper()} groups", value=round(drawn[kind] / ours[kind], 2), note=note))
+        found = [_drawn_and_placed(name, seed) for seed in range(SEEDS)]
+        for kind, of in (("DP", "columns"), ("PP", "rows")):
+            drawn, placed = (mean(getattr(one[who][1], of) for one in found) for who in ("drawn", "placed"))
+            note = f"{drawn:.1f} minipods to {placed:.1f}"
+            rows.append(Row(name=f"{name}, {kind} groups", value=round(drawn / placed, 2), note=note))
     return Found(rows=rows)
 
 
-NETWORK = Network.read()
+@cache
+def _step(job: str, pods: tuple[int, ...], asked: Settings = ()) -> float:
+    """Seconds of a step whose nodes lie in these minipods, as ``plait plan --topology`` predicts it."""
+    planner = planning(job, asked).planner
+    return simulate_plan(
+        planner.draft(planner.job), planner.cluster, placed=PlacedOn(pods=pods, network=NETWORK)
+    ).seconds
 
 
-def slower(dp: float, pp: float) -> Settings:
-    """What-ifs of DP and PP groups that spread over so many minipods."""
-    collectives = 1 - NETWORK.collective_loss * (1 - 1 / dp)
-    sends = 1 - NETWORK.p2p_loss * (1 - 1 / pp)
-    return (f"collectives={collectives:.4f}x", f"sends={sends:.4f}x")
+def _simulated(asked: Settings = ()) -> dict[str, float]:
+    """Gains of the dense model's alignments over neither, in a simulated step."""
+    taken = {name: _step(DENSE, pods, asked) for name, pods in MINIPODS.items()}
+    return {name: taken["neither"] / seconds - 1 for name, seconds in taken.items() if name != "neither"}
 
 
-def _step(job: str, dp: float, pp: float, asked: Settings = ()) -> tuple[float, str]:
-    """Seconds, and the command."""
-    changes = slower(dp, pp)
-    found = predict(job, asked, changes)
-    assert found is not None
-    flags = [word for one in changes for word in ("--what-if", one)]
-    return found.seconds, command(job, asked, "--evaluate", *flags)
-
-
-DENSE, EXPERTS, LARGE = PAPER, "arnold-experts", "arnold-large"
-"""Job files."""
-
-
-def _gains(job: str, asked: Settings = ()) -> tuple[float, float, str]:
-    """Of keeping DP groups, and PP groups, in one of two minipods, over neither."""
-    neither, where = _step(job, 2, 2, asked)
-    return neither / _step(job, 1, 2, asked)[0] - 1, neither / _step(job, 2, 1, asked)[0] - 1, where
+def _unhidden(job: str) -> dict[str, float]:
+    """Seconds that each alignment saves if nothing hides what is sent, by which ``plait place`` compares."""
+    plan, rate, _, each = plan_of(job_file(job), [])
+    sent = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan)).mean
+    network = Network.read(rate=rate)
+    dp, pp = sent.dp + sent.ep, sent.pp
+    return {
+        "DP-aligned": network.collective(dp, 2) - network.collective(dp, 1),
+        "PP-aligned": network.p2p(pp, 2) - network.p2p(pp, 1),
+    }
 
 
 def alignment() -> Found:
     """Figure 5: 96 GPUs over two minipods; and by layers."""
-    dp, pp, where = _gains(DENSE)
-    rows = [Row(name="24B dense, DP-aligned", value=round(dp, 5), command=where),
-            Row(name="24B dense, PP-aligned", value=round(pp, 5), command=where)]  # fmt: skip
-    edp, epp, where = _gains(EXPERTS)
-    rows += [Row(name="experts, DP-aligned", value=round(edp, 5), command=where),
-             Row(name="experts, PP-aligned", value=round(epp, 5), command=where)]  # fmt: skip
-    alpha = edp / (edp + epp) if edp + epp > 0 else 0.5
-    rows.append(Row(name="alpha of the experts", value=f"{alpha:.2f}"))
-    gains = {layers: max(_gains(DENSE, settings(model__num_layers=layers))[:2]) for layers in (26, 52, 78, 104)}
+    whole, simulated = _step(DENSE, MINIPODS["neither"]), _simulated()
+    rows: list[Row] = []
+    saved = {name: _unhidden(job) for name, job in (("24B dense", DENSE), ("experts", EXPERTS))}
+    for name, each in saved.items():
+        for kind, seconds in each.items():
+            rows.append(Row(name=f"{name}, {kind}: seconds saved if nothing is hidden", value=round(seconds, 4)))
+    alphas = {name: each["DP-aligned"] / sum(each.values()) for name, each in saved.items()}
+    rows += [Row(name=f"alpha of the {name}", value=f"{alpha:.2f}") for name, alpha in alphas.items()]
+    where = command(DENSE, (), "--evaluate", "--topology", "TOPOLOGY", "--rank-table", "TABLE")
+    rows += [Row(name=f"24B dense, {kind}: simulated step", value=round(gain, 5), command=where)
+             for kind, gain in simulated.items()]  # fmt: skip
+    gains = {layers: max(_simulated(settings(model__num_layers=layers)).values()) for layers in (26, 52, 78, 104)}
     points = [(layers, round(gain, 5)) for layers, gain in gains.items()]
     grows = {f"{a[0]} to {b[0]} layers": b[1] > a[1] for a, b in pairwise(points)}
-    one = predict(DENSE, ())
-    assert one is not None
-    paper = PaperJob(vocab=51200, sequence=4096, hidden=6144, layers=52, global_batch=768, dp=6, pp=2)
-    return Found(rows=rows, series=[Series(name="the better alignment", points=points)], claims={
-        18: {"PP-aligned ahead of DP-aligned": pp > dp, "PP-aligned gains at least 1.15 %": pp >= 0.0115},
-        19: {"alpha": round(alpha, 3)}, 23: grows,
-    }, facts={"sends": round(one.parts["pp"] / one.seconds, 5), "dp": round(one.parts["dp"] / one.seconds, 5),
-              "gain": round(max(dp, pp), 5), "alpha": round(alpha, 2),
-              "paper": round(paper.pp_volume * 2 * paper.micro_batches / paper.dp_volume, 1)})  # fmt: skip
+    dense = saved["24B dense"]
+    return Found(rows=rows, series=[Series(name="the better alignment, simulated", points=points)], claims={
+        18: {"PP-aligned saves more than DP-aligned": dense["PP-aligned"] > dense["DP-aligned"]},
+        19: {"alpha": round(alphas["experts"], 3)}, 23: grows,
+    }, facts={"gain": round(max(simulated.values()), 5), "alpha": round(alphas["experts"], 2),
+              "most": round(dense["PP-aligned"] / whole, 4)})  # fmt: skip
 
 
 def throughput() -> Found:
-    """Figure 9: predicted throughput of Plait's placement over nodes as they come free."""
+    """Figure 9: simulated throughput of Plait's placement over nodes as they come free."""
     rows: list[Row] = []
     gains: dict[str, float] = {}
     medium = settings(strategy__dp=13, train__global_batch_size=832)
     for name, job, asked in (("208 GPUs", DENSE, medium), ("9,600 GPUs", LARGE, ())):
-        drawn, ours = _reached(name)
-        before, _ = _step(job, drawn["dp"], drawn["pp"], asked)
-        after, where = _step(job, ours["dp"], ours["pp"], asked)
-        gains[name] = round(before / after, 5)
-        rows.append(Row(name=name, value=round(before / after - 1, 5), command=where))
-    most = max(gains.values()) - 1
-    return Found(rows=rows, claims={20: gains}, facts={"most": round(most, 5)})
+        found = [_drawn_and_placed(name, seed) for seed in range(SEEDS)]
+        gain = mean(_step(job, one["drawn"][0], asked) / _step(job, one["placed"][0], asked) for one in found)
+        gains[name] = round(gain, 5)
+        where = command(job, asked, "--evaluate", "--topology", "TOPOLOGY", "--rank-table", "TABLE")
+        rows.append(Row(name=name, value=round(gain - 1, 5), command=where))
+    return Found(rows=rows, claims={20: gains}, facts={"most": round(max(gains.values()) - 1, 5)})
 
 
 def queue() -> Found:

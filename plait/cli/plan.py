@@ -31,7 +31,7 @@ class Question:
         list[str] | None,
         typer.Option(
             metavar="RATE=FACTORx",
-            help="Other hardware: nic=2x, link=0.5, sends=0.5, compute=2, memory=2; or gpus=4x. Repeatable.",
+            help="Other hardware: nic=2x, link=0.5, compute=2, memory=2; or gpus=4x. Repeatable.",
         ),
     ] = None
     measure: Annotated[

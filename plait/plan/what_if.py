@@ -13,8 +13,6 @@ from plait.plan.asking import ranks_of
 CHANGES = {
     "nic": "rate of links between nodes",
     "link": "rate of all links",
-    "collectives": "rate of collectives between nodes",
-    "sends": "rate of sends between nodes",
     "compute": "peaks of the device",
     "memory": "memory of the device",
     "straggler": "slowest node's time",
@@ -55,15 +53,7 @@ def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     inside = cluster.tiers[0].name if cluster.ranks_per_node > 1 else None
     link, nic = factors.get("link", 1.0), factors.get("nic", 1.0)
     tiers = tuple(
-        tier.model_copy(update={"rate": scaled(tier.rate, link)})
-        if tier.name == inside
-        else tier.model_copy(
-            update={
-                "rate": scaled(tier.rate, link * nic),
-                "collective_share": tier.collective_share * factors.get("collectives", 1.0),
-                "send_share": tier.send_share * factors.get("sends", 1.0),
-            }
-        )
+        tier.model_copy(update={"rate": scaled(tier.rate, link * (1.0 if tier.name == inside else nic))})
         for tier in cluster.tiers
     )
     # A step waits for its slowest node in every collective, so it is as late as if all nodes were.

@@ -90,10 +90,6 @@ class Tier(Section):
     some of them has only the links among these; else any pair has the whole rate (NVSwitch)."""
     latency: Constant
     """Seconds of one message."""
-    collective_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What collectives get of the rate, where their groups spread over switches above (``docs/place.md``)."""
-    send_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What a stage's sends to the next get of it."""
 
 
 class Cluster(Section):

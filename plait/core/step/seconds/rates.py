@@ -116,7 +116,7 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
         last = at == len(cluster.tiers) - 1
         within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
         part = _links(cluster, at)
-        rate = part.share.value * tier.collective_share * rate_of(tier, within)
+        rate = part.share.value * rate_of(tier, within)
         taken = _wire(kind, whole, n, pooled) / rate
         pieces = n - pooled if kind in RINGS else np.log2(np.maximum(n, 2) / pooled)
         taken = taken + part.half.value * pieces / (pooled * rate)
@@ -145,7 +145,7 @@ def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) ->
     inner = 1
     for at, tier in enumerate(cluster.tiers):
         part = _links(cluster, at)
-        taken = (nbytes + part.half.value) / (part.share.value * tier.send_share * rate_of(tier, 2))
+        taken = (nbytes + part.half.value) / (part.share.value * rate_of(tier, 2))
         taken = taken + latency(cluster, at)
         seconds = np.where((ranks - 1) * stride >= inner, taken, seconds)
         inner = tier.ranks or 2**31
