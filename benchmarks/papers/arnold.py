@@ -2,8 +2,8 @@
 queue.
 
 Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the
-paper prints no occupancy. A step by placement is the planner's, with collectives and sends between nodes
-as much slower as ``specs/placement/network.toml`` says of groups that spread over so many minipods.
+paper prints no occupancy. A step by placement is what ``plait plan --topology`` simulates, with the losses
+of ``specs/placement/network.toml``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import mean
 from benchmarks.baselines.fits import random_fit
 from benchmarks.baselines.program import mip
 from benchmarks.papers.found import HERE, ROOT, Found, Row, Series, job_file
-from benchmarks.papers.planned import Settings, command, planning, settings
+from benchmarks.papers.planned import Settings, planning, settings
 from benchmarks.placement import ALPHAS, PUBLISHED, SETTINGS, Setting, program, score
 from plait.api.placing import plan_of, volumes_of
 from plait.api.queueing import Replay, replay_queue
@@ -27,7 +27,7 @@ from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.ecmp import RailFabric, conflict_factor
 from plait.place.placing import place
-from plait.place.problem import Problem, spread_of
+from plait.place.problem import MinipodSpread, Problem, spread_of
 from plait.place.reservation import ClusterShape, Planned
 from plait.plan.simulate import PlacedOn, simulate_plan
 
@@ -35,7 +35,7 @@ PAPER = "arnold"
 SEEDS, LIMIT = 5, 30.0
 PAPERS_OWN = ("(i)", "(ii)", "(iii)")
 IDLE = tuple(f"{name} idle" for name in PAPERS_OWN)
-BENCHMARK = "python -m benchmarks.placement"
+BENCHMARK, OWN = "python -m benchmarks.placement", "python -m benchmarks.papers arnold"
 TRACE = HERE / "jobs" / "short-jobs.csv"
 HOUR = 3600.0
 FLOWS = 4
@@ -159,14 +159,15 @@ DENSE, EXPERTS, LARGE = PAPER, "arnold-experts", "arnold-large"
 """Job files."""
 NETWORK = Network.read()
 MINIPODS = {
-    "neither": (*(0, 1) * 3, *(1, 0) * 3), "DP-aligned": (*(0,) * 6, *(1,) * 6), "PP-aligned": (*(0,) * 3, *(1,) * 3) * 2,
+    "neither": (*(0, 1) * 3, *(1, 0) * 3), "DP-aligned": (*(0,) * 6, *(1,) * 6),
+    "PP-aligned": (*(0,) * 3, *(1,) * 3) * 2,
 }  # fmt: skip
 """Of twelve nodes, stage by stage: six replicas of two stages in two minipods."""
 
 
 @cache
 def _drawn_and_placed(name: str, seed: int) -> dict[str, tuple[tuple[int, ...], MinipodSpread]]:
-    """Minipods of nodes by rank, and spreads: as they come free (random and even), and Plait's at alpha 0.3."""
+    """Minipods of nodes by rank, and spreads: as they come free (random, even), and Plait's at alpha 0.3."""
     setting = CLUSTERS[name]
     problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=LIMIT, alpha=0.3)
     number: dict[str, int] = {}
@@ -221,11 +222,11 @@ def alignment() -> Found:
     saved = {name: _unhidden(job) for name, job in (("24B dense", DENSE), ("experts", EXPERTS))}
     for name, each in saved.items():
         for kind, seconds in each.items():
-            rows.append(Row(name=f"{name}, {kind}: seconds saved if nothing is hidden", value=round(seconds, 4)))
+            what = f"{name}, {kind}: seconds saved if nothing is hidden"
+            rows.append(Row(name=what, value=f"{seconds:.3f} s", command=OWN))
     alphas = {name: each["DP-aligned"] / sum(each.values()) for name, each in saved.items()}
     rows += [Row(name=f"alpha of the {name}", value=f"{alpha:.2f}") for name, alpha in alphas.items()]
-    where = command(DENSE, (), "--evaluate", "--topology", "TOPOLOGY", "--rank-table", "TABLE")
-    rows += [Row(name=f"24B dense, {kind}: simulated step", value=round(gain, 5), command=where)
+    rows += [Row(name=f"24B dense, {kind}: simulated step", value=round(gain, 5), command=OWN)
              for kind, gain in simulated.items()]  # fmt: skip
     gains = {layers: max(_simulated(settings(model__num_layers=layers)).values()) for layers in (26, 52, 78, 104)}
     points = [(layers, round(gain, 5)) for layers, gain in gains.items()]
@@ -247,8 +248,7 @@ def throughput() -> Found:
         found = [_drawn_and_placed(name, seed) for seed in range(SEEDS)]
         gain = mean(_step(job, one["drawn"][0], asked) / _step(job, one["placed"][0], asked) for one in found)
         gains[name] = round(gain, 5)
-        where = command(job, asked, "--evaluate", "--topology", "TOPOLOGY", "--rank-table", "TABLE")
-        rows.append(Row(name=name, value=round(gain - 1, 5), command=where))
+        rows.append(Row(name=name, value=round(gain - 1, 5), command=OWN))
     return Found(rows=rows, claims={20: gains}, facts={"most": round(max(gains.values()) - 1, 5)})
 
 
