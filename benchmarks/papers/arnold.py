@@ -293,7 +293,38 @@ def interference() -> Found:
     return Found(rows=rows, series=[Series(name="times as long", points=points)], claims={24: grows})
 
 
+def pairs() -> Found:
+    """Figure 1b: pairs of GPUs that send each other nothing; and bytes of a step between nodes of the dense
+    job."""
+    rows: list[Row] = []
+    for name, job in (("96 GPUs", DENSE), ("9,600 GPUs", LARGE)):
+        degrees = planning(job, ()).planner.job.strategy
+        pp, dp, tp = (int(getattr(degrees, axis)) for axis in ("pp", "dp", "tp"))
+        world = pp * dp * tp
+        partners = (tp - 1) + (dp - 1) + 2 * (pp - 1) / pp  # of a rank: its groups, and stages before and after
+        rows.append(Row(name=name, value=round(1 - partners / (world - 1), 4), note=f"pp {pp}, dp {dp}, tp {tp}"))
+    plan, _, _, each = plan_of(job_file(DENSE), [])
+    matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
+    stages, replicas = len(plan.layout.degrees), plan.layout.degrees[0][0]
+    sent = matrix.mean
+    series = [
+        Series(name=f"node {one}", points=[
+            (other, _between(one, other, replicas, sent.dp, sent.pp)) for other in range(stages * replicas)
+        ]) for one in range(stages * replicas)
+    ]  # fmt: skip
+    return Found(rows=rows, series=series)
+
+
+def _between(one: int, other: int, replicas: int, dp: float, pp: float) -> float:
+    """GB of a GPU's step from one node to another: a ring's neighbour in the DP group, a stage's in the PP
+    group."""
+    same_stage = one // replicas == other // replicas
+    if same_stage and (one + 1) % replicas == other % replicas:
+        return round(dp / 1e9, 3)
+    return round(pp / 1e9, 3) if not same_stage and one % replicas == other % replicas else 0.0
+
+
 FIGURES: dict[str, Callable[[], Found]] = {
     "weighted-spread": weighted_spread, "latency": latency, "cluster-spread": cluster_spread, "alignment": alignment,
-    "throughput": throughput, "queue": queue, "interference": interference,
+    "throughput": throughput, "queue": queue, "interference": interference, "pairs": pairs,
 }  # fmt: skip
