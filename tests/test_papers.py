@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.papers import megascale, page, verdicts
+from benchmarks.papers import __main__ as runner
+from benchmarks.papers import found, megascale, page, verdicts
 from benchmarks.papers.__main__ import figures
-from benchmarks.papers.found import PAPERS, ROOT, read
+from benchmarks.papers.found import PAPERS, ROOT, Found, Row, read
 from tests.support.command import plait
 
 CLAIMS = 24
@@ -71,8 +74,41 @@ def test_rules_by_hand(rule: str, value: float, holds: bool) -> None:
 
 
 def test_a_claim_of_which_nothing_was_computed_is_not_reproduced() -> None:
-    found = verdicts.judge({"number": 1, "rule": "holds"}, None)
-    assert not found.reproduced and found.word == "not computed"
+    none = verdicts.judge({"number": 1, "rule": "holds"}, None)
+    assert not none.reproduced and none.word == "not computed"
+
+
+def test_what_is_up_to_date_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted run goes on where it stopped; other code computes all anew; a lab is measured once."""
+    done: list[str] = []
+
+    def broken() -> Found:
+        done.append("broken")
+        raise KeyboardInterrupt
+
+    def one() -> Found:
+        done.append("one")
+        return Found(rows=[Row(name="a", value=1.0)])
+
+    def on_lab(*, again: bool) -> Found:
+        done.append("measured" if again else "read")
+        return Found()
+
+    told = [{"id": name, "how": "planned"} for name in ("one", "broken", "lab")]
+    module = SimpleNamespace(FIGURES={"one": one, "broken": broken}, EMULATED={"lab": on_lab})
+    monkeypatch.setattr(runner, "import_module", lambda _: module)
+    monkeypatch.setattr(runner, "published", lambda _: {"figures": told})
+    monkeypatch.setattr(runner, "commit", lambda: "none")
+    monkeypatch.setattr(found, "RESULTS", tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runner.compute("domino", lab=False, again=False)
+    module.FIGURES["broken"] = one
+    for lab in (False, False, True, True):
+        runner.compute("domino", lab=lab, again=False)
+    assert done == ["one", "broken", "one", "read", "measured"]
+    monkeypatch.setattr(runner, "fingerprint", lambda _: "other")
+    runner.compute("domino", lab=False, again=False)
+    assert done[5:] == ["one", "one", "read"]
 
 
 @pytest.mark.smoke

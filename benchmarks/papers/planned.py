@@ -28,7 +28,8 @@ def settings(**values: object) -> Settings:
 
 def command(paper: str, asked: Sequence[str], *flags: str) -> str:
     """What prints the prediction."""
-    return shlex.join(["plait", "plan", str(job_file(paper).relative_to(ROOT)), *flags, *asked])
+    words = ["plait", "plan", str(job_file(paper).relative_to(ROOT)), *flags, *asked]
+    return " ".join(f'"{word}"' if "'" in word else shlex.quote(word) for word in words)
 
 
 @cache
