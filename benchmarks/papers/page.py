@@ -21,7 +21,7 @@ UNITS = {
     "x": "{:.2f}x", "%": "{:.0%}", "+%": "{:+.1%}", "s": "{:.3g} s", "GB": "{:.3g} GB", "": "{:.4g}", "MFU": "{:.1%}",
     "tokens": "{:,.0f}",
 }  # fmt: skip
-NOTHING = "-"
+NOTHING, UNEXPLAINED = "-", "Why is not known."
 
 
 def published(paper: str) -> dict[str, Any]:
@@ -81,7 +81,9 @@ def _explained(paper: str, claim: Mapping[str, Any], verdict: Verdict) -> str:
         return f"{claim['number']}: nothing is kept of it; `make papers` computes it."
     facts = (read(paper, claim["figure"]) or {}).get("facts", {})
     count = f"{len(verdict.failed)} of {len(verdict.values)} outside"
-    return f"{claim['number']}: {count} ({_values(verdict, failed=True)}). {claim['why'].format(**facts)}"
+    return (
+        f"{claim['number']}: {count} ({_values(verdict, failed=True)}). {claim.get('why', UNEXPLAINED).format(**facts)}"
+    )
 
 
 def _values(verdict: Verdict, *, failed: bool = False) -> str:
