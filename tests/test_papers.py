@@ -49,8 +49,7 @@ def test_a_figure_has_its_place_its_rows_and_its_function(paper: str, figure: di
         assert (
             not words
             or words[0] == "plait"
-            or words[0] == "python"
-            and (words[1] == "-m" or (ROOT / words[1]).exists())
+            or (words[0] == "python" and (words[1] == "-m" or (ROOT / words[1]).exists()))
         )
 
 
