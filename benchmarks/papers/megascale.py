@@ -48,9 +48,11 @@ def _ours(gpus: int) -> Candidate:
 
 
 def megatron_command(gpus: int) -> str:
-    """What predicts the baseline."""
-    asked = _asked(gpus) + LAYOUT + settings(strategy__dp=gpus // 64, plan__framework="megatron")
-    return command(PAPER, asked, "--evaluate")
+    """What predicts the baseline, which hides nothing of data parallelism's communication."""
+    overlap = settings(strategy__overlap__tp="async", strategy__overlap__shard="none")
+    layout = tuple(one for one in LAYOUT if not one.startswith("strategy.overlap"))
+    degrees = settings(strategy__dp=gpus // 64, plan__framework="megatron")
+    return command(PAPER, _asked(gpus) + layout + overlap + degrees, "--evaluate")
 
 
 def steps() -> Found:
