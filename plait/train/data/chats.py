@@ -203,6 +203,11 @@ class AnswerTokenizer:
     plain: Tokenizer
 
     @property
+    def path(self) -> Path | str:
+        """The plain one's file; empty for bytes."""
+        return self.plain.path if isinstance(self.plain, FileTokenizer) else ""
+
+    @property
     def vocab(self) -> int:
         """One more than the largest id, marked."""
         return MARK + self.plain.vocab
