@@ -39,7 +39,7 @@ from plait.place.workload import JobTrace
 
 NODES, ZONE = 8, ("n5", "n6", "n7", "n8")
 NAME, PARTITION, RESERVATION = "admission", "gated", "lpj"
-INTERVAL = 2.0
+INTERVAL = 2
 LATE = 15.0
 """Seconds by which a start may differ: what Slurm takes to end and start jobs moves those that wait for
 them."""
@@ -120,8 +120,8 @@ class Trial:
 
     def start_admit(self) -> None:
         """Admission, which writes what it does to the log."""
-        argv = [sys.executable, "-W", "ignore", "-m", "plait.cli.main", "queue", "admit", "--partition", PARTITION,
-                "--reservation", RESERVATION, "--interval", str(INTERVAL), "--json"]  # fmt: skip
+        argv = [sys.executable, "-W", "ignore", "-m", "plait.cli.main", "queue", "admit", f"partition={PARTITION}",
+                f"reservation={RESERVATION}", f"interval={INTERVAL}s", "--json"]  # fmt: skip
         with self.log.open("ab") as log:
             self.admit = subprocess.Popen(argv, stdout=log, stderr=subprocess.DEVNULL, env=self.environment)
 

@@ -16,12 +16,15 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
+from plait.core.base.codec.data import Texts
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.text import counted
-from plait.launch.live_queue import LetIn, LiveQueue, QueuedJob, QueueView
+from plait.launch.live_queue import LetIn, LiveQueue, QueuedJob, QueueView, seconds_of
 from plait.launch.watch import catching_signals, say
 from plait.place.live import LiveCluster, LiveJob, LiveStart, LiveZone, decide
 
+Forecast = Callable[[Sequence[QueuedJob]], Sequence[float]]
+"""Seconds of jobs."""
 GRACE = 120.0
 """Seconds that a job that was let in may wait for Slurm to start it, before it is held and decided anew."""
 
@@ -73,8 +76,8 @@ class Admitting:
     do nothing."""
 
     queue: LiveQueue
-    late: str = "preempt"
-    forecast: Callable[[Sequence[QueuedJob]], Sequence[float]] | None = None
+    late: Literal["preempt", "wait"] = "preempt"
+    forecast: Forecast | None = None
     dry: bool = False
     told: Callable[[Admitted | Round], None] = field(default=lambda _: None)
     foreseen: dict[str, float] = field(default_factory=dict[str, float])
@@ -154,28 +157,53 @@ class Admitting:
         self.told(done)
 
 
-def queue_of(
-    on: str, reservations: tuple[str, ...], *, partition: str = "", qos: str = "", context: str = "",
-    namespace: str = "",
-) -> LiveQueue:  # fmt: skip
-    """The queue of Slurm, or of a namespace of Kubernetes, whose reservations have their time with them:
-    ``NAME@2030-01-31T22:00``. Raises JobError for what does not go together."""
-    if on == "slurm":
-        from plait.launch.slurm_queue import SlurmQueue
+@dataclass(frozen=True, kw_only=True)
+class AdmitSettings:
+    """What is watched, as people write it. on: ``slurm`` or ``kubernetes``. reservation: names of
+    Slurm's, or of Kubernetes' taints with their time, ``NAME@2030-01-31T22:00``. partition, qos: of
+    Slurm, jobs of which have opted in. context, namespace: of Kubernetes. model, trace, columns: a model
+    of ``plait queue fit`` and the jobs that the cluster has had, for jobs that do not say how long they
+    run. interval: between two rounds. late: who is still there when the planned job comes: ``preempt``
+    all that opted in, or ``wait``."""
 
-        if not partition and not qos:
-            raise JobError("nobody has opted in", key="--partition", fix="Name the partition, or a QOS with --qos")
-        return SlurmQueue(partition, qos, reservations)
-    if on != "kubernetes":
-        raise JobError(f"'{on}' is neither", key="--on", fix="Write slurm or kubernetes")
-    if partition or qos:
-        key = "--partition" if partition else "--qos"
-        raise JobError("is Slurm's", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission")
-    due = dict(map(_with_time, reservations))
-    from plait.launch.kubernetes_api import KubernetesNamespace
-    from plait.launch.kubernetes_queue import KubernetesQueue
+    on: Literal["slurm", "kubernetes"] = "slurm"
+    reservation: Texts = ()
+    partition: str = ""
+    qos: str = ""
+    context: str = ""
+    namespace: str = ""
+    model: str = ""
+    trace: str = ""
+    columns: str | None = None
+    interval: str = "15s"
+    late: Literal["preempt", "wait"] = "preempt"
 
-    return KubernetesQueue(KubernetesNamespace(context, namespace), due)
+    @property
+    def queue(self) -> LiveQueue:
+        """Raises JobError for what does not go together."""
+        if not self.reservation:
+            raise JobError("none is named", key="reservation", fix="Write reservation=NAME")
+        if self.on == "slurm":
+            from plait.launch.slurm_queue import SlurmQueue
+
+            if not self.partition and not self.qos:
+                raise JobError("nobody has opted in", key="partition", fix="Name the partition, or qos=NAME")
+            return SlurmQueue(self.partition, self.qos, tuple(self.reservation))
+        if self.partition or self.qos:
+            key = "partition" if self.partition else "qos"
+            raise JobError("is Slurm's", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission")
+        due = dict(map(_with_time, self.reservation))
+        from plait.launch.kubernetes_api import KubernetesNamespace
+        from plait.launch.kubernetes_queue import KubernetesQueue
+
+        return KubernetesQueue(KubernetesNamespace(self.context, self.namespace), due)
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """None without a model. Raises JobError for one without a trace."""
+        if bool(self.model) != bool(self.trace):
+            raise JobError("model and trace go together", key="model, trace", fix="Give both, or neither")
+        return forecast_of(Path(self.model), Path(self.trace), self.columns) if self.model else None
 
 
 def _with_time(text: str) -> tuple[str, float]:
@@ -184,10 +212,10 @@ def _with_time(text: str) -> tuple[str, float]:
         return name, datetime.fromisoformat(when).timestamp()
     except ValueError:
         problem = f"'{text}' does not say when it begins, as Kubernetes does not know"
-        raise JobError(problem, key="--reservation", fix="Write NAME@2030-01-31T22:00") from None
+        raise JobError(problem, key="reservation", fix="Write NAME@2030-01-31T22:00") from None
 
 
-def forecast_of(model: Path, trace: Path, columns: str | None) -> Callable[[Sequence[QueuedJob]], Sequence[float]]:
+def forecast_of(model: Path, trace: Path, columns: str | None) -> Forecast:
     """Mean seconds by a model of ``plait queue fit``, beside the jobs that the cluster has had. Raises
     JobError and DataError."""
     from plait.api.queueing import read_jobs
@@ -202,11 +230,15 @@ def forecast_of(model: Path, trace: Path, columns: str | None) -> Callable[[Sequ
     return seconds
 
 
-def admit_jobs(asked: Admitting, *, once: bool, interval: float) -> None:
-    """Watch a queue until the user ends it, or once. Raises LaunchError for what the cluster does not
-    know."""
-    if asked.late not in ("preempt", "wait"):
-        raise JobError(f"'{asked.late}' is neither", key="--late", fix="Write preempt or wait")
+def admit_jobs(settings: AdmitSettings, *, once: bool, dry: bool, tell: Callable[[Admitted | Round], None]) -> None:
+    """Watch a queue until the user ends it, or once. tell: takes what is seen and done. Raises JobError for
+    what cannot be asked, LaunchError for what the cluster does not know."""
+    interval = seconds_of(settings.interval, 0.0)
+    if not interval:
+        raise JobError(f"'{settings.interval}' is no time", key="interval", fix="Write for example 15s or 1m")
+    asked = Admitting(
+        queue=settings.queue, late=settings.late, forecast=settings.forecast, dry=dry, told=tell
+    )  # fmt: skip
     say(described(asked.queue.look()))
     if once:
         asked.round()

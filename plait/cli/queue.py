@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -131,72 +129,41 @@ def predict(
     terminal.answer(found, as_json=as_json)
 
 
-@dataclass(frozen=True)
-class WatchedQueue:
-    """Whose jobs are let in, beside what."""
-
-    reservation: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Slurm's reservation; for Kubernetes the taint's NAME@TIME.")
-    ]
-    on: Annotated[str, typer.Option(help="Who manages the cluster: slurm or kubernetes.")] = "slurm"
-    partition: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this partition have opted in.")] = ""
-    qos: Annotated[str, typer.Option(metavar="NAME", help="Jobs of this QOS have opted in.")] = ""
-    context: Annotated[str, typer.Option(help="Of the kubeconfig.", show_default="the current one")] = ""
-    namespace: Annotated[str, typer.Option(help="Of Kubernetes.", show_default="the current one")] = ""
-    model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of plait queue fit: predicts jobs that do not say how long.")
-    ] = None
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jobs that the cluster has had, beside which it predicts.")
-    ] = None
-    columns: Columns = None
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """How often, and what is done."""
-
-    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, help="Between two rounds.")] = 15.0
-    late: Annotated[
-        str, typer.Option(help="Who is still there when the planned job comes: preempt all that opted in, or wait.")
-    ] = "preempt"
-    once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False
+@app.command()
+def admit(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What is watched: reservation=lpj1 partition=gated."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--settings", metavar="FILE", help="A file of such settings (TOML).")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A line of JSON for every round and everything that is done.")
-    ] = False
-
-
-@app.command()
-@grouped
-def admit(watched: WatchedQueue, rounds: Rounds) -> None:
+    ] = False,
+) -> None:
     """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold would.
 
     Waiting jobs of the partition (or QOS) are held; on Kubernetes, pods behind the scheduling gate
     plait.dev/admission. Let in are those that fit outside, those that may be preempted, and those that should
-    end before the planned job comes. Others are never touched. docs/queue.md has more.
+    end before the planned job comes. Others are never touched. docs/queue.md lists the settings.
 
-    Example: plait queue admit --reservation lpj1 --partition gated
+    Example: plait queue admit reservation=lpj1 partition=gated
     """
-    from plait.api.admitting import Admitted, Admitting, Round, admit_jobs, forecast_of, queue_of
-    from plait.core.base.errors import JobError
+    from plait.api.admitting import AdmitSettings, Admitted, Round, admit_jobs
+    from plait.core.base.codec.words import read_settings
 
     def tell(done: Admitted | Round) -> None:
-        if rounds.as_json:
+        if as_json:
             print(done.to_json())
         elif isinstance(done, Admitted):
             terminal.say(done.line())
         sys.stdout.flush()
 
-    queue = queue_of(
-        watched.on, tuple(watched.reservation), partition=watched.partition, qos=watched.qos, context=watched.context,
-        namespace=watched.namespace,
-    )  # fmt: skip
-    if (watched.model is None) != (watched.trace is None):
-        raise JobError("go together", key="--model and --trace", fix="Give both, or neither")
-    forecast = forecast_of(watched.model, watched.trace, watched.columns) if watched.model and watched.trace else None
-    admit_jobs(Admitting(queue=queue, forecast=forecast, late=rounds.late, dry=rounds.dry, told=tell), once=rounds.once,
-               interval=rounds.interval)  # fmt: skip
+    asked = read_settings(AdmitSettings, settings or [], file, paths=("model", "trace"))
+    admit_jobs(asked, once=once, dry=dry, tell=tell)
 
 
 # ---- what is asked ----

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.api.admitting import Admitted, Admitting, queue_of
+from plait.api.admitting import AdmitSettings, Admitted, Admitting
 from plait.core.base.errors import JobError, LaunchError
 from plait.launch.kubernetes_manifests import HOSTNAME
 from plait.launch.kubernetes_queue import GATE, JCT, JOB, MARK, PREEMPTIBLE, KubernetesQueue
@@ -156,17 +156,19 @@ def test_nodes_that_take_nobody(cluster: InMemory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on", "more", "says"),
+    ("told", "says"),
     [
-        ("slurm", {}, "Name the partition"),
-        ("kubernetes", {"partition": "p"}, "plait.dev/admission"),
-        ("kubernetes", {}, "NAME@2030"),
-        ("lsf", {}, "slurm or kubernetes"),
+        ({"reservation": ("big",)}, "Name the partition"),
+        ({"partition": "p"}, "reservation=NAME"),
+        ({"on": "kubernetes", "reservation": ("big",), "partition": "p"}, r"plait\.dev/admission"),
+        ({"on": "kubernetes", "reservation": ("big",)}, "NAME@2030"),
     ],
 )
-def test_what_does_not_go_together(on: str, more: dict[str, str], says: str) -> None:
+def test_what_does_not_go_together(told: dict[str, Any], says: str) -> None:
     with pytest.raises(JobError, match=says):
-        queue_of(on, ("big",), **more)
+        _ = AdmitSettings(**told).queue
+    with pytest.raises(JobError, match="Give both"):
+        _ = AdmitSettings(model="m").forecast
 
 
 def test_who_does_not_say_how_long_it_runs_is_foreseen_once(cluster: InMemory) -> None:

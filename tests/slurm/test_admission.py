@@ -23,8 +23,8 @@ def submit(cluster: SlurmCluster, seconds: int, words: str = "", *more: str) -> 
 
 def one_round(cluster: SlurmCluster, *more: str) -> list[tuple[str, str, str, list[str]]]:
     """What a round does, in a process of its own: it remembers nothing."""
-    told = ask(cluster, sys.executable, "-W", "ignore", "-m", "plait.cli.main", "queue", "admit", "--reservation",
-               "lpj", "--partition", "gated", "--once", "--json", *more)  # fmt: skip
+    told = ask(cluster, sys.executable, "-W", "ignore", "-m", "plait.cli.main", "queue", "admit",
+               "reservation=lpj", "partition=gated", "--once", "--json", *more)  # fmt: skip
     lines = [json.loads(line) for line in told.splitlines()]
     return [(one["what"], one["job"], one["where"], one["nodes"]) for one in lines if one["what"] != "round"]
 
@@ -69,7 +69,7 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         job = next(job for job in view.jobs if job.name == short)
         assert job.mark and job.mark.zones == ("lpj",) and job.nodes == ("n2",)
         ask(cluster, "scontrol", "update", "ReservationName=lpj", "StartTime=now")  # it comes early
-        assert [one[:2] for one in one_round(cluster, "--late", "wait")] == []
+        assert [one[:2] for one in one_round(cluster, "late=wait")] == []
         assert [one[:2] for one in one_round(cluster)] == [("requeue", short)]
         wait_until(lambda: states(cluster)[short] != "RUNNING", "the late job was not sent back", seconds=60)
         assert states(cluster)[foreign] == "PENDING", "nobody has touched who did not opt in"
