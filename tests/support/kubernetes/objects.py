@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 
 Object = dict[str, Any]
 SCHEMAS = Path(__file__).parent / "schemas" / "kubernetes.json"
 KINDS = {
     "pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "secrets": "Secret", "jobs": "Job",
-    "jobsets": "JobSet", "nodes": "Node",
+    "jobsets": "JobSet", "nodes": "Node", "serviceaccounts": "ServiceAccount", "roles": "Role",
+    "rolebindings": "RoleBinding", "networkpolicies": "NetworkPolicy",
 }  # fmt: skip
 
 
@@ -39,6 +41,12 @@ def schema(kind: str) -> jsonschema.Draft202012Validator:
 
 def check(body: Object) -> None:
     """Raises Refusal for what no server takes."""
+    if body["kind"] not in json.loads(SCHEMAS.read_text())["roots"]:
+        try:
+            kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise Refusal(422, f"{body['kind']} is invalid: {error.message}") from None
+        return
     for error in schema(body["kind"]).iter_errors(body):
         raise Refusal(422, f"{body['kind']} is invalid: {error.json_path}: {error.message[:300]}")
 

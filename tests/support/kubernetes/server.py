@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.kubernetes import discovery
 from tests.support.kubernetes.objects import KINDS, Object, Refusal, Store, check, stamp
 
 PATH = re.compile(
@@ -171,9 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self, path: str, query: dict[str, str], body: Any) -> None:
         server, store = self.kubernetes, self.kubernetes.store
-        if path == "/apis/":
-            found = [{"groupVersion": "jobset.x-k8s.io/v1alpha2"}] if server.jobset else []
-            self._send(200, {"groups": [{"versions": found}]})
+        if told := discovery.answer(path, jobset=server.jobset):
+            self._send(200, told)
             return
         match = PATH.fullmatch(path)
         if not match or match["plural"] not in KINDS or (match["plural"] == "jobsets" and not server.jobset):
