@@ -34,6 +34,7 @@ BOUND = 180.0
 """Seconds from a fault to the next new step, at most, beside what the fault itself takes."""
 SETTLING = 6.0
 """Seconds until a fault is felt: a pod's grace, a limit."""
+STEPS = 1_000_000
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -321,9 +322,11 @@ class Nodes:
         hours, minutes, seconds = (int(part) for part in told["RunTime"].split("-")[-1].split(":"))
         limit = hours * 60 + minutes + (2 if seconds > 20 else 1)
         self._ask("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
+        self._mend.append(lambda: self._ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED"))
         until = time.monotonic() + 150
         while time.monotonic() < until and self._ask("squeue", "-h", "-t", "R", "-o", "%A"):
             time.sleep(0.5)
+        self.after()
         return 60.0
 
     def _requeue(self) -> float:
@@ -361,7 +364,7 @@ def kill_rank(rank: int, folder: str) -> None:
 
 def disturbed(cluster: Any, folder: Path, drawn: random.Random, faults: int) -> tuple[Run, int, str]:
     """The run, its exit status, and what it printed."""
-    job, run = write_job(folder, 1_000_000), Run(folder)
+    job, run = write_job(folder, STEPS), Run(folder)
     argv, env = cluster.command(job)
     with open(folder / "output", "w") as output:
         process = subprocess.Popen(argv, cwd=folder, env=env, stdout=output, stderr=output, start_new_session=True)
@@ -393,11 +396,15 @@ def disturbed(cluster: Any, folder: Path, drawn: random.Random, faults: int) -> 
 
 
 def undisturbed(folder: Path, steps: int) -> Run:
-    """The same job on this machine."""
-    job = write_job(folder, steps)
-    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job)]
-    subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return Run(folder)
+    """The same job on this machine, as far as that: of fewer steps the learning rate would be another."""
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(write_job(folder, STEPS))]
+    run, quiet = Run(folder), subprocess.DEVNULL
+    process = subprocess.Popen(argv, cwd=folder, stdout=quiet, stderr=quiet, start_new_session=True)
+    while run.step() < steps and process.poll() is None:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.wait(240)
+    return run
 
 
 def main() -> int:
