@@ -188,7 +188,7 @@ class Planner:
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
     def _other_overlaps(self, point: Mapping[str, int]) -> list[dict[str, int]]:
-        """Sharding that hides less, where the closed form finds it as fast: what is hidden slows down what
+        """Sharding that hides less, where the closed form finds it faster: what is hidden slows down what
         hides it. The space has only that which hides most."""
         kinds = range(len(SHARD_OVERLAPS)) if point["dp"] * point["cp"] > 1 and not self.framework else ()
         rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.asked.allows("shard_overlap", kind)]
@@ -198,7 +198,7 @@ class Planner:
             self.model, Points.of([point, *rows]), self.cluster, sequence=self.job.data.sequence_length,
             precision=self.job.train.precision, options=options_of(self.job, self.cluster.device, None),
         ).total  # fmt: skip
-        return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds <= told[0]]
+        return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds < (1 - reasons.ALIKE) * told[0]]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
         """Those with the same lists of ops one after the other: lists take longest to find."""
