@@ -158,8 +158,8 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     flat = values.get("parallelism.enable_sequence_parallel", True)
     told.set("strategy.sequence_parallel", tp > 1 and flat is not False)
     # A ring gathers behind attention whatever tp does (torch's context parallelism, _AllGatherRotater)
-    alone = values.get("parallelism.tensor_parallel_degree", 1) == 1
-    told.set("strategy.overlap", {"tp": "async" if beside or alone else "sync", "shard": "both"})
+    ring = tp == 1 and cp > 1
+    told.set("strategy.overlap", {"tp": "async" if beside or ring else "sync", "shard": "both"})
     if beside and values.get("compile.enable", values.get("training.compile")) is not True:
         raise told.refuse("parallelism.enable_async_tensor_parallel", "needs compile.enable = true", "Set both")
 

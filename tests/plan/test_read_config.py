@@ -281,7 +281,7 @@ def test_literals(text: str, values: dict[str, Any]) -> None:
         {"dp": 4, "pp": 2, "shard": "zero1", "schedule": "1f1b"},
         {"dp": 2, "pp": 2, "tp": 2, "shard": "zero1", "schedule": "interleaved", "virtual_stages": 4,
          "overlap": "async"},
-        {"dp": 2, "cp": 4, "shard": "fsdp", "cp_comm_type": "ring"},
+        {"dp": 2, "cp": 4, "shard": "fsdp", "cp_comm_type": "ring", "overlap": "async"},
         {"dp": 8, "shard": {"params": 4, "grads": 4, "optim": 4}},
     ],
 )  # fmt: skip
