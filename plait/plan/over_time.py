@@ -56,8 +56,11 @@ def _runs(spans: Sequence[Span], row: str, seconds: float) -> Iterator[Bar]:
         for cell in range(first, last + 1):
             shared = min(span.end, (cell + 1) * each) - max(span.start, cell * each)
             busy[cell][_kind(span)] += max(0.0, shared)
-    least = min(each / 2, max(sum(cell.values()) for cell in busy))  # a row of short spans keeps its longest
-    told = [max(cell, key=lambda kind: cell[kind]) if sum(cell.values()) >= least > 0 else "" for cell in busy]
+    sums = [sum(cell.values()) for cell in busy]
+    least = min(each / 2, 0.99 * max(sums))  # a row of short spans keeps its longest
+    told = [
+        max(cell, key=lambda kind: cell[kind]) if some > least else "" for cell, some in zip(busy, sums, strict=True)
+    ]
     at = 0
     for kind, cells in groupby(told):
         count = len(list(cells))
