@@ -105,7 +105,7 @@ def test_a_key_of_another_framework_is_refused_with_ours(other: str, own: str) -
 
 @pytest.mark.parametrize(("key", "old", "new"), [(*place, new) for place, new in VALUES.items()])
 def test_an_old_value_is_refused_with_the_new_one(key: str, old: str, new: str) -> None:
-    with pytest.raises(JobError, match=f'"{old}" is called "{new}" now'):
+    with pytest.raises(JobError, match=f'"{old}" is called "{new}" (now|here)'):
         Job.from_dict(_tables(key, old))
     Job.from_dict(_tables(key, new))
 

@@ -90,6 +90,10 @@ def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
     if job.plan.framework != "plait" and doing == "trained":
         problem = f"{job.plan.framework} is to run the job, and plait train is Plait's"
         raise JobError(problem, key="plan.framework", changes=[{"plan.framework": None}])
+    if job.base_strategy.overlap == "no-communication" and doing == "trained":
+        problem = '"no-communication" leaves sums over ranks out, and would train a wrong model: it is planned alone'
+        changes = [{"strategy.overlap": "sync"}, {"strategy.overlap": "domino"}]
+        raise JobError(problem, key="strategy.overlap", changes=changes)
     if model.kv_lora_rank:
         problem = f"a model with latent attention can be planned for, and not be {doing} yet"
         raise JobError(problem, key="model.kv_lora_rank", fix="Use plait plan alone, or a model without")

@@ -41,6 +41,19 @@ _PEERS = {
     "model.vocab": "vocab_size",
     "model.max_sequence": "max_position_embeddings max_seq_len n_positions",
     "model.norm_eps": "rms_norm_eps layer_norm_epsilon layernorm_epsilon",
+    "data.sequence_length": "seq_len seq_length max_context_length",
+    "train.global_batch_size": "train_batch_size batch_size",
+    "train.micro_batch_size": "local_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size",
+    "train.warmup_steps": "lr_warmup_iters warmup_iters num_warmup_steps",
+    "train.lr_decay_style": "lr_scheduler lr_scheduler_type",
+    "train.lr_decay_steps": "lr_decay_iters",
+    "train.optimizer": "optim optimizer_type",
+    "train.precision": "bf16 mixed_precision",
+    "train.init_from": "initial_load_path pretrained_checkpoint",
+    "train.keep_checkpoints": "keep_latest_k save_total_limit keep_last",
+    "train.checkpoint_every": "save_interval save_steps",
+    "train.eval_every": "eval_interval eval_steps",
+    "train.log_every": "log_interval logging_steps log_freq",
     "train.learning_rate": "lr",
     "train.min_learning_rate": "min_lr",
     "train.steps": "train_iters max_steps",
@@ -58,13 +71,24 @@ PEERS = {f"{key.partition('.')[0]}.{name}": key for key, names in _PEERS.items()
 VALUES = {
     ("strategy.overlap", "none"): "no-communication",
     ("strategy.overlap.tp", "none"): "no-communication",
+    ("strategy.overlap", "off"): "sync",
+    ("strategy.overlap.tp", "off"): "sync",
+    ("train.precision", "bf16"): "bf16-mixed",
+    ("train.precision", "bfloat16"): "bf16-mixed",
+    ("train.precision", "float32"): "fp32",
+    ("train.optimizer", "AdamW"): "adamw",
+    ("train.optimizer", "adam"): "adamw",
+    ("train.optimizer", "Muon"): "muon",
+    ("train.lr_decay_style", "WSD"): "wsd",
+    ("train.lr_decay_style", "sqrt"): "inverse-square-root",
 }
-"""Of a job file, by key and old value."""
+"""Of a job file, by key and value as earlier versions or others have it."""
 QUANTITIES = {"p1": "batch_slices", "p2": "column_slices"}
 """Of a strategy, that constraints name."""
 HINTS = {
     "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
     "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
+    "train.precision=bf16-mixed": 'Write "bf16-mixed": weights, gradients and moments are kept in fp32 as well',
     "strategy.overlap": 'It trains a wrong model, to measure with. Write "sync" for communication that nothing hides',
 }
 """What else is to be known of a key that was renamed, or of a value."""
@@ -86,7 +110,9 @@ def refuse_old_keys(values: Mapping[str, Any]) -> None:
             raise JobError(f"is called {own} here", key=other, fix=f"Write {own.partition('.')[2]}")
     for (key, old), new in VALUES.items():
         if _at(values, key) == old:
-            raise JobError(f'"{old}" is called "{new}" now', key=key, fix=HINTS["strategy.overlap"])
+            wrong = new == "no-communication"
+            fix = HINTS["strategy.overlap"] if wrong else HINTS.get(f"{key}={new}", f'Write "{new}"')
+            raise JobError(f'"{old}" is called "{new}" {"now" if wrong else "here"}', key=key, fix=fix)
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -353,7 +353,7 @@ class StrategySection(Section):
     """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
     overlap: Overlap | OverlapKinds = "domino"
     """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``sync``: none;
-    ``no-communication``: none at all, which trains a wrong model, to measure with. A word alone is tensor
+    ``no-communication``: none at all, which is planned and never trained. A word alone is tensor
     parallelism's; sharding's communication then overlaps computation unless it is ``sync``."""
     slices: Literal["auto"] | Slices = "auto"
     """Domino's slices, such as ``{ batch = 2, columns = 1 }``."""

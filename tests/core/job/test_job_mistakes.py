@@ -210,3 +210,13 @@ def test_stages_that_a_schedule_has_may_be_said(job_file: Callable[[str], Path])
         '"auto"\nvirtual_stages = 2',
     ):
         Job.read(job_file(f"{MODEL}[strategy]\npp = 2\nschedule = {told}\n"))
+
+
+def test_what_computes_wrong_numbers_is_planned_and_never_trained() -> None:
+    model = {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8}
+    for overlap in ("no-communication", {"tp": "no-communication"}):
+        strategy = {"tp": 2, "overlap": overlap}
+        job = Job.from_dict({"model": model, "data": {"sequence_length": 8}, "strategy": strategy})
+        with pytest.raises(JobError, match="would train a wrong model") as refused:
+            job.check_trains(job.model_spec(16))
+        assert refused.value.key == "strategy.overlap"
