@@ -71,7 +71,9 @@ def effect_of(key: str) -> Effect:
 def leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """The values of nested tables, each by its key with dots."""
     for name, value in table.items():
-        key, inner = f"{prefix}.{name}", cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+        key, inner = f"{prefix}.{name}", dict[str, Any]()
+        if isinstance(value, Mapping):
+            inner = dict(cast("Mapping[str, Any]", value))
         if inner and not any("." in one for one in inner):
             yield from leaves(inner, key)
         else:
