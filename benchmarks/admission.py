@@ -109,8 +109,10 @@ class Trial:
 
     def prepare(self) -> None:
         """The partition that opts in, and the reservation."""
-        with self.cluster.conf.open("a") as conf:  # a partition that is made at run time dies with the controller
-            conf.write(f"PartitionName={PARTITION} Nodes=ALL MaxTime=INFINITE State=UP\n")
+        conf = self.cluster.conf  # a partition that is made at run time dies with the controller
+        partition = f"PartitionName={PARTITION} Nodes=ALL MaxTime=INFINITE State=UP\n"
+        # On a busy machine nodes answer late; one that is thought lost sends its jobs back, which no replay knows.
+        conf.write_text(conf.read_text().replace("SlurmdTimeout=4", "SlurmdTimeout=300") + partition)
         self.slurm("scontrol", "reconfigure")
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.due))
         self.slurm(
@@ -190,7 +192,9 @@ class Trial:
         for name, one in found.items():
             began = one.starts[-1][0]
             ran = max((line["at"] for line in rounds if name in line["running"]), default=began)
-            one.ended = next((line["at"] for line in rounds if line["at"] > max(began, ran)), began)
+            nodes = one.starts[-1][2]
+            free = (line["at"] for line in rounds if not any(line["used"].get(node) for node in nodes))
+            one.ended = next((at for at in free if at > max(began, ran)), began)
         return found
 
 
