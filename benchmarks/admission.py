@@ -111,7 +111,7 @@ class Trial:
         """The partition that opts in, and the reservation."""
         conf = self.cluster.conf  # a partition that is made at run time dies with the controller
         partition = f"PartitionName={PARTITION} Nodes=ALL MaxTime=INFINITE State=UP\n"
-        # On a busy machine nodes answer late; one that is thought lost sends its jobs back, which no replay knows.
+        # On a busy machine nodes answer late; one that is thought lost sends its jobs back: no replay knows.
         conf.write_text(conf.read_text().replace("SlurmdTimeout=4", "SlurmdTimeout=300") + partition)
         self.slurm("scontrol", "reconfigure")
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.due))
