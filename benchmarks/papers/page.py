@@ -102,7 +102,8 @@ def _figure(paper: str, figure: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {figure['title']}"
     yield ""
     how = kept["how"] if kept else figure["how"]
-    yield f"Published in {figure['place']}. Plait's numbers are {how}."
+    when = f", {kept['date']} at commit {kept['commit']}" if kept else ""
+    yield f"Published in {figure['place']}. Plait's numbers are {how}{when}."
     yield ""
     yield "| | published | Plait | command |"
     yield "|---|---|---|---|"
