@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,3 +90,37 @@ def test_a_run_that_was_to_have_gpus_does_not_train_without(gpus: SlurmCluster, 
     assert done.returncode == 93, done.stdout + done.stderr
     assert "GPUs of this node were asked for, and local rank" in done.stdout
     assert not list((tmp_path / "runs" / "job" / "checkpoints").glob("step-*"))
+
+
+def test_ranks_that_are_planned_for_gpus_do_not_start_without(gpus: SlurmCluster, tmp_path: Path) -> None:
+    status, errors, found = run(gpus, tmp_path, "cuda")
+    assert status == 2
+    assert "ranks are planned for GPUs, and Slurm job" in errors and "--gres=gpu:2" in errors
+    assert not found
+    assert run(gpus, tmp_path, "cuda", "--gres=gpu:2")[2] == ["0,1 2"] * 4  # as advised
+
+
+PYXIS = """#!/bin/bash
+# In place of pyxis: its flags are srun's own there.
+for word; do case "$word" in --container-*) echo "$word" >> {seen};; *) words+=("$word");; esac; done
+exec {srun} "${{words[@]}}"
+"""
+
+
+def test_flags_of_a_container_reach_srun(gpus: SlurmCluster, tmp_path: Path) -> None:
+    programs, seen = tmp_path / "bin", tmp_path / "flags"
+    programs.mkdir()
+    (programs / "srun").write_text(PYXIS.format(seen=seen, srun=shutil.which("srun")))
+    (programs / "srun").chmod(0o755)
+    settings = ['slurm.container="/images/plait.sqsh"', 'slurm.container_mounts=["/data"]', "run.device=cpu",
+                'slurm.container_options=["--container-writable"]', f'slurm.python="{sys.executable}"',
+                f'slurm.setup=["export PATH={programs}:$PATH"]', 'slurm.srun_options=["--label"]']  # fmt: skip
+    done = subprocess.run([*train(write_job(tmp_path, 5)), *settings], check=False, capture_output=True, text=True,
+                          cwd=tmp_path, env=environment(gpus), timeout=240)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "job"
+    assert seen.read_text().splitlines() == [
+        "--container-image=/images/plait.sqsh", f"--container-mounts={folder}:{folder},/data:/data",
+        "--container-writable",
+    ]  # fmt: skip
+    assert "trained 5 steps" in done.stdout

@@ -233,18 +233,42 @@ def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp
     assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
 
 
-def test_srun_itself_starts_ranks_in_the_order_of_a_table(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_srun_itself_starts_ranks_in_the_order_of_a_table(cluster: SlurmCluster, tmp_path: Path) -> None:
     """No launcher of ours: ranks are who srun says, then who the table has on their host."""
     job = write_job(tmp_path, 10)
     argv = ["srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-P", "-m", "plait.train.worker", str(job)]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(slurm),
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(cluster),
                           timeout=240)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained 10 steps" in done.stdout
     RankTable(("n2", "n1"), ranks_per_node=1).write(tmp_path / "table.json")
-    env = environment(slurm) | {"PLAIT_RANK_TABLE": str(tmp_path / "table.json")}
+    env = environment(cluster) | {"PLAIT_RANK_TABLE": str(tmp_path / "table.json")}
     argv = [*argv[:1], "--nodelist=n1,n2", *argv[1:], "train.steps=20"]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after step 10" in done.stdout and "trained" in done.stdout
     assert saved_steps(tmp_path)[-1] == 20
+
+
+def test_a_spare_node_takes_a_lost_ones_place_in_the_same_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(cluster, write_job(tmp_path, 100_000, dp=2), "slurm.nodes=2", "slurm.spares=1")
+    home = tmp_path / "runs" / "job"
+    try:
+        wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=120)
+        first = RankTable.read(home / "rank_table.json").hosts
+        batch = fields(cluster, number)["BatchHost"]
+        assert len(first) == 2 and int(fields(cluster, number)["NumNodes"]) == 3
+        lost = next(host for host in first if host != batch)
+        cluster.cut(lost)
+        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=150)
+        second = RankTable.read(home / "rank_table.json").hosts
+        assert lost not in second and len(second) == 2 and set(second) & set(first)
+        assert fields(cluster, number)["Restarts"] == "0", "Slurm has not taken it back"
+        assert f"without {lost}" in log(tmp_path, number)
+        before, after = read_attempts(home)
+        assert (before.outcome, before.hosts, after.hosts) == ("failed", first, second)
+        assert f"without {lost}" in after.changed or after.changed == ""
+    finally:
+        ask(cluster, "scancel", number)
+        print(log(tmp_path, number))
+        wait_until(lambda: not ask(cluster, "squeue", "-h", "-o", "%A").strip(), "the job goes on", seconds=60)
