@@ -12,6 +12,7 @@ import typer
 from plait import __version__
 from plait.cli import (
     check,
+    data,
     diagnose,
     job,
     lab,
@@ -59,6 +60,7 @@ app.add_typer(lab.app, name="lab")
 app.add_typer(measure.app, name="measure")
 app.add_typer(queue.app, name="queue")
 app.add_typer(trace.app, name="trace")
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

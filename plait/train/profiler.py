@@ -60,7 +60,7 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
     control.doing("importing", patient=True)
     from plait.train.comm.world import joined
     from plait.train.profile.measure import Order, measure_profile
-    from plait.train.report import Screen
+    from plait.train.screen import Screen
 
     cores = usable_cores()  # before this rank takes some for itself
     screen = Screen(sys.stdout)

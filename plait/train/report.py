@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from plait.core.base.env import dumb_terminal, terminal_width
 from plait.core.base.files import replacing
 from plait.core.base.text import paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
@@ -20,6 +19,7 @@ from plait.core.job.refine import Measurements, Timed
 from plait.core.runs.missing import Missing
 from plait.core.step.clock.dry_run import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
+from plait.train.screen import ByteProgress, Screen
 
 WIDTH = 100
 """Columns of a line of the log, at most."""
@@ -79,6 +79,10 @@ class Reporter:
         self.screen.live("")
         if self._metrics:
             self._metrics.close()
+
+    def progress(self, name: str) -> ByteProgress:
+        """How far the tokenising of a source has come."""
+        return ByteProgress(self.screen, f"tokenising {name}")
 
     def sync(self) -> None:
         """Have metrics reach the disk; may be called by another thread."""
@@ -152,42 +156,6 @@ def _timed(timed: Sequence[Timed], plan: Plan, width: int | None) -> list[str]:
         times = (f"{one.seconds * 1e3:.1f}", f"{one.seconds / best:.2f}x")
         rows.append((str(s.p1), str(s.p2), sharded, s.shard_overlap, *times, "chosen" if s == plan.strategy else ""))
     return table(header, rows, width)
-
-
-class Screen:
-    """Lines on ``out`` and, on a terminal, a live line below them. Output that goes nowhere ends no run.
-
-    The live line is drawn over with spaces, not with escape sequences, so that it needs no colours.
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        self.out = out
-        self.redraws = out.isatty() and not dumb_terminal()
-        self._live = ""
-
-    @property
-    def width(self) -> int | None:
-        """Columns of the terminal; None for a file or a pipe."""
-        return terminal_width(self.out)
-
-    def line(self, text: str) -> None:
-        """A line that stays, above the live one."""
-        below, self._live = self._live, ""
-        over = "\r" + " " * len(below) + "\r" if below else ""
-        self._write(f"{over}{printable(text)}\n")
-        self.live(below)
-
-    def live(self, text: str) -> None:
-        """Replace the live line; with nothing, remove it."""
-        if self.redraws and (text or self._live):
-            self._write(f"\r{text.ljust(len(self._live))}" + ("" if text else "\r"))
-            self._live = text
-
-    def _write(self, text: str) -> None:
-        encoding = self.out.encoding or "utf-8"
-        with suppress(OSError, ValueError):  # a full disk, a reader that has gone, a stream that was closed
-            self.out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            self.out.flush()
 
 
 def describe(metrics: dict[str, Any]) -> list[str]:

@@ -75,7 +75,7 @@ class Session:
     def _prepared(self) -> Stream:
         """The corpus, prepared by rank 0, opened by all."""
         corpus = self.folder / "corpus"
-        first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say), "corpus")
+        first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say, self.report.progress), "corpus")
         return Stream.open(self.job, corpus)
 
     def _steps(self) -> None:

@@ -17,7 +17,8 @@ from plait.core.job.refine import Measurements, Timed, Times
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import Strategy
 from plait.plan.make import make_plan
-from plait.train.report import Reporter, Screen, describe
+from plait.train.report import Reporter, describe
+from plait.train.screen import Screen
 from tests.launch.collect.test_live import JOB
 
 PLAN = make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16)

@@ -116,6 +116,8 @@ class Index:
     source: str
     splits: dict[SplitName, Split]
     in_place: tuple[TokenFile, ...] = ()
+    tokenizer_file: str = ""
+    """Where the tokenizer was; empty for bytes."""
 
     @property
     def shards(self) -> tuple[TokenShard, ...]:

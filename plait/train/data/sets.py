@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.core.base.errors import DataError
@@ -42,6 +42,10 @@ class DataSet:
         self.check(corpus, tokenizer)
         verify(corpus)
         return corpus
+
+    def at(self, folder: Path) -> DataSet:
+        """The same, in another folder."""
+        return replace(self, folder=folder)
 
     def check(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         """Raise DataError for a corpus of another tokenizer than the job's."""
@@ -82,8 +86,13 @@ def _is_corpus(path: str) -> bool:
     return ".ends" in names
 
 
-def prepare_corpus(data: DataSection, folder: Path, say: Callable[[str], None]) -> None:
-    """Make the corpora of a job in ``folder``, unless they are there."""
+def prepare_corpus(
+    data: DataSection,
+    folder: Path,
+    say: Callable[[str], None],
+    progress: Callable[[str], Progress] | None = None,
+) -> None:
+    """Make the corpora of a job in ``folder``, unless they are there. progress: of a set by its name."""
     tokenizer = load_tokenizer(data.tokenizer)
     ends = ""
     if isinstance(tokenizer, FileTokenizer):
@@ -91,7 +100,7 @@ def prepare_corpus(data: DataSection, folder: Path, say: Callable[[str], None]) 
     say(f"preparing {data.told}{ends}")
     chats, encoder = read_as(data, tokenizer)
     for one in (*training_sets(data, folder, chats), *evaluation_sets(data, folder, chats)):
-        corpus = one.prepare(encoder, say)
+        corpus = one.prepare(encoder, say, progress(one.name) if progress else None)
         if one.name != "text" or data.eval:
             splits = corpus.index.splits
             say(f"  {shown(one.name)}: {splits['train'].tokens:,} tokens of {splits['train'].documents:,} documents")

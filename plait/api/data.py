@@ -1,0 +1,186 @@
+"""Training data: tokenised once for several runs, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.text import Column, Part, Shown, Table, printable
+
+if TYPE_CHECKING:
+    from plait.train.data.corpus import Corpus, SplitName
+    from plait.train.data.tokenizer import Tokenizer
+
+SAMPLE = 60
+"""Tokens of a sample."""
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class PreparedData(Shown):
+    """Corpora that were made or were there. seconds: that it took."""
+
+    corpora: tuple[tuple[str, Corpus], ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts of each corpus."""
+        return {"seconds": round(self.seconds, 3), "corpora": self._table().records()}
+
+    def parts(self) -> Iterator[Part]:
+        """A table of the corpora."""
+        yield self._table()
+
+    def _table(self) -> Table:
+        header = (Column("source", key="name"), Column("split"), Column("documents", ",", "documents"),
+                  Column("tokens", ",", "tokens"), Column("shards", ","), Column("folder", str))  # fmt: skip
+        rows = [
+            (name, split, found.documents, found.tokens, len(found.shards), str(corpus.folder))
+            for name, corpus in self.corpora
+            for split, found in corpus.index.splits.items()
+            if found.tokens
+        ]
+        return Table("", header, rows)
+
+
+@dataclass(frozen=True)
+class ShownData(Shown):
+    """What corpora hold. lengths: percentiles of tokens of a document, by split. sample: of one document."""
+
+    folder: Path
+    vocab: int
+    end_of_text: str
+    rows: tuple[tuple[Any, ...], ...]
+    samples: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, lengths, and samples."""
+        return {
+            "folder": str(self.folder), "vocab": self.vocab, "end_of_text": self.end_of_text,
+            "splits": self._table().records(), "samples": list(self.samples), "notes": list(self.notes),
+        }  # fmt: skip
+
+    def parts(self) -> Iterator[Part]:
+        """A table of splits, then samples."""
+        yield self._table()
+        yield f"{self.vocab:,} tokens in the vocabulary; documents end with {self.end_of_text}"
+        for sample in self.samples:
+            yield f"a document: {sample}"
+        yield from self.notes
+
+    def _table(self) -> Table:
+        lengths = [Column(f"{one} %", ",", f"length_p{one}") for one in PERCENTILES]
+        header = (Column("split"), Column("documents", ","), Column("tokens", ","), Column("shortest", ","), *lengths,
+                  Column("longest", ","), Column("without an end", ",", "without_end"))  # fmt: skip
+        return Table("Tokens of a document", header, self.rows)
+
+
+def prepare_data(
+    what: Sequence[str], out: Path | None, settings: dict[str, Any], say: Callable[[str], None] = print
+) -> PreparedData:
+    """Tokenise sources into the folder ``out``; or what a job trains and evaluates on, where its run looks
+    for it.
+
+    what: files and folders, or a job file (TOML) and ``section.key=value`` overrides. settings: keys of
+    [data]. What a killed call has done is kept, and the same call goes on. Raises JobError, DataError.
+    """
+    import sys
+    import time
+
+    from plait.core.base.errors import JobError
+    from plait.core.job.settings import DataSection
+    from plait.core.job.spec import Job
+    from plait.train.data.sets import evaluation_sets, training_sets
+    from plait.train.data.tokenizer import load_tokenizer
+    from plait.train.screen import ByteProgress, Screen
+
+    begun = time.monotonic()
+    if Path(what[0]).suffix == ".toml":
+        job = Job.read(what[0], what[1:]).named(Path(what[0]).stem)
+        data, folder = job.data, out or job.run.path / "corpus"
+        sets = [*training_sets(data, folder), *evaluation_sets(data, folder)]
+    else:
+        if out is None:
+            raise JobError("is missing", key="--out", fix="Name the folder to write, or a job file in place of sources")
+        data = DataSection(text=tuple(what), **settings)
+        (one,) = training_sets(data, out)
+        sets = [one.at(out)]
+    tokenizer, screen, found = load_tokenizer(data.tokenizer), Screen(sys.stderr), list[tuple[str, "Corpus"]]()
+    for one in sets:
+        found.append((one.name, one.prepare(tokenizer, say, ByteProgress(screen, f"tokenising {one.name}"))))
+    return PreparedData(tuple(found), time.monotonic() - begun)
+
+
+def show_data(folder: Path, tokenizer: str | None = None, document: int | None = None) -> list[ShownData]:
+    """What a prepared corpus holds, or those of a run. document: of which a sample is shown; None: one from
+    the middle. Raises DataError for a folder that is neither."""
+    from plait.core.base.errors import DataError
+    from plait.core.job.spec import Job
+    from plait.train.data.corpus import INDEX_FILE, Corpus
+
+    if (folder / INDEX_FILE).is_file():
+        return [_shown(Corpus.open(folder), tokenizer, document)]
+    found = sorted(file.parent for file in (folder / "corpus").rglob(INDEX_FILE))
+    if not found:
+        raise DataError(f"{folder}: is no prepared corpus and no folder of a run that has one; name such a folder")
+    if tokenizer is None and (folder / "job.toml").is_file():
+        tokenizer = Job.read(folder / "job.toml").data.tokenizer
+    return [_shown(Corpus.open(one), tokenizer, document) for one in found]
+
+
+def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
+    import numpy as np
+
+    index, notes = corpus.index, list[str]()
+    tokenizer = _tokenizer(corpus, name, notes)
+    rows, samples = list[tuple[Any, ...]](), list[str]()
+    for split, found in index.splits.items():
+        if not found.documents:
+            continue
+        ends = corpus.ends(split, 0, found.tokens)
+        lengths = np.diff(ends, prepend=0)
+        percentiles = [int(value) for value in np.percentile(lengths, PERCENTILES, method="lower")]
+        rows.append((split, found.documents, found.tokens, int(lengths.min()), *percentiles, int(lengths.max()),
+                     _without_end(corpus, split, ends)))  # fmt: skip
+        if tokenizer and not samples:
+            at = min(found.documents // 2 if document is None else document, found.documents - 1)
+            ids = corpus.read(split, int(ends[at] - lengths[at]), min(SAMPLE, int(lengths[at])))
+            samples.append(printable(repr(tokenizer.decode(ids))))
+    spelled = f"{index.end_of_text}"
+    if tokenizer and hasattr(tokenizer, "token"):
+        spelled += f" ({tokenizer.token(index.end_of_text)})"  # type: ignore[attr-defined]
+    return ShownData(corpus.folder, index.vocab, spelled, tuple(rows), tuple(samples), tuple(notes))
+
+
+def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
+    """Documents that do not end with end-of-text, as in token files of others."""
+    if not corpus.index.in_place:
+        return 0
+    end = corpus.index.end_of_text
+    return sum(int(corpus.read(split, int(at) - 1, 1)[0]) != end for at in ends)
+
+
+def _tokenizer(corpus: Corpus, name: str | None, notes: list[str]) -> Tokenizer | None:
+    """The tokenizer that decodes a corpus; None, with a note, where it is not known."""
+    from plait.core.base.errors import DataError
+    from plait.train.data.tokenizer import load_tokenizer
+
+    for one in (name, corpus.index.tokenizer_file or None, "bytes"):
+        if one is None:
+            continue
+        try:
+            found = load_tokenizer(one)
+        except DataError as error:
+            if one == name:
+                raise
+            notes.append(str(error))
+            continue
+        if found.fingerprint == corpus.index.tokenizer:
+            return found
+        if one == name:
+            notes.append(f"{name} is another tokenizer than the one that made this corpus")
+    notes.append("no sample: name the tokenizer that made this corpus with --tokenizer")
+    return None
