@@ -91,9 +91,11 @@ def prepare_data(
     import time
 
     from plait.core.base.errors import JobError
+    from plait.core.base.passed_over import PassedOver
     from plait.core.job.settings import DataSection
     from plait.core.job.spec import Job
     from plait.train.data.sets import evaluation_sets, training_sets
+    from plait.train.data.sources import find_files
     from plait.train.data.tokenizer import load_tokenizer
     from plait.train.screen import ByteProgress, Screen
 
@@ -108,6 +110,12 @@ def prepare_data(
         data = DataSection(text=tuple(what), **settings)
         (one,) = training_sets(data, out)
         sets = [one.at(out)]
+    over = PassedOver()
+    for one in sets:
+        if not (one.made or one.is_elsewhere):
+            find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
+    for line in over.lines():
+        say(f"note: {line}")
     tokenizer, screen, found = load_tokenizer(data.tokenizer), Screen(sys.stderr), list[tuple[str, "Corpus"]]()
     for one in sets:
         found.append((one.name, one.prepare(tokenizer, say, ByteProgress(screen, f"tokenising {one.name}"))))

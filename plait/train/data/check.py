@@ -67,6 +67,8 @@ def _check_set(counted: _Count, over: PassedOver) -> None:
     with _of(counted.key):
         if one.made:
             counted.of_corpus(Corpus.open(one.folder))
+        elif one.is_elsewhere:  # rank 0 fetches it
+            return
         else:
             counted.files = find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
             if not counted.of_index():

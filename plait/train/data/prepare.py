@@ -246,6 +246,9 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
     free = shutil.disk_usage(out.parent).free
     try:
         formats = look_at(files, dtype=settings.dtype)
+        if len(formats) > 1:
+            told = ", ".join(f"{count:,} {format}" for format, count in formats.most_common())
+            making.say(f"note: files of several formats: {told}; data.pattern chooses some")
         draft.begin()
         if draft.kept:
             making.say(f"going on with a preparation that was ended after {draft.tokens:,} tokens")

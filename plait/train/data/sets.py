@@ -18,6 +18,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.job.settings import DataSection, SourceSection
 from plait.train.data.chats import Chats, read_as
+from plait.train.data.addresses import fetched, is_address
 from plait.train.data.checksums import verify
 from plait.train.data.corpus import INDEX_FILE, Corpus
 from plait.train.data.prepare import CorpusSettings, Progress, prepare
@@ -37,11 +38,23 @@ class DataSet:
     def prepare(self, tokenizer: Tokenizer, say: Callable[[str], None], progress: Progress | None = None) -> Corpus:
         """Its corpus: made, unless it is there. Raises DataError."""
         if not self.made:
-            return prepare(self.source.paths, tokenizer, self.folder, self.settings, progress=progress, say=say)
+            paths = [self._local(path, progress) for path in self.source.paths]
+            return prepare(paths, tokenizer, self.folder, self.settings, progress=progress, say=say)
         corpus = Corpus.open(self.folder)
         self.check(corpus, tokenizer)
         verify(corpus)
         return corpus
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it must be fetched first."""
+        return any(map(is_address, self.source.paths))
+
+    def _local(self, path: str, progress: Progress | None) -> str:
+        """Where a path's files are; of an address, after they were fetched."""
+        if not is_address(path):
+            return path
+        return str(fetched(path, self.folder.with_name(f"{self.folder.name}.fetched"), progress))
 
     def at(self, folder: Path) -> DataSet:
         """The same, in another folder."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from plait.core.base.errors import DataError
 from plait.core.base.files import DEEPEST, kind_of
 from plait.core.base.passed_over import PassedOver
+from plait.train.data.saved import saved_files
 
 STDLIB = "python-stdlib"
 STDLIB_BYTES = (
@@ -92,6 +93,8 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: Pas
     if kind != "folder":
         problem = f"is a {kind}, no regular file" if kind else "no such file or folder"
         raise DataError(f"{source}: {problem}; correct the path, or use {STDLIB!r} for text that is always there")
+    if saved := saved_files(root, over):
+        return saved
     skipped = STDLIB_SKIPPED if source == STDLIB else set[str]()
     files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out, over)]
     matching = sorted(((path, name) for path, name in files if fnmatchcase(name, pattern)), key=lambda item: item[1])
