@@ -62,14 +62,16 @@ def vocabulary_note(job: Job, vocab: int, *, own: bool) -> str:
     if not isinstance(preset, str) or "vocab" in job.model or job.data.tokenizer != BYTES:
         return ""
     there = ModelSpec.preset_values(preset, specs_folder() / "models")["vocab"]
+    trained, its = job.model_spec(vocab), job.changed([f"model.vocab={there}"]).model_spec(vocab)
+    sizes = f"{trained.num_parameters:,} parameters, not {its.num_parameters:,}"
     if own:
         return (
             f"planned with the {there:,} tokens of {preset}; plait train of this job file has the {vocab} of the byte "
-            f"tokenizer, unless it says data.tokenizer or model.vocab={there}"
+            f"tokenizer ({sizes}), unless it says data.tokenizer or model.vocab={there}"
         )
     return (
-        f"the vocabulary is the byte tokenizer's {vocab} tokens, not the {there:,} of {preset}; set data.tokenizer, or "
-        f"model.vocab={there}, with which plait plan plans"
+        f"the vocabulary is the byte tokenizer's {vocab} tokens, not the {there:,} of {preset}: a model of {sizes}; "
+        f"set data.tokenizer, or model.vocab={there}, with which plait plan plans"
     )
 
 

@@ -92,6 +92,9 @@ class DataSection(Section):
     """Tokens of a training sequence."""
     eval_fraction: Fraction = 0.02
     """Share of the documents that is kept for evaluation."""
+    vocab_multiple: Count = 1
+    """The model's vocabulary is the tokenizer's, rounded up to a multiple of this (50,257 to 50,304 with
+    64). No id that was added is ever sampled. Where ``model.vocab`` says its size: 1."""
     seed: Seed = 0
     """Seed of the order of sequences."""
     documents: Literal["join", "mask"] | None = None

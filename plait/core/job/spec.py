@@ -263,11 +263,15 @@ class Job(Section):
         for key, value in (("preset", preset), ("huggingface", config)):
             if value is not None and not isinstance(value, str):
                 raise JobError(f"{shown(value)} is not a text", key=f"model.{key}", fix="Write it in quotes")
-        base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": vocab}
+        padded = -(-vocab // self.data.vocab_multiple) * self.data.vocab_multiple
+        base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": padded}
         if config is not None:
             base = ModelSpec.from_huggingface(config).to_dict()
         elif preset is not None:
-            base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": vocab}
+            base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": padded}
+        if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):
+            raise JobError("the model says how large its vocabulary is", key="data.vocab_multiple",
+                           changes=[{"data.vocab_multiple": 1}])  # fmt: skip
         spec = ModelSpec.from_dict(base | given)
         if spec.vocab < vocab:
             fix = f"Use at least {vocab}, or leave it out"

@@ -37,6 +37,15 @@ def test_fields_override_the_preset_before_anything_is_derived_from_it() -> None
     assert (spec.hidden, spec.head_size, spec.ffn_hidden, spec.max_sequence) == (128, 32, 512, 2048)
 
 
+def test_a_vocabulary_is_rounded_up_to_a_multiple() -> None:
+    values: dict[str, Any] = {"model": {"preset": "gpt3-125m"}, "data": {"vocab_multiple": 64}}
+    assert Job.from_dict(values).model_spec(50_257).vocab == 50_304
+    assert Job.from_dict(values).model_spec(50_304).vocab == 50_304
+    with pytest.raises(JobError, match=r"data\.vocab_multiple: the model says how large its vocabulary is") as caught:
+        Job.from_dict(values | {"model": {"preset": "gpt3-125m", "vocab": 50_257}})
+    assert caught.value.key == "data.vocab_multiple"
+
+
 def test_the_tokenizer_decides_the_vocabulary_unless_the_job_does() -> None:
     assert Job.from_dict({"model": {"preset": "llama2-7b"}}).model_spec(vocab=257).vocab == 257
     job = Job.from_dict({"model": {"preset": "llama2-7b", "vocab": 512}})
@@ -324,7 +333,7 @@ def test_slices_that_are_given_leave_all_else_open() -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"preset": "gpt3-125m"},
     "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
-             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text", "rows": "text",
+             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text", "rows": "text", "vocab_multiple": 1,
              "messages_key": "messages", "prompt_key": "prompt", "answer_key": "completion", "loss": "answers"},
     "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,

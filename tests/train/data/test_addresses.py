@@ -72,7 +72,7 @@ def test_what_was_cut_off_goes_on(store: MemoryFileSystem, tmp_path: Path, monke
     def counting(self: Any, name: str, mode: str, **more: Any) -> Any:
         file = opened(self, name, mode, **more)
         seek = file.seek
-        file.seek = lambda at, *more: read.append(at) or seek(at, *more)  # pyright: ignore
+        file.seek = lambda at, *more: read.append(at) or seek(at, *more)  # pyright: ignore[reportAttributeAccessIssue]
         return file
 
     monkeypatch.setattr(MemoryFileSystem, "open", counting)
