@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ SHARD_TOKENS = 1 << 27
 GROUP = 1 << 20  # bytes encoded at once: enough texts to occupy every core, little memory
 MOST_WITHOUT = 0.01
 """Share of a file's rows that may have no text."""
+_HALVES = re.compile("[\ud800-\udfff]")
 WITHOUT, EMPTY = "row(s) without a text", "empty document(s)"
 
 
@@ -210,7 +212,8 @@ def _texts_of_rows(file: SourceFile, kind: Kind, reading: Reading) -> Iterator[t
         elif not text:
             reading.over.note(EMPTY, f"{file.path}: {row.where}")
         else:
-            yield Document(text=text.encode(errors="replace"), offset=0), row.bad
+            content, halves = _encoded(text)
+            yield Document(text=content, offset=0), row.bad + halves
     if without > count * MOST_WITHOUT:
         raise DataError(
             f"{file.path}: {without} of {count} rows have no text under {shown(reading.text_key)} (the first: "
@@ -241,6 +244,16 @@ def _text_of(row: Row, file: SourceFile, key: str) -> str | None:
     raise DataError(
         f"{file.path}: {row.where}: {shown(key)} is {shown(value)}, no text; name another key with data.text_key"
     )
+
+
+def _encoded(text: str) -> tuple[bytes, int]:
+    """UTF-8, and how many halves of surrogate pairs there were, which JSON can spell and UTF-8 cannot:
+    U+FFFD stands for them."""
+    try:
+        return text.encode(), 0
+    except UnicodeEncodeError:
+        whole, count = _HALVES.subn("\ufffd", text)
+        return whole.encode(), count
 
 
 def _no_key(file: SourceFile, values: dict[str, object], key: str) -> DataError:

@@ -347,4 +347,6 @@ def _told(none: Sequence[tuple[SourceFile, str]], text: Sequence[SourceFile]) ->
     change = "take it out, or write its texts into files of plain text or JSON lines"
     if ending := next((ending for ending, _ in kept.most_common() if ending and ending not in refused), ""):
         change = f'set data.pattern = "*{ending}", or take it out'
+    if ";" in problem and change.startswith("take"):  # it says what to do
+        return f"{first.path}: {problem}{others}"
     return f"{first.path}: {problem}{others}; {change}"

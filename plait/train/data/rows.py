@@ -173,7 +173,7 @@ def _separated(delimiter: str) -> Callable[[IO[bytes]], Iterator[Row]]:
     def read(stream: IO[bytes]) -> Iterator[Row]:
         csv.field_size_limit(LARGEST_ROW)
         decoder = Decoder()
-        reader = csv.reader(_lines(stream, decoder), delimiter=delimiter)
+        reader = csv.reader(_lines(stream, decoder), delimiter=delimiter, strict=True)
         told = number = 0
         names: list[str] | None = None
         try:

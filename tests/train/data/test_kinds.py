@@ -346,3 +346,19 @@ def test_content_and_name_must_agree(tmp_path: Path, name: str, content: bytes, 
     with pytest.raises(JobError, match=re.escape(says)) as caught:
         check(tmp_path)
     assert f"{tmp_path / name}: " in str(caught.value)
+
+
+ENDINGS = sorted({*kinds._ENDINGS, ".txt", ".md", ".py", ".html", ".data", ""})
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_no_binary_content_is_text_under_any_ending(tmp_path: Path, kind: str) -> None:
+    """It is refused, or it is the format that its ending says."""
+    content, _ = BINARY[kind]
+    for ending in ENDINGS:
+        path = tmp_path / f"file{ending}"
+        path.write_bytes(content)
+        (file,) = find_files([path], "*")
+        found = kinds.kind_of_file(file)
+        fits = ending in (*kinds._SAYS.get(found.format, ()), *kinds._SAYS.get(found.compression, ()), "")
+        assert found.problem or ((found.format != "text" or found.compression) and fits), (ending, found)

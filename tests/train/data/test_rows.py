@@ -144,6 +144,14 @@ def test_bytes_that_are_not_utf8_are_counted(tmp_path: Path) -> None:
     assert reading.over.counts == {UNDECODABLE: 1}
 
 
+def test_halves_of_surrogate_pairs_are_counted(tmp_path: Path) -> None:
+    """JSON spells them, UTF-8 has none."""
+    reading = Reading()
+    content = _lines(["good words " * 20] * 20) + b'{"text": "half \\ud83d, whole \\ud83d\\ude00"}\n'
+    assert read(tmp_path / "a.jsonl", content, over=reading.over)[-1] == "half \ufffd, whole \U0001f600"
+    assert reading.over.counts == {UNDECODABLE: 1}
+
+
 def test_too_many_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     rng = random.Random(1)
     words = _lines(["good words " * 2000] * 30)
@@ -168,6 +176,7 @@ def test_too_many_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "a"}, ' + b"[" * 100_000, "value 2 is nested too deeply"),
         ("a.csv", b"id,text\n1,a\n2,b,c\n", "line 3 has 3 fields, the header has 2"),
         ("a.csv", b"text,text\n1,a\n", "the header has 'text' twice"),
+        ("a.csv", b'id,text\n1,"a\n', "unexpected end of data"),
         ("a.tsv", b"id,text\n1,a\n", "its rows have no 'text', but 'id,text'"),
     ],
 )
