@@ -90,6 +90,7 @@ def prepare_data(
     import sys
     import time
 
+    from plait.core.base.codec.data import decode
     from plait.core.base.errors import JobError
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.settings import DataSection
@@ -107,7 +108,7 @@ def prepare_data(
     else:
         if out is None:
             raise JobError("is missing", key="--out", fix="Name the folder to write, or a job file in place of sources")
-        data = DataSection(text=tuple(what), **settings)
+        data = decode(DataSection, {"text": list(what), **settings})
         (one,) = training_sets(data, out)
         sets = [one.at(out)]
     over = PassedOver()
