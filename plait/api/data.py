@@ -95,31 +95,34 @@ def prepare_data(
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.settings import DataSection
     from plait.core.job.spec import Job
+    from plait.train.data.chats import read_as
     from plait.train.data.sets import evaluation_sets, training_sets
     from plait.train.data.sources import find_files
     from plait.train.data.tokenizer import load_tokenizer
     from plait.train.screen import ByteProgress, Screen
 
     begun = time.monotonic()
-    if Path(what[0]).suffix == ".toml":
+    is_job = Path(what[0]).suffix == ".toml"
+    if is_job:
         job = Job.read(what[0], what[1:]).named(Path(what[0]).stem)
         data, folder = job.data, out or job.run.path / "corpus"
-        sets = [*training_sets(data, folder), *evaluation_sets(data, folder)]
+    elif out is None:
+        raise JobError("is missing", key="--out", fix="Name the folder to write, or a job file in place of sources")
     else:
-        if out is None:
-            raise JobError("is missing", key="--out", fix="Name the folder to write, or a job file in place of sources")
-        data = decode(DataSection, {"text": list(what), **settings})
-        (one,) = training_sets(data, out)
-        sets = [one.at(out)]
+        data, folder = decode(DataSection, {"text": list(what), **settings}), out
+    chats, encoder = read_as(data, load_tokenizer(data.tokenizer))
+    sets = [*training_sets(data, folder, chats), *evaluation_sets(data, folder, chats)]
+    if not is_job:
+        sets = [sets[0].at(folder)]
     over = PassedOver()
     for one in sets:
         if not (one.made or one.is_elsewhere):
             find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
     for line in over.lines():
         say(f"note: {line}")
-    tokenizer, screen, found = load_tokenizer(data.tokenizer), Screen(sys.stderr), list[tuple[str, "Corpus"]]()
+    screen, found = Screen(sys.stderr), list[tuple[str, "Corpus"]]()
     for one in sets:
-        found.append((one.name, one.prepare(tokenizer, say, ByteProgress(screen, f"tokenising {one.name}"))))
+        found.append((one.name, one.prepare(encoder, say, ByteProgress(screen, f"tokenising {one.name}"))))
     return PreparedData(tuple(found), time.monotonic() - begun)
 
 
@@ -143,6 +146,8 @@ def show_data(folder: Path, tokenizer: str | None = None, document: int | None =
 def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
     import numpy as np
 
+    from plait.train.data.chats import MARK, unmarked
+
     index, notes = corpus.index, list[str]()
     tokenizer = _tokenizer(corpus, name, notes)
     rows, samples = list[tuple[Any, ...]](), list[str]()
@@ -157,11 +162,11 @@ def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
         if tokenizer and not samples:
             at = min(found.documents // 2 if document is None else document, found.documents - 1)
             ids = corpus.read(split, int(ends[at] - lengths[at]), min(SAMPLE, int(lengths[at])))
-            samples.append(printable(repr(tokenizer.decode(ids))))
+            samples.append(printable(repr(tokenizer.decode(unmarked(ids)))))
     spelled = f"{index.end_of_text}"
     if tokenizer and hasattr(tokenizer, "token"):
         spelled += f" ({tokenizer.token(index.end_of_text)})"  # type: ignore[attr-defined]
-    return ShownData(corpus.folder, index.vocab, spelled, tuple(rows), tuple(samples), tuple(notes))
+    return ShownData(corpus.folder, index.vocab % MARK, spelled, tuple(rows), tuple(samples), tuple(notes))
 
 
 def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
@@ -175,6 +180,7 @@ def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
 def _tokenizer(corpus: Corpus, name: str | None, notes: list[str]) -> Tokenizer | None:
     """The tokenizer that decodes a corpus; None, with a note, where it is not known."""
     from plait.core.base.errors import DataError
+    from plait.train.data.chats import AnswerTokenizer
     from plait.train.data.tokenizer import load_tokenizer
 
     for one in (name, corpus.index.tokenizer_file or None, "bytes"):
@@ -187,7 +193,7 @@ def _tokenizer(corpus: Corpus, name: str | None, notes: list[str]) -> Tokenizer 
                 raise
             notes.append(str(error))
             continue
-        if found.fingerprint == corpus.index.tokenizer:
+        if corpus.index.tokenizer in (found.fingerprint, AnswerTokenizer(found).fingerprint):
             return found
         if one == name:
             notes.append(f"{name} is another tokenizer than the one that made this corpus")

@@ -269,7 +269,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
             dtype=_dtype(tokenizer), vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
             tokenizer=tokenizer.fingerprint, source=settings.fingerprint(files), splits=splits,
             in_place=in_place,
-            tokenizer_file=str(getattr(tokenizer, "path", "")),
+            tokenizer_file=str(getattr(getattr(tokenizer, "plain", tokenizer), "path", "")),
         )  # fmt: skip
         draft.end(index.to_json())
         if is_large(index):

@@ -17,8 +17,8 @@ from pathlib import Path
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.job.settings import DataSection, SourceSection
-from plait.train.data.chats import Chats, read_as
 from plait.train.data.addresses import fetched, is_address
+from plait.train.data.chats import Chats, read_as
 from plait.train.data.checksums import verify
 from plait.train.data.corpus import INDEX_FILE, Corpus
 from plait.train.data.prepare import CorpusSettings, Progress, prepare
