@@ -15,7 +15,7 @@ from unittest import mock
 from startup_counts import CountedStore, connections, counting_groups
 
 from plait.core.base.env import RankEnv
-from plait.train import session, worker
+from plait.train import rank_run, worker
 from plait.train.comm import world
 from plait.train.machine.rank_process import run_and_end
 
@@ -25,7 +25,7 @@ def main() -> int:
     out, rank = Path(sys.argv.pop(1)), RankEnv.read()
     stores: list[CountedStore] = []
     told: dict[str, Any] = {}
-    open_store, train_step = world.open_store, session.train_step
+    open_store, train_step = world.open_store, rank_run.train_step
 
     def counted(*arguments: Any) -> CountedStore:
         stores.append(CountedStore(open_store(*arguments)))
@@ -49,7 +49,7 @@ def main() -> int:
                 os.replace(draft, out / f"{rank.rank}.json")
             return result
 
-        with mock.patch.object(world, "open_store", counted), mock.patch.object(session, "train_step", step):
+        with mock.patch.object(world, "open_store", counted), mock.patch.object(rank_run, "train_step", step):
             return worker.main()
 
 

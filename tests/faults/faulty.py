@@ -101,9 +101,9 @@ def _plant(kind: str, at: int) -> None:
     if kind in ("many", "one"):
         _one_long_step(at - 1, 0.1 if kind == "many" else LONG, once=kind == "one")
         return
-    from plait.train import session
+    from plait.train import rank_run
 
-    train_step, steps = session.train_step, 0
+    train_step, steps = rank_run.train_step, 0
 
     def harmed(step: Any, *rest: Any, **more: Any) -> Any:
         nonlocal steps
@@ -113,7 +113,7 @@ def _plant(kind: str, at: int) -> None:
             HARM[kind](step)
         return train_step(step, *rest, **more)
 
-    session.train_step = harmed
+    rank_run.train_step = harmed
 
 
 def _note() -> None:

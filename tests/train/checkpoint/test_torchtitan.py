@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as theirs
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
@@ -55,7 +56,7 @@ def state_of(whole: Transformer) -> dict[str, Tensor]:
 def saved(folder: Path, state: dict[str, Any]) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs.save(state, checkpoint_id=folder, no_dist=True)
+        save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
 
@@ -80,7 +81,7 @@ def test_what_is_written_torch_reads(tmp_path: Path, spec: ModelSpec) -> None:
     found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
+        load(found, checkpoint_id=tmp_path / "out", no_dist=True)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     again = model(spec)
     torchtitan.load(again, tmp_path / "out")
