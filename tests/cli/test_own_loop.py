@@ -31,8 +31,8 @@ with plait.Engine(job, overrides) as engine:
     size, stream = engine.job.train.global_batch_size, Stream.open(engine.job, Path(corpus)).train
     engine.load()
     while engine.done < engine.job.train.steps and not engine.stopping:
-        tokens, labels = stream.take(engine.done * size, size)
-        engine.step(tokens, labels)
+        taken = stream.take(engine.done * size, size)
+        engine.step(taken.tokens, taken.targets, starts=taken.starts)
         if engine.done % 5 == 0:
             engine.save()
     engine.save(wait=True)
