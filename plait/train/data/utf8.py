@@ -6,6 +6,8 @@ import codecs
 
 MOST_UNDECODABLE = 0.01
 """Share of a file's bytes that may be zero or no UTF-8."""
+FEW = 4
+"""Such bytes that a short file may have in any case, unless they are more than a quarter of it."""
 UNDECODABLE = "bytes that are zero or not UTF-8: the byte tokenizer keeps them, others read U+FFFD or U+0000"
 
 
@@ -30,7 +32,7 @@ def not_utf8(text: bytes) -> int:
 def too_many(count: int, zeros: int, size: int) -> str:
     """What is wrong with a file of which ``count`` of ``size`` bytes are not UTF-8 or zero, ``zeros`` of them
     zero; empty if it passes."""
-    if count <= size * MOST_UNDECODABLE:
+    if count <= max(size * MOST_UNDECODABLE, min(FEW, size // 4)):
         return ""
     if 2 * zeros > count:
         return (
