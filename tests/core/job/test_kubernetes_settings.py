@@ -69,7 +69,7 @@ def test_what_is_not_asked_for() -> None:
     assert (asked.nodes, asked.gpus, asked.max_restarts, asked.grace, asked.wait, asked.keep) == (
         0,
         0,
-        10,
+        3,
         120,
         900,
         3600,
