@@ -2,9 +2,9 @@
 
 Six hosts in two minipods of three train a job of dp = 3 and pp = 2, or the other way round. Up to the
 names of minipods there are ten ways to lay six ranks: each is trained by a rank table of its own, in
-turns, and predicted by ``plait plan --evaluate --topology --rank-table``, with a network file that
-``plait measure placement`` writes of the same lab first. An error is measured over predicted less 1; of
-each pair whose measured steps differ by more than a tenth the better one must be named.
+turns, and predicted by ``plait plan --evaluate`` (``place.topology``, ``place.rank_table``), with a network
+file that ``plait measure placement`` writes of the same lab first. An error is measured over predicted less
+1; of each pair whose measured steps differ by more than a tenth the better one must be named.
 
     python benchmarks/placement_ten.py [--rounds 2] [--steps 4] [--nic 100mbit] [--core 50mbit] [--save FILE]
 
@@ -104,8 +104,8 @@ def main() -> int:
 
 def predicted(folder: Path, spec: LabSpec, kind: str) -> dict[str, Any]:
     """Of a step in that order."""
-    told = plait(folder, "plan", "job.toml", "--evaluate", "--on", f"lab:{spec}", "--topology", f"lab:{spec}",
-                 "--rank-table", f"{kind}.json", "place.network=net.toml", "--json", "--out", "p.json")  # fmt: skip
+    told = plait(folder, "plan", "job.toml", "--evaluate", "--on", f"lab:{spec}", f"place.topology=lab:{spec}",
+                 f"place.rank_table={kind}.json", "place.network=net.toml", "--json", "--out", "p.json")  # fmt: skip
     (one,) = json.loads(told)["placement"]["placed"]
     return {"predicted_s": one["seconds"], "inside_s": one["inside"], "dp": one["dp_spread"], "pp": one["pp_spread"]}
 

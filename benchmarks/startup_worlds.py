@@ -36,7 +36,10 @@ def plan_for(world: int) -> Any:
         "shardings": [Sharding(params=2, grads=2, optim=2)] * 4,
         "schedule": generate("1f1b", Shape(ranks=4, micro_batches=8)),
     }
-    return SimpleNamespace(**of, sequence_cut=SequenceCut(), tie=lambda rank: tie_of(rank, model=model, **of))
+    workload = SimpleNamespace(optimizer="adamw")
+    return SimpleNamespace(
+        **of, workload=workload, sequence_cut=SequenceCut(), tie=lambda rank: tie_of(rank, model=model, **of)
+    )
 
 
 def of_a_world(world: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 queue.
 
 Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the
-paper prints no occupancy. A step by placement is what ``plait plan --topology`` simulates, with the losses
-of ``specs/placement/network.toml``.
+paper prints no occupancy. A step by placement is what ``plait plan`` with ``place.topology`` simulates, with
+the losses of ``specs/placement/network.toml``.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def cluster_spread() -> Found:
 
 @cache
 def _step(job: str, pods: tuple[int, ...], asked: Settings = ()) -> float:
-    """Seconds of a step whose nodes lie in these minipods, as ``plait plan --topology`` predicts it."""
+    """Seconds of a step whose nodes lie in these minipods, as ``plait plan`` predicts it."""
     planner = planning(job, asked).planner
     return simulate_plan(
         planner.draft(planner.job), planner.cluster, placed=PlacedOn(pods=pods, network=NETWORK)

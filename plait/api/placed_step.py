@@ -70,18 +70,18 @@ class PlacedSteps(Shown):
         yield f"What crosses minipods costs {self.steps[0].more:+.1%}, {rests}. DP in, PP in: minipods of a group."
 
 
-def place_steps(
-    asked: Planning, found: PlanAnswer, overrides: Sequence[str], topology: str, table: Path | None
-) -> tuple[PlanAnswer, PlacedSteps]:
-    """The strategies of an answer as they are predicted where they are placed, the fastest first; and the
-    answer in this order. table: where the ranks of a strategy lie; None: each is placed. Raises JobError,
+def place_steps(asked: Planning, found: PlanAnswer, overrides: Sequence[str]) -> tuple[PlanAnswer, PlacedSteps]:
+    """The strategies of an answer as they are predicted where they are placed (``place.topology``, or where
+    ``place.rank_table`` says), the fastest first; and the answer in this order. Raises JobError,
     PlacementError."""
     planner = asked.planner
     planner.refuse_framework("placed")
-    known = RankTable.read(table) if table else None
-    steps = [_placed(asked, one, overrides, topology, known) for one in found.answer.candidates]
-    order = sorted(range(len(steps)), key=lambda at: steps[at].seconds)
     settings = planner.job.place.changed(overrides)
+    if not settings.topology:
+        raise JobError("needs to know where its hosts are", key="place.rank_table", fix="Give place.topology, too")
+    known = RankTable.read(Path(settings.rank_table)) if settings.rank_table else None
+    steps = [_placed(asked, one, overrides, settings.topology, known) for one in found.answer.candidates]
+    order = sorted(range(len(steps)), key=lambda at: steps[at].seconds)
     told = PlacedSteps([steps[at] for at in order], settings.network)
     if order == sorted(order):
         return found, told

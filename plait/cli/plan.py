@@ -38,12 +38,6 @@ class Question:
         int, typer.Option(metavar="N", help="Run the N best for a few steps, and choose by their measured times.")
     ] = 0
     on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local"
-    topology: Annotated[
-        str, typer.Option(metavar="FILE", help="Place every strategy on these switches; predict its step there.")
-    ] = ""
-    rank_table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the ranks lie, for --topology: no placing anew.")
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +111,6 @@ def plan(
     out, draw, as_json = shown.out, shown.draw, shown.as_json
     emit = shown.show if shown.show != DETAILS else None
     measure, what_if = question.measure, question.what_if
-    if question.rank_table and not question.topology:
-        raise JobError("needs to know where its hosts are", key="--rank-table", fix="Give --topology, too")
     if job is None:
         if question.evaluate or shown.show or draw or measure or what_if or out:
             raise JobError("no job is given", fix="Write plait plan JOB.toml")
@@ -155,8 +147,9 @@ def plan(
         if emit:
             check_emits(asked, emit)
         found, placed = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS), None
-        if question.topology:
-            found, placed = place_steps(asked, found, given, question.topology, question.rank_table)
+        where = asked.planner.job.place.changed(given)
+        if where.topology or where.rank_table:
+            found, placed = place_steps(asked, found, given)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
     if target:

@@ -42,7 +42,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def placed(job: Path, *more: str) -> list[dict[str, Any]]:
-    done = plait("plan", str(job), "--evaluate", "--on", LAB, "--topology", LAB, "--json", *more)
+    done = plait("plan", str(job), "--evaluate", "--on", LAB, "--json", f"place.topology={LAB}", *more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["placement"]["placed"]
 
@@ -56,7 +56,7 @@ def test_where_ranks_lie_decides_what_a_step_takes(job: Path) -> None:
     assert across["inside"] == aligned["inside"] < aligned["seconds"] < across["seconds"]
     table = job.parent / "table.json"
     RankTable(tuple(str(host) for host in across["hosts"]), 1).write(table)
-    (same,) = placed(job, network, "--rank-table", str(table))
+    (same,) = placed(job, network, f"place.rank_table={table}")
     assert same["seconds"] == across["seconds"] and same["hosts"] == across["hosts"]
     (published,) = placed(job, "place.alpha=0")
     assert 0 < published["more"] < 0.21, "17 % of collectives at most"
@@ -65,9 +65,9 @@ def test_where_ranks_lie_decides_what_a_step_takes(job: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--rank-table", "t.json"], "Give --topology, too"),
-        (["--topology", LAB, "--rank-table", "t.json"], "2 hosts; the strategy has 4 ranks, 4"),
-        (["--topology", LAB, "--rank-table", "u.json"], "has no node 'elsewhere'"),
+        (["place.rank_table=t.json"], "Give place.topology, too"),
+        ([f"place.topology={LAB}", "place.rank_table=t.json"], "2 hosts; the strategy has 4 ranks, 4"),
+        ([f"place.topology={LAB}", "place.rank_table=u.json"], "has no node 'elsewhere'"),
     ],
 )
 def test_what_cannot_be_placed(job: Path, more: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:

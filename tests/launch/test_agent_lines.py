@@ -88,13 +88,14 @@ def test_agents_are_told_their_ranks_and_where_those_meet_and_then_to_go(
 ) -> None:
     room = list[tuple[int, str]]()
     monkeypatch.setattr(agents_of, "make_room", lambda files, what: room.append((files, what)))
+    monkeypatch.setenv("PLAIT_EPOCH", "an attempt")
     one = launcher(addresses=addresses)
     one.comes("right", 5, task=0)
     one.comes("left", 4, task=1)  # numbers of who started them say nothing here
     ranks = one.agents.ranks(one.still)
     head, logs = (addresses or {}).get("left", "left"), str((tmp_path / "logs").absolute())
     assert one.begun == {
-        "left": Begin(0, 2, 4, head, 4, ["rank"], logs), "right": Begin(2, 2, 4, head, 4, ["rank"], logs)
+        host: Begin(first, 2, 4, head, 4, ["rank"], logs, "an attempt") for host, first in (("left", 0), ("right", 2))
     }  # fmt: skip
     assert room == [(6, "The lines of 4 ranks")]
     assert [rank.name for rank in ranks] == ["rank 0 on left", "rank 1 on left", "rank 2 on right", "rank 3 on right"]

@@ -47,7 +47,7 @@ class Measured:
         monkeypatch.setattr("plait.train.profile.measure.measure_profile", self._profile)
         monkeypatch.setattr("plait.train.profile.spreads.measure_spreads", self._spreads)
         monkeypatch.setattr(
-            "plait.train.report.Screen", lambda out: SimpleNamespace(width=self.wide, live=self.live.append)
+            "plait.train.screen.Screen", lambda out: SimpleNamespace(width=self.wide, live=self.live.append)
         )
         monkeypatch.setattr(profiler, "usable_cores", lambda: 6)
         monkeypatch.setattr(profiler, "time", SimpleNamespace(monotonic=lambda: self.now))

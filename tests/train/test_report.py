@@ -39,7 +39,7 @@ def metrics(step: int, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """A terminal of 80 columns."""
-    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: 80)
+    monkeypatch.setattr("plait.train.screen.terminal_width", lambda _: 80)
     monkeypatch.setenv("TERM", "xterm")
     return Terminal()
 
@@ -48,7 +48,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_the_live_line_has_step_loss_and_time_left(
     said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: columns)
+    monkeypatch.setattr("plait.train.screen.terminal_width", lambda _: columns)
     with Reporter(tmp_path, speaks=True, steps=100000, out=said) as report:
         report.begin(0)
         for step in range(1, 30):
@@ -233,7 +233,7 @@ def test_a_live_line_is_drawn_over_to_its_end(said: Terminal) -> None:
 def test_a_live_line_fits_80_columns_where_a_terminal_does_not_say_how_many_it_has(
     said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: None)
+    monkeypatch.setattr("plait.train.screen.terminal_width", lambda _: None)
     with Reporter(tmp_path, speaks=True, steps=100, out=said) as report:
         report.begin(0)
         report.step(metrics(1), show=False)
@@ -270,7 +270,7 @@ def test_notes_of_what_was_measured_are_paragraphs_of_a_width(tmp_path: Path) ->
 def test_notes_fit_a_terminal_and_a_reader(
     columns: int, longest: int, said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: columns)
+    monkeypatch.setattr("plait.train.screen.terminal_width", lambda _: columns)
     with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
         report.choice(Measurements(notes={"slices": "word " * 60}), PLAN)
     lines = [line.rstrip() for line in said.getvalue().splitlines()]

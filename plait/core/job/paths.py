@@ -23,11 +23,14 @@ PATHS = (
     ("kubernetes", "pod"),
     ("place", "affinity"),
     ("place", "network"),
+    ("place", "topology"),
+    ("place", "rank_table"),
     ("place", "states"),
 )
 """Settings that are paths, or lists of them."""
 WORDS = {"data.text": (STDLIB,), "data.sources": (STDLIB,), "data.eval": (STDLIB,),
-         "data.tokenizer": (BYTES,), "place.affinity": ("auto",), "place.network": ("",),
+         "data.tokenizer": (BYTES,), "place.affinity": ("auto",), "place.network": ("",), "place.topology": ("",),
+         "place.rank_table": ("",),
          "place.states": ("-",)}  # fmt: skip
 """Values of these settings that are no paths."""
 ASKED = ("slurm:", "kubernetes:")
@@ -41,7 +44,7 @@ def located(values: dict[str, Any], base: Path) -> dict[str, Any]:
     def locate(text: Any, key: str) -> Any:
         if not isinstance(text, str) or text in WORDS.get(key, ()):
             return text
-        if key == "place.states" and text.startswith(ASKED):
+        if (key == "place.states" and text.startswith(ASKED)) or (key == "place.topology" and ":" in text):
             return text
         check_path(text, key)
         if "://" in text:  # an address, which fsspec opens

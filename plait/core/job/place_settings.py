@@ -51,6 +51,11 @@ class PlaceSection(Section):
     """Nodes of other jobs may be taken too, each at so much of the score."""
     move_price: NotNegative | None = None
     """A repair moves further nodes where each gains as much of the score."""
+    topology: str = ""
+    """Switches on which ``plait plan`` places every strategy, to predict its step there: what ``--topology``
+    of ``plait place`` takes."""
+    rank_table: str = ""
+    """Where ranks lie on ``topology``, for ``plait plan``: nothing is placed anew."""
     network: str = ""
     """A file with what spreading costs, by measurement; published figures if empty."""
     flows: Natural = 0

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.env import epoch_word, note_epoch
@@ -20,6 +21,11 @@ from plait.core.base.errors import RunLost
 from plait.core.base.files import replacing
 
 FILE = "epoch.json"
+
+
+def _of_run(folder: Path) -> str:
+    """By the name of its folder, which is the same wherever that is mounted."""
+    return f"{crc32(folder.resolve().name.encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Epoch:
     def begin(folder: Path) -> Epoch:
         """A new one, told to all that this process starts. A folder that cannot be written keeps nobody from
         writing, since nobody can."""
-        word = secrets.token_hex(8)
+        word = secrets.token_hex(8) + _of_run(folder)
         try:
             with replacing(folder / FILE, parents=False) as draft:
                 draft.write_text(json.dumps({"epoch": word, "since": time.time()}) + "\n")
@@ -45,8 +51,9 @@ class Epoch:
 
     @staticmethod
     def mine(folder: Path) -> Epoch:
-        """The one that this process was started in."""
-        return Epoch(folder, epoch_word())
+        """The one that this process was started in; none if that was another run's."""
+        word = epoch_word()
+        return Epoch(folder, word if word.endswith(_of_run(folder)) else "")
 
     @property
     def over(self) -> bool:

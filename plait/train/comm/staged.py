@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.background import Background, BackgroundHandle
-from plait.train.comm.wire import GlooWire, Splits
+from plait.train.comm.wire import GlooWire, Splits, equal_splits
 from plait.train.machine.device import STAGED, RankDevice
 
 
@@ -91,8 +91,10 @@ class PythonGroup(dist.ProcessGroup):
         self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
     ) -> Any:
         """Of equal parts, or all of it to the next rank; or of any parts."""
-        if len({*out, *into}) == 1:
+        if len({*out, *into}) <= 1:
             return self.begin("all_to_all", output, source)
+        if (out, into) == equal_splits("rotate", source, self.rank(), self.size()):
+            return self.begin("rotate", output, source)
         return self.exchange(output, source, Splits(into, out, 0))
 
 

@@ -123,7 +123,7 @@ class GroupWire:
         if kind == "all_reduce":
             return dist.all_reduce(result, group=self.group, async_op=True)
         if kind in ("all_to_all", "rotate"):
-            out, into = _splits(kind, source, self.rank, self.size)
+            out, into = equal_splits(kind, source, self.rank, self.size)
             return dist.all_to_all_single(result.view(-1), source.view(-1), into, out, group=self.group, async_op=True)
         call = dist.all_gather_single if kind == "all_gather" else dist.reduce_scatter_single
         return call(result, source, group=self.group, async_op=True)
@@ -177,7 +177,7 @@ class GlooWire:
         return self._gloo.alltoall_base(result, source, splits.into, splits.out, c10d.AllToAllOptions())
 
     def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
-        out, into = _splits(kind, source, self.rank, self.size)
+        out, into = equal_splits(kind, source, self.rank, self.size)
         return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
 
     def _gather(self, result: Tensor, source: Tensor) -> Handle:
@@ -205,8 +205,8 @@ def _require_contiguous(kind: Collective, result: Tensor, source: Tensor) -> Non
             raise ValueError(f"the {name} of an {kind} has shape {tuple(tensor.shape)} and strides {tensor.stride()}")
 
 
-def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
-    """How many numbers go to every rank, and how many come."""
+def equal_splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
+    """How many numbers go to every rank, and how many come: of an all-to-all or a rotation."""
     if kind == "all_to_all":
         return [source.numel() // size] * size, [source.numel() // size] * size
     to, of = (rank + 1) % size, (rank - 1) % size

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.staged import PythonGroup
-from plait.train.comm.wire import GlooWire
+from plait.train.comm.wire import GlooWire, Splits
 from tests.support.streams.order import Clock, Order
 
 BACKEND = "virtual"
@@ -117,6 +117,14 @@ class VirtualGroup(PythonGroup):
         over = self.all.begin(self.label, what, self._stream, [source], [result])
         with unwatched():
             return VirtualWork(self.order, self._wire.start(kind, result, source.contiguous()), over)
+
+    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> VirtualWork:
+        if self._stream is None:
+            self._stream = self.order.stream(f"NCCL {self.label}")
+        what = f"exchange of {max(result.numel(), source.numel())} {source.dtype}"
+        over = self.all.begin(self.label, what, self._stream, [source], [result])
+        with unwatched():
+            return VirtualWork(self.order, self._wire.exchange(result, source.contiguous(), splits), over)
 
     # ---- messages ----
 
