@@ -52,7 +52,7 @@ class SpreadAnswer(Shown):
         pods = machine.ranks // machine.ranks_per_node // found.nodes_per_minipod
         header = (
             "collective", "ranks", "minipods", Column("us at 4 KiB", ".0f"), Column("MiB", ".3g"), Column("ms", ".3g"),
-            Column("MB/s", ".4g"), Column("90 % of it from MiB", ".3g"),
+            Column("MB/s", ".4g"), Column("90 % from MiB", ".3g"),
         )  # fmt: skip
         rows = [
             (one.kind, one.group.ranks, one.group.minipods, one.latency * 1e6, one.points[-1].bytes / 2**20,

@@ -59,6 +59,11 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         assert [one[:3] for one in one_round(cluster)] == [("start", urgent, "outside"), ("start", short, "lpj")]
         wait_until(lambda: states(cluster)[short] == "RUNNING", "the job did not start in the zone", seconds=60)
         assert one_round(cluster) == [], "both nodes are taken"
+        began, state = time.time(), cluster.folder / "state"  # the controller saves what it knows every few seconds
+        wait_until(
+            lambda: b"lpj" in (state / "resv_state").read_bytes() and (state / "job_state").stat().st_mtime > began,
+            "the controller saved nothing", seconds=60,
+        )  # fmt: skip
         os.kill(json.loads((cluster.folder / "pids.json").read_text())["slurmctld"], signal.SIGKILL)
         wait_until(lambda: len(cluster.states()) == 2, "the controller did not come back", seconds=60)
         assert one_round(cluster) == []
