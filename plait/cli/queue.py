@@ -25,6 +25,9 @@ Columns = Annotated[
         show_default="by the file's form, else by usual names",
     ),
 ]
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", metavar="FILE", help="A file of such settings (TOML).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Level = Annotated[float, typer.Option(help="The upper quantile of how long a job will run.")]
 
@@ -54,9 +57,7 @@ def replay(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="What is played back: nodes=2000 load=0.9 reserve=1200@+22h."),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--settings", metavar="FILE", help="A file of such settings (TOML).")
-    ] = None,
+    file: SettingsFile = None,
     columns: Columns = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write series.csv, summary.json and queue.svg there.")
@@ -135,9 +136,7 @@ def admit(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="What is watched: reservation=lpj1 partition=gated."),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--settings", metavar="FILE", help="A file of such settings (TOML).")
-    ] = None,
+    file: SettingsFile = None,
     once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[

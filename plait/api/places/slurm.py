@@ -57,7 +57,7 @@ class InSlurm(Managed):
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
         from plait.core.base.errors import JobError
-        from plait.core.job.settings import one_line
+        from plait.core.job.one_line import one_line
         from plait.core.topology.rank_table import RankTable
         from plait.launch.slurm import Batch, asked
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from plait.core.base.codec.data import Count, Natural, Section
 from plait.core.base.errors import JobError
-from plait.core.job.settings import one_line
+from plait.core.job.one_line import one_line_each
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -90,13 +90,7 @@ class KubernetesSection(Section):
     keep: Natural = 3600
     """Seconds that an ended job stays in the cluster, to be looked at."""
 
-    @field_validator("*")
-    @classmethod
-    def _lines(cls, value: Any, info: Any) -> Any:
-        for one in cast("tuple[Any, ...]", value) if type(value) is tuple else (value,):
-            if isinstance(one, str):
-                one_line(one.replace("\t", " "), f"kubernetes.{info.field_name}")
-        return value  # pyright: ignore[reportUnknownVariableType]
+    _lines = field_validator("*")(one_line_each("kubernetes"))
 
     @field_validator(*FORMS)
     @classmethod

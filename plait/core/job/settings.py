@@ -10,7 +10,6 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from unicodedata import category
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +17,7 @@ from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Se
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS, MOST_SEED, shown
+from plait.core.job.one_line import one_line
 from plait.core.model.precision import Precision
 from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap
@@ -532,15 +532,3 @@ class RunSection(Section):
         """The same, called ``name`` unless it says so itself. Raises JobError for a name that no folder can
         have."""
         return self if self.name else self.model_copy(update={"name": self._one_folder(name)})
-
-
-def one_line(text: str, key: str) -> None:
-    """Raise JobError, naming the key, for a text that a terminal, or a shell, would not take as one line.
-
-    >>> one_line("a\\nb", "run.name")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    plait.core.base.errors.JobError: run.name: 'a\\nb' holds a line break, or another ...
-    """
-    if any(category(letter) in ("Cc", "Zl", "Zp") for letter in text):
-        problem = f"{text[:80]!r} holds a line break, or another character that controls a terminal"
-        raise JobError(problem, key=key, fix="Leave it out")

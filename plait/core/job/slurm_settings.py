@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, cast
+from typing import Literal
 
 from pydantic import field_validator
 
 from plait.core.base.codec.data import Count, Natural, Section, Texts
 from plait.core.base.errors import JobError
-from plait.core.job.settings import one_line
+from plait.core.job.one_line import one_line_each
 
 MOUNT = re.compile(r"/[^:,]*(:/[^:,]*(:[\w+]+)?)?")
 
@@ -74,13 +74,7 @@ class SlurmSection(Section):
     setup: Texts = ()
     """Shell lines to run first, such as ``"module load cuda"``."""
 
-    @field_validator("*")
-    @classmethod
-    def _lines(cls, value: Any, info: Any) -> Any:
-        for one in cast("tuple[Any, ...]", value) if type(value) is tuple else (value,):
-            if isinstance(one, str):
-                one_line(one.replace("\t", " "), f"slurm.{info.field_name}")
-        return value  # pyright: ignore[reportUnknownVariableType]
+    _lines = field_validator("*")(one_line_each("slurm"))
 
     @field_validator("container_mounts")
     @classmethod

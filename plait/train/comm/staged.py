@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.background import Background, BackgroundHandle
-from plait.train.comm.wire import GlooWire, Splits, equal_splits
+from plait.train.comm.wire import GlooWire, Splits, equal_splits, started
 from plait.train.machine.device import STAGED, RankDevice
 
 
@@ -55,12 +55,8 @@ class PythonGroup(dist.ProcessGroup):
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self._backend, self._name = backend, name
 
-    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
-        """Start a collective, as ``comm.wire.Wire``; what torch calls work."""
-        raise NotImplementedError
-
-    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Any:
-        """Start an exchange of unequal parts, as ``comm.wire.Wire``; a rotation is one."""
+    def begin(self, kind: Collective | Splits, result: Tensor, source: Tensor) -> Any:
+        """Start a collective or an exchange, as ``comm.wire.started``; what torch calls work."""
         raise NotImplementedError
 
     @property
@@ -95,7 +91,7 @@ class PythonGroup(dist.ProcessGroup):
             return self.begin("all_to_all", output, source)
         if (out, into) == equal_splits("rotate", source, self.rank(), self.size()):
             return self.begin("rotate", output, source)
-        return self.exchange(output, source, Splits(into, out, 0))
+        return self.begin(Splits(into, out, 0), output, source)
 
 
 class StagedGroup(PythonGroup):
@@ -115,25 +111,16 @@ class StagedGroup(PythonGroup):
 
     # ---- collectives ----
 
-    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> StagedWork:
+    def begin(self, kind: Collective | Splits, result: Tensor, source: Tensor) -> StagedWork:
         """After what the calling thread has submitted."""
         if self._collectives is None:
             self._collectives = Background(self.device, "staged collectives")
         return StagedWork(self._collectives, lambda: self._exchange(kind, result, source))
 
-    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> StagedWork:
-        """After what the calling thread has submitted."""
-        if self._collectives is None:
-            self._collectives = Background(self.device, "staged collectives")
-        return StagedWork(self._collectives, lambda: self._exchange(splits, result, source))
-
     def _exchange(self, kind: Collective | Splits, result: Tensor, source: Tensor) -> None:
         given = self.device.download(source)
         found = given if kind == "all_reduce" else self.device.beside(result)
-        if isinstance(kind, Splits):
-            self._wire.exchange(found, given, kind).wait()
-        else:
-            self._wire.start(kind, found, given).wait()
+        started(self._wire, kind, found, given).wait()
         self._return(found, result)
 
     # ---- messages ----

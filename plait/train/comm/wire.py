@@ -205,6 +205,11 @@ def _require_contiguous(kind: Collective, result: Tensor, source: Tensor) -> Non
             raise ValueError(f"the {name} of an {kind} has shape {tuple(tensor.shape)} and strides {tensor.stride()}")
 
 
+def started(wire: Exchanger, kind: Collective | Splits, result: Tensor, source: Tensor) -> Handle:
+    """A collective of a wire, or an exchange of unequal parts, in flight."""
+    return wire.exchange(result, source, kind) if isinstance(kind, Splits) else wire.start(kind, result, source)
+
+
 def equal_splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
     """How many numbers go to every rank, and how many come: of an all-to-all or a rotation."""
     if kind == "all_to_all":

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from plait.core.step.segments import Collective
 from plait.train.comm.staged import PythonGroup
-from plait.train.comm.wire import GlooWire, Splits
+from plait.train.comm.wire import GlooWire, Splits, started
 from tests.support.streams.order import Clock, Order
 
 BACKEND = "virtual"
@@ -110,21 +110,14 @@ class VirtualGroup(PythonGroup):
 
     # ---- collectives ----
 
-    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> VirtualWork:
+    def begin(self, kind: Collective | Splits, result: Tensor, source: Tensor) -> VirtualWork:
         if self._stream is None:
             self._stream = self.order.stream(f"NCCL {self.label}")
-        what = f"{kind} of {max(result.numel(), source.numel())} {source.dtype}"
+        size = "unequal parts" if isinstance(kind, Splits) else f"{kind} of {max(result.numel(), source.numel())}"
+        what = f"{size} {source.dtype}"  # ranks compare it
         over = self.all.begin(self.label, what, self._stream, [source], [result])
         with unwatched():
-            return VirtualWork(self.order, self._wire.start(kind, result, source.contiguous()), over)
-
-    def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> VirtualWork:
-        if self._stream is None:
-            self._stream = self.order.stream(f"NCCL {self.label}")
-        what = f"exchange of {max(result.numel(), source.numel())} {source.dtype}"
-        over = self.all.begin(self.label, what, self._stream, [source], [result])
-        with unwatched():
-            return VirtualWork(self.order, self._wire.exchange(result, source.contiguous(), splits), over)
+            return VirtualWork(self.order, started(self._wire, kind, result, source.contiguous()), over)
 
     # ---- messages ----
 
