@@ -136,8 +136,9 @@ def fit(
     parts = batches(rows)
     measured = np.array([row.seconds for row in rows])
     families = {"all", *(family_of(row.device) for row in rows)} - {name.partition(".")[0] for name in held or ()}
+    before = {**known(), **(held or {})}
     free = {name: prior if name.partition(".")[0] in families else replace(prior, error=0.0)
-            for name, prior in {**known(), **(held or {})}.items()}  # fmt: skip
+            for name, prior in before.items()}  # fmt: skip
     found = calibrate(
         lambda values: predict(parts, values),
         measured,
@@ -146,7 +147,7 @@ def fit(
         weights=weights(rows),
         scatter=Scatter(noise=NOISE),
     )
-    kept = {name: (held or {}).get(name, prior) for name, prior in known().items() if free[name].error == 0}
+    kept = {name: prior for name, prior in before.items() if free[name].error == 0}
     return replace(found, constants={**found.constants, **kept})
 
 
