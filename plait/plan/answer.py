@@ -15,6 +15,7 @@ from itertools import chain, count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes, in_seconds
@@ -176,7 +177,8 @@ class Planner:
         count = sure + more
         for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            tried = Finalists(ranked, self._finalists_of, doubt=WIDE if more and self._light else DOUBT)
+            doubt = WIDE if more and self._light else DOUBT
+            tried = Finalists(ranked, self._finalists_of, lambda points: self._fit(points, self.job), doubt)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.climb()
@@ -211,12 +213,15 @@ class Planner:
         return [found[at] for at in range(len(points))]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
-        """A point predicted; None where ``_refusal`` says why it is no finalist."""
+        """A point predicted; None where ``_refusal`` says why it is no finalist. Memory is asked first: a
+        simulation takes several times as long."""
         try:
-            one = self.predict(job_at(self.job, point))
+            job = job_at(self.job, point)
+            plan = None if self.closed else self.draft(job)
+            memory = self.memory(job, plan)
+            return self.predict(job, plan, memory) if memory.safe and not self._broken(memory) else None
         except PlaitError:
             return None
-        return one if one.memory.safe and not self._broken(one) else None
 
     def _refusal(self, point: Mapping[str, int]) -> str:
         """A rule that columns do not know, or memory."""
@@ -224,13 +229,14 @@ class Planner:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
             return str(error)
-        return self._broken(one) if one.memory.safe else str(self._too_large(one))
+        return self._broken(one.memory) if one.memory.safe else str(self._too_large(one))
 
-    def _broken(self, one: Candidate) -> str:
+    def _broken(self, memory: MemoryReport) -> str:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
+        most = memory.fullest.total
         for asked in map(Constraint.parse, self.job.plan.constraints):
-            if asked.quantity == "memory" and not asked.holds(one.most_memory):
-                return f"a rank needs {in_bytes(one.most_memory)}, against '{asked.text}' in plan.constraints"
+            if asked.quantity == "memory" and not asked.holds(most):
+                return f"a rank needs {in_bytes(most)}, against '{asked.text}' in plan.constraints"
         return ""
 
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
@@ -255,20 +261,23 @@ class Planner:
 
         def fits(job: Job) -> bool:
             ranks_of(job, self.cluster)
-            found = step_memory(
-                self.model, Points.of([point_of(job)]), sequence=job.data.sequence_length,
-                precision=job.train.precision, options=options_of(job, self.cluster.device, self.framework),
-                overhead=self.cluster.overhead,
-            )  # fmt: skip
-            if not Needs.of(found, self.margin, self.cluster).fits()[0] or next(walked) >= PROPOSED:
+            if not self._fit(Points.of([point_of(job)]), job)[0] or next(walked) >= PROPOSED:
                 return False
             return (self.predict(job).memory if self.closed else self.memory(job, self.draft(job))).safe
 
         return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
-    def memory(self, job: Job, plan: Plan) -> MemoryReport:
+    def _fit(self, points: Points, job: Job) -> NDArray[np.bool_]:
+        """Which points of a job fit in closed form."""
+        found = step_memory(
+            self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
+            options=options_of(job, self.cluster.device, self.framework), overhead=self.cluster.overhead,
+        )  # fmt: skip
+        return Needs.of(found, self.margin, self.cluster).fits()
+
+    def memory(self, job: Job, plan: Plan | None) -> MemoryReport:
         """What fills every place under a job's plan: walked, or in closed form where no list is."""
-        if self.closed:
+        if self.closed or not plan:
             return self._closed_memory(job, point_of(job))
         return memory_report(plan, self.cluster, self.margin)
 
@@ -309,8 +318,9 @@ class Planner:
         options = options_of(one.job, self.cluster.device, self.framework)
         return freed(self.model, one.job, one.point, one.memory, self.cluster, options)
 
-    def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
-        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
+    def predict(self, job: Job, plan: Plan | None = None, memory: MemoryReport | None = None) -> Candidate:
+        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it.
+        memory: what fills it, if that is known."""
         if self.framework:
             point = self.framework.point(point_of(job))
             job = job_at(job, point)
@@ -334,7 +344,8 @@ class Planner:
         elif plan:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-        memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
+        if not memory:
+            memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
         batch = job.train.global_batch_size
         peak = self.cluster.device.peak[precision].value * self.slowed * job.world_size * seconds

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from plait.core.step.columns.distinct import Ints
-from plait.core.step.columns.points import RECOMPUTES
+from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.plan.search import Ranked
 
 DOUBT = 1.02
@@ -58,12 +58,13 @@ T = TypeVar("T", bound=Timed)
 class Finalists(Generic[T]):
     """Points of a ranking that are predicted.
 
-    predict: of several points, what they are as finalists, None for those that are none. found: with their
-    points. refused: those that are none.
+    predict: of several points, what they are as finalists, None for those that are none. fit: which of
+    several points fit in closed form. found: with their points. refused: those that are none.
     """
 
     ranked: Ranked
     predict: Callable[[Sequence[Point]], Sequence[T | None]]
+    fit: Callable[[Points], Sequence[bool] | np.ndarray[Any, np.dtype[np.bool_]]]
     doubt: float = DOUBT
     found: list[tuple[Point, T]] = field(default_factory=list[tuple[Point, T]])
     refused: list[Point] = field(default_factory=list[Point])
@@ -113,8 +114,10 @@ class Finalists(Generic[T]):
             near |= _like(space.columns(), point, set(group))
         numbers = np.flatnonzero(near & (said <= NEAR * own))
         order += numbers[np.argsort(said[numbers], kind="stable")].tolist()
+        order = np.array(order, dtype=np.int64)
+        order = order[np.asarray(self.fit(space.take(order)), dtype=bool)]
         seen = set[tuple[int, ...]]()  # a space that was looked at twice has points twice
-        for row in map(space.row, order):
+        for row in map(space.row, order.tolist()):
             if _key(row) not in seen:
                 seen.add(_key(row))
                 yield row

@@ -10,6 +10,7 @@ family.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.distinct import Ints, distinct
-from plait.core.step.columns.points import Points
+from plait.core.step.columns.points import Degrees, Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.fits import KINDS, by_kind
@@ -107,10 +108,10 @@ class _Search:
         )
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
-        start, size = 0, WALKED if self.walked else FIRST
+        start, size, among = 0, WALKED if self.walked else FIRST, space.degrees()[0]
         while start < len(order) and len(found) < self.keep:
             here = order[start : start + size]
-            rough.append(self._rough(space.take(here)))
+            rough.append(self._rough(space.take(here), among))
             _, family = distinct(_families(space.take(np.concatenate([found, here]))))
             more, sizes = self._first_fitting(rough[-1], family[len(found) :], family[: len(found)])
             found, memory = np.concatenate([found, here[more]]), np.concatenate([memory, sizes])
@@ -133,16 +134,17 @@ class _Search:
         """Bytes of the fullest rank."""
         return Needs.of(self._columns(points), self.asked.margin, self.cluster)
 
-    def _columns(self, points: Points, *, at_least: bool = False) -> MemoryColumns:
+    def _columns(self, points: Points, among: Sequence[Degrees] | None = None) -> MemoryColumns:
         asked = self.asked
         return step_memory(
             asked.model, points, sequence=asked.sequence, precision=self.precision,
-            options=asked.options, overhead=self.cluster.overhead, at_least=at_least,
+            options=asked.options, overhead=self.cluster.overhead, among=among,
         )  # fmt: skip
 
-    def _rough(self, points: Points) -> _Rough:
-        """What memory they need at least; of a model that is ``walked`` all that they need."""
-        found, margin = self._columns(points, at_least=True), self.asked.margin
+    def _rough(self, points: Points, among: Sequence[Degrees]) -> _Rough:
+        """What memory points of a space need at least; of a model that is ``walked`` all that they need.
+        among: the degrees of the space."""
+        found, margin = self._columns(points, among), self.asked.margin
         if self.walked:
             return _Rough(points, Needs.of(found, margin, self.cluster))
         least = device_overhead(self.cluster.overhead, points, np.zeros(len(points)))

@@ -33,11 +33,13 @@ class Timed:
 
 class Tried:
     """Finalists of a space. rows: all points; said: seconds of each in closed form; found: of a point when it
-    is predicted, None of one that is none. ranked: numbers of those that stand in the ranking."""
+    is predicted, None of one that is none. ranked: numbers of those that stand in the ranking;
+    large: of those that do not fit in closed form."""
 
     def __init__(
-        self, rows: Sequence[Row], said: Sequence[float], found: Callable[[Point], float | None], ranked: Sequence[int]
-    ) -> None:
+        self, rows: Sequence[Row], said: Sequence[float], found: Callable[[Point], float | None],
+        ranked: Sequence[int], large: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.rounds = list[list[int]]()
         space, seconds = Points.of(rows), np.array(said)
         self.rows, which = [space.row(at) for at in range(len(rows))], np.array(ranked)
@@ -47,8 +49,12 @@ class Tried:
             each = [found(point) for point in points]
             return [None if one is None else Timed(one) for one in each]
 
+        def fit(points: Points) -> list[bool]:
+            return [self.rows.index(points.row(at)) not in large for at in range(len(points))]
+
         points = space.take(which)
-        self.finalists = Finalists(Ranked(points, seconds[which], np.zeros(len(which)), space, seconds), predict)
+        ranking = Ranked(points, seconds[which], np.zeros(len(which)), space, seconds)
+        self.finalists = Finalists(ranking, predict, fit)
 
     @property
     def predicted(self) -> list[int]:
@@ -106,15 +112,16 @@ def test_the_first_of_equal_ones_is_the_best() -> None:
 
 
 def climbed(
-    more: Sequence[Row], said: Sequence[float] | None = None, found: Callable[[Point], float | None] = lambda _: 2.0
-) -> Tried:
+    more: Sequence[Row], said: Sequence[float] | None = None,
+    found: Callable[[Point], float | None] = lambda _: 2.0, large: Sequence[int] = (),
+) -> Tried:  # fmt: skip
     """Neighbours of the only point in a ranking, of which level 1 says 1 second, the simulation 1.5."""
     rows = [HERE, *(HERE | row for row in more)]
 
     def predicted(point: Point) -> float | None:
         return 1.5 if all(point[name] == value for name, value in Points.of([HERE]).row(0).items()) else found(point)
 
-    tried = Tried(rows, [1.0, *(said or [1.0] * len(more))], predicted, [0])
+    tried = Tried(rows, [1.0, *(said or [1.0] * len(more))], predicted, [0], large)
     tried.finalists.first(1, 1)
     tried.finalists.climb()
     return tried
@@ -132,6 +139,10 @@ OTHERS: list[Row] = [
     {"tp": 4, "dp": 2, "micro": 8, "num_micro": 8}, {"optim": 2, "schedule": SCHEDULES.index("zb-h1")},
     {"graphs": 1}, {"shard_overlap": 0},
 ]  # fmt: skip
+
+
+def test_neighbours_that_do_not_fit_take_nobodys_place() -> None:
+    assert climbed(ONE_CHOICE, large=[1, 2, 5]).predicted == [0, 3, 4, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("row", ONE_CHOICE, ids=str)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.parallel.strategy import WORDS
+from plait.core.step.columns.distinct import distinct
 
 SCHEDULES = WORDS["schedule"]
 RECOMPUTES = WORDS["recompute"]
@@ -22,6 +23,8 @@ OVERLAPS = WORDS["overlap"]
 SHARD_OVERLAPS = WORDS["shard_overlap"]
 
 Ints = NDArray[np.int64]
+Degrees = tuple[int, int, int, int]
+"""tp, cp, ring; sequences of a micro-batch: what sizes of tensors depend on beside what there is of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,12 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.pp)
+
+    def degrees(self) -> tuple[list[Degrees], Ints]:
+        """Those that there are, each once, and the number of each point's."""
+        columns = self.tp, self.cp, self.ring, self.micro
+        first, each = distinct(columns)
+        return cast("list[Degrees]", list(zip(*(column[first].tolist() for column in columns), strict=True))), each
 
     @property
     def replicas(self) -> Ints:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Recompute, Strategy, slice_sizes
+from plait.core.step.columns.points import Degrees
 from plait.core.step.memory.activations import Activations, Walk, WalkedBatch
 from plait.core.step.memory.live import (
     BACKWARD,
@@ -37,9 +38,6 @@ from plait.core.step.stages import Stage
 
 Bytes = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Degrees = tuple[int, int, int, int]
-"""tp, cp, ring; sequences of a micro-batch."""
-
 ROUND = 3
 """Ranks of a ring from which on no more tensors exist at once."""
 FEW = 2
@@ -62,6 +60,13 @@ class Structure:
     split: bool
     attention: SharedAttention | None = None
 
+    def has(self, degrees: Degrees) -> bool:
+        """Whether ranks of these degrees have the structure."""
+        tp, cp, ring, micro = degrees
+        own = self.attention or SharedAttention(1, 1)
+        shared = min(2, cp // ring), min(ROUND, ring)
+        return (tp > 1) == self.communicates and (own.ulysses, own.ring) == shared and micro % self.p1 == 0
+
 
 @dataclass(frozen=True)
 class SizeLoad:
@@ -74,12 +79,16 @@ class SizeLoad:
     whole: bool
 
 
-def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], SizeLoad]]) -> list[Bytes]:
+def stage_tables(
+    model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], SizeLoad]], later: Sequence[Degrees] = ()
+) -> list[Bytes]:
     """Of each that is asked [degrees, OWN]: bytes of each size of ``step.memory.live``. What was asked before
-    is remembered."""
+    is remembered. later: what may be asked next, walked with what is missing: a walk of many degrees takes
+    hardly longer than that of one."""
     known = [_known_tables(model, structure, load) for structure, _, load in asked]
     for tables, (structure, degrees, load) in zip(known, asked, strict=True):
         if missing := [one for one in degrees if one not in tables]:
+            missing += [one for one in later if structure.has(one) and one not in tables and one not in degrees]
             tables.update(zip(missing, _walked_table(model, structure, missing, load), strict=True))
     return [np.stack([tables[one] for one in degrees]) for tables, (_, degrees, _) in zip(known, asked, strict=True)]
 

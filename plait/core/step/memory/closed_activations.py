@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute
 from plait.core.step.columns.distinct import distinct, groups
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Degrees, Points
 from plait.core.step.memory.activation_columns import (
     OWN,
     Bytes,
-    Degrees,
     SizeLoad,
     Structure,
     deferred,
@@ -59,9 +58,10 @@ def size_rows(
     sequence: int,
     itemsize: int,
     options: MemoryOptions,
-    at_least: bool = False,
+    among: Sequence[Degrees] | None = None,
 ) -> tuple[Bytes, Ints]:
-    """[rows, STREAM], and each point's row. at_least: no more than what micro-batches keep."""
+    """[rows, STREAM], and each point's row. among: the degrees of the space that they are a part of; then no
+    more than what micro-batches keep."""
     mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
     own = [
         points.recompute,
@@ -75,7 +75,7 @@ def size_rows(
     own.append((points.overlap == DOMINO) & options.defers)
     whole = points.pp == 1
     first, row_of = distinct([*own, mixed, points.micro, whole])
-    rows = _Rows(activated(model), points.take(first), sequence, itemsize, options, at_least)
+    rows = _Rows(activated(model), points.take(first), sequence, itemsize, options, among)
     found = np.zeros((len(first), STREAM))
     found[:, :OWN] = rows.sizes(rows.points.recompute)
     if mixed.any():  # layers beside those that are recomputed
@@ -103,7 +103,7 @@ class _Rows:
     sequence: int
     itemsize: int
     options: MemoryOptions
-    at_least: bool
+    among: Sequence[Degrees] | None
 
     @property
     def split(self) -> NDArray[np.bool_]:
@@ -123,7 +123,7 @@ class _Rows:
         """As Plait's own lists have it."""
         points = self.points
         ulysses, ring = shared_degrees(points.cp, points.ring)
-        p1 = np.ones_like(points.p1) if self.at_least else points.p1  # slices keep together what a whole keeps
+        p1 = np.ones_like(points.p1) if self.among is not None else points.p1  # slices keep together what a whole keeps
         _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, p1, self.split, ulysses, ring])
         found, kinds, degrees_of = np.zeros((len(points), OWN)), list(groups(kind)), list[Ints]()
         asked = list[tuple[Structure, list[Degrees], SizeLoad]]()
@@ -137,15 +137,13 @@ class _Rows:
                 bool(self.split[at]),
                 SharedAttention(int(ulysses[at]), int(ring[at])) if points.cp[at] > 1 else None,
             )
-            columns = [column[which] for column in (points.tp, points.cp, points.ring, points.micro)]
-            first, each = distinct(columns)
-            degrees = cast("list[Degrees]", list(zip(*(column[first].tolist() for column in columns), strict=True)))
+            degrees, each = points.take(which).degrees()
             load = SizeLoad(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             asked.append((structure, degrees, load))
             degrees_of.append(each)
-        for which, at, table in zip(kinds, degrees_of, stage_tables(self.model, asked), strict=True):
+        for which, at, table in zip(kinds, degrees_of, stage_tables(self.model, asked, self.among or ()), strict=True):
             found[which] = table[at]
-        if self.at_least:  # what is kept is there at the end of a forward and at the beginning of a backward
+        if self.among is not None:  # what is kept is there at the end of a forward and at the beginning of a backward
             for peak, lasting in ((FORWARD, KEPT), (BACKWARD, KEPT), (WEIGHT, HELD)):
                 found[:, peak : peak + len(TYPES)] = found[:, lasting : lasting + len(TYPES)]
         else:

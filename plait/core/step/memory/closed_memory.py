@@ -21,7 +21,7 @@ from plait.core.model.precision import ITEMSIZE, Precision, unquantised
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.distinct import distinct, groups
-from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Degrees, Points
 from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.memory import live
 from plait.core.step.memory.closed_activations import size_rows
@@ -123,12 +123,13 @@ def step_memory(
     precision: Precision = "bf16-mixed",
     options: Options = PLAIT,
     overhead: Overhead | None = None,
-    at_least: bool = False,
+    among: Sequence[Degrees] | None = None,
 ) -> MemoryColumns:
     """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
     where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
-    at different lengths, are walked, each kind once. at_least: no more than what micro-batches keep,
-    which takes a fraction of the time."""
+    at different lengths, are walked, each kind once. among: the degrees of the space that they are a part
+    of; then no more than what micro-batches keep, which takes a fraction of the time: what is walked for one
+    part is walked for all others."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         kinds, place = walked_memory(
@@ -137,7 +138,7 @@ def step_memory(
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
         return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
-    step = _Step(model, points, sequence, ITEMSIZE[precision], told, at_least)
+    step = _Step(model, points, sequence, ITEMSIZE[precision], told, among)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
         return step.columns(overhead)
@@ -159,7 +160,7 @@ class _Step:
     sequence: int
     itemsize: int
     options: MemoryOptions
-    at_least: bool
+    among: Sequence[Degrees] | None
 
     def columns(self, overhead: Overhead) -> MemoryColumns:
         """Of the fullest of the places that can be."""
@@ -167,7 +168,7 @@ class _Step:
         states, state_of = self._states()
         sizes, size_of = size_rows(
             self.model, points, sequence=self.sequence, itemsize=self.itemsize, options=self.options,
-            at_least=self.at_least,
+            among=self.among,
         )  # fmt: skip
         stream = self._stream
         most, place = np.full(count, -1.0), np.zeros(count, np.int64)
@@ -176,9 +177,9 @@ class _Step:
             for part in (which[at : at + BLOCK] for at in range(0, len(which), BLOCK)):
                 mine = self._elsewhere(sizes[size_of[part]], points.pp[part])
                 for slot, (at, rows) in slots.items():
-                    live_bytes = (mine @ rows[:, : live.STREAM].T + stream[part, None] * rows[:, live.STREAM]).max(
-                        axis=1
-                    )
+                    counts = rows[:, : live.STREAM]
+                    kept = np.einsum("ps,ms->pm", mine, counts)  # a product of BLAS would keep all processors busy
+                    live_bytes = (kept + stream[part, None] * rows[:, live.STREAM]).max(axis=1)
                     if self.options.more_alive:
                         layers = np.ceil(self.model.num_layers / self.num_stages[part])
                         live_bytes = live_bytes + self.options.more_alive * layers * mine[:, live.KEPT_LAYER]

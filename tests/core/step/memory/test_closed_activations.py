@@ -47,7 +47,9 @@ def rows(model: ModelSpec, *several: dict[str, int], options: MemoryOptions = PL
     """Of points with micro-batches of three sequences of 32 tokens."""
     schedule = SCHEDULES.index("zb-h1" if split else "1f1b")
     points = Points.of([{"micro": 3, "overlap": SYNC, "schedule": schedule, **row} for row in several])
-    found, row_of = size_rows(model, points, sequence=32, itemsize=itemsize, options=options, at_least=at_least)
+    found, row_of = size_rows(
+        model, points, sequence=32, itemsize=itemsize, options=options, among=[] if at_least else None
+    )
     return found[row_of]
 
 

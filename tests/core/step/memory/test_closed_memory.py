@@ -21,7 +21,8 @@ from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.columns.distinct import distinct, groups
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.memory.activation_columns import SizeLoad, Structure, stage_tables
+from plait.core.step.memory import activation_columns
+from plait.core.step.memory.activation_columns import Degrees, SizeLoad, Structure, stage_tables
 from plait.core.step.memory.closed_memory import MemoryColumns, plait_on, step_memory, usable
 from plait.core.step.memory.estimate import Estimate, estimate
 from plait.core.step.memory.live import HELD, HELD_LAYER, KEPT, KEPT_LAYER, TYPES
@@ -131,7 +132,7 @@ def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
         step_of(MODELS[name], points.row(0), sequence=1024, precision="bf16-mixed")
     except (JobError, ScheduleError):
         assume(False)
-    least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
+    least, found = (step_memory(MODELS[name], points, sequence=1024, among=told) for told in ([], None))
     assert 0 < least.allocated[0] <= found.allocated[0]
 
 
@@ -175,6 +176,24 @@ def test_slices_keep_together_what_a_whole_keeps(
     for at in range(0, len(kept), 3):
         assert sum(kept[at]) > 0
         assert kept[at] == kept[at + 1] == kept[at + 2]
+
+
+def test_what_may_be_asked_next_is_walked_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what has the same structure; sizes are what they are when walked alone."""
+    load, later = SizeLoad(1280, 2, True, True), [(4, 1, 1, 2), (2, 1, 1, 8), (1, 1, 1, 1), (2, 2, 1, 1)]
+    structure = Structure("none", True, True, 1, False)
+    walked, own = list[list[Degrees]](), activation_columns._walked_table
+
+    def told(model: ModelSpec, structure: Structure, degrees: list[Degrees], load: SizeLoad) -> np.ndarray:
+        walked.append(list(degrees))
+        return own(model, structure, degrees, load)
+
+    monkeypatch.setattr(activation_columns, "_walked_table", told)
+    stage_tables(LLAMA, [(structure, [(2, 1, 1, 1)], load)], later)
+    assert walked == [[(2, 1, 1, 1), *later[:2]]]
+    (found,) = stage_tables(LLAMA, [(structure, later[:2], load)], later)
+    assert len(walked) == 1
+    assert np.array_equal(found, own(LLAMA, structure, later[:2], load))
 
 
 @pytest.mark.parametrize(("tp", "parallel", "p1"), [(2, 1, 2), (4, 0, 1), (4, 1, 2), (8, 1, 1)])
