@@ -20,6 +20,7 @@ from plait.plan.answer import Planner
 from plait.plan.asking import job_at
 from plait.plan.candidate import Candidate
 from plait.plan.finalists import Finalists
+from plait.plan.memory_report import MemoryReport
 from plait.plan.search import Ranked
 from tests.support.models import gpt, utransformer
 
@@ -59,16 +60,23 @@ class Ranking:
             self.kept.append(keep)
             return ranked
 
-        def predict(_self: Planner, one: Job, _plan: Plan | None = None) -> Candidate:
+        def memory(_self: Planner, one: Job, _plan: Plan | None) -> MemoryReport:
             at = int(one.train.micro_batch_size).bit_length() - 1
             self.predicted.append(at)
             if np.isnan(found[at]):
                 raise JobError("is forbidden", key="strategy.pp")
-            memory = replace(base.memory, usable=1) if at in huge else base.memory
+            return replace(base.memory, usable=1) if at in huge else base.memory
+
+        def predict(
+            planner: Planner, one: Job, plan: Plan | None = None, known: MemoryReport | None = None
+        ) -> Candidate:
+            at, filled = int(one.train.micro_batch_size).bit_length() - 1, known or memory(planner, one, plan)
             point = Points.of([{"micro": 1 << at}]).row(0)
-            return replace(base, job=one, seconds=float(found[at]), point=point, memory=memory)
+            return replace(base, job=one, seconds=float(found[at]), point=point, memory=filled)
 
         monkeypatch.setattr(answer, "search", search)
+        monkeypatch.setattr(Planner, "draft", lambda *_: None)
+        monkeypatch.setattr(Planner, "memory", memory)
         monkeypatch.setattr(Planner, "predict", predict)
 
 

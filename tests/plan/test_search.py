@@ -17,7 +17,6 @@ from plait.core.base.errors import InfeasiblePlan
 from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
-from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.closed_memory import step_memory, usable
@@ -138,9 +137,9 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
     done = list[int]()
     predict = Planner.predict
 
-    def counted(self: Planner, one: Job, plan: Plan | None = None) -> Candidate:
+    def counted(self: Planner, one: Job, *known: Any) -> Candidate:
         done.append(os.getpid())
-        return predict(self, one, plan)
+        return predict(self, one, *known)
 
     monkeypatch.setattr(Planner, "predict", counted)
     found, here = list[Answer](), list[int]()
