@@ -116,7 +116,7 @@ def _pipeline(words: Words) -> dict[str, Any]:
 
 def _recomputed(words: Words) -> dict[str, Any]:
     strategy = words.strategy
-    if strategy.recompute == "full":
+    if strategy.recompute in ("full", "layer"):
         largest = max(stage.num_layers for stage in words.stages(words.section.schedule))
         some = strategy.recompute_layers
         return {

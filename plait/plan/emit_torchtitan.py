@@ -190,4 +190,4 @@ def _recomputed(words: Words) -> str:
         words.cannot(f"recompute of {strategy.recompute_layers} layers of every stage (all are recomputed)")
     if strategy.recompute == "selective":
         words.cannot("recompute = selective as ours (theirs also recomputes some matrix products)")
-    return {"none": "", "selective": "SelectiveAC", "full": "FullAC"}[strategy.recompute]
+    return {"none": "", "selective": "SelectiveAC", "full": "FullAC", "layer": "FullAC"}[strategy.recompute]

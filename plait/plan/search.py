@@ -10,22 +10,24 @@ family.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.base.errors import InfeasiblePlan
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.distinct import Ints, distinct
-from plait.core.step.columns.points import Degrees, Points
+from plait.core.step.columns.points import RECOMPUTES, Degrees, Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.fits import KINDS, by_kind
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
-from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
+from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -58,13 +60,22 @@ class Ranked:
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
     """The ``keep`` fastest families.
 
-    Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
+    Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Where
+    nothing fits, recomputation of the last resort is tried. Raises
     JobError for a space without a strategy, InfeasiblePlan where nothing fits, with advice that was tried.
     """
     space = enumerate_space(asked, most=most)
     if not len(space):
         raise _Search(asked, cluster, precision, keep).relaxing.empty()
-    first = _Search(asked, cluster, precision, keep).run(space)
+    try:
+        first = _Search(asked, cluster, precision, keep).run(space)
+    except InfeasiblePlan:
+        last = _last_resort(asked)
+        if last is None or not _Search(last, cluster, precision, keep).may_fit(enumerate_space(last, most=most)):
+            raise
+        with contextlib.suppress(InfeasiblePlan):
+            return search(last, cluster, precision, keep=keep, most=most)
+        raise
     cells = _cells(first.points)[:CELLS]
     others = [other for cell in cells if (other := other_stream(asked, cell)) and other not in cells]
     finer = enumerate_cells(asked, [*cells, *others], most=most // 2)
@@ -75,6 +86,13 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     order = order[first_of_family(points.take(order))][:keep]
     both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
     return Ranked(points.take(order), seconds[order], memory[order], *both)
+
+
+def _last_resort(asked: SearchRequest) -> SearchRequest | None:
+    """The same with the recomputation that keeps least, unless somebody says which there is."""
+    kind = RECOMPUTES.index(LAST_RESORT)
+    said = "recompute" in asked.fixed or "recompute" in asked.has or not asked.allows("recompute", kind)
+    return None if said else replace(asked, has={**asked.has, "recompute": [kind]})
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -99,6 +117,10 @@ class _Search:
     def walked(self) -> bool:
         """Whether every kind of point of the model is walked on its own, so that no bound is any cheaper."""
         return self.asked.model.levels > 0
+
+    def may_fit(self, space: Points) -> bool:
+        """Whether what points need at least is there for one of them."""
+        return len(space) > 0 and bool(self.relaxing.within(self._rough(space).least).any())
 
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""

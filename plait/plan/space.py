@@ -95,6 +95,9 @@ class Coarseness:
     deep = property(lambda self: self.level < 8, doc="Whether to try all numbers of virtual stages.")
 
 
+LAST_RESORT = "layer"
+"""Recomputation that is tried where it is named, and where nothing fits without: it keeps one stream a layer
+less than ``full``, and repeats a reduction for it."""
 COARSEST = 8
 QUANTITIES = {
     "micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages", "p1": "batch_slices",
@@ -291,7 +294,9 @@ def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
 
 def _recomputes(asked: SearchRequest, num_stages: int, parts: bool) -> list[Choice]:
     layers, found = -(-asked.model.num_layers // num_stages), list[Choice]()
-    for kind in asked.among("recompute", range(len(RECOMPUTES))):
+    named = any(one.quantity == "recompute" for one in asked.constraints)
+    usual = [kind for kind, name in enumerate(RECOMPUTES) if named or name != LAST_RESORT]
+    for kind in asked.among("recompute", usual):
         some = (
             sorted({layers * part // 4 for part in PARTS} - {0, layers}) if parts and RECOMPUTES[kind] == "full" else []
         )

@@ -52,7 +52,7 @@ def expert_volume(step: Step, index: int, ep: int) -> Volume:
     tokens = step.largest_share(index) * loads.sequence // mesh.cp // (mesh.tp if strategy.sequence_parallel else 1)
     rows = round(tokens * experts.load) * step.model.hidden * loads.itemsize
     again = 0
-    if strategy.recompute == "full":
+    if strategy.recompute in ("full", "layer"):
         again = len(layers) if strategy.recompute_layers is None else min(len(layers), strategy.recompute_layers)
     times = 2 * (2 * len(layers) + again) * loads.num_micro_batches
     return replace(

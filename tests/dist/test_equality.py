@@ -110,7 +110,8 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
 
 
 @pytest.mark.parametrize(
-    ("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block", "qwen3", "mistral"]))
+    ("recompute", "name"),
+    list(each_other(["selective", "full", "layer"], ["gpt", "few_kv", "llama_block", "qwen3", "mistral"])),
 )
 def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
     """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything
@@ -129,7 +130,8 @@ def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_u_transformer_equals_the_reference(pool: Pool, tp: int) -> None:
-    for p1, p2, overlap, again in ((1, 1, "sync", "none"), (2, 1, "domino", "full"), (3, 2, "domino", "selective")):
+    for p1, p2, overlap, again in ((1, 1, "sync", "none"), (2, 1, "domino", "full"), (3, 2, "domino", "selective"),
+                              (2, 2, "domino", "layer")):  # fmt: skip
         assert_equal(pool, U, Strategy(tp=tp, p1=p1, p2=p2, overlap=overlap, recompute=again))  # type: ignore[arg-type]
 
 

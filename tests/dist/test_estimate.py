@@ -75,6 +75,10 @@ MORE = {
     "ring": job(LLAMA, {"cp": 2, "cp_comm_type": "ring", "tp": 2, "shard": "zero1"}, micro=1),
     "both": job(LLAMA, {"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}}, batch=2, micro=1),
     "full recomputation": job(GPT, {"pp": 2, "recompute": "full"}),
+    "one stream a layer": job(GPT, {"pp": 2, "recompute": "layer"}),
+    "one stream, sliced": job(
+        LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 2}, "sequence_parallel": True, "recompute": "layer"}, batch=4
+    ),
     "selective recomputation": job(BLOCK, {"pp": 2, "recompute": "selective"}),
     "sequence parallel stages": job(GPT, {"pp": 2, "tp": 2, "sequence_parallel": True}),
     "tied, sharded": job(GPT, {"pp": 2, "dp": 2, "shard": "zero1"}, micro=2),

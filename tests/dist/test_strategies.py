@@ -18,17 +18,18 @@ from tests.support import drawn
 from tests.support.ranks import Ranks
 
 COUNT, IN_SUITE, DOCUMENTS_IN_SUITE, SEED = 200, 10, 6, 20261121
+OF_A_KIND, OF_A_KIND_IN_SUITE = 30, 3
 MOST, MOST_IN_SUITE = 10, 4  # ranks
 PATIENCE = 300.0  # seconds: ten ranks on two busy cores have taken 65, and what hangs takes for ever
 
 
-def sample(number: int, *, levels: bool = True) -> tuple[Plan, drawn.Chance]:
+def sample(number: int, *, levels: bool = True, **told: Any) -> tuple[Plan, drawn.Chance]:
     """The plan of the first job of a sequence of its own that the rules allow, and the chance that is left.
-    levels: whether models may halve sequences."""
+    levels: whether models may halve sequences. told: keys of ``[strategy]`` that are not drawn."""
     chance, most = drawn.Chance(f"{SEED}/{number}"), MOST_IN_SUITE if number % 1000 < IN_SUITE else MOST
     while True:
         values = drawn.draw(chance, most)
-        values["strategy"]["compile"] = number % 3 == 1
+        values["strategy"] |= {"compile": number % 3 == 1} | told
         try:
             plan = drawn.plan_of(Job.from_dict(values))
         except PlaitError:
@@ -37,9 +38,9 @@ def sample(number: int, *, levels: bool = True) -> tuple[Plan, drawn.Chance]:
             return plan, chance
 
 
-def cases(in_suite: int) -> Iterator[Any]:
+def cases(in_suite: int, count: int = COUNT) -> Iterator[Any]:
     """Their numbers, a part of them in the suite."""
-    for number in range(COUNT):
+    for number in range(count):
         yield pytest.param(number, marks=() if number < in_suite else pytest.mark.contract)
 
 
@@ -61,6 +62,17 @@ def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: 
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
     delay = number if chance.random() < 0.3 else None
     for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, delay, timeout=PATIENCE):
+        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+
+
+@pytest.mark.parametrize("number", list(cases(OF_A_KIND_IN_SUITE, OF_A_KIND)))
+def test_a_drawn_job_that_keeps_one_stream_a_layer_equals_the_reference(
+    pool: Callable[[int], Ranks], number: int
+) -> None:
+    again: Any = {"kind": "layer", "layers": 1} if number % 4 == 3 else "layer"
+    plan, chance = sample(2000 + number, recompute=again)
+    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
+    for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, number, timeout=PATIENCE):
         assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
 
 

@@ -19,6 +19,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
+from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.memory.closed_memory import step_memory, usable
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan import forked
@@ -162,6 +163,17 @@ def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:
     ranks = int(words.partition(" ranks would do")[0].split()[-1])
     assert ranks > 2
     search(replace(one, ranks=ranks, domain=min(8, ranks)), A100, "bf16-mixed")
+
+
+def test_one_stream_a_layer_is_the_last_resort() -> None:
+    """Where full recomputation does not fit and no job says which there is; it is found where it is named."""
+    one = asked(1, 8, micro=[8])
+    kinds = [RECOMPUTES[search(one, cluster(gib), "bf16-mixed").points.row(0)["recompute"]] for gib in (6, 5)]
+    assert kinds == ["full", "layer"]
+    with pytest.raises(InfeasiblePlan):
+        search(asked(1, 8, micro=[8], recompute=[RECOMPUTES.index("full")]), cluster(5), "bf16-mixed")
+    named = search(asked(1, 8, "recompute = layer", micro=[8]), cluster(6), "bf16-mixed")
+    assert {RECOMPUTES[kind] for kind in named.points.recompute.tolist()} == {"layer"}
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 8])

@@ -24,10 +24,11 @@ from typing import Any
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.text import in_bytes
 from plait.core.job.renamed import QUANTITIES
+from plait.core.parallel.strategy import WORDS
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": WORDS["recompute"],
     "overlap": ("sync", "async", "domino", "no-communication"),
     "shard_overlap": ("none", "forward", "backward", "both"),
 }

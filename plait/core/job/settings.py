@@ -363,7 +363,8 @@ class StrategySection(Section):
     sequence_parallel: bool | Literal["auto"] = False
     """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
     recompute: Recompute | RecomputeLayers = "none"
-    """What the backward computes again instead of keeping it."""
+    """What the backward computes again instead of keeping it: what is cheap, all but two streams a layer, or
+    all but one (which repeats a reduction)."""
     compile: bool | Literal["auto"] = False
     """Compile what lies between matrix products (norms, dropout, activations, positions, loss) with
     torch.compile. ``auto``: if timed steps are faster so, and the run is long enough for it to pay."""

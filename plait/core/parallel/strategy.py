@@ -19,7 +19,7 @@ from plait.core.model.weights import Site, Weight, normed, widths
 _widths, _normed = cache(widths), cache(normed)  # asked for in every segment of every candidate
 
 Overlap = Literal["sync", "async", "domino", "no-communication"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "layer"]
 ShardOverlap = Literal["none", "forward", "backward", "both"]
 WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
@@ -51,8 +51,10 @@ class Strategy:
 
     recompute: what is computed again in the backward. ``selective``: normalised inputs and activations, which
     cost neither a matrix product nor a collective. ``full``: everything but the residual stream before every
-    attention and MLP; no tensor-parallel reduction runs again. recompute_layers: in the first so many layers
-    of every stage (None: in all).
+    attention and MLP; no tensor-parallel reduction runs again. ``layer``: everything but the stream before
+    every layer (2 b S H bytes of it in bf16, InternEvo, arXiv 2401.09149); attention's second weight and its
+    reduction run again. Of a parallel block it is the same as ``full``. recompute_layers: in the first so
+    many layers of every stage (None: in all).
 
     shard_overlap: which communication of sharded data parallelism overlaps computation. ``forward``: the
     gather of the next layer, and of the parameters that optimizers changed. ``backward``: the gather of the

@@ -81,6 +81,8 @@ class SharedAttention:
                 return [(Kind.CORE, last, True)]
             case Kind.CORE_AGAIN:
                 return [(Kind.FIRST_AGAIN, 0, True)]
+            case Kind.SECOND_AGAIN:
+                return [(Kind.CORE_AGAIN, 0, True)]
             case Kind.SECOND_GRAD if again:
                 return [(Kind.CORE_AGAIN, 0, True)]
             case Kind.ROTATE_AGAIN if part:
@@ -125,4 +127,4 @@ class SharedAttention:
         return (group, *inside.get(kind, (0, 0)))
 
 
-_ORDER = ("NF", "TK", "R", "MAX", "", "D", "SGH", "EZCWJ")
+_ORDER = ("NF", "TK", "R", "MAXY", "", "D", "SGH", "EZCWJ")

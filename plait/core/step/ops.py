@@ -38,6 +38,7 @@ class Kind(StrEnum):
     NORM_AGAIN = "M"
     FIRST_AGAIN = "A"
     CORE_AGAIN = "X"
+    SECOND_AGAIN = "Y"
     SECOND_GRAD = "D"
     ROTATE_AGAIN = "S"
     CORE_GRAD = "G"
@@ -117,8 +118,10 @@ STEPS: tuple[OpStep, ...] = (
     OpStep("down", Kind.NORM, ("T", "2H", "H")),
     OpStep("up", Kind.NORM, ("T", "H", "H")),
 )
-AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE}
+AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE, Kind.SECOND_AGAIN: Kind.SECOND}
 """Kinds that run another's steps a second time."""
+AGAIN_KINDS = frozenset((Kind.NORM_AGAIN, *AGAIN))
+"""What recomputation runs."""
 
 
 @cache
@@ -150,7 +153,7 @@ def parts_of(site: str, kind: Kind, *, p2: Number, flat: Number, ring: Number) -
     p2: column slices. flat: 1 if the residual stream is cut by sequence, else 0. ring: ranks of a ring, 1 at
     sites whose attention is not shared.
     """
-    if kind == Kind.SECOND:
+    if kind in (Kind.SECOND, Kind.SECOND_AGAIN):
         return p2 if site in LAYERS else 1
     if kind == Kind.FIRST_GRAD:  # row blocks of one buffer; a reduce-scatter of the sequence cannot be cut so
         return 1 + (p2 - 1) * (1 - flat)
@@ -268,7 +271,7 @@ ATTENDS = ("attn", "block")
 SENDS = (
     Send(("embed",), (Kind.SECOND,), "rows", "looked_up"),
     Send(("head",), (Kind.FIRST,), "tp", "statistics"),
-    Send((), (Kind.SECOND,), "tp", "column_block"),
+    Send((), (Kind.SECOND, Kind.SECOND_AGAIN), "tp", "column_block"),
     Send((), (Kind.FIRST_GRAD,), "tp", "row_block"),
     Send((), (Kind.NORM, Kind.NORM_AGAIN, Kind.NORM_GRAD), "tp", "stream"),
     Send(ATTENDS, (Kind.FIRST, Kind.FIRST_AGAIN, Kind.CORE_GRAD, Kind.HEADS_GRAD), "ulysses", "there"),
@@ -288,8 +291,9 @@ def send_of(site: str, kind: Kind) -> Send:
 class After(NamedTuple):
     """Order that is no data: what ops of these kinds wait for, at ``sites`` or (empty) at any.
 
-    of: the ``part`` or the ``slice`` before; ``behind``, the backward of the segment after, up to where its
-    activations are read; ``look-up``, the embedding of the last slice; ``head``, its gradient there.
+    of: the ``part`` or the ``slice`` before; ``behind``, the backward of the segment after (of the layer
+    after, where a whole layer runs again), up to where its activations are read; ``look-up``, the embedding
+    of the last slice; ``head``, its gradient there.
     """
 
     sites: tuple[str, ...]
@@ -302,7 +306,7 @@ AFTER = (
     After((), (Kind.NORM_AGAIN, Kind.FIRST_AGAIN, Kind.ROTATE_AGAIN), "behind", "memory"),
     After(("head",), (Kind.FIRST,), "look-up", "tied"),  # both ends have one weight, which is gathered twice
     After(("embed",), (Kind.WEIGHT_GRAD,), "head", "tied"),  # both add into one gradient
-    After((), (Kind.SECOND, Kind.FIRST_GRAD), "part", "parts"),  # of one buffer
+    After((), (Kind.SECOND, Kind.SECOND_AGAIN, Kind.FIRST_GRAD), "part", "parts"),  # of one buffer
     After((), (Kind.WEIGHT_GRAD, Kind.NORM_GRAD), "slice", "slices"),  # both add into one gradient
 )
 """A weight gradient waits for its input's too, though the second weight's needs no more than the output's;

@@ -19,6 +19,7 @@ batch:
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
     M  norm again, where the forward did not keep what it normalised (recomputation)
     A  first weight and core again, likewise ("again"); an activation alone if recomputation is selective
+    Y  R of attention again, where only the stream before every layer is kept; the MLP's M then adds up
     D  input gradient through the second weight and the core
     C  input gradient of the first weight, one op per part; its partial sum is reduced
     W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block:
@@ -28,9 +29,9 @@ batch:
 Where ranks share a sequence, attention has more kinds and collectives of its own: ``attention_ops``.
 
 With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows instead). With
-sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R is never run again: what
-it sent over the network is kept, as the residual stream. M and A may run as soon as the segment behind is
-done with its own activations, so that they overlap that segment's collective.
+sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R runs again only where
+one stream a layer is kept: else what it sent over the network is, as the residual stream. M and A may run as
+soon as the segment behind is done with its own activations, so that they overlap that segment's collective.
 
 A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
 forward, ``B`` backward; or, instead of ``B``, ``I`` for the gradients that other stages wait for and ``W``
@@ -55,7 +56,7 @@ from typing import Literal, NamedTuple, cast
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
-from plait.core.step.ops import ATTENDS, FORWARD_KINDS, orders_of, parts_of
+from plait.core.step.ops import AGAIN_KINDS, ATTENDS, FORWARD_KINDS, orders_of, parts_of
 from plait.core.step.ops import LAYERS as LAYERS
 from plait.core.step.ops import Kind as Kind
 from plait.core.step.schedule import Phase as Phase
@@ -217,9 +218,16 @@ class SegmentGraph:
             return ()
         if self.recompute == "selective":
             return (Kind.NORM_AGAIN,) * (not self.sequence_parallel) + (Kind.FIRST_AGAIN,) * (site != "attn")
-        if self.recompute == "full":
-            return Kind.NORM_AGAIN, Kind.FIRST_AGAIN, *((Kind.CORE_AGAIN,) if self.shared(site) else ())
-        return ()
+        if self.recompute == "none":
+            return ()
+        core = (Kind.CORE_AGAIN,) if self.shared(site) else ()
+        second = (Kind.SECOND_AGAIN,) if self.recompute == "layer" and site == "attn" else ()
+        return Kind.NORM_AGAIN, Kind.FIRST_AGAIN, *core, *second
+
+    def rejoins(self, site: Site, layer: int) -> bool:
+        """Whether a segment's M adds up its stream again, which it does not keep: an MLP's behind attention
+        whose R runs again."""
+        return site == "mlp" and Kind.SECOND_AGAIN in self.again("attn", layer)
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """What crosses the network with the result of ``op``, if anything does."""
@@ -250,10 +258,18 @@ class SegmentGraph:
             if shared := self.shared(site):
                 chain = shared.sorted(chain)
             inside.append((site, layer, chain))
+        back = list[tuple[Site, int, list[tuple[Kind, int]]]]()
+        for place in reversed(range(len(inside))):
+            site, layer, chain = inside[place]
+            if self.rejoins(site, layer):  # all of the layer runs again, then its backward
+                first = inside[place - 1]
+                back.append((first[0], first[1], [one for one in first[2] if one[0] in AGAIN_KINDS]))
+            whole = Kind.SECOND_AGAIN in self.again(site, layer)
+            back.append((site, layer, [one for one in chain if not whole or one[0] not in AGAIN_KINDS]))
         return [
             SegmentOp(site, layer, kind, at, part)
-            for forward, chain in ((True, inside), (False, inside[::-1]))
-            for site, layer, kinds in chain
+            for forward, chains in ((True, inside), (False, back))
+            for site, layer, kinds in chains
             for at in range(self.p1)
             for kind, part in kinds
             if (kind in FORWARD_KINDS) == forward
@@ -266,6 +282,10 @@ class SegmentGraph:
     def after(self, op: SegmentOp) -> tuple[Site, int]:
         """The segment that ``op``'s segment feeds."""
         return self.segments[self._index(op) + 1]
+
+    def _whole_layer(self, op: SegmentOp) -> bool:
+        """Whether an op runs again for the MLP after its segment, too."""
+        return op.kind != Kind.ROTATE_AGAIN and Kind.SECOND_AGAIN in self.again(op.site, op.layer)
 
     def _index(self, op: SegmentOp) -> int:
         return self.places[op.site, op.layer]
@@ -305,11 +325,16 @@ class SegmentGraph:
                 need(here, Kind.FIRST)
             case Kind.LOSS:
                 need(here, Kind.FIRST)
+            case Kind.NORM_AGAIN if self.rejoins(*here):
+                need(self.before(op), Kind.SECOND_AGAIN)
             case Kind.FIRST_AGAIN:
                 need(here, Kind.NORM_AGAIN)
+            case Kind.SECOND_AGAIN if not shared:
+                need(here, Kind.FIRST_AGAIN)
             case Kind.SECOND_GRAD:
                 need(here, Kind.NORM_AGAIN)
                 need(here, Kind.FIRST_AGAIN)
+                need(here, Kind.SECOND_AGAIN)
                 need(self.after(op), Kind.NORM_GRAD)
             case Kind.FIRST_GRAD if not shared:
                 need(here, Kind.LOSS if op.site == "head" else Kind.SECOND_GRAD)
@@ -329,7 +354,7 @@ class SegmentGraph:
                 pass
         for of in orders_of(op.site, op.kind):
             if of == "behind":
-                behind = self.after(op)
+                behind = self.segments[self._index(op) + 1 + self._whole_layer(op)]
                 ends = Kind.CORE_GRAD if self.shared(behind[0]) else Kind.SECOND_GRAD
                 other = Kind.LOSS if behind[0] == "head" else Kind.NORM_GRAD
                 need(behind, ends if Kind.SECOND_GRAD in _KINDS[behind[0]][1] else other)
@@ -352,7 +377,7 @@ _KINDS: dict[Site, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
     "head": ((Kind.NORM, Kind.FIRST, Kind.LOSS), _GRADS),
     **dict.fromkeys(("down", "up", "leave"), ((Kind.NORM,), (Kind.NORM_GRAD,))),
 }
-_REDUCED, _READS = frozenset((Kind.SECOND, Kind.FIRST_GRAD)), frozenset((Kind.NORM, Kind.NORM_AGAIN))
+_REDUCED, _READS = frozenset((Kind.SECOND, Kind.SECOND_AGAIN, Kind.FIRST_GRAD)), frozenset((Kind.NORM, Kind.NORM_AGAIN))
 _ENDS = ("embed", "enter", "head", "leave")
 _PHASES: dict[Phase, frozenset[Kind]] = {
     "step": frozenset(Kind), "F": FORWARD_KINDS, "B": frozenset(Kind) - FORWARD_KINDS,
@@ -378,7 +403,7 @@ def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[t
     stand equally far before it.
     """
     shapes = [(site, graph.kinds(site, layer)) for site, layer in graph.segments]
-    around = [tuple(shapes[max(0, place - 1) : place + 2]) for place in range(len(shapes))]
+    around = [(shapes[place], *shapes[max(0, place - 1) : place + 3]) for place in range(len(shapes))]
     alike = {each: number for number, each in enumerate(dict.fromkeys(around))}
     like = {segment: alike[each] for segment, each in zip(graph.segments, around, strict=True)}
     number, found = {op: i for i, op in enumerate(ops)}, list[list[tuple[int, bool]]]()

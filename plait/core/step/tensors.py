@@ -26,6 +26,7 @@ from plait.core.step.ops import Branch, Kind, branches_of, steps_of
 
 Word = Literal[
     "normed", "joins", "looked_up", "embeds", "dropped", "ends", "leaves", "apart", "scattered", "again", "within",
+    "rejoins", "anew", "twice",
     "alone", "shared", "exchanged", "ring", "of_second", "of_first", "first", "last", "middle", "later",
     "next_to_last",
 ]  # fmt: skip
@@ -33,7 +34,8 @@ Word = Literal[
 is an embedding; embeds, it is one itself; dropped, the model has dropout; leaves, its stream goes to another
 stage; ends, its stream or the gradient that it gives crosses stages; apart, the other end of a skip
 connection is on another stage; scattered, reductions leave a shard of the sequence; again, shared attention
-runs again; within, norms stand within attention's core.
+runs again; twice, its second weight does; rejoins, its stream is added up again, since the segment before
+has run so; anew, that of the segment before will be; within, norms stand within attention's core.
 
 Of a branch: alone or shared, with other ranks; exchanged, by heads; ring, by blocks. Of a part: of_first,
 of_second, the weight whose gradient it is; first, last; middle, neither; later, the third or a later one;
@@ -65,7 +67,7 @@ class TensorStep(NamedTuple):
     projects: bool = False
 
 
-N, M, F, R, L = Kind.NORM, Kind.NORM_AGAIN, Kind.FIRST, Kind.SECOND, Kind.LOSS
+N, M, F, R, Y, L = Kind.NORM, Kind.NORM_AGAIN, Kind.FIRST, Kind.SECOND, Kind.SECOND_AGAIN, Kind.LOSS
 D, C, W, J = Kind.SECOND_GRAD, Kind.FIRST_GRAD, Kind.WEIGHT_GRAD, Kind.NORM_GRAD
 T, K, X, S = Kind.ROTATE, Kind.CORE, Kind.CORE_AGAIN, Kind.ROTATE_AGAIN
 G, H, E, Z = Kind.CORE_GRAD, Kind.ROTATE_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD
@@ -76,6 +78,9 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("", (N,), work="placing", when="joins looked_up"),
     TensorStep("", (N,), makes="h=came", reads="<y <y_partial", when="-leaves"),
     TensorStep("", (N,), makes="h!=came", reads="<y <y_partial", when="leaves"),
+    TensorStep("", (N,), reads="<h", when="anew"),
+    TensorStep("", (M,), work="joining", when="rejoins"),
+    TensorStep("", (M,), makes="h=came", reads="<y <y_partial", when="rejoins"),
     TensorStep("", (N, M), makes="n_saved n=stream", work="norming", when="normed"),
     TensorStep("", (N, M), makes="full", sent=True),
     TensorStep("down", (N,), makes="pairs=stream"),
@@ -109,18 +114,18 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("attn", (X,), makes="o", when="ring -exchanged"),
     TensorStep("attn", (K, X, D), makes="come=query", sent=True),
     # Second weights; the head's loss, whose gradient takes the logits' place.
-    TensorStep("", (R,), makes="y_partial", when="first"),
-    TensorStep("", (R,), makes="y=stream", when="first scattered -embeds", sent=True),
+    TensorStep("", (R, Y), makes="y_partial", when="first"),
+    TensorStep("", (R, Y), makes="y=stream", when="first scattered -embeds", sent=True),
     TensorStep("embed", (R,), makes="y=full", sent=True),
-    TensorStep("attn", (R,), makes="o", reads="given|going come", when="first exchanged"),
-    TensorStep("both", (R,), reads="o", when="last"),
+    TensorStep("attn", (R, Y), makes="o", reads="given|going come", when="first exchanged"),
+    TensorStep("both", (R, Y), reads="o", when="last"),
     TensorStep("head", (F,), makes="loss"),
     TensorStep("head", (F,), makes="logits", work="softmax"),
     TensorStep("head", (L,), reads="logits loss", work="narrowing"),
     TensorStep("head", (L,), makes="g_logits"),
     # Backward through second weights and cores.
     TensorStep("", (D,), reads="g_y"),
-    TensorStep("attn", (D,), makes="o", reads="given|going come", when="exchanged again"),
+    TensorStep("attn", (D,), makes="o", reads="given|going come", when="exchanged again -twice"),
     TensorStep("attn", (D,), makes="going=query", work="leaving_back", when="exchanged"),
     TensorStep("attn", (D,), makes="g_o=query", work="leaving_back", when="shared -exchanged"),
     TensorStep("both", (D,), makes="g_z=z", reads="saved z", work="core_back", when="alone"),

@@ -10,7 +10,9 @@ from plait.core.parallel.sharding import VECTORS, Unit
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import LAYERS, Action, Kind, SegmentGraph, SegmentOp
 
-MATRIX_KINDS = (Kind.FIRST, Kind.SECOND, Kind.FIRST_AGAIN, Kind.SECOND_GRAD, Kind.FIRST_GRAD)
+MATRIX_KINDS = (
+    Kind.FIRST, Kind.SECOND, Kind.FIRST_AGAIN, Kind.SECOND_AGAIN, Kind.SECOND_GRAD, Kind.FIRST_GRAD
+)  # fmt: skip
 """Ops that read a matrix."""
 UnitVerb = Literal[
     "gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish", "exchange", "await"

@@ -157,7 +157,7 @@ class SharedCore(SublayerCore):
             self.o = o.permute(2, 0, 1, 3).flatten(2).flatten(0, 1)
 
     def arrive(self) -> None:
-        """R and D: attention of all heads has come."""
+        """R, Y and D: attention of all heads has come."""
         if self.ulysses > 1:
             self.o = from_tokens(self.come)
             del self.going, self.come
@@ -175,7 +175,7 @@ class SharedCore(SublayerCore):
 
     def back(self, gradient: Tensor) -> Tensor:
         """D: the gradient of attention's output, of the heads that others attend to as well."""
-        if self.repeats:
+        if "o" not in self.__dict__:  # it ran again, and no Y has read it since
             self.arrive()
         o, (size, b) = self.o, (self.attention.spec.head_size, len(self.context.samples))
         del self.o

@@ -196,5 +196,6 @@ def _segment(
                 norm=module.norm,
                 shape=(sequence >> level, size),
                 again=graph.again(site, layer),
+                rejoins=graph.rejoins(site, layer),
                 module=module,
             )

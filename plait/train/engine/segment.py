@@ -148,12 +148,14 @@ class Normed(Segment):
     head.
 
     shape: S and b of what that weight sees. again: the kinds of op that run again before the backward.
+    rejoins: M adds up the stream that comes in, which is not kept.
     """
 
     before: Before
     norm: Norm
     shape: tuple[int, int]
     again: tuple[Kind, ...] = ()
+    rejoins: bool = False
     h: Tensor = field(init=False)  # the residual stream that comes in, a leaf of autograd's
     n: Tensor = field(init=False)  # h normalised, with what autograd knows of it; this rank's shard
     statistics: Statistics = field(init=False)
@@ -168,11 +170,16 @@ class Normed(Segment):
             self.h, self.n, self.statistics = kernels.join_norm(sum_, self.norm.scale)
             self.full = self.n
             return
-        self.h = self.before.stream().detach().requires_grad_(self.shared.graph.backward)
+        self._join()
         self._normalise(keep=Kind.NORM_AGAIN not in self.again)
+
+    def _join(self) -> None:
+        self.h = self.before.stream().detach().requires_grad_(self.shared.graph.backward)
 
     def normalise_again(self) -> None:
         """M."""
+        if self.rejoins:
+            self._join()
         self._normalise(keep=True)
 
     def _normalise(self, *, keep: bool) -> None:

@@ -41,7 +41,7 @@ class SublayerSegment(Normed, Adding):
     def forward(self) -> None:
         """F: first weight and core."""
         graph = self.shared.graph
-        again, full = Kind.FIRST_AGAIN in self.again, graph.recompute == "full"
+        again, full = Kind.FIRST_AGAIN in self.again, graph.recompute != "selective"
         self.cores = [self._core(branch, repeats=again and (branch.cheap or full)) for branch in self.module.branches]
         for core in self.cores:
             core.project(self.full)
@@ -55,6 +55,17 @@ class SublayerSegment(Normed, Adding):
     def row(self, part: int) -> None:
         """R: second weights of all branches, one column part; what will be computed again is dropped after
         the last."""
+        self._multiply(part)
+        if part == self.shared.graph.p2 - 1:
+            for core in self.cores:
+                if core.repeats or not self.shared.graph.backward:
+                    del core.o
+
+    def row_again(self, part: int) -> None:
+        """Y: the same; D reads what it read."""
+        self._multiply(part)
+
+    def _multiply(self, part: int) -> None:
         parts, weights = self.shared.graph.p2, [core.module.row.weight for core in self.cores]  # of [H, K]
         width = weights[0].shape[0] // parts
         if part == 0:
@@ -66,11 +77,9 @@ class SublayerSegment(Normed, Adding):
         for number, (core, weight) in enumerate(zip(self.cores, weights, strict=True)):
             columns = weight[part * width : (part + 1) * width].t()
             out.addmm_(core.o, columns) if number else torch.mm(core.o, columns, out=out)
-            if part == parts - 1 and (core.repeats or not self.shared.graph.backward):
-                del core.o
 
     def reduce_row(self, part: int) -> Buffers:
-        """After R."""
+        """After R and Y."""
         if self.shared.graph.sequence_parallel and self.y is self.y_partial:
             self.y = shard_of(self.y_partial, self.shared.wire, dim=1)
         return self.y[part], self.y_partial[part]
@@ -83,13 +92,13 @@ class SublayerSegment(Normed, Adding):
         """The two; what they were made of is forgotten."""
         found = self.module.summands(self.h, self.y, self.context)
         del self.y, self.y_partial
-        if not self.shared.graph.backward:
+        if not self.shared.graph.backward or self.rejoins:
             del self.h
         return found
 
     def core_again(self) -> None:
         """A."""
-        for core in self.cores if self.shared.graph.recompute == "full" else []:
+        for core in self.cores if self.shared.graph.recompute != "selective" else []:
             core.project(self.full)
         for core in self.cores:
             if core.repeats:
@@ -200,7 +209,7 @@ class SublayerSegment(Normed, Adding):
         Kind.NORM_GRAD: leave_gradient,
     }
     run_parts: ClassVar[RunParts] = {
-        Kind.ROTATE: turn, Kind.CORE: attend, Kind.SECOND: row,
+        Kind.ROTATE: turn, Kind.CORE: attend, Kind.SECOND: row, Kind.SECOND_AGAIN: row_again,
         Kind.ROTATE_AGAIN: turn_back, Kind.CORE_GRAD: block_gradient, Kind.ROTATE_GRAD: hand_on,
         Kind.FIRST_GRAD: input_gradient, Kind.WEIGHT_GRAD: weight_gradient,
     }  # fmt: skip
@@ -209,7 +218,7 @@ class SublayerSegment(Normed, Adding):
         **dict.fromkeys((Kind.FIRST, Kind.FIRST_AGAIN, Kind.CORE_AGAIN, Kind.SECOND_GRAD, Kind.HEADS_GRAD), exchange),
     }  # fmt: skip
     send_parts: ClassVar[SendParts] = {
-        Kind.SECOND: reduce_row, Kind.FIRST_GRAD: Normed.reduce_input_gradient,
+        Kind.SECOND: reduce_row, Kind.SECOND_AGAIN: reduce_row, Kind.FIRST_GRAD: Normed.reduce_input_gradient,
         **dict.fromkeys((Kind.CORE, Kind.CORE_GRAD), exchange),
         Kind.ROTATE: rotate_block, Kind.ROTATE_AGAIN: rotate_block, Kind.ROTATE_GRAD: rotate_gradient,
     }  # fmt: skip

@@ -51,7 +51,11 @@ from tests.core.conftest import MODEL
             "strategy.overlap.shard",
             '"none" or "forward" or "backward" or "both" or "auto"',
         ),
-        ('[strategy]\nrecompute = "some"', "strategy.recompute", '"none" or "selective" or "full" or { kind'),
+        (
+            '[strategy]\nrecompute = "some"',
+            "strategy.recompute",
+            '"none" or "selective" or "full" or "layer" or { kind',
+        ),
         ('[strategy]\nrecompute = { kind = "full", layers = -1 }', "strategy.recompute.layers", "-1 is not allowed"),
         ('[run]\nname = "a/b"', "run.name", "is no name for a folder"),
     ],

@@ -36,7 +36,7 @@ graphs = st.builds(
     heads=st.booleans(),
     phase=st.sampled_from(("step", "F", "B", "I", "W")),
     resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
-    recompute=st.sampled_from(("none", "selective", "full")),
+    recompute=st.sampled_from(("none", "selective", "full", "layer")),
     recomputed=st.sampled_from((None, 0, 1)),
     parallel_block=st.booleans(),
     attention=st.sampled_from((None, *(SharedAttention(*each) for each in ((2, 1), (1, 2), (2, 2), (1, 4))))),
@@ -98,6 +98,20 @@ def test_recomputation_repeats_no_reduction(recompute: str) -> None:
         )  # the normalised input of every attention and MLP
         assert sent[1].count("all_gather") == sent[0].count("all_gather") + regathered
         assert [kind for kind in sent[1] if kind != "all_gather"] == [kind for kind in sent[0] if kind != "all_gather"]
+
+
+@pytest.mark.parametrize("p2", [1, 2])
+def test_a_layer_that_keeps_one_stream_repeats_one_reduction(p2: int) -> None:
+    """Attention's; not where attention and MLP have one."""
+    for sequence_parallel, reduction in ((False, "all_reduce"), (True, "reduce_scatter")):
+        told = {"num_layers": 3, "sequence_parallel": sequence_parallel, "p2": p2}
+        for recomputed, block, repeated in ((None, False, 3 * p2), (1, False, p2), (None, True, 0)):
+            sent = [
+                [graph.collective(op) for op in graph.ops()].count(reduction)
+                for kind in ("full", "layer")
+                for graph in [SegmentGraph(**told, recompute=kind, recomputed=recomputed, parallel_block=block)]  # type: ignore[arg-type]
+            ]
+            assert sent[1] - sent[0] == repeated
 
 
 def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
@@ -236,6 +250,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sequence": {"sequence_parallel": True},
     "full": {"recompute": "full", "recomputed": 1},
+    "layer": {"recompute": "layer", "recomputed": 2},
+    "flat layer": {"recompute": "layer", "sequence_parallel": True},
     "selective": {"recompute": "selective", "sequence_parallel": True},
     "selective too": {"recompute": "selective"},
     "columns": {"p2": 2},
@@ -246,6 +262,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "u": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "selective"},
     "u too": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "full"},
     "ulysses": {"attention": SharedAttention(2, 1), "recompute": "full"},
+    "ulysses, one stream": {"attention": SharedAttention(2, 1), "recompute": "layer"},
+    "both, one stream": {"attention": SharedAttention(2, 2), "recompute": "layer"},
     "ring": {"attention": SharedAttention(1, 3), "recompute": "selective"},
     "both": {"attention": SharedAttention(2, 2), "recompute": "full", "parallel_block": True},
     "both again": {"attention": SharedAttention(2, 2), "recompute": "full", "recomputed": 1, "communicates": False},
@@ -256,7 +274,8 @@ GRAPHS = {
     "alone": "f61dd027f2aa", "forward": "5a52a887f5ac", "middle": "cff5f7fb3f29",
     "block": "427d12a025e6", "u": "daddf7e6ace9", "u too": "5a416b2b8715",
     "ulysses": "df9e4703553c", "ring": "12fef3221741", "both": "14cbfdc2fcfb",
-    "both again": "2f6ffed56a71",
+    "both again": "2f6ffed56a71", "layer": "a5ee0f05bfe0", "flat layer": "3384445fa688",
+    "ulysses, one stream": "5066ac796eb8", "both, one stream": "a24dd2125a41",
 }  # fmt: skip
 
 

@@ -39,11 +39,16 @@ MODELS = {
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {}, "selective": {"recompute": "selective"}, "full": {"recompute": "full"},
+    "layer": {"recompute": "layer"},
+    "first layer": {"tp": 2, "p1": 2, "p2": 2, "recompute": "layer", "recompute_layers": 1},
     "slices": {"tp": 2, "p1": 2, "p2": 2}, "one layer": {"tp": 2, "p1": 2, "recompute": "full", "recompute_layers": 1},
 }  # fmt: skip
 SHARED: dict[str, dict[str, Any]] = {
     "ulysses": {"cp": 2}, "ring": {"cp": 4, "ring": 4}, "both": {"cp": 4, "ring": 2}, "two": {"cp": 2, "ring": 2},
     "ulysses again": {"cp": 2, "recompute": "full"}, "ring again": {"cp": 2, "ring": 2, "recompute": "full"},
+    "ulysses, one stream": {"cp": 2, "recompute": "layer"},
+    "ring, one stream": {"cp": 2, "ring": 2, "recompute": "layer"},
+    "both, one stream": {"cp": 8, "ring": 4, "recompute": "layer", "p1": 2},
     "both again": {"cp": 8, "ring": 4, "recompute": "full", "p1": 2},
 }  # fmt: skip
 OF_AUTOGRAD = ("saved", "n_saved", "kernel", "pairs")
@@ -116,7 +121,8 @@ def test_segments_hold_the_tensors_of_the_table(name: str, way: str, overlap: Ov
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "block", "dropped gpt", "dropped llama"])
 def test_segments_with_a_part_of_a_sequence_hold_the_tensors_of_the_table(name: str) -> None:
-    for asked in ({}, {"p1": 2, "p2": 2}, {"recompute": "full"}, {"recompute": "selective", "p1": 2}):
+    for asked in ({}, {"p1": 2, "p2": 2}, {"recompute": "full"}, {"recompute": "selective", "p1": 2},
+                  {"recompute": "layer", "p1": 2}):  # fmt: skip
         assert differences(MODELS[name], "domino", tp=2, sequence_parallel=True, **asked)[:3] == []
 
 
@@ -158,6 +164,7 @@ def test_a_row_that_reads_less_than_the_runtime_is_found(number: int, monkeypatc
     try:
         ways: list[tuple[str, dict[str, Any]]] = [
             ("block", {"recompute": "full"}),
+            ("gpt", {"recompute": "layer"}),
             *(("normed", way) for way in SHARED.values()),
         ]
         ways += [("u", {}), ("dropped gpt", {"tp": 2, "sequence_parallel": True})]

@@ -45,7 +45,7 @@ from plait.core.step.segments import SharedAttention
 
 Ints = NDArray[np.int64]
 DOMINO = OVERLAPS.index("domino")
-NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))
+NONE, SELECTIVE, FULL, LAYER = (RECOMPUTES.index(name) for name in ("none", "selective", "full", "layer"))
 BOTH_PASSES = 1.8
 """Unfused attention's working set in a backward, of what it keeps: scores, and gradients as large as four
 fifths of it (Korthikanti 2022: 5 bytes a weight are 2 of scores, 1 of a mask, 2 of their product)."""
@@ -189,9 +189,9 @@ class _Rows:
         gathered = tokens * model.hidden * self.itemsize * ((shared > 1) & options.regathers)
         score_bytes = 0.0 if options.fused_attention else options.score_bytes
         scores = tokens * self.sequence * model.num_heads / points.tp * score_bytes
-        full = recompute == FULL
+        full = (recompute == FULL) | (recompute == LAYER)
         whole, attention_again = (
-            full & options.whole_layers,
+            (recompute == FULL) & options.whole_layers,
             full | ((recompute == SELECTIVE) & options.recompute_attention),
         )
         layer = found[:, KEPT_LAYER] + (more - 2 * gathered) * (~full | whole)

@@ -33,7 +33,7 @@ from plait.core.step.memory.live import (
 from plait.core.step.seconds.experts_time import cut_by
 from plait.core.step.stages import Stage
 
-FULL = RECOMPUTES.index("full")
+STREAMS = [RECOMPUTES.index(name) for name in ("full", "layer")]
 SCORE_BYTES = 2 * MASTER
 """Of a token's score for one expert that a layer keeps: logit and probability in fp32."""
 
@@ -83,7 +83,7 @@ def latent_sizes(model: ModelSpec, points: Points, *, sequence: int, itemsize: i
     letters = model.letters
     rotated = 2 * model.num_heads * model.qk_rope_head_dim / points.tp
     kept = itemsize * (here * (letters.A + letters.B + letters.R) + tokens * rotated)
-    found, again = np.zeros((len(points), STREAM)), points.recompute == FULL
+    found, again = np.zeros((len(points), STREAM)), np.isin(points.recompute, STREAMS)
     found[:, KEPT_LAYER] = kept * ~again
     for peak in (FORWARD, BACKWARD):
         found[:, peak : peak + len(TYPES)] = (kept * again)[:, None]
@@ -104,7 +104,7 @@ def routed_sizes(
     # gradient needs.
     kept = rows * ((here if whole else tokens) + here) + shapes.expert_share * shapes.experts * here * SCORE_BYTES
     working = rows * 2 * here  # on the way, sent and received
-    found, again = np.zeros((len(points), STREAM)), points.recompute == FULL
+    found, again = np.zeros((len(points), STREAM)), np.isin(points.recompute, STREAMS)
     found[:, KEPT_LAYER] = kept * ~again
     found[:, FORWARD : FORWARD + len(TYPES)] = (working + kept * again)[:, None]
     found[:, BACKWARD : BACKWARD + len(TYPES)] = (working + kept * again)[:, None]

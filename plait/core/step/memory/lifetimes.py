@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from plait.core.step.ops import FORWARD_KINDS, Branch, Kind, branches_of
+from plait.core.step.ops import AGAIN_KINDS, FORWARD_KINDS, Branch, Kind, branches_of
 from plait.core.step.segments import LAYERS, SegmentGraph, SegmentOp, Site
 from plait.core.step.tensors import BRANCH_OWN, BranchStep, tensor_steps
 
@@ -20,6 +20,10 @@ Event: TypeAlias = tuple[Kind, int, bool]
 """An op's kind and part; whether it is the beginning of its collective."""
 OTHER_END: Mapping[Site, Site] = {"down": "up", "up": "down"}
 """Of a skip connection."""
+
+
+_JOINS, _BACK = frozenset((Kind.NORM,)), frozenset((Kind.NORM_AGAIN, Kind.NORM_GRAD))
+_REST = frozenset(Kind) - FORWARD_KINDS - AGAIN_KINDS
 
 
 class Made(NamedTuple):
@@ -93,13 +97,13 @@ class StageTensors:
         return found
 
     def _readers(self, place: int) -> _Readers:
-        """While a slice alone runs the segment's forward, the next one's ops beside it, and its backward."""
+        """While a slice alone runs the segment's forward, the next one's norm, what of it runs again, the
+        next one's norm again and its gradient, and the segment's backward."""
         site, layer = self.graph.segments[place]
         own = [(OWN, number, step) for number, step in enumerate(self._steps(place))]
         after = [(BEFORE, number, step) for number, step in enumerate(self._steps(place + 1))]
-        after = [one for one in after if one[2].event[0] in (Kind.NORM, Kind.NORM_GRAD)]
-        forward = sum(step.event[0] in FORWARD_KINDS for _, _, step in own)
-        line = [*own[:forward], *after, *own[forward:]]
+        line = [one for part, kinds in ((own, FORWARD_KINDS), (after, _JOINS), (own, AGAIN_KINDS), (after, _BACK),
+                (own, _REST)) for one in part if one[2].event[0] in kinds]  # fmt: skip
         names = {name for owner, _, step in line for (of, name), *_ in step.makes if of == owner}
         if site == "down" and not self._apart(site, layer):
             names.add("g_skip")  # the up makes it
@@ -165,12 +169,14 @@ class StageTensors:
 
     def _about_segment(self, place: int) -> set[str]:
         graph, (site, layer) = self.graph, self.graph.segments[place]
-        before = graph.segments[place - 1][0] if place else ""
+        before, level = graph.segments[place - 1] if place else ("", 0)
         return _true(
             normed=site in (*LAYERS, "head"), joins=before in (*LAYERS, "embed"), looked_up=before == "embed",
             embeds=site == "embed", dropped=self.dropped, leaves=site == "leave",
             ends=site == "leave" or before == "enter", apart=self._apart(site, layer),
             scattered=graph.sequence_parallel, again=Kind.CORE_AGAIN in graph.again(site, layer), within=self.within,
+            twice=Kind.SECOND_AGAIN in graph.again(site, layer), rejoins=graph.rejoins(site, layer),
+            anew=before == "mlp" and graph.rejoins(before, level),
         )  # fmt: skip
 
     def _about_branch(self, site: Site, branch: Branch) -> set[str]:

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.core.step.ops import FORWARD_KINDS, Kind, branches_of, send_of, steps_of
+from plait.core.step.ops import AGAIN_KINDS, FORWARD_KINDS, Kind, branches_of, send_of, steps_of
 from plait.core.step.seconds.op_seconds import OpSeconds, Priced
 from plait.core.step.seconds.rates import Seconds
 from plait.core.step.segments import SegmentGraph, Site
 
 _NAMED = (Kind.SECOND, Kind.WEIGHT_GRAD)
-AGAIN = frozenset((Kind.NORM_AGAIN, Kind.FIRST_AGAIN, Kind.CORE_AGAIN))
 
 
 class Pass(NamedTuple):
@@ -78,8 +77,8 @@ def _sums(ops: OpSeconds) -> Iterable[Pass]:
         return reduce(_both, each, Pass())
 
     yield total(layers, FORWARD_KINDS)
-    yield total(layers, frozenset(Kind) - FORWARD_KINDS - AGAIN)
-    yield total(layers, AGAIN)
+    yield total(layers, frozenset(Kind) - FORWARD_KINDS - AGAIN_KINDS)
+    yield total(layers, AGAIN_KINDS)
     # A stage's last join gathers, its first one only behind an embedding: so beside one for each of its
     # layers' joins a stage with an embedding has one more.
     join = ops.sent("head", Kind.NORM_GRAD)

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS
-from plait.core.step.ops import FORWARD_KINDS, Kind
+from plait.core.step.ops import AGAIN_KINDS, FORWARD_KINDS, Kind
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import Routed
-from plait.core.step.seconds.layer_sums import AGAIN, BACKWARD_ROWS, FORWARD_ROWS, LayerSums, Pass
+from plait.core.step.seconds.layer_sums import BACKWARD_ROWS, FORWARD_ROWS, LayerSums, Pass
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
@@ -25,7 +25,7 @@ from plait.core.step.seconds.rates import Seconds
 LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
 """Widths of latent attention."""
 SYNC, DOMINO = (OVERLAPS.index(name) for name in ("sync", "domino"))
-SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
+SELECTIVE, FULL, LAYER = (RECOMPUTES.index(name) for name in ("selective", "full", "layer"))
 HIDE_FORWARD, HIDE_BACKWARD = (
     np.array([name in (way, "both") for name in SHARD_OVERLAPS]) for way in ("forward", "backward")
 )
@@ -116,7 +116,13 @@ class Layer(Priced):
         rows = model.expert_share * model.routed * (self.tokens * model.hidden + self._residual)
         cheap = 2 * self.tokens * model.hidden + self.tokens * wide / tp  # which selective recomputation repeats
         every = 2 * self._residual + self.tokens * (of_attention + wide) / tp + rows
-        return np.where(kind == FULL, 2 * self._residual, every + np.where(kind == SELECTIVE, 0, cheap))
+        streams = np.where(kind == LAYER, 1, 2) * self._residual
+        return np.where(self._keeps_streams, streams, every + np.where(kind == SELECTIVE, 0, cheap))
+
+    @property
+    def _keeps_streams(self) -> Any:
+        """Whether a layer keeps nothing else."""
+        return (self.points.recompute == FULL) | (self.points.recompute == LAYER)
 
     @cached_property
     def waits_for_offload(self) -> Seconds:
@@ -131,15 +137,16 @@ class Layer(Priced):
     @cached_property
     def again(self) -> Seconds:
         """What a layer that recomputes computes again. Plait keeps what attention and MLP begin with: all of
-        a forward but the products whose results are summed, and what is then added."""
-        more = np.where(self.points.recompute == FULL, self._beside_ops + self._sorting, 0.0)
+        a forward but the products whose results are summed, and what is then added; if only what the layer
+        begins with, attention's too."""
+        more = np.where(self._keeps_streams, self._beside_ops + self._sorting, 0.0)
         own = self.sums.again.seconds + more
         return self._repeated(self.forward, self.sums.forward.attention, own)
 
     @cached_property
     def linear_again(self) -> Seconds:
         """Of it, matrix products."""
-        more = np.where(self.points.recompute == FULL, self._beside_ops, 0.0)
+        more = np.where(self._keeps_streams, self._beside_ops, 0.0)
         return self._repeated(self.linear, 0.0, self.sums.again.products + more)
 
     @cached_property
@@ -160,7 +167,7 @@ class Layer(Priced):
 
     def launch(self, kind: Kind) -> Any:
         """Seconds in which the host launches a row of an op; 0 where graphs are captured."""
-        again_or_forward = kind in FORWARD_KINDS or kind in AGAIN
+        again_or_forward = kind in FORWARD_KINDS or kind in AGAIN_KINDS
         each = self.cluster.efficiency.host_layer.value / (FORWARD_ROWS if again_or_forward else BACKWARD_ROWS)
         return np.where(self.points.graphs > 0, 0.0, each)
 

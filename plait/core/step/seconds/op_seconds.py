@@ -135,8 +135,9 @@ class OpSeconds:
     def compute(self, site: Site, kind: Kind) -> Work:
         """Of the ops of one kind."""
         found, parts = Work(), self.parts(site, kind)
+        added = kind == Kind.NORM_AGAIN and self.graph.rejoins(site, 0)  # M is then all of N
         for branch in ("", *branches_of(site)):
-            for step in self._steps(branch, kind):
+            for step in self._steps(branch, Kind.NORM if added else kind):
                 found = found.plus(self._step(step, site, kind, parts))
         return found
 

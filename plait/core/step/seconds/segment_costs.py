@@ -9,9 +9,10 @@ from itertools import product
 from typing import Literal
 
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Strategy, slice_sizes
+from plait.core.parallel.strategy import Recompute, Strategy, slice_sizes
 from plait.core.record.records import EXCHANGED
 from plait.core.step.ops import (
+    AGAIN,
     ATTENDS,
     ATTENTION_GRAD,
     SENDS,
@@ -41,6 +42,8 @@ BRANCHES: tuple[tuple[Literal["attn", "mlp", "head"], tuple[str, ...]], ...] = (
     ("attn", ATTENDS), ("mlp", ("mlp", "block")), ("head", ("head",))
 )  # fmt: skip
 """Of whose matrices, at which sites."""
+AGAIN_PRODUCTS = {"full": (Kind.FIRST_AGAIN,), "layer": (Kind.FIRST_AGAIN, Kind.SECOND_AGAIN)}
+"""By recomputation, what of it multiplies matrices."""
 SCORES = {"forward": 1.0, "backward": ATTENTION_GRAD}
 
 
@@ -75,7 +78,9 @@ def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence:
     for site in ("embed", *LAYERS, "head"):
         for kind, times in PASSES.get(site, LAYER_PASSES).items():
             work[f"{site}.{kind}"] = work.get(f"{site}.{kind}", 0.0) + passed * times * stream
-    if strategy.recompute != "full":
+    if strategy.recompute == "layer":
+        work["mlp.M"] = work["mlp.N"]  # an addition, too
+    if strategy.recompute not in AGAIN_PRODUCTS:
         for site in LAYERS:
             key = f"{site}.{Kind.FIRST_AGAIN}"
             work[key] = work.get(key, 0.0) + passed * 4 * stream
@@ -88,15 +93,14 @@ def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence:
 
 
 def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) -> dict[str, float]:
-    """FLOPs of matrix products and of attention's core. What runs again has no products unless recomputation
-    is full; the core is counted all the same."""
-    work, full = dict[str, float](), strategy.recompute == "full"
+    """FLOPs of matrix products and of attention's core, which counts as running again whatever does."""
+    work = dict[str, float]()
     rows = strategy.padded_vocab(model) / strategy.tp
     pairs = 4 * tokens * model.keys_seen(sequence) / 2  # causal: half the square
     for branch, sites in BRANCHES:
         first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, branch)
         dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
-        for kind, step in _counted(branch, shared=strategy.cp > 1, full=full):
+        for kind, step in _counted(branch, strategy.recompute, shared=strategy.cp > 1):
             flops = dims.flops(step) if step.product else pairs * last * SCORES[step.attends]
             for site in sites:
                 key = site + kind
@@ -105,11 +109,12 @@ def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) 
 
 
 @cache
-def _counted(branch: Branch, *, shared: bool, full: bool) -> list[tuple[str, OpStep]]:
+def _counted(branch: Branch, recompute: Recompute, *, shared: bool) -> list[tuple[str, OpStep]]:
     """Steps of a branch that count in FLOPs, with the kinds of op that run them."""
     found = [(kind, step) for kind in Kind for step in steps_of(branch, kind, shared=shared)]
-    again = Kind.FIRST_AGAIN
-    return [(f".{kind}", step) for kind, step in found if step.attends or (step.product and (full or kind != again))]
+    again = AGAIN_PRODUCTS.get(recompute, ())
+    runs = [(kind, step) for kind, step in found if step.attends or kind not in AGAIN or kind in again]
+    return [(f".{kind}", step) for kind, step in runs if step.attends or step.product]
 
 
 def _sent(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, float]:

@@ -80,7 +80,7 @@ def rows(draw: st.DrawFn) -> dict[str, int]:
         "ring": draw(st.sampled_from([d for d in (1, 2, 4) if cp % d == 0])),
         "micro": draw(st.integers(1, 4)), "num_micro": draw(st.integers(1, 14)),
         "schedule": SCHEDULES.index(schedule), "virtual": draw(st.integers(1, 3)) if schedule == "interleaved" else 1,
-        "recompute": draw(st.integers(0, 2)), "recompute_layers": draw(st.sampled_from([-1, -1, 0, 1, 3, 40])),
+        "recompute": draw(st.integers(0, 3)), "recompute_layers": draw(st.sampled_from([-1, -1, 0, 1, 3, 40])),
         "sequence_parallel": draw(st.integers(0, 1)), "p1": draw(st.sampled_from([1, 1, 2])),
         "p2": draw(st.sampled_from([1, 1, 2, 4])), "overlap": SYNC,
         "params": params, "grads": grads, "optim": optim,
@@ -121,7 +121,7 @@ def test_what_domino_defers_is_counted(name: str, row: dict[str, int], recompute
     assert found.activations[0] == pytest.approx(place.activations, rel=DEFERRED)
 
 
-@given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(0, 2), st.sampled_from([1, 2, 4]))
+@given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(0, 3), st.sampled_from([1, 2, 4]))
 @settings(max_examples=100)
 def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
     name: str, row: dict[str, int], recompute: int, p1: int
@@ -140,7 +140,7 @@ STAGE = SHAPES["num_layers"] // 2
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt"])
-@pytest.mark.parametrize("recompute", [1, 2])
+@pytest.mark.parametrize("recompute", [1, 2, 3])
 @pytest.mark.parametrize("layers", [0, 1, STAGE, STAGE + 1])
 def test_some_layers_of_a_stage_are_recomputed(model: str, recompute: int, layers: int) -> None:
     """From none to all of them and more."""

@@ -51,6 +51,7 @@ def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1
     {"recompute": "full"},
     {"recompute": "selective", "recompute_layers": 20},
     {"recompute": "full", "recompute_layers": 37},
+    {"recompute": "layer", "recompute_layers": 37},
     {"p1": 2},
 ], ids=str)  # fmt: skip
 def test_layers_that_are_not_walked_count_as_if_they_were(changes: dict[str, Any], phases: tuple[Phase, ...]) -> None:

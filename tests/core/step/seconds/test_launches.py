@@ -10,10 +10,10 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
 from plait.core.step.columns.shapes import Shapes
+from plait.core.step.ops import AGAIN_KINDS as AGAIN
 from plait.core.step.ops import FORWARD_KINDS, LAYERS, Kind
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds.costs import Launches, cluster_launches
-from plait.core.step.seconds.layer_sums import AGAIN
 from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.options import Options
 from plait.core.step.segments import SegmentGraph, SegmentOp

@@ -130,7 +130,11 @@ def test_slices_and_parts_are_never_cheaper_and_are_launched_as_often(row: dict[
         before, after = whole_ops.compute(site, kind), cut.compute(site, kind)
         assert at(after.seconds, 0, 1) >= at(before.seconds, 0, 1) * (1 - 1e-12), (site, kind)
         flat = bool(row["sequence_parallel"])
-        columns = p2 if (kind == Kind.SECOND and site != "embed") or (kind == Kind.FIRST_GRAD and not flat) else 1
+        columns = (
+            p2
+            if (kind in (Kind.SECOND, Kind.SECOND_AGAIN) and site != "embed") or (kind == Kind.FIRST_GRAD and not flat)
+            else 1
+        )
         products = at(before.launches, 0, 1)
         assert at(after.launches, 0, 1) == products * p1 * columns, (site, kind)
         if site != "leave":
