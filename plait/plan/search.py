@@ -120,7 +120,7 @@ class _Search:
 
     def may_fit(self, space: Points) -> bool:
         """Whether what points need at least is there for one of them."""
-        return len(space) > 0 and bool(self.relaxing.within(self._rough(space).least).any())
+        return len(space) > 0 and bool(self.relaxing.within(self._rough(space, space.degrees()[0]).least).any())
 
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
