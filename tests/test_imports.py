@@ -5,7 +5,9 @@ programs, faces. Who may import whom stands in pyproject.toml, for import-linter
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from importlib import import_module
@@ -108,6 +110,26 @@ def test_core_needs_only_itself_and_few_libraries(file: Path) -> object:
         - sys.stdlib_module_names
         - {"plait", "numpy", "pydantic", "pydantic_core", "annotated_types", "pyarrow", "yaml"}
     )
+
+
+BROUGHT = {"yaml": "pyyaml", "flask": "dash", "werkzeug": "dash", "urllib3": "kubernetes", "google": "perfetto",
+           "pydantic_core": "pydantic", "annotated_types": "pydantic"}  # fmt: skip
+"""Distributions of packages that have another name, or come with them."""
+
+
+def _declared() -> set[str]:
+    """Distributions that pyproject.toml names, for everybody or in an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = [re.match(r"[\w.-]+", one) for each in lists for one in each]
+    return {name[0].lower().replace("-", "_") for name in names if name}
+
+
+@rule(FILES)
+def test_what_is_imported_is_declared(file: Path) -> object:
+    """An extra's package that is missing is named by its extra."""
+    ours = {name.split(".")[0] for name in _imported(file)} - sys.stdlib_module_names
+    return {name for name in ours if BROUGHT.get(name, name).lower() not in _declared()}
 
 
 def _attributes(file: Path, owner: str) -> set[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from plait.core.base.errors import naming_extras
+
 if TYPE_CHECKING:
     from plait.api.diagnosing import diagnose_run, explain_hang
     from plait.api.loops import Engine
@@ -38,7 +40,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"plait.api.{home}"), name)
+            with naming_extras(f"plait.{name}"):
+                return getattr(import_module(f"plait.api.{home}"), name)
     raise AttributeError(f"module 'plait.api' has no attribute '{name}'")
 
 

@@ -168,11 +168,14 @@ def profile_machine(
     """Measure a place with ranks of its own, which write the profile to ``out``; the exit status of ranks
     that have failed. quiet: whether ranks print nothing. Raises JobError and LaunchError."""
     from plait.api.ranks import Ranks
+    from plait.core.base.errors import need
     from plait.core.base.files import explained
     from plait.core.job.spec import Job
 
     asked = asked or ProfileRequest()
     asked.check()
+    if place.ours:
+        need("torch", "measuring")
     job = Job.read(asked.job) if asked.job else None
     world = _ranks(asked.ranks, job, place)
     arguments = ["--out", str(out.absolute()), "--seconds", str(asked.seconds)]

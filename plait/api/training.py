@@ -48,14 +48,18 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     """The run of a job file (TOML), or of a plan (``plan.json``), which is obeyed as it stands.
 
     A run that has begun in the same folder goes on with its own plan. refuse: whether a job is refused that
-    the memory here cannot hold. Raises JobError, DataError, InfeasiblePlan.
+    the memory here cannot hold. Raises JobError, DataError, InfeasiblePlan,
+    MissingExtra.
     """
     from plait.api.checks import check_files, check_room, planned_lab
     from plait.api.choose import planned
+    from plait.core.base.errors import need
     from plait.core.job.spec import Job
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
+    if place.ours:
+        need("torch", "training")
     file = Path(file)
     if file.suffix == ".json":
         return _written(file, overrides, place)

@@ -30,7 +30,7 @@ from plait.cli import (
     view,
 )
 from plait.cli.renamed import refuse_old_words
-from plait.core.base.errors import PlaitError
+from plait.core.base.errors import PlaitError, naming_extras
 
 _USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """What is wrong with a path that was named, or its disk, wherever it is noticed."""
@@ -75,7 +75,8 @@ def main() -> None:
     terminal.prepare()
     try:
         refuse_old_words(sys.argv[1:])
-        app()
+        with naming_extras("this command"):
+            app()
     except PlaitError as error:
         print(terminal.fitted(f"plait: {error}", sys.stderr), file=sys.stderr)
         sys.exit(error.exit_status)

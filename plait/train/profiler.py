@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.env import RankEnv, take_launcher
-from plait.core.base.errors import PlaitError
+from plait.core.base.errors import PlaitError, naming_extras
 from plait.core.base.files import explained
 from plait.core.base.process import die_with_parent, usable_cores
 from plait.core.job.settings import RunSection
@@ -38,7 +38,8 @@ def main() -> int:
     descriptor = take_launcher()
     with Control(Channel.inherited(descriptor) if descriptor is not None else None) as control:
         try:
-            return _run(RankEnv.read(), control, _arguments(), started)
+            with naming_extras("a rank"):
+                return _run(RankEnv.read(), control, _arguments(), started)
         except PlaitError as error:
             control.fails(error)
             return error.exit_status

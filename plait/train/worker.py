@@ -30,10 +30,12 @@ from plait.core.base.errors import (
     DO_NOT_RETRY,
     JobError,
     LaunchError,
+    MissingExtra,
     NotFinite,
     PlaitError,
     RankFailure,
     RunLost,
+    naming_extras,
 )
 from plait.core.base.process import command_of, die_with_parent, name_process
 from plait.core.job.collecting import collecting
@@ -77,10 +79,11 @@ def main() -> int:
     with Control(launcher) as control:
         try:
             take_place()
-            return _run(RankEnv.read(), control, sys.argv[1:])
+            with naming_extras("a rank"):
+                return _run(RankEnv.read(), control, sys.argv[1:])
         except PlaitError as error:
             control.fails(error)
-            again = not isinstance(error, (NotFinite, RunLost))
+            again = not isinstance(error, (MissingExtra, NotFinite, RunLost))
             return error.exit_status if again or not control.launched else DO_NOT_RETRY
 
 

@@ -9,6 +9,7 @@
     ├── DataError         a corpus, shard or tokenizer file    exit status 2
     ├── CheckpointError   a checkpoint cannot be used          exit status 2
     ├── LaunchError       ranks or the lab could not start     exit status 2
+    ├── MissingExtra      a package is not installed           exit status 2
     ├── RankFailure       a running rank died or hung          exit status 1
     ├── NotFinite         loss, gradients or weights are NaN   exit status 1
     └── RunLost           the run's folder or lock is gone     exit status 1
@@ -21,7 +22,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, cast
 
 from plait.core.base.text import printable
@@ -29,6 +33,8 @@ from plait.core.base.text import printable
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
 LONGEST_KEY = 200
 """Letters of a key that a message names: one from a file may have millions."""
+_OF_AN_EXTRA = re.compile(r"([\w.-]+)[^;]*;.*\bextra\s*==\s*['\"]([\w.-]+)['\"]")
+"""A package and the extra that brings it, in metadata such as ``dash>=4; extra == 'view'``."""
 DO_NOT_RETRY = 93
 """Exit status of a rank, or of a start, that would only end the same way again (NVIDIA's resiliency tools
 have it so)."""
@@ -109,6 +115,10 @@ class CheckpointError(PlaitError):
 
 class LaunchError(PlaitError):
     """Ranks, or the emulated cluster, could not be started."""
+
+
+class MissingExtra(PlaitError):
+    """A package that only some need is not installed: names the extra that brings it."""
 
 
 class RankFailure(PlaitError):
@@ -199,3 +209,63 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+# ---- packages that only some need: the extras of pyproject.toml, which alone says what is in them ----
+
+
+def extra_of(package: str) -> str:
+    """The extra that brings a package, which is named as it is imported; empty for what belongs to none. It
+    is read off the metadata of the installed Plait.
+
+    >>> extra_of("dash"), extra_of("numpy")
+    ('view', '')
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # slow to load
+
+    try:
+        found = list(filter(None, map(_OF_AN_EXTRA.match, requires("plait") or ())))
+    except PackageNotFoundError:  # it runs from its source, without being installed
+        return ""
+    wanted = package.lower().replace("_", "-")
+    return next((one[2] for one in found if one[1].lower().replace("_", "-") == wanted and one[2] != "all"), "")
+
+
+def how_to_install(package: str) -> str:
+    """The command that brings a package.
+
+    >>> how_to_install("dash")
+    "pip install 'plait[view]'"
+    """
+    extra = extra_of(package)
+    return f"pip install 'plait[{extra}]'" if extra else f"pip install {package}"
+
+
+def missing(package: str, who: str) -> MissingExtra:
+    """The error for a package that is not installed. who: what needs it.
+
+    >>> print(missing("dash", "the page"))
+    the page needs the package dash, which is not installed. Install it: pip install 'plait[view]'
+    """
+    return MissingExtra(
+        f"{who} needs the package {package}, which is not installed. Install it: {how_to_install(package)}"
+    )
+
+
+def need(package: str, who: str) -> None:
+    """Raise MissingExtra, before anything is begun, if a package is not installed."""
+    if find_spec(package) is None:
+        raise missing(package, who)
+
+
+@contextmanager
+def naming_extras(who: str) -> Generator[None]:
+    """Raise MissingExtra for an import inside that finds no package of an extra. One that belongs to none is
+    a bug, and stays one."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not extra_of(package) or find_spec(package) is not None:
+            raise
+        raise missing(package, who) from None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base import programs
 from plait.core.base.codec.data import decode
-from plait.core.base.errors import JobError, PlaitError
+from plait.core.base.errors import JobError, PlaitError, how_to_install
 from plait.core.base.process import command_of, how_it_ended
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def check_loggers(loggers: tuple[str, ...]) -> None:
     """Raise JobError, naming the package, for a logger that is not installed."""
     for name in loggers:
         if find_spec(LOGGERS[name]) is None:
-            fix = f"Install it with: pip install {LOGGERS[name]}, or leave it out of run.loggers"
+            fix = f"Install it with: {how_to_install(LOGGERS[name])}, or leave it out of run.loggers"
             raise JobError(f"'{name}' needs the package {LOGGERS[name]}, which is not installed", key="run.loggers",
                            fix=fix)  # fmt: skip
 

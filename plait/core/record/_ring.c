@@ -9,14 +9,16 @@ The interpreter's lock is the only lock: no method gives it away between reading
 collective's own methods are called, and there everything is looked at again. */
 
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include <Python.h> /* of it the stable part alone (Py_LIMITED_API, hatch_build.py): one build serves every Python */
 #include <stddef.h>
 #include <structmember.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #define FIRST 4096 /* the first record's place; plait.core.record.ring.HEADER */
 #define SHOWN 16   /* collectives under way that a look sees to at once */
+#define hold(one) Py_NewRef((PyObject *)(one))
 
 typedef struct {
     uint32_t opened;
@@ -61,8 +63,15 @@ typedef struct Flight {
     struct Flight *after, *next; /* in the line; in what is looked for */
 } Flight;
 
-static PyTypeObject WriterType, PaceType, LineType, FlightType;
+static PyTypeObject *WriterType, *PaceType, *LineType, *FlightType;
 static PyObject *is_completed, *wait_, *get_future;
+
+/* Of a type that is made at run time each object holds one. */
+static void free_object(void *object) {
+    PyTypeObject *type = Py_TYPE((PyObject *)object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
 
 static int64_t now(void) {
     struct timespec at;
@@ -164,8 +173,8 @@ static int64_t likely_end(Flight *flight, int64_t at) {
 
 /* Whether its end has come; -1 with an exception. */
 static int completed(Flight *flight) {
-    PyObject *work = Py_NewRef(flight->work); /* which it may be parted from meanwhile */
-    PyObject *found = PyObject_CallMethodNoArgs(work, is_completed);
+    PyObject *work = hold(flight->work); /* which it may be parted from meanwhile */
+    PyObject *found = PyObject_CallMethodObjArgs(work, is_completed, NULL);
     Py_DECREF(work);
     int over = found ? PyObject_IsTrue(found) : -1;
     Py_XDECREF(found);
@@ -176,7 +185,7 @@ static int completed(Flight *flight) {
 since; with that, it is known when it began itself. One whose state cannot be told says so when it is waited for. */
 static void end_before(Flight *flight, int64_t at) {
     while (flight->in_line && flight->line->first != flight && flight->line->first->in_flying) {
-        Flight *one = (Flight *)Py_NewRef(flight->line->first);
+        Flight *one = (Flight *)hold(flight->line->first);
         int over = completed(one);
         if (over > 0)
             leave(one, likely_end(one, at), 0);
@@ -216,7 +225,7 @@ static int look(Writer *ring) {
     Flight *found[SHOWN];
     int count = 0, result = 0;
     for (Flight *one = ring->flying; one && count < SHOWN; one = one->next)
-        found[count++] = (Flight *)Py_NewRef(one);
+        found[count++] = (Flight *)hold(one);
     for (int i = 0; i < count; i++) {
         if (!result && found[i]->in_flying)
             result = look_at(found[i]);
@@ -233,12 +242,14 @@ static PyObject *flight_fly(Flight *self, PyObject *const *args, Py_ssize_t coun
     int looked_for = PyObject_IsTrue(args[1]);
     if (looked_for < 0)
         return NULL;
-    Py_XSETREF(self->work, Py_NewRef(args[0]));
+    PyObject *before = self->work;
+    self->work = hold(args[0]);
+    Py_XDECREF(before);
     if (looked_for && self->in_line && !self->in_flying) {
         Flight **end = &self->line->ring->flying;
         while (*end)
             end = &(*end)->next;
-        *end = (Flight *)Py_NewRef(self);
+        *end = (Flight *)hold(self);
         self->in_flying = 1;
     }
     Py_RETURN_NONE;
@@ -261,8 +272,8 @@ static PyObject *flight_fail(Flight *self, PyObject *Py_UNUSED(none)) {
 static PyObject *call_work(Flight *self, PyObject *name) {
     if (!self->work)
         return PyErr_Format(PyExc_RuntimeError, "it has not been given to a wire");
-    PyObject *work = Py_NewRef(self->work); /* which it may be parted from meanwhile */
-    PyObject *found = PyObject_CallMethodNoArgs(work, name);
+    PyObject *work = hold(self->work); /* which it may be parted from meanwhile */
+    PyObject *found = PyObject_CallMethodObjArgs(work, name, NULL);
     Py_DECREF(work);
     return found;
 }
@@ -292,7 +303,7 @@ static void flight_dealloc(Flight *self) {
     Py_CLEAR(self->work);
     Py_CLEAR(self->pace);
     Py_CLEAR(self->line);
-    Py_TYPE(self)->tp_free(self);
+    free_object(self);
 }
 
 static PyMethodDef flight_methods[] = {
@@ -318,18 +329,18 @@ static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count
     long long given[5];
     if (!self->ring)
         return PyErr_Format(PyExc_RuntimeError, "this line was never made");
-    if (count != 6 || !PyObject_TypeCheck(args[0], &PaceType))
+    if (count != 6 || !PyObject_TypeCheck(args[0], PaceType))
         return PyErr_Format(PyExc_TypeError, "depart(pace, step, name, size, call, signature)");
     for (int i = 0; i < 5; i++)
         given[i] = PyLong_AsLongLong(args[i + 1]);
     if (PyErr_Occurred())
         return NULL;
-    Flight *flight = PyObject_New(Flight, &FlightType);
+    Flight *flight = PyObject_New(Flight, FlightType);
     if (!flight)
         return NULL;
     int64_t at = now(), started = self->first ? 0 : at;
-    flight->line = (Line *)Py_NewRef(self);
-    flight->pace = (Pace *)Py_NewRef(args[0]);
+    flight->line = (Line *)hold(self);
+    flight->pace = (Pace *)hold(args[0]);
     flight->work = NULL;
     flight->enqueued = flight->looked = at;
     flight->started = started;
@@ -345,7 +356,7 @@ static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count
         self->last->after = flight;
     else
         self->first = flight;
-    self->last = (Flight *)Py_NewRef(flight);
+    self->last = (Flight *)hold(flight);
     flight->in_line = 1;
     return (PyObject *)flight;
 }
@@ -353,20 +364,20 @@ static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count
 static int line_init(Line *self, PyObject *args, PyObject *named) {
     PyObject *ring;
     int group;
-    if (!PyArg_ParseTuple(args, "O!i", &WriterType, &ring, &group) || !whole((Writer *)ring))
+    if (!PyArg_ParseTuple(args, "O!i", WriterType, &ring, &group) || !whole((Writer *)ring))
         return -1;
     if (self->ring) { /* whose list its flights are in */
         PyErr_SetString(PyExc_RuntimeError, "this line was made before");
         return -1;
     }
-    self->ring = (Writer *)Py_NewRef(ring);
+    self->ring = (Writer *)hold(ring);
     self->group = group;
     return 0;
 }
 
 static void line_dealloc(Line *self) { /* nobody is in line: each there holds it */
     Py_CLEAR(self->ring);
-    Py_TYPE(self)->tp_free(self);
+    free_object(self);
 }
 
 static PyMethodDef line_methods[] = {
@@ -386,8 +397,8 @@ static int numbers(PyObject *const *args, Py_ssize_t count, PyObject *named, con
     }
     for (Py_ssize_t i = 0; i < count; i++)
         given[i] = PyLong_AsLongLong(args[i]);
-    for (Py_ssize_t i = 0; named && i < PyTuple_GET_SIZE(named); i++) {
-        PyObject *name = PyTuple_GET_ITEM(named, i);
+    for (Py_ssize_t i = 0; named && i < PyTuple_Size(named); i++) {
+        PyObject *name = PyTuple_GetItem(named, i);
         for (at = count; at < most && PyUnicode_CompareWithASCIIString(name, names[at]) != 0; at++)
             ;
         if (at == most) {
@@ -466,11 +477,11 @@ static PyObject *writer_flying(Writer *self, void *Py_UNUSED(closure)) {
 
 /* One of the things that run() does. */
 static int act(Writer *self, PyObject *entry, PyObject *of, long step) {
-    if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 3) {
+    if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 3) {
         PyErr_SetString(PyExc_TypeError, "each act is (callable, kind, name)");
         return -1;
     }
-    long kind = PyLong_AsLong(PyTuple_GET_ITEM(entry, 1)), name = PyLong_AsLong(PyTuple_GET_ITEM(entry, 2));
+    long kind = PyLong_AsLong(PyTuple_GetItem(entry, 1)), name = PyLong_AsLong(PyTuple_GetItem(entry, 2));
     if (PyErr_Occurred())
         return -1;
     int64_t number = 0;
@@ -481,7 +492,7 @@ static int act(Writer *self, PyObject *entry, PyObject *of, long step) {
             .peer = -1,
         });
     }
-    PyObject *done = PyObject_CallOneArg(PyTuple_GET_ITEM(entry, 0), of);
+    PyObject *done = PyObject_CallFunctionObjArgs(PyTuple_GetItem(entry, 0), of, NULL);
     if (!done)
         return -1;
     Py_DECREF(done);
@@ -501,8 +512,8 @@ static PyObject *writer_run(Writer *self, PyObject *const *args, Py_ssize_t coun
     long step = PyLong_AsLong(args[2]);
     if (step == -1 && PyErr_Occurred())
         return NULL;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++)
-        if (act(self, PyTuple_GET_ITEM(args[0], i), args[1], step) < 0)
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args[0]); i++)
+        if (act(self, PyTuple_GetItem(args[0], i), args[1], step) < 0)
             return NULL;
     Py_RETURN_NONE;
 }
@@ -531,7 +542,7 @@ static int writer_init(Writer *self, PyObject *args, PyObject *named) {
 
 static void writer_dealloc(Writer *self) {
     PyBuffer_Release(&self->memory);
-    Py_TYPE(self)->tp_free(self);
+    free_object(self);
 }
 
 static PyMethodDef writer_methods[] = {
@@ -547,35 +558,43 @@ static PyMethodDef writer_methods[] = {
 static PyGetSetDef writer_getset[] = {{"flying", (getter)writer_flying, NULL, NULL, NULL}, {NULL}};
 static PyMemberDef pace_members[] = {{"taken", T_LONGLONG, offsetof(Pace, taken), 0, NULL}, {NULL}};
 
-static PyTypeObject WriterType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "plait.core.record._ring.Writer", .tp_basicsize = sizeof(Writer),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .tp_new = PyType_GenericNew, .tp_init = (initproc)writer_init,
-    .tp_dealloc = (destructor)writer_dealloc, .tp_methods = writer_methods, .tp_getset = writer_getset,
+static void pace_dealloc(Pace *self) { free_object(self); }
+
+static PyType_Spec writer_spec = {
+    "plait.core.record._ring.Writer", sizeof(Writer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    (PyType_Slot[]){{Py_tp_new, PyType_GenericNew}, {Py_tp_init, writer_init}, {Py_tp_dealloc, writer_dealloc},
+                    {Py_tp_methods, writer_methods}, {Py_tp_getset, writer_getset}, {0, NULL}},
 };
-static PyTypeObject PaceType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "plait.core.record._ring.Pace", .tp_basicsize = sizeof(Pace),
-    .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew, .tp_members = pace_members,
+static PyType_Spec pace_spec = {
+    "plait.core.record._ring.Pace", sizeof(Pace), 0, Py_TPFLAGS_DEFAULT,
+    (PyType_Slot[]){{Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, pace_dealloc}, {Py_tp_members, pace_members},
+                    {0, NULL}},
 };
-static PyTypeObject LineType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "plait.core.record._ring.Line", .tp_basicsize = sizeof(Line),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, .tp_new = PyType_GenericNew, .tp_init = (initproc)line_init,
-    .tp_dealloc = (destructor)line_dealloc, .tp_methods = line_methods,
+static PyType_Spec line_spec = {
+    "plait.core.record._ring.Line", sizeof(Line), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    (PyType_Slot[]){{Py_tp_new, PyType_GenericNew}, {Py_tp_init, line_init}, {Py_tp_dealloc, line_dealloc},
+                    {Py_tp_methods, line_methods}, {0, NULL}},
 };
-static PyTypeObject FlightType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "plait.core.record._ring.Flight", .tp_basicsize = sizeof(Flight),
-    .tp_flags = Py_TPFLAGS_DEFAULT, .tp_dealloc = (destructor)flight_dealloc, .tp_methods = flight_methods,
-    .tp_members = flight_members,
+static PyType_Spec flight_spec = { /* made by a line alone */
+    "plait.core.record._ring.Flight", sizeof(Flight), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    (PyType_Slot[]){{Py_tp_dealloc, flight_dealloc}, {Py_tp_methods, flight_methods},
+                    {Py_tp_members, flight_members}, {0, NULL}},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_ring", NULL, -1, NULL};
+
+static int add_type(PyObject *made, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type ? PyModule_AddType(made, *type) : -1;
+}
 
 PyMODINIT_FUNC PyInit__ring(void) {
     PyObject *made = PyModule_Create(&module);
     is_completed = PyUnicode_InternFromString("is_completed");
     wait_ = PyUnicode_InternFromString("wait");
     get_future = PyUnicode_InternFromString("get_future");
-    if (!made || !is_completed || !wait_ || !get_future || PyModule_AddType(made, &WriterType) < 0 ||
-        PyModule_AddType(made, &PaceType) < 0 || PyModule_AddType(made, &LineType) < 0 ||
-        PyModule_AddType(made, &FlightType) < 0)
+    if (!made || !is_completed || !wait_ || !get_future || add_type(made, &writer_spec, &WriterType) < 0 ||
+        add_type(made, &pace_spec, &PaceType) < 0 || add_type(made, &line_spec, &LineType) < 0 ||
+        add_type(made, &flight_spec, &FlightType) < 0)
         return NULL;
     return made;
 }

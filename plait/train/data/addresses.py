@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from plait.core.base.errors import DataError
+from plait.core.base.errors import DataError, how_to_install, missing
 from plait.core.base.files import replacing
 from plait.train.data.prepare import Progress
 
@@ -70,12 +70,12 @@ def _opened(address: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise DataError(f"{address}: needs the package fsspec; install it (pip install 'plait[addresses]')") from None
+        raise missing("fsspec", address) from None
     try:
         return url_to_fs(address)
     except ImportError as error:
         client = CLIENTS.get(scheme, "")
-        fix = f"install it (pip install {client})" if client else "install what it needs"
+        fix = f"install it ({how_to_install(client)})" if client else "install what it needs"
         raise DataError(f"{address}: {_one_line(error)}; {fix}") from None
     except ValueError as error:
         raise DataError(f"{address}: {_one_line(error)}; correct the address") from None

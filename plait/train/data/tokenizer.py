@@ -207,12 +207,8 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
 
 def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
     """The bytes of the file and the ``tokenizers.Tokenizer`` they describe."""
-    try:
-        from tokenizers import Tokenizer as Library
-    except ImportError as error:
-        raise DataError(
-            f"{path}: reading a tokenizer file needs the package 'tokenizers'; install it (pip install tokenizers)"
-        ) from error
+    from tokenizers import Tokenizer as Library
+
     try:
         content = contents_within(path, LARGEST)
     except (OSError, ValueError) as error:

@@ -1,9 +1,23 @@
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 from plait.core.base import errors
-from plait.core.base.errors import LONGEST_KEY, JobError, NotFinite, PlaitError, RankFailure, RunLost, nearest
+from plait.core.base.errors import (
+    LONGEST_KEY,
+    JobError,
+    MissingExtra,
+    NotFinite,
+    PlaitError,
+    RankFailure,
+    RunLost,
+    extra_of,
+    naming_extras,
+    nearest,
+    need,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +62,36 @@ def test_a_long_key_of_a_file_is_cut() -> None:
     error = JobError("is unknown", file="a.json", key=longer)
     assert str(error) == f"a.json: {'k' * (LONGEST_KEY - 3)}...: is unknown."
     assert error.key == longer
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"),
+    [("torch", "train"), ("prometheus_client", "train"), ("tensorboardX", "tensorboard"), ("s3fs", "addresses"),
+     ("matplotlib", "view"), ("numpy", ""), ("plait", ""), ("nobody_has_this", "")],
+)  # fmt: skip
+def test_the_extra_of_a_package_is_read_off_the_metadata(package: str, extra: str) -> None:
+    assert extra_of(package) == extra
+
+
+def test_a_plait_that_is_not_installed_has_no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: (_ for _ in ()).throw(PackageNotFoundError))
+    assert extra_of("torch") == ""
+
+
+@pytest.mark.parametrize("name", ["dash", "dash.exceptions"])
+def test_an_import_that_an_extra_brings_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda package: None)
+    needed = r"this command needs the package dash.*pip install 'plait\[view\]'"
+    with pytest.raises(MissingExtra, match=needed), naming_extras("this command"):
+        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+    with pytest.raises(MissingExtra, match="training needs the package torch"):
+        need("torch", "training")
+
+
+@pytest.mark.parametrize("name", ["dash.no_such_part", "nobody_has_this", "plait.nothing", None])
+def test_an_import_that_no_extra_would_mend_stays_a_bug(name: str | None) -> None:
+    """Of a package that is there, of none that Plait knows, of Plait itself."""
+    with pytest.raises(ModuleNotFoundError) as caught, naming_extras("this command"):
+        raise ModuleNotFoundError("No module named it", name=name)
+    assert not isinstance(caught.value, PlaitError)
+    need("numpy", "planning")

@@ -241,7 +241,7 @@ def test_a_logger_that_is_not_installed_is_named_before_a_rank_starts(
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "wandb" else object())
     check_loggers(("tensorboard",))
-    with pytest.raises(JobError, match=r"run\.loggers: 'wandb' needs the package wandb.*pip install wandb"):
+    with pytest.raises(JobError, match=r"run\.loggers: 'wandb' needs the package wandb.*pip install .plait\[wandb\]"):
         check_loggers(("tensorboard", "wandb"))
     monkeypatch.setattr(module, "_settings", lambda folder: RunSection(loggers=("wandb",)))
     with pytest.raises(JobError, match="wandb"), collecting(tmp_path, 0, 1):

@@ -211,7 +211,7 @@ def test_a_tool_that_is_not_installed_is_said_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("plait.core.job.collecting.find_spec", lambda name: None)
     check_loggers(())
-    with pytest.raises(JobError, match=r"'wandb' needs the package wandb.*pip install wandb"):
+    with pytest.raises(JobError, match=r"'wandb' needs the package wandb.*pip install .plait\[wandb\]"):
         check_loggers(("wandb",))
     job = Job.from_dict({**JOB, "run": {"name": "gpt", "loggers": ["tensorboard"]}})
     write_run(make_plan(job, HERE, vocab=16), tmp_path)

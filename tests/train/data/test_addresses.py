@@ -104,6 +104,6 @@ def test_a_missing_client_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", no_client)
-    with pytest.raises(DataError, match=r"Install s3fs to access S3; install it \(pip install s3fs\)"):
+    with pytest.raises(DataError, match=r"to access S3; install it \(pip install 'plait\[addresses\]'\)"):
         fetched("s3://bucket/x", tmp_path)
     assert addresses.is_address("s3://bucket/x") and not addresses.is_address("/a/b")
