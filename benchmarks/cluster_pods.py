@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_run import kill_rank
+from benchmarks.cluster_run import Run, kill_rank
 
 
 class Pods:
@@ -20,7 +20,7 @@ class Pods:
 
         self.folder, self.drawn, self._fault = folder, drawn, Fault
         self.jobset = jobset
-        self.faults = {
+        self.faults: dict[str, Callable[[], float]] = {
             "power of a node": lambda: self._lose(power=True, first=False),
             "power of the first pod's node": lambda: self._lose(power=True, first=True),
             "network of a node, which comes back": lambda: self._lose(power=False, first=False),
@@ -36,6 +36,9 @@ class Pods:
             "throttling": lambda: self._answers(429, 12),
             "conflicts": lambda: self._answers(409, 3),
         }
+        self.stops: dict[str, Callable[[], None]] = {}
+        self.long: dict[str, Callable[[], float]] = {}
+        self.run: Run
         self._mend: list[Callable[[], Any]] = []
 
     def command(self, job: Path) -> tuple[list[str], dict[str, str]]:
@@ -55,6 +58,9 @@ class Pods:
     def after(self) -> None:
         while self._mend:
             self._mend.pop()()
+
+    def going(self) -> list[str]:
+        return [f"pod {pod['metadata']['name']}" for pod in self.cluster.pods()]
 
     def lost(self) -> list[str]:
         events = [(what, body["kind"]) for _, what, body in self.cluster.store.events]

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def slurm_cluster(nodes: int, gpus: int = 0) -> Iterator[SlurmCluster]:
-    """Up inside the block, with ``gpus`` in each node that nobody has; skips the test where this machine
-    cannot run one, and says why."""
+def slurm_cluster(nodes: int, gpus: int = 0, *, settings: str = "") -> Iterator[SlurmCluster]:
+    """Up inside the block, with ``gpus`` in each node that nobody has, and further lines of slurm.conf; skips
+    the test where this machine cannot run one, and says why."""
     if reason := why_not():
         pytest.skip(reason)
     folder = tempfile.mkdtemp(prefix="slurm-")  # short: the path of a socket may have 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         try:
-            cluster = up(SlurmSpec.tree(nodes, gpus))
+            cluster = up(replace(SlurmSpec.tree(nodes, gpus), settings=settings))
             try:
                 yield cluster
             finally:

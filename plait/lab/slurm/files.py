@@ -26,11 +26,13 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 @dataclass(frozen=True)
 class SlurmSpec:
     """nodes: their names. topology: a ``topology.conf`` of Slurm's tree plugin that has just these nodes.
-    gpus: that each claims to have, to be asked for; there is nothing behind them."""
+    gpus: that each claims to have, to be asked for; there is nothing behind them. settings: further lines of
+    ``slurm.conf``."""
 
     nodes: tuple[str, ...]
     topology: str
     gpus: int = 0
+    settings: str = ""
 
     @staticmethod
     def tree(nodes: int, gpus: int = 0) -> SlurmSpec:
@@ -119,7 +121,7 @@ SlurmdTimeout=4
 SlurmdParameters=config_overrides
 {where}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+{spec.settings}"""
 
 
 def _groups(names: Sequence[str], size: int) -> list[Sequence[str]]:
