@@ -66,7 +66,7 @@ def batch(cluster: Cluster, folder: Path, names: list[str], reference: Path) -> 
         "losses_that_differ": sum(same[step] != loss for step, loss in losses.items()),
         "steps_missing": len(set(range(1, max(losses) + 1)) - set(losses)),
         "attempts": len(attempts),
-        "disagreements": disagreements(run.home, attempts, run.output),
+        "disagreements": disagreements(run.home, attempts, run.output, killed=names[-1] in cluster.killing),
         "never": lost,
         "seconds": seconds,
     }
@@ -136,7 +136,7 @@ def main() -> int:
             else:
                 shutil.rmtree(folder, ignore_errors=True)
         told = summary(given.where, given.seed, names, kept(keep))
-    worst = max(told["outcomes"], key=lambda one: one["seconds"])
+    worst = max(told["outcomes"], key=lambda one: one["seconds"], default={"seconds": 0, "fault": "none"})
     print(
         f"{len(told['outcomes'])} faults, {len(told['lost'])} lost, {len(told['left'])} left; slowest "
         f"{worst['seconds']:.0f} s ({worst['fault']}); {told['steps']} steps, {told['losses_that_differ']} losses "

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,11 +53,13 @@ sys.meta_path.insert(0, Rests())
 class Cluster(Protocol):
     """Where the run is. faults: by name, which a run outlives; each returns the seconds for which it holds
     the run up by itself. long: those of them that take minutes. stops: by name; each tells the run to end in
-    another state. run: the one that is disturbed."""
+    another state. killing: those of them after which nobody can note how it ended. run: the one that is
+    disturbed."""
 
     faults: Mapping[str, Callable[[], float]]
     long: Mapping[str, Callable[[], float]]
     stops: Mapping[str, Callable[[], None]]
+    killing: Collection[str]
     run: Run
 
     def up(self) -> AbstractContextManager[None]:

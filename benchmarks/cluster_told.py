@@ -16,21 +16,22 @@ GOES_ON = re.compile(
 """Of ``History.goes_on``."""
 
 
-def disagreements(home: Path, attempts: Sequence[Attempt], said: str) -> list[str]:
-    """In words. home: the run's folder. said: what the command printed that followed it."""
+def disagreements(home: Path, attempts: Sequence[Attempt], said: str, *, killed: bool) -> list[str]:
+    """In words. home: the run's folder. said: what the command printed that followed it. killed: whether it
+    was ended at once, so that nobody could note how."""
     logs = "\n".join(file.read_text(errors="replace") for file in sorted((home / "logs").glob("slurm-*.log")))
     text = " ".join((logs or said).split())
-    return [*_by_number(attempts), *_of_failures(attempts, text), *_of_times(attempts, text)]
+    return [*_by_number(attempts, killed=killed), *_of_failures(attempts, text), *_of_times(attempts, text)]
 
 
-def _by_number(attempts: Sequence[Attempt]) -> list[str]:
+def _by_number(attempts: Sequence[Attempt], *, killed: bool) -> list[str]:
     """Each has a number of its own, ends after it began and before the next, and goes on from what was
     done."""
     found: list[str] = []
     if [one.attempt for one in attempts] != list(range(1, len(attempts) + 1)):
         found.append("attempts are not numbered one after the other")
     for one, following in zip(attempts, [*attempts[1:], None], strict=True):
-        if one.outcome == "running":
+        if one.outcome == "running" and (following or not killed):
             found.append(f"attempt {one.attempt} is still running")
         if one.ended is not None and one.ended < one.started:
             found.append(f"attempt {one.attempt} ended before it began")

@@ -193,14 +193,15 @@ class _Following:
             if not self.stopped:
                 raise NotThere(f"The run {self.run.name} was deleted by somebody else.")
             if any(lives(pod) for pod in pods):  # they have their grace
+                self.fence.look(pods)
                 return None
             return self._last(pods, well=False)
         (workload,) = found
         if (ended := ending(workload)) is not None:
             return self._last(self._settled(), well=ended)
+        self.fence.look(pods)
         if self.stopped:
             return None
-        self.fence.look(pods)
         self._tell(pods, queued=bool(workload["spec"].get("suspend")))
         self._judge(pods)
         return None

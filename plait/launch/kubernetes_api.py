@@ -121,11 +121,15 @@ class KubernetesNamespace:
         verb = getattr(self._core, f"list_{NOUNS[kind]}_for_all_namespaces")
         return self._asked(_Call("list", f"{kind}s of all namespaces", ""), verb)["items"]
 
-    def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
-        """A JSON patch if ``changes`` is a sequence. Raises NotThere, and Conflict if a test in it fails."""
+    def patch(
+        self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any], *, status: bool = False
+    ) -> Object:
+        """A JSON patch if ``changes`` is a sequence. status: of its status, which is a right of its own.
+        Raises NotThere, and Conflict if a test in it fails, or a uid in it is another object's."""
         body = changes if isinstance(changes, Mapping) else [*changes]
-        call = _Call("patch", kind, name)
-        return self._asked(call, self._method("patch", kind), name, body=body)
+        call = _Call("patch the status of" if status else "patch", kind, name)
+        method = self._method("patch", kind, "_status" if status else "")
+        return self._asked(call, method, name, body=body)
 
     def delete(
         self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False, uid: str = ""
@@ -184,11 +188,11 @@ class KubernetesNamespace:
         except (ApiException, HTTPError, OSError) as error:
             raise Dropped(str(error), getattr(error, "status", None) or 0) from None
 
-    def _method(self, verb: str, kind: str) -> Callable[..., Any]:
+    def _method(self, verb: str, kind: str, part: str = "") -> Callable[..., Any]:
         api, noun = self._apis.get(kind, self._core), NOUNS[kind]
         if kind == "JobSet" and verb == "read":
             verb = "get"
-        return getattr(api, f"{verb}_{noun}" if kind == "Node" else f"{verb}_namespaced_{noun}")
+        return getattr(api, (f"{verb}_{noun}" if kind == "Node" else f"{verb}_namespaced_{noun}") + part)
 
     def _where(self, kind: str) -> dict[str, Any]:
         """Arguments by which a method of the client finds objects of a kind."""
@@ -217,7 +221,7 @@ class KubernetesNamespace:
     def _refused(self, call: _Call, status: int, cause: str) -> LaunchError:
         if status == 404:
             return NotThere(f"Kubernetes has no {call.kind} {call.name} in namespace {self.namespace}: {cause}")
-        if status in (409, 422) and call.verb in ("create", "patch", "delete"):
+        if status in (409, 422) and call.verb.startswith(("create", "patch", "delete")):
             return Conflict(f"Kubernetes refused to {call}: {cause}")
         if status in (401, 403):
             return LaunchError(

@@ -1,18 +1,22 @@
-"""Pods of nodes that are lost: deleted by force, so that others can be made in their place.
+"""Pods of nodes that are lost: given up, so that others can be made in their place.
 
 A node that dies, or loses its network, leaves its pods terminating: nobody can say that their processes have
 ended, and a Job that replaces failed pods only (``podReplacementPolicy: Failed``) waits for ever
-(https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-replacement-policy,
-https://kueue.sigs.k8s.io/docs/tasks/manage/setup_failure_recovery/). Ranks that go on there all the same can
-write nothing any more (``core.runs.epoch``), so force does no harm to the run."""
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-replacement-policy). Deleting such a pod
+by force does not help: it has the finalizer by which its Job counts it, and that is taken away from failed
+pods alone (``canRemoveFinalizer`` in pkg/controller/job/job_controller.go). So its phase is set to Failed
+first, as Kueue's failure recovery and Kubernetes' own garbage collector do
+(https://kueue.sigs.k8s.io/docs/tasks/manage/setup_failure_recovery/, pkg/controller/podgc). Ranks that go on
+there all the same can write nothing any more (``core.runs.epoch``), so force does no harm to the run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from plait.core.base.errors import LaunchError
-from plait.launch.kubernetes_api import Away, KubernetesNamespace
+from plait.launch.kubernetes_api import Away, Conflict, KubernetesNamespace, NotThere
 from plait.launch.kubernetes_manifests import Object
 from plait.launch.kubernetes_objects import lives, uid
 
@@ -33,8 +37,8 @@ class Fence:
         """When a pod was first seen to be ending, by its uid."""
 
     def look(self, pods: Iterable[Object]) -> None:
-        """Delete by force what should have ended long ago. Raises Away; what may not be deleted is said
-        once."""
+        """Give up what should have ended long ago. Raises Away; what may not be given up is said, not too
+        often."""
         now, ending = time.monotonic(), [pod for pod in pods if _terminating(pod)]
         self._since = {uid(pod): self._since.get(uid(pod), now) for pod in ending}
         for pod in ending:
@@ -44,16 +48,22 @@ class Fence:
             node = pod["spec"].get("nodeName", "no node")
             self._since[uid(pod)] = now  # of one that cannot be deleted nobody is told without end
             try:
-                self.cluster.delete("Pod", name, grace=0, uid=uid(pod))
+                self._give_up(pod, name)
                 self.say(
-                    f"pod {name} has not ended for {waited:.0f} s, its node {node} seems to be lost: it was deleted by "
-                    "force, and another takes its place"
+                    f"pod {name} has not ended for {waited:.0f} s, its node {node} seems to be lost: it was given up "
+                    "and deleted by force, and another takes its place"
                 )
             except Away:
                 del self._since[uid(pod)]
                 raise
             except LaunchError as error:
-                self.say(f"pod {name} on {node} does not end, and cannot be deleted by force: {error}")
+                self.say(f"pod {name} on {node} does not end, and cannot be given up: {error}")
+
+    def _give_up(self, pod: Object, name: str) -> None:
+        failed = {"phase": "Failed", "reason": "NodeLost", "message": "Its node does not answer."}
+        with suppress(NotThere, Conflict):  # somebody else was quicker, or it is another of the same name
+            self.cluster.patch("Pod", name, {"metadata": {"uid": uid(pod)}, "status": failed}, status=True)
+        self.cluster.delete("Pod", name, grace=0, uid=uid(pod))
 
 
 def allowed(pod: Object) -> float:

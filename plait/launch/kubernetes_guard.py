@@ -1,5 +1,5 @@
 """Looking after a run's pods from inside of them, so that a lost node needs nobody outside: the first two
-pods, which are on different nodes, delete pods of lost nodes by force, where their service account may."""
+pods, which are on different nodes, give up pods of lost nodes, where their service account may."""
 
 from __future__ import annotations
 

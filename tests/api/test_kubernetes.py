@@ -105,7 +105,10 @@ def test_pods_may_free_lost_nodes_of_their_own_run_by_their_account(own: str, ac
     *accounts, role, binding, network = found["1-access.yaml"]
     name = role["metadata"]["name"]
     assert len(accounts) == made
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
+        {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
+    ]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account or name, "namespace": "ml"}]
     assert found["3-workload.yaml"][0]["spec"]["template"]["spec"]["serviceAccountName"] == (account or name)
     pods = found["3-workload.yaml"][0]["spec"]["template"]["metadata"]["labels"]

@@ -12,6 +12,9 @@ from plait.launch import kubernetes_fence
 from plait.launch.kubernetes_api import Away
 from plait.launch.kubernetes_fence import LONG, MARGIN, Fence
 from tests.support.kubernetes.in_memory import InMemory, a_run
+from tests.support.kubernetes.jobs import INDEX, control
+from tests.support.kubernetes.objects import Store
+from tests.support.kubernetes.server import delete_pod
 
 TIER = "unit"
 
@@ -56,7 +59,7 @@ def test_a_pod_of_a_lost_node_is_deleted_by_force_and_any_other_much_later(
     assert not scene.look()
     assert not scene.look(bound - 0.1)
     assert scene.look(0.2) == [("delete", "Pod", "plait-test-1", 0, False)]
-    assert "its node n1 seems to be lost: it was deleted by force, and another takes its place" in scene.said[0]
+    assert "its node n1 seems to be lost: it was given up and deleted by force, and another" in scene.said[0]
     assert [pod["metadata"]["name"] for pod in scene.cluster.pods()] == ["plait-test-0"]
 
 
@@ -86,7 +89,7 @@ def test_who_may_not_is_told_so_and_not_without_end(scene: Scene) -> None:
     for _ in range(100):
         scene.look(1.0)
     assert len(scene.said) == 10  # of a hundred looks
-    assert scene.said[0] == "pod plait-test-1 on n1 does not end, and cannot be deleted by force: pods is forbidden."
+    assert scene.said[0] == "pod plait-test-1 on n1 does not end, and cannot be given up: pods is forbidden."
 
 
 def test_a_server_that_is_away_is_asked_by_who_follows(scene: Scene) -> None:
@@ -101,3 +104,28 @@ def test_a_server_that_is_away_is_asked_by_who_follows(scene: Scene) -> None:
     scene.cluster.before = lambda verb, kind, name: None
     scene.look()
     assert scene.look(MARGIN + 1)
+
+
+def test_force_alone_does_not_free_a_pod_that_its_job_has_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a real cluster, whose Job takes its finalizer away from failed pods only."""
+    store, run = Store(), a_run()
+    job = store.create(run.workload())
+    control(store)
+    pods = {pod["metadata"]["labels"][INDEX]: pod for pod in store.of("Pod")}
+    for index, pod in pods.items():
+        pod["spec"]["nodeName"], pod["status"]["phase"] = f"n{index}", "Running"
+    delete_pod(store, pods["1"], 0)
+    control(store)
+    assert "deletionTimestamp" in store.get("Pod", pods["1"]["metadata"]["name"])["metadata"]
+    assert len(store.of("Pod")) == 2
+    cluster = InMemory()
+    cluster.store = store
+    fence = Fence(cluster.api, lambda said: None)
+    monkeypatch.setattr(kubernetes_fence, "MARGIN", 0.0)
+    pods["1"]["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    ]
+    fence.look(store.of("Pod"))
+    control(store, tick=0.0)
+    assert sorted(pod["status"]["phase"] for pod in store.of("Pod")) == ["Pending", "Running"]
+    assert store.get("Job", run.name) is job

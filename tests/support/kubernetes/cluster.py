@@ -39,6 +39,8 @@ class SmallCluster(Server):
         self.logs.mkdir(parents=True)
         self.lost: dict[str, float] = {}
         """Nodes that do not answer, and since when."""
+        self.hanging = set[str]()
+        """Pods, by their uids, that their kubelet cannot end: a process that waits for a device."""
         self.tick = tick
         self._where: dict[str, str] = {}
         self._names: dict[str, str] = {}
@@ -79,6 +81,12 @@ class SmallCluster(Server):
         for uid, where in list(self._where.items()):
             if where == name and uid in self._processes:
                 _signal(uid, signal.SIGCONT)
+
+    def hang(self, uid: str) -> None:
+        """The processes of a pod stand still, and do not end before it is given up."""
+        with self.store.changed:
+            self.hanging.add(uid)
+            _signal(uid, signal.SIGSTOP)
 
     def drain(self, name: str) -> None:
         """Close the node, and have its pods end with grace (kubectl drain)."""
@@ -208,10 +216,11 @@ class SmallCluster(Server):
         for pod in self.store.of("Pod"):
             uid, metadata, status = pod["metadata"]["uid"], pod["metadata"], pod["status"]
             process = self._processes.get(uid)
-            if pod["spec"].get("nodeName") in self.lost:
+            if pod["spec"].get("nodeName") in self.lost or uid in self.hanging:
                 continue
             if process is None and pod["spec"].get("nodeName") and status["phase"] == "Pending":
                 if "deletionTimestamp" in metadata:
+                    status["phase"] = "Failed"
                     self.store.remove(pod)
                 elif pod["spec"]["containers"][0]["image"] == "missing":
                     self._waits(pod, "ErrImagePull", "not found")

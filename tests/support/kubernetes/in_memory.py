@@ -71,8 +71,9 @@ class InMemory:
     def everywhere(self, kind: str) -> Sequence[Object]:
         return self._do("list", kind, "", lambda: self.store.of(kind))
 
-    def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
-        return self._do("patch", kind, name, lambda: self.store.patch(kind, name, changes))
+    def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any], *,
+              status: bool = False) -> Object:  # fmt: skip
+        return self._do("patch", kind, name, lambda: self.store.patch(kind, name, changes, status=status))
 
     def delete(self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False,
                uid: str = "") -> None:  # fmt: skip

@@ -13,6 +13,9 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 OVER = ("Succeeded", "Failed")
 
 
+TRACKING = "batch.kubernetes.io/job-tracking"
+"""By which a Job counts its pods before they are gone
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-tracking-with-finalizers)."""
 BACKOFF, LONGEST = 10.0, 360.0
 """Seconds until a failed pod is made again, twice as many after each that fails, and at most
 (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy)."""
@@ -24,6 +27,7 @@ def control(store: Store, tick: float = 1.0) -> None:
     for job in store.of("Job"):
         _control(store, job, tick)
     owners = {one["metadata"]["uid"] for kind in ("Job", "JobSet") for one in store.of(kind)}
+    _release(store)
     for kind in ("Pod", "ConfigMap", "Secret", "Service", "Job"):
         for one in store.of(kind):
             references = one["metadata"].get("ownerReferences", [])
@@ -33,6 +37,17 @@ def control(store: Store, tick: float = 1.0) -> None:
                         delete_pod(store, one, None)
                 else:
                     store.remove(one)
+
+
+def _release(store: Store) -> None:
+    """Take the finalizer of pods that were counted, and of those whose Job is over (``canRemoveFinalizer`` in
+    pkg/controller/job/job_controller.go): not of one that was deleted and has not failed."""
+    going = [job for job in store.of("Job") if "deletionTimestamp" not in job["metadata"]]
+    goes_on = {job["metadata"]["uid"] for job in going if not job.get("status", {}).get("conditions")}
+    for pod in store.of("Pod"):
+        owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
+        if pod["metadata"].get("finalizers") and (pod["status"]["phase"] in OVER or not owners & goes_on):
+            store.release(pod)
 
 
 def pods_of(store: Store, job: Object) -> list[Object]:
@@ -115,6 +130,7 @@ def _create(store: Store, job: Object, index: str) -> None:
     name, template = job["metadata"]["name"], copy.deepcopy(job["spec"]["template"])
     metadata = template["metadata"]
     metadata["labels"] = {**metadata["labels"], INDEX: index, "batch.kubernetes.io/job-name": name}
+    metadata["finalizers"] = [TRACKING]
     metadata["name"] = f"{name}-{index}-{secrets.token_hex(3)}"
     metadata["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
     spec = {**template["spec"], "hostname": f"{name}-{index}"}

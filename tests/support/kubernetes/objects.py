@@ -65,6 +65,8 @@ class Store:
         self.version = self.forgotten = 0
         self.counted: dict[str, Object] = {}
         """What the Job controller knows of each Job, by its uid."""
+        self.removed = set[str]()
+        """Objects, by their uids, that are gone as soon as they have no finalizers."""
 
     def of(self, kind: str, labels: str = "") -> list[Object]:
         with self.changed:
@@ -93,7 +95,16 @@ class Store:
             if self.objects.get(key) is body:
                 self._happened("MODIFIED", body)
 
-    def patch(self, kind: str, name: str, changes: Any) -> Object:
+    def release(self, body: Object) -> None:
+        """Take its finalizers away."""
+        with self.changed:
+            if body["metadata"].pop("finalizers", None):
+                self.update(body)
+            if body["metadata"]["uid"] in self.removed:
+                self.remove(body)
+
+    def patch(self, kind: str, name: str, changes: Any, *, status: bool = False) -> Object:
+        """status: only that is changed, and otherwise everything but that."""
         with self.changed:
             old = self.get(kind, name)
             new = copy.deepcopy(old)
@@ -102,6 +113,12 @@ class Store:
                     _apply(new, one)
             else:
                 _merge(new, changes)
+            if new["metadata"].get("uid") != old["metadata"].get("uid"):
+                raise Refusal(409, f"Precondition failed: UID in precondition: {new['metadata']['uid']}")
+            if status:
+                new = {**copy.deepcopy(old), "status": new.get("status", {})}
+            elif "status" in old:
+                new["status"] = old["status"]
             if new["metadata"].get("resourceVersion") != old["metadata"].get("resourceVersion"):
                 raise Refusal(409, f"Operation cannot be fulfilled on {kind} {name}: the object has been modified")
             if kind == "Pod":
@@ -113,7 +130,16 @@ class Store:
             return new
 
     def remove(self, body: Object) -> None:
+        """It is gone, or will be when its finalizers are
+        (https://kubernetes.io/docs/concepts/overview/working-with-objects/finalizers/)."""
         with self.changed:
+            if body["metadata"].get("finalizers"):
+                if body["metadata"]["uid"] not in self.removed:
+                    self.removed.add(body["metadata"]["uid"])
+                    body["metadata"].setdefault("deletionTimestamp", stamp())
+                    body["metadata"]["deletionGracePeriodSeconds"] = 0
+                    self.update(body)
+                return
             if self.objects.pop((body["kind"], body["metadata"]["name"]), None):
                 self._happened("DELETED", body)
 

@@ -18,7 +18,7 @@ from tests.support.kubernetes import discovery
 from tests.support.kubernetes.objects import KINDS, Object, Refusal, Store, check, stamp
 
 PATH = re.compile(
-    r"/apis?/[\w./-]+?/(?:namespaces/(?P<namespace>[\w-]+)/)?(?P<plural>\w+)(?:/(?P<name>[\w.-]+))?(?P<log>/log)?"
+    r"/apis?/[\w./-]+?/(?:namespaces/(?P<namespace>[\w-]+)/)?(?P<plural>\w+)(?:/(?P<name>[\w.-]+))?(?P<part>/log|/status)?"
 )
 
 
@@ -123,6 +123,8 @@ def delete_pod(store: Store, pod: Object, grace: int | None) -> None:
     if grace == 0:
         store.remove(pod)
         return
+    if not pod["spec"].get("nodeName"):  # as the pod garbage collector does (pkg/controller/podgc)
+        pod["status"]["phase"] = "Failed"
     gone = datetime.now(UTC) + timedelta(seconds=seconds)
     pod["metadata"].setdefault("deletionTimestamp", gone.isoformat(timespec="seconds").replace("+00:00", "Z"))
     before = pod["metadata"].get("deletionGracePeriodSeconds", seconds)
@@ -181,13 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         if match["namespace"] not in (None, "ml"):
             raise Refusal(403, f"you cannot use the namespace {match['namespace']}.")
         kind, name = KINDS[match["plural"]], match["name"]
-        if match["log"]:
+        if match["part"] == "/log":
             self._log(store.get("Pod", name), query)
         elif self.command == "POST":
             check(body)
             self._send(201, store.create(body))
         elif self.command == "PATCH":
-            self._send(200, store.patch(kind, name, body))
+            self._send(200, store.patch(kind, name, body, status=match["part"] == "/status"))
         elif self.command == "DELETE":
             policy = {**query, **(body or {})}.get("propagationPolicy")
             grace = {**query, **(body or {})}.get("gracePeriodSeconds")
