@@ -31,6 +31,7 @@ from plait.launch.kubernetes_objects import (
     waiting,
     why_failed,
 )
+from plait.launch.kubernetes_renewal import WORTH, Backoff, successor
 from plait.launch.kubernetes_watch import Objects, PodLog
 from plait.launch.watch import catching_signals, say
 
@@ -101,13 +102,25 @@ def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = 
     in the cluster then. A server that is away ends nothing: it is asked again, ever less often. Whatever else
     goes wrong here leaves the run alone too, unless it cannot go on.
     """
+    with catching_signals() as signals:
+        cluster.interrupted = signals
+        try:
+            while isinstance(ended := _follow_one(cluster, run, lock, signals), PodRun):
+                run = ended
+            return ended
+        finally:
+            cluster.interrupted = ()
+
+
+def _follow_one(
+    cluster: KubernetesNamespace, run: PodRun, lock: RunLock | None, signals: deque[int]
+) -> int | PodRun:  # fmt: skip
+    """The run's exit status, or the Job that has taken this one's place."""
     with (
-        catching_signals() as signals,
         Objects(cluster, "Pod", f"{RUN}={run.name}") as pods,
         Objects(cluster, run.kind, f"{RUN}={run.name}") as workloads,
         PodLog(cluster, sys.stdout.buffer) as log,
     ):
-        cluster.interrupted = signals
         watching = _Following(cluster, run, pods, workloads, log, lock)
         try:
             return watching.to_the_end(signals)
@@ -119,8 +132,6 @@ def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = 
             raise
         except LaunchError as error:
             raise LaunchError(f"{error} {watching.goes_on}") from None
-        finally:
-            cluster.interrupted = ()
 
 
 class _Following:
@@ -132,7 +143,8 @@ class _Following:
     ) -> None:  # fmt: skip
         self.cluster, self.run, self.pods, self.workloads = cluster, run, pods, workloads
         self.log, self.lock = log, lock
-        self.fence = Fence(cluster, say)
+        self.fence, self.backoff = Fence(cluster, say), Backoff(run)
+        self.next: PodRun | None = None
         self.stopped = 0
         self._said = ""
         self._waiting: dict[str, float] = {}
@@ -148,8 +160,8 @@ class _Following:
             "checkpoint."
         )
 
-    def to_the_end(self, signals: deque[int]) -> int:
-        """The run's exit status."""
+    def to_the_end(self, signals: deque[int]) -> int | PodRun:
+        """The run's exit status, or what has taken its place."""
         while True:
             try:
                 while signals:
@@ -179,8 +191,8 @@ class _Following:
         while time.monotonic() < end and not signals:
             time.sleep(0.05)
 
-    def look(self) -> int | None:
-        """One look; the exit status once it has one."""
+    def look(self) -> int | PodRun | None:
+        """One look; the exit status, or the next Job of the run, once it has one."""
         if self.lock:
             self.lock.check()
         pods = self.pods.now()
@@ -190,6 +202,8 @@ class _Following:
         if not self.workloads.seen:
             return None
         if not found:
+            if self.next and not self.stopped:
+                return self.next
             if not self.stopped:
                 raise NotThere(f"The run {self.run.name} was deleted by somebody else.")
             if any(lives(pod) for pod in pods):  # they have their grace
@@ -198,13 +212,43 @@ class _Following:
             return self._last(pods, well=False)
         (workload,) = found
         if (ended := ending(workload)) is not None:
+            if self.next and not ended:  # its place is taken
+                self.cluster.delete(self.run.kind, self.run.name)
+                return None
+            if self.next:
+                self.cluster.delete(self.next.kind, self.next.name)
             return self._last(self._settled(), well=ended)
         self.fence.look(pods)
         if self.stopped:
             return None
+        if self.next or self.backoff.left(pods, self.pods.gone()) > WORTH:
+            self._renew(workload)
+        if self.next:
+            return None
         self._tell(pods, queued=bool(workload["spec"].get("suspend")))
         self._judge(pods)
         return None
+
+    def _renew(self, workload: Object) -> None:
+        """Have another Job take the place of this one, which lets its pods wait. Done again after a server
+        was away."""
+        if self.next is None:
+            following = successor(self.run)
+            try:
+                submit(self.cluster, following)
+            except Away:
+                raise
+            except LaunchError as error:
+                self.backoff.give_up()
+                say(f"{self.run.name} waits for minutes before it makes failed pods again. {error}")
+                return
+            self.next = following
+            say(
+                f"{self.run.name} would wait for minutes before it makes failed pods again: {following.name} takes its "
+                f"place; to end it: {removal(self.cluster, following)}"
+            )
+        if "deletionTimestamp" not in workload["metadata"]:
+            self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=True)
 
     def _settled(self) -> list[Object]:
         """All pods, once pod 0 has had its last words: another pod may have ended the Job before."""
@@ -233,6 +277,8 @@ class _Following:
                 self.cluster.delete("Pod", pod["metadata"]["name"], grace=0)
         if self._to_do:
             self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=self._to_do == "stop")
+            if self.next:
+                self.cluster.delete(self.next.kind, self.next.name)
         self._to_do = ""
 
     def _last(self, pods: Sequence[Object], *, well: bool) -> int:

@@ -54,7 +54,7 @@ class PodRun:
     name: unique in the namespace. folder: of the run, as pods see it. plan: its plan's text, if it has one.
     hostnames: of the table's hosts, by the label that schedulers go by, where that is not their name.
     stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent. pod: what
-    the user wants of the pods beside.
+    the user wants of the pods beside. origin: the name of the first Job of this run, if it is another.
     """
 
     name: str
@@ -70,6 +70,7 @@ class PodRun:
     plan: str = ""
     stages: int = 1
     pod: PodFile = field(default_factory=PodFile)
+    origin: str = ""
 
     @property
     def nodes(self) -> int:
@@ -265,7 +266,7 @@ def _env(run: PodRun) -> list[Object]:
         return {"fieldRef": {"fieldPath": path}}
 
     ours: dict[str, Any] = granted(run.settings.gpus) | {
-        "PLAIT_RUN": run.name,
+        "PLAIT_RUN": run.origin or run.name,
         "PLAIT_FILES": FILES,
         "PLAIT_ENDED": ENDED,
         "PLAIT_NODE": of_the_pod("spec.nodeName"),
@@ -336,8 +337,8 @@ def _kueue(run: PodRun) -> dict[str, str]:
 def _files(run: PodRun) -> Object:
     said = {
         "argv": list(run.argv), "folder": str(run.folder), "world_size": run.world_size, "nodes": run.nodes,
-        "head": run.head, "port": run.settings.port, "wait": run.settings.wait, "timeout": run.timeout,
-        "restarts": run.settings.max_restarts,
+        "name": run.name, "head": run.head, "port": run.settings.port, "wait": run.settings.wait,
+        "timeout": run.timeout, "restarts": run.settings.max_restarts,
     }  # fmt: skip
     data = {"run.json": json.dumps(said, indent=1)} | ({RANK_TABLE: table_text(run.table)} if run.table else {})
     found: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(run), "data": data}

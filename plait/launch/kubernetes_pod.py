@@ -53,7 +53,7 @@ def main(suspicion: Suspects = lambda plan, folder: None) -> int:
     with catching_signals() as signals:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
-        with guarded(pod.run, task_number()):
+        with guarded(said["name"], task_number()):
             if task_number():
                 return agent.main(patience=said["wait"], again=True)
             return _Launcher(pod, said, signals, suspicion).run()

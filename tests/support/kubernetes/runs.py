@@ -21,10 +21,13 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @contextmanager
-def small_cluster(folder: Path, nodes: int = 4, *, jobset: bool = False, gpus: int = 0) -> Iterator[SmallCluster]:
+def small_cluster(
+    folder: Path, nodes: int = 4, *, jobset: bool = False, gpus: int = 0, tick: float = 0.01
+) -> Iterator[SmallCluster]:
     """Up inside the block; KUBECONFIG leads to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with SmallCluster(folder, nodes, jobset=jobset, gpus=gpus).up() as cluster, pytest.MonkeyPatch.context() as patch:
+    made = SmallCluster(folder, nodes, jobset=jobset, gpus=gpus, tick=tick)
+    with made.up() as cluster, pytest.MonkeyPatch.context() as patch:
         file = cluster.kubeconfig(folder / "config")
         patch.setenv("KUBECONFIG", str(file))
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
