@@ -15,12 +15,17 @@ STANDS_OUT = ("named", "crashed", "stopped", "silent", "slow")
 TP, DP, PP = 0, 1, 2
 """Axes: tp to the right, dp (and cp) to the back, pp upwards. On a flat picture dp goes to the right before
 tp, and pp downwards."""
+FLOWS = {TP: "partial sums, both ways", DP: "gradients and parameters, both ways",
+         PP: "activations up, gradients down"}  # fmt: skip
+"""What travels along an axis, and which way."""
 LABELLED = 64
 """Ranks of a flat picture up to which each has its number beside it."""
 MOST_ROWS, ROW = 10, 64
 """Of a flat picture: rows that have room of their own, and pixels of each."""
 POINTED = 20
 """Ranks of a picture in three dimensions that have their numbers beside them, at most."""
+FLOW = "#0f766e"
+"""Colour of arrows along axes."""
 DRAWN_AS_POINTS = 2000
 """Ranks from which on a browser is to draw with its GPU."""
 Place = tuple[int, int, int]
@@ -32,7 +37,8 @@ def is_flat(grid: pl.DataFrame) -> bool:
 
 
 def grid_figure(found: Sequence[Standing], grid: pl.DataFrame) -> dict[str, Any]:
-    """A point for each rank; a line from each to those it waits for."""
+    """A point for each rank; a line from each to those it waits for. In three dimensions, also what travels
+    along each axis, and which way."""
     at = _places(grid)
     varying = _varying(at)
     flat = len(varying) < 3
@@ -56,11 +62,35 @@ def grid_figure(found: Sequence[Standing], grid: pl.DataFrame) -> dict[str, Any]
         for state, own in states.items() if own
     ]  # fmt: skip
     data: list[dict[str, Any]] = [lines, *points] if pairs else points
+    if not flat:
+        data += _arrows(at)
     cp = int(grid["cp"].max() or 0) + 1  # type: ignore[arg-type]
     titles = {TP: "tp", DP: "dp" if cp == 1 else f"dp x cp {cp}", PP: "pp (stage)"}
     pointed = [one.rank for state in STANDS_OUT for one in states[state]][:POINTED]
     figure = _flat(axes, varying, titles, at) if flat else _deep(titles, at, pointed)
     return {"data": data, "layout": figure}
+
+
+def _arrows(at: dict[int, Place]) -> list[dict[str, Any]]:
+    """Beside the grid, along each axis: a line with what travels there, and a head at each end to which it
+    does."""
+    most = [max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
+    found = list[dict[str, Any]]()
+    for axis, what in FLOWS.items():
+        along = (0, most[axis] / 2, most[axis])
+        ends = [[end if other == axis else -0.5 for other in (TP, DP, PP)] for end in along]
+        line = {name: [end[other] for end in ends] for other, name in enumerate("xyz")}
+        found.append({
+            "type": "scatter3d", "name": what, "mode": "lines+text", **line, "text": ["", what, ""],
+            "hoverinfo": "skip", "showlegend": False, "line": {"color": FLOW, "width": 4}, "textfont": {"color": FLOW},
+        })  # fmt: skip
+        heads = {name: line[name][::2] for name in "xyz"}
+        way = {name: [-1.0, 1.0] if other == axis else [0.0, 0.0] for other, name in enumerate("uvw")}
+        found.append({
+            "type": "cone", "name": what, **heads, **way, "sizemode": "absolute", "sizeref": 0.3, "anchor": "tip",
+            "showscale": False, "colorscale": [[0, FLOW], [1, FLOW]], "hoverinfo": "skip",
+        })  # fmt: skip
+    return found
 
 
 def _places(grid: pl.DataFrame) -> dict[int, Place]:

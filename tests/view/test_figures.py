@@ -148,6 +148,19 @@ def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
     assert "&lt;img" in markup(figure)
 
 
+def test_arrows_beside_the_grid_say_what_travels_along_each_axis() -> None:
+    """Outside the ranks, from the first to the last of an axis, a head at each end that points outwards."""
+    figure = grid_figure(standings(grid := grid_of(Layout.of(pp=4, dp=3, tp=2))), grid)
+    for axis, (name, most, words) in enumerate(
+        zip("xyz", (1, 2, 3), ("partial sums", "gradients", "activations up"), strict=True)
+    ):
+        line, heads = (one for one in figure["data"] if str(one["name"]).startswith(words))
+        assert (line["type"], heads["type"]) == ("scatter3d", "cone")
+        assert line[name] == [0, most / 2, most]
+        assert (heads[name], heads["uvw"[axis]]) == ([0, most], [-1.0, 1.0])
+        assert all(set(line[other]) == {-0.5} for other in "xyz" if other != name)
+
+
 @pytest.mark.parametrize(
     ("shape", "titles"),
     [({"dp": 2}, ("dp", "")), ({"tp": 3}, ("tp", "")), ({"pp": 2, "dp": 4}, ("dp", "pp (stage)")), ({}, ("dp", "")),
