@@ -9,7 +9,7 @@ another framework is to run are predicted in closed form alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
-from plait.core.base.text import in_bytes, in_seconds
+from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.plan import Plan
@@ -27,20 +27,21 @@ from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
 from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.core.step.memory.closed_memory import step_memory
-from plait.core.step.seconds.closed_form import step_seconds
+from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.seconds.closed_form import Seconds, step_seconds
 from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.finalists import DOUBT, Finalists
-from plait.plan.fits import MOST_LAYERS, by_kind, check_size
+from plait.plan.fits import MOST_LAYERS, check_size
 from plait.plan.forked import shared
 from plait.plan.frameworks import Framework, framework_of
 from plait.plan.freeing import Freed, freed, told_together
 from plait.plan.job_options import options_of, planned_only
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report, percent
+from plait.plan.memory_report import MemoryReport, memory_report
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.needs import Needs
 from plait.plan.safest import LONGER, SURELY, roomiest
@@ -105,7 +106,7 @@ class Planner:
         of as many cores as can share its batch."""
         asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
         if self.framework:
-            asked = self.framework.asked(asked, options_of(self.job, self.cluster.device, self.framework))
+            asked = self.framework.asked(asked, self._options(self.job))
         said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
         for ranks in range(asked.ranks, 0, -1) if not said else ():
             fewer = replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
@@ -196,10 +197,7 @@ class Planner:
         rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.asked.allows("shard_overlap", kind)]
         if not rows:
             return []
-        told = step_seconds(
-            self.model, Points.of([point, *rows]), self.cluster, sequence=self.job.data.sequence_length,
-            precision=self.job.train.precision, options=options_of(self.job, self.cluster.device, None),
-        ).total  # fmt: skip
+        told = self._closed_seconds(self.job, Points.of([point, *rows])).total
         return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds < (1 - reasons.ALIKE) * told[0]]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
@@ -240,20 +238,10 @@ class Planner:
         return ""
 
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
-        fullest, usable = one.memory.fullest, one.memory.usable
-        room = f"{in_bytes(fullest.total - usable)} more than the {in_bytes(usable)} of {self.cluster.device.name}"
         if one.memory.fits:
-            kept = f"{in_bytes(one.memory.kept(fullest))} are to stay free, {one.memory.margin.why}"
-            return InfeasiblePlan(f"The strategy leaves too little memory free: it {one.memory.told}: {kept}")
-        change = self._nearest_change(one)
-        frees = " ".join([*filter(None, [told_together(self.freeing(one))]), ""])
-        nothing = "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
-        what = by_kind(asdict(fullest.place.memory))
-        return InfeasiblePlan(
-            f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
-            f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {room} that a plan may "
-            f"fill. {frees}{would_fit(change) if change else f'{nothing}sequences'}."
-        )
+            return InfeasiblePlan(one.memory.told_crowded)
+        advice = [told_together(self.freeing(one)), would_fit(self._nearest_change(one))]
+        return InfeasiblePlan(" ".join([one.memory.told_too_large(self.cluster.device.name), *filter(None, advice)]))
 
     def _nearest_change(self, one: Candidate) -> dict[str, Any] | None:
         """With which its job fits as it would be run: what fits in closed form is walked."""
@@ -267,11 +255,21 @@ class Planner:
 
         return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
 
+    def _options(self, job: Job) -> MemoryOptions:
+        return options_of(job, self.cluster.device, self.framework)
+
+    def _closed_seconds(self, job: Job, points: Points) -> Seconds:
+        """Of strategies of a job, in closed form."""
+        return step_seconds(
+            self.model, points, self.cluster, sequence=job.data.sequence_length, precision=job.train.precision,
+            options=self._options(job),
+        )  # fmt: skip
+
     def _fit(self, points: Points, job: Job) -> NDArray[np.bool_]:
         """Which points of a job fit in closed form."""
         found = step_memory(
             self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
-            options=options_of(job, self.cluster.device, self.framework), overhead=self.cluster.overhead,
+            options=self._options(job), overhead=self.cluster.overhead,
         )  # fmt: skip
         return Needs.of(found, self.margin, self.cluster).fits()
 
@@ -282,7 +280,7 @@ class Planner:
         return memory_report(plan, self.cluster, self.margin)
 
     def _closed_memory(self, job: Job, point: Mapping[str, int]) -> MemoryReport:
-        return closed_report(self.model, point, self.cluster, job, options_of(job, self.cluster.device, self.framework))
+        return closed_report(self.model, point, self.cluster, job, self._options(job))
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
         """An answer of candidates in this order."""
@@ -303,10 +301,7 @@ class Planner:
         if not self.job.untrained:
             return None
         try:
-            job, points = one.job.trained, Points.of([dict(one.point)])
-            told = options_of(job, self.cluster.device, self.framework)
-            asked = {"sequence": job.data.sequence_length, "precision": job.train.precision, "options": told}
-            return float(step_seconds(self.model, points, self.cluster, **asked).total[0])
+            return float(self._closed_seconds(one.job.trained, Points.of([dict(one.point)])).total[0])
         except JobError:
             return None
 
@@ -315,8 +310,7 @@ class Planner:
         one whose places differ."""
         if one.most_memory < CROWDED * one.memory.usable or len(set(one.job.degrees)) > 1:
             return []
-        options = options_of(one.job, self.cluster.device, self.framework)
-        return freed(self.model, one.job, one.point, one.memory, self.cluster, options)
+        return freed(self.model, one.job, one.point, one.memory, self.cluster, self._options(one.job))
 
     def predict(self, job: Job, plan: Plan | None = None, memory: MemoryReport | None = None) -> Candidate:
         """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it.
@@ -327,14 +321,8 @@ class Planner:
         else:
             plan = plan or self.draft(job)
             point = point_of(job) | _timed(plan)
-        sequence, precision = job.data.sequence_length, job.train.precision
-        points = Points.of([point])
-        closed = None
-        if len(set(job.degrees)) == 1:
-            told = options_of(job, self.cluster.device, self.framework)
-            closed = step_seconds(
-                self.model, points, self.cluster, sequence=sequence, precision=precision, options=told
-            )
+        points, sequence = Points.of([point]), job.data.sequence_length
+        closed = self._closed_seconds(job, points) if len(set(job.degrees)) == 1 else None
         if self.closed:
             if closed is None:
                 others = [self.framework.version] if self.framework else [key for key, _ in self.job.untrained]
@@ -348,7 +336,7 @@ class Planner:
             memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
         batch = job.train.global_batch_size
-        peak = self.cluster.device.peak[precision].value * self.slowed * job.world_size * seconds
+        peak = self.cluster.device.peak[job.train.precision].value * self.slowed * job.world_size * seconds
         return Candidate(
             job=job,
             point=point,
@@ -383,47 +371,19 @@ class Planner:
         return simulate_plan(plan or self.draft(job), self.cluster)
 
     def seconds(self, job: Job) -> float:
-        """Of a step of such a job, as ``predict`` says, without its memory."""
+        """Of a step, as ``predict`` says."""
         return (self.predict(job) if self.closed else self.simulated(job)).seconds
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
-        """What limits the best, what the runner-up loses, what every overlap gains."""
+        """Sentences about the first of several, the fastest first; where the safest is asked for, this."""
         best = found[0]
-        lines = [reasons.limits(best.parts, best.seconds)]
-        fastest = min(found, key=lambda one: one.seconds)
-        if self.margin.safest and len(found) > 1:
-            lines.append(self._given_up(best, fastest))
-        elif len(found) > 1:
-            second = found[1]
-            part, seconds = reasons.loses(best.parts, second.parts)
-            more = second.seconds - best.seconds
-            share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
-            longer = f"{share} ({in_seconds(more)}) longer: {in_seconds(seconds)} more for {part}"
-            longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
-            differs = seconds > reasons.ALIKE * best.seconds
-            what = reasons.instead(best.point, second.point)
-            lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
-        without = reasons.without(best.point)
-        for name, off in without.items():
-            if slower := self._without(best, off):
-                gained = slower / best.seconds - 1
-                told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
-                lines.append(f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}.")
-        return lines
-
-    def _given_up(self, best: Candidate, fastest: Candidate) -> str:
-        """What the safest strategy costs."""
-        if fastest is best:
-            return f"The safest is the fastest as well, {percent(best.memory.likely)} sure to fit: nothing is given up."
-        what = reasons.instead(best.point, fastest.point)
-        likely = [percent(one.memory.likely) for one in (best, fastest)]
-        sizes = [in_bytes(one.most_memory) for one in (best, fastest)]
-        return (
-            f"The safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it fills {sizes[0]} in "
-            f"place of {sizes[1]} and is {likely[0]} in place of {likely[1]} sure to fit. It gives up "
-            f"{best.seconds / fastest.seconds - 1:.1%} of time against the fastest ({what}), which takes "
-            f"{in_seconds(fastest.seconds)}."
-        )
+        ahead = reasons.given_up(found) if self.margin.safest else reasons.runner_up(found)
+        gains = [
+            reasons.gains(name, slower, best.seconds)
+            for name, off in reasons.without(best.point).items()
+            if (slower := self._without(best, off))
+        ]
+        return [reasons.limits(best.parts, best.seconds), *ahead, *gains]
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""

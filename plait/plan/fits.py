@@ -222,7 +222,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
 
     tried = chain(changes(job), more_ranks(job) if there.each else ())
     if change := nearest_change(job, tried, fits):
-        return f"{would_fit(change)}."
+        return would_fit(change)
     smaller = "a smaller model, shorter sequences or smaller micro-batches"
     return f"Use {smaller}{', or many more ranks' if there.each else ', or more machines'}."
 

@@ -7,7 +7,7 @@ all at once, in closed form.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -23,7 +23,7 @@ from plait.core.step.memory.closed_memory import device_overhead, usable
 from plait.core.step.memory.estimate import PlaceEstimate, estimate
 from plait.core.step.step import Step
 from plait.plan.band import P90, memory_deviation
-from plait.plan.fits import KINDS
+from plait.plan.fits import KINDS, by_kind
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,23 @@ class MemoryReport:
         if margin.kept(1.0, 1.0):
             return f"{told} ({kept} are to stay free, {margin.why}{'' if self.safe else ': more than do'})"
         return f"{told}, {percent(1 - self.likely)} to run out of memory"
+
+    @property
+    def told_crowded(self) -> str:
+        """A sentence on what fits and leaves less free than the margin asks for."""
+        kept = f"{in_bytes(self.kept(self.fullest))} are to stay free, {self.margin.why}"
+        return f"The strategy leaves too little memory free: it {self.told}: {kept}"
+
+    def told_too_large(self, device: str) -> str:
+        """A sentence on what is too much for a device of this name."""
+        fullest = self.fullest
+        more = f"{in_bytes(fullest.total - self.usable)} more than the {in_bytes(self.usable)} of {device}"
+        what = by_kind(asdict(fullest.place.memory))
+        return (
+            f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
+            f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {more} that a plan may "
+            "fill."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -84,14 +84,19 @@ def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
     return Job.from_dict(values)
 
 
-def would_fit(change: Mapping[str, Any]) -> str:
-    """What a user is told of a change.
+def would_fit(change: Mapping[str, Any] | None) -> str:
+    """What a user is told of a change; None where none is enough.
 
     >>> would_fit({"strategy.shard": "fsdp", "train.micro_batch_size": 1})
-    'It would fit with strategy.shard=fsdp train.micro_batch_size=1'
+    'It would fit with strategy.shard=fsdp train.micro_batch_size=1.'
     """
+    if not change:
+        return (
+            "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
+            "sequences."
+        )
     told = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.items())
-    return f"It would fit with {' '.join(told)}"
+    return f"It would fit with {' '.join(told)}."
 
 
 def _each(job: Job) -> int:

@@ -1,10 +1,18 @@
-"""Strategies in words: what one has otherwise than another, where a step goes, what every overlap gains."""
+"""Strategies in words: what one has otherwise than another, where a step goes, what every overlap gains, what
+the first of several is ahead by."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from plait.core.base.text import in_bytes, in_seconds
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.plan.memory_report import percent
+from plait.plan.safest import LONGER
+
+if TYPE_CHECKING:
+    from plait.plan.candidate import Candidate
 
 Point = Mapping[str, int]
 PARTS = {
@@ -40,11 +48,12 @@ ALIKE = 1e-4
 
 def readable(point: Point) -> dict[str, str]:
     """What is chosen at a point, in the words of a job file: without what follows from the rest, and without
-    what has no meaning there.
+        what has no meaning there.
 
-    >>> from plait.core.step.columns.points import Points
-    >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
-    '2'
+        >>> from plait.core.base.text import in_bytes, in_seconds
+    from plait.core.step.columns.points import Points
+        >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
+        '2'
     """
     found = dict[str, str]()
     for key, value in point.items():
@@ -108,6 +117,45 @@ def loses(best: Mapping[str, float], other: Mapping[str, float]) -> tuple[str, f
     more = {name: other.get(name, 0.0) - best.get(name, 0.0) for name in {**best, **other}}
     most = max(more, key=lambda name: more[name])
     return PARTS[most], max(0.0, more[most])
+
+
+def runner_up(found: Sequence[Candidate]) -> list[str]:
+    """What the second loses against the first, if there is a second."""
+    if len(found) < 2:
+        return []
+    best, second = found[:2]
+    part, seconds = loses(best.parts, second.parts)
+    more = second.seconds - best.seconds
+    share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
+    longer = f"{share} ({in_seconds(more)}) longer: {in_seconds(seconds)} more for {part}"
+    longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
+    differs = seconds > ALIKE * best.seconds
+    return [f"The runner-up ({instead(best.point, second.point)}) takes {longer if differs else 'as long'}."]
+
+
+def given_up(found: Sequence[Candidate]) -> list[str]:
+    """What the safest strategy, the first, costs against the fastest, if there are others."""
+    best, fastest = found[0], min(found, key=lambda one: one.seconds)
+    if len(found) < 2:
+        return []
+    if fastest is best:
+        sure = percent(best.memory.likely)
+        return [f"The safest is the fastest as well, {sure} sure to fit: nothing is given up."]
+    likely = [percent(one.memory.likely) for one in (best, fastest)]
+    sizes = [in_bytes(one.most_memory) for one in (best, fastest)]
+    return [
+        f"The safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it fills {sizes[0]} in "
+        f"place of {sizes[1]} and is {likely[0]} in place of {likely[1]} sure to fit. It gives up "
+        f"{best.seconds / fastest.seconds - 1:.1%} of time against the fastest "
+        f"({instead(best.point, fastest.point)}), which takes {in_seconds(fastest.seconds)}."
+    ]
+
+
+def gains(name: str, slower: float, seconds: float) -> str:
+    """What an overlap gains. slower: seconds of the step without it."""
+    gained = slower / seconds - 1
+    told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
+    return f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}."
 
 
 def without(point: Point) -> dict[str, dict[str, int]]:
