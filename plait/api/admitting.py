@@ -218,7 +218,7 @@ def _with_time(text: str) -> tuple[str, float]:
 def forecast_of(model: Path, trace: Path, columns: str | None) -> Forecast:
     """Mean seconds by a model of ``plait queue fit``, beside the jobs that the cluster has had. Raises
     JobError and DataError."""
-    from plait.api.queueing import read_jobs
+    from plait.api.queue_trace import read_jobs
     from plait.place.live_forecast import WaitingJob, believed
     from plait.place.model_files import load
 

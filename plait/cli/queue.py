@@ -101,7 +101,7 @@ def fit(
     Example: plait queue fit jobs.csv --columns
     submit=submit_time,duration=duration,gpus=num_gpu,group=cluster
     """
-    from plait.api.queueing import fit_durations
+    from plait.api.durations import fit_durations
 
     found = fit_durations(trace, out, columns=columns, level=level, draws=search, told=tell)
     tell("")
@@ -120,7 +120,7 @@ def predict(
 
     Example: plait queue predict jct-model jobs.csv --last 5
     """
-    from plait.api.queueing import predict_durations
+    from plait.api.durations import predict_durations
 
     _positive("--last", last)
     found = predict_durations(model, trace, columns=columns, last=last)

@@ -19,12 +19,11 @@ from typing import Any, Literal, cast
 
 from plait.core.base.codec.data import Texts, Whole, decode
 from plait.core.base.errors import JobError, nearest
-from plait.core.base.numbers import divisors, multiples
+from plait.core.model.check import ROPE_THETA, check_parts, check_sizes
 from plait.core.model.experts import Experts
 from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, normed, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
-ROPE_THETA = 10000.0
 RARE = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
 """Fields that a plan has only where they say something."""
 MOST_PARAMETERS = 10**15
@@ -116,106 +115,19 @@ class ModelSpec:
     trained. Empty to train what is described."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
-            if getattr(self, name) < 1:
-                raise JobError(
-                    f"{getattr(self, name)} is not a positive number", key=f"model.{name}", fix="Use at least 1"
-                )
-        for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels", "window", "full_first", "full_every"):
-            if getattr(self, name) < 0:
-                raise JobError(
-                    f"{getattr(self, name)} is negative", key=f"model.{name}", changes=[{f"model.{name}": None}]
-                )
+        check_sizes(self)
         set_ = object.__setattr__
-        if not self.head_size and self.hidden % self.num_heads:
-            problem = f"{self.num_heads} heads do not divide hidden = {self.hidden}"
-            changes = [{"model.num_heads": one} for one in divisors(self.hidden, self.num_heads)]
-            raise JobError(problem, key="model.num_heads", changes=changes)
         set_(self, "head_size", self.head_size or self.hidden // self.num_heads)
         set_(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
-        if self.num_heads % self.num_kv_heads:
-            raise JobError(
-                f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}",
-                key="model.num_kv_heads",
-                changes=[{"model.num_kv_heads": one} for one in divisors(self.num_heads, self.num_kv_heads)],
-            )
-        if not self.ffn_hidden and self.family == "llama":
-            raise JobError(
-                "a llama model needs its feed-forward size",
-                key="model.ffn_hidden",
-                changes=[{"model.ffn_hidden": _usual_ffn(self.hidden, self.num_heads)}],
-            )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
             set_(self, "tied_embeddings", self.has_bias)
-        if self.has_bias and self.num_kv_heads != self.num_heads:
-            raise JobError(
-                f"the {self.family} family has no grouped-query heads",
-                key="model.num_kv_heads",
-                changes=[{"model.num_kv_heads": None}, {"model.family": "llama"}],
-            )
-        if (self.family == "utransformer") != (self.levels > 0):
-            raise JobError(f"{self.levels} levels in the {self.family} family", key="model.levels",
-                           changes=[{"model.levels": 1 if self.family == "utransformer" else None}])  # fmt: skip
-        if self.num_layers % (2 * self.levels + 1):
-            parts = 2 * self.levels + 1
-            problem = f"{self.num_layers} layers over {parts} parts of a U"
-            changes = [{"model.num_layers": one} for one in multiples(parts, self.num_layers)]
-            raise JobError(problem, key="model.num_layers", changes=changes)
-        if self.family == "llama" and self.head_size % 2:
-            raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size",
-                           changes=[{"model.head_size": one} for one in multiples(2, self.head_size)])  # fmt: skip
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}",
-                               changes=[{f"model.{name}": 0.0}])  # fmt: skip
-        if not 0.0 < self.norm_eps < 1.0:
-            raise JobError(
-                f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", changes=[{"model.norm_eps": 1e-5}]
-            )
-        if not self.rope_theta > 0.0:
-            raise JobError(
-                f"{self.rope_theta} is not positive", key="model.rope_theta", changes=[{"model.rope_theta": 1e4}]
-            )
-        if self.learned_positions and (self.rope_scaling or self.rope_theta != ROPE_THETA):
-            key = "rope_scaling" if self.rope_scaling else "rope_theta"
-            raise JobError(f"the {self.family} family has no rotary positions", key=f"model.{key}",
-                           changes=[{f"model.{key}": None}])  # fmt: skip
-        for name, what in (("qk_norm", "norms of queries and keys"), ("window", "sliding window")):
-            if getattr(self, name) and self.has_bias:
-                raise JobError(f"the {self.family} family has no {what}", key=f"model.{name}",
-                               changes=[{f"model.{name}": None}, {"model.family": "llama"}])  # fmt: skip
-        if self.window and self.attention_dropout:
-            raise JobError("attention with a sliding window cannot drop weights", key="model.attention_dropout",
-                           changes=[{"model.attention_dropout": 0.0}, {"model.window": 0}])  # fmt: skip
-        self._check_latent()
+        check_parts(self)
         if self.experts:
-            self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
         if self.num_parameters > MOST_PARAMETERS:
             problem = f"the model would have {self.num_parameters:.3g} parameters"
             raise JobError(problem, key="model.hidden", fix=f"Allowed: at most {MOST_PARAMETERS:.0g}")
-
-    def _check_latent(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")}
-        missing = [name for name, size in sizes.items() if size < 1]
-        if not any(sizes.values()):
-            return
-        if missing:
-            raise JobError("latent attention needs it", key=f"model.{missing[0]}", fix="Give it, or none of the three")
-        for key, wrong in (("family", self.has_bias), ("num_kv_heads", self.num_kv_heads != self.num_heads),
-                           ("qk_norm", self.qk_norm), ("window", self.window)):  # fmt: skip
-            if wrong:
-                raise JobError(f"{getattr(self, key)!r} is not supported beside latent attention", key=f"model.{key}",
-                               changes=[{f"model.{key}": "llama" if key == "family" else None}])  # fmt: skip
-
-    def _check_experts(self, experts: Experts) -> None:
-        if self.levels:
-            raise JobError("a utransformer has none", key="model.experts", changes=[{"model.experts": None}])
-        if not any(map(experts.at, range(self.num_layers))):
-            problem = f"none of {self.num_layers} layers has experts after {experts.first_dense} without"
-            raise JobError(problem, key="model.experts.first_dense",
-                           changes=[{"model.experts.first_dense": 0}])  # fmt: skip
 
     # ---- what the family decides ----
 
@@ -432,8 +344,3 @@ def keys_seen(sequence: Any, window: Any, windowed: Any) -> Any:
     """
     beyond = (sequence - window) * (sequence > window)
     return sequence - windowed * beyond * beyond / sequence
-
-
-def _usual_ffn(hidden: int, heads: int) -> int:
-    """The feed-forward size that llama models have: 8/3 of hidden, a multiple of the heads."""
-    return max(heads, 8 * hidden // 3 // heads * heads)
