@@ -205,7 +205,7 @@ class Agents:
             if isinstance(first, Hello):
                 self._welcome(Agent(MessageLine(end, KINDS), first))
         if self._seat:
-            come = list(self.agents.values())
+            come = [self.agents[task] for task in sorted(self.agents)]
             self.table = self._seat([agent.hello.host for agent in come])
             self.agents = {self.table.node_rank(agent.hello.host): agent for agent in come}
         self._judge()

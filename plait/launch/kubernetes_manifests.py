@@ -29,6 +29,8 @@ from plait.launch.run_folder import DO_NOT_RETRY
 
 Object = dict[str, Any]
 RUN = "plait.dev/run"
+TOPOLOGY = "topology.json"
+"""The file of the cluster's topology, of those that pods mount."""
 HOSTNAME = "kubernetes.io/hostname"
 INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGED = {"app.kubernetes.io/managed-by": "plait"}
@@ -54,7 +56,9 @@ class PodRun:
     name: unique in the namespace. folder: of the run, as pods see it. plan: its plan's text, if it has one.
     hostnames: of the table's hosts, by the label that schedulers go by, where that is not their name.
     stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent. pod: what
-    the user wants of the pods beside. origin: the name of the first Job of this run, if it is another.
+    the user wants of the pods beside. topology: the cluster's, in Plait's own form as JSON, by which ranks
+    are ordered on the nodes that pods come to; none if empty. origin: the name of the first Job of this run,
+    if it is another.
     """
 
     name: str
@@ -70,6 +74,7 @@ class PodRun:
     plan: str = ""
     stages: int = 1
     pod: PodFile = field(default_factory=PodFile)
+    topology: str = ""
     origin: str = ""
 
     @property
@@ -272,6 +277,7 @@ def _env(run: PodRun) -> list[Object]:
         "PLAIT_NODE": of_the_pod("spec.nodeName"),
         "PLAIT_POD_ADDRESS": of_the_pod("status.podIP"),
         "PLAIT_HOSTS": fold(run.table.hosts) if run.table else "",
+        "PLAIT_BY_NODES": "1" if run.topology else "",
         "PLAIT_AGENT": {"secretKeyRef": {"name": run.name, "key": "agent"}},
     }
     users = [{"name": name, "value": value} for name, value in _pairs(run.settings.env)]
@@ -341,6 +347,7 @@ def _files(run: PodRun) -> Object:
         "timeout": run.timeout, "restarts": run.settings.max_restarts,
     }  # fmt: skip
     data = {"run.json": json.dumps(said, indent=1)} | ({RANK_TABLE: table_text(run.table)} if run.table else {})
+    data |= {TOPOLOGY: run.topology} if run.topology else {}
     found: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(run), "data": data}
     if run.plan:
         packed = base64.b64encode(gzip.compress(run.plan.encode(), mtime=0)).decode()

@@ -38,25 +38,31 @@ from plait.launch import agent
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.kubernetes_guard import guarded
+from plait.launch.kubernetes_manifests import TOPOLOGY
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
+from plait.launch.slurm_nodes import GrantedNodes
 from plait.launch.supervisor import backoff
 from plait.launch.watch import RunGuard, catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
+PodOrder = Callable[[Plan, GrantedNodes, Path], tuple[Sequence[str], str]]
+"""The best order of nodes for a plan by the topology in a file, and a sentence on it. Raises PlaitError where
+there is none."""
 AGENT = command_of(programs.AGENT)
 AGAIN = (1, 128 + signal.SIGTERM)
 """Exit statuses of a run that may end otherwise on other nodes."""
 
 
-def main(suspicion: Suspects = lambda plan, folder: None) -> int:
-    """Be this pod. suspicion: finds out why ranks of a plan hang."""
+def main(suspicion: Suspects = lambda plan, folder: None, order: PodOrder | None = None) -> int:
+    """Be this pod. suspicion: finds out why ranks of a plan hang. order: of nodes, where no rank table has
+    one."""
     with catching_signals() as signals:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
         with guarded(said["name"], task_number()):
             if task_number():
                 return agent.main(patience=said["wait"], again=True)
-            return _Launcher(pod, said, signals, suspicion).run()
+            return _Launcher(pod, said, signals, suspicion, order).run()
 
 
 class _Ended(NamedTuple):
@@ -71,8 +77,10 @@ class _Ended(NamedTuple):
 class _Launcher:
     """Pod 0 of a run. said: what was sent with it."""
 
-    def __init__(self, pod: PodEnv, said: dict[str, Any], signals: deque[int], suspicion: Suspects) -> None:
-        self.pod, self.said, self.signals, self.suspicion = pod, said, signals, suspicion
+    def __init__(
+        self, pod: PodEnv, said: dict[str, Any], signals: deque[int], suspicion: Suspects, order: PodOrder | None
+    ) -> None:
+        self.pod, self.said, self.signals, self.suspicion, self.order = pod, said, signals, suspicion, order
         self.folder, self.world = Path(said["folder"]), int(said["world_size"])
         self.word = take_agent().rpartition(" ")[2]
         self.table = _table(pod, said["nodes"], self.world)
@@ -190,11 +198,24 @@ class _Launcher:
 
     def _seated(self, hosts: Sequence[str]) -> RankTable:
         """The table of the hosts that have come; ranks compare where they are with it."""
-        self.table = seated(self.table, hosts)
+        self.table = self._ordered(hosts) if (self.pod.files / TOPOLOGY).is_file() else seated(self.table, hosts)
         self.table.write(self.folder / NAME)
         if self._history:
             self._history.moved(self.table.hosts)
         return self.table
+
+    def _ordered(self, hosts: Sequence[str]) -> RankTable:
+        """The hosts that have come, as the placer has them, else as their pods are numbered."""
+        table = seated(RankTable(tuple(hosts), self.table.ranks_per_node), hosts)
+        if self.order and self.plan and len(hosts) > 1:
+            granted = GrantedNodes(tuple(hosts), len(hosts), table.ranks_per_node)
+            try:
+                best, said = self.order(self.plan, granted, self.pod.files / TOPOLOGY)
+                say(said)
+                return RankTable(tuple(best), table.ranks_per_node, self.plan.key)
+            except PlaitError as error:
+                say(f"nodes are taken as their pods are numbered, for the placer has no order: {error}")
+        return table
 
     def _still(self) -> None:
         if self.signals:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.ordering import OrderedNodes, ordered
+from plait.api.ordering import OrderedNodes, kubernetes_topology, ordered, pod_order
 from plait.api.placing import Placing
-from plait.core.base.errors import PlacementError
+from plait.core.base.errors import JobError, PlacementError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
@@ -96,3 +96,31 @@ def test_a_run_in_a_job_asks_the_manager_it_is_in(monkeypatch: pytest.MonkeyPatc
     hosts, told = ordering.slurm_order(a_plan(2, 1, 0.5), GrantedNodes(("n0", "n3"), 2, 1))
     assert sorted(hosts) == ["n0", "n3"] and asked == ["slurm:"]
     assert told.startswith("nodes are ordered by the placer: ")
+
+
+def test_pods_order_their_nodes_by_the_labels_that_were_sent_along(tmp_path: Path) -> None:
+    """Two pods of a stage in each of two blocks, whatever their numbers, at alpha 0 two of a replica."""
+
+    def node(name: str, block: str) -> dict[str, object]:
+        labels = {"cloud.provider.com/topology-block": block, "kubernetes.io/hostname": name}
+        ready = [{"type": "Ready", "status": "True"}]
+        return {"metadata": {"name": name, "labels": labels}, "status": {"conditions": ready}}
+
+    block = {f"n{at}": "ab"[at % 2] for at in range(6)}
+    busy = {"metadata": {"name": "other"}, "spec": {"nodeName": "n5", "containers": [
+        {"name": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}, "status": {"phase": "Running"}}  # fmt: skip
+    file = tmp_path / "topology.json"
+    file.write_text(kubernetes_topology([node(*one) for one in block.items()], [busy]))
+    plan = a_plan(2, 2, 1.0)
+    hosts, told = pod_order(plan, GrantedNodes(("n0", "n1", "n2", "n3"), 4, 1), file)
+    assert sorted(hosts) == ["n0", "n1", "n2", "n3"]
+    assert all(len({block[hosts[rank]] for rank in group}) == 1 for group in plan.layout.groups("dp"))
+    assert "plait place would get" in told and "nodes that were free when it was sent" in told
+    with pytest.raises(PlacementError, match="The topology has no node x9"):
+        pod_order(plan, GrantedNodes(("n0", "n1", "n2", "x9"), 4, 1), file)
+
+
+def test_nodes_whose_labels_name_no_switch_have_no_order() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    with pytest.raises(JobError, match="no label of these nodes is known to name a switch"):
+        kubernetes_topology([{"metadata": {"name": "n0", "labels": {}}, "status": ready}], [])

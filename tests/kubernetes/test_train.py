@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from plait.core.job.plan import Plan
 from plait.core.runs.attempts import read_attempts
 from plait.core.topology.rank_table import RankTable
 from tests.support.kubernetes.cluster import SmallCluster
@@ -228,3 +229,17 @@ def test_another_job_takes_the_place_of_one_that_waits_for_minutes(tmp_path: Pat
         assert [one.attempt for one in attempts] == list(range(1, len(attempts) + 1))
         assert all(later.resumed > 0 for later in attempts[1:])
         wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")
+
+
+def test_ranks_are_ordered_by_the_labels_of_the_nodes_that_pods_came_to(tmp_path: Path) -> None:
+    with small_cluster(tmp_path / "cluster", 0) as cluster:
+        for number, block in enumerate("abab"):
+            cluster.add(f"n{number}", labels={"cloud.provider.com/topology-block": block})
+        process = begin(cluster, tmp_path, 20, "strategy.dp=2", "place.alpha=1")
+        assert ended(process, tmp_path) == 0, said(tmp_path)
+        assert "nodes are ordered by the placer: weighted spread at alpha 1.00 1, on 2 minipods" in said(tmp_path)
+        hosts = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
+        plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
+        block = {f"n{number}": "abab"[number] for number in range(4)}
+        assert sorted(hosts) == sorted(block)
+        assert all(len({block[hosts[rank]] for rank in group}) == 1 for group in plan.layout.groups("dp"))

@@ -14,11 +14,13 @@ import pytest
 
 from plait.core.base.errors import JobError, LaunchError, PlacementError, RankFailure
 from plait.core.cluster.hardware import HERE
+from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import kubernetes_pod
 from plait.launch.agents import Rendezvous
+from plait.launch.slurm_nodes import GrantedNodes
 from plait.plan.make import make_plan
 from tests.launch.test_slurm_restarts import JOB
 
@@ -77,7 +79,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
         "PLAIT_ENDED": str(made.ended), "PLAIT_AGENT": "10.0.0.9:29400 sesame", "JOB_COMPLETION_INDEX": "0",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    for name in ("PLAIT_HOSTS", "SLURM_PROCID", "PLAIT_ATTEMPT"):
+    for name in ("PLAIT_HOSTS", "PLAIT_BY_NODES", "SLURM_PROCID", "PLAIT_ATTEMPT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -105,6 +107,32 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
     monkeypatch.setattr(kubernetes_pod.subprocess, "Popen", lambda *_, **__: made.own)
     monkeypatch.setattr(kubernetes_pod, "watched", lambda *_, **__: made.ends())
     return made
+
+
+def test_nodes_are_ordered_at_every_start_where_a_topology_was_sent(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod.plan()
+    (pod.files / "topology.json").write_text("{}")
+    asked = list[tuple[str, ...]]()
+
+    def order(plan: Plan, granted: GrantedNodes, file: Path) -> tuple[list[str], str]:
+        assert (file, granted.each, granted.count) == (pod.files / "topology.json", 2, 2)
+        asked.append(granted.hosts)
+        if "x9" in granted.hosts:
+            raise PlacementError("The topology has no node x9.")
+        return sorted(granted.hosts, reverse=True), "nodes are ordered"
+
+    found = list[tuple[str, ...]]()
+    for hosts in (["n1", "n5"], ["n7", "n5"], ["x9", "n5"]):
+        monkeypatch.setenv("PLAIT_AGENT", "10.0.0.9:29400 sesame")
+        pod.ends = lambda hosts=hosts: found.append(pod.asked.seat(hosts).hosts) or 0
+        assert kubernetes_pod.main(order=order) == 0
+    assert asked == [("n1", "n5"), ("n7", "n5"), ("x9", "n5")]
+    assert found == [("n5", "n1"), ("n7", "n5"), ("x9", "n5")]
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("nodes are ordered") == 2
+    assert "as their pods are numbered, for the placer has no order: The topology has no node x9." in said
 
 
 def test_any_pod_but_the_first_is_an_agent_alone(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

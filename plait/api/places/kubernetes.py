@@ -46,9 +46,10 @@ class InKubernetes(Managed):
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job, cluster))
         hosts = (*run.table.hosts, *run.settings.spare_nodes) if run.table else ()
         run = replace(run, plan=plan.to_json(), hostnames=kubernetes.hostnames(cluster, hosts) if hosts else {})
+        run, order = self._with_topology(plan.job, run)
         kubernetes.submit(cluster, run)
         note = f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}"
-        return Submitted((note,), lambda: kubernetes.follow(cluster, run) if follow else 0)
+        return Submitted((note, *order), lambda: kubernetes.follow(cluster, run) if follow else 0)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""
@@ -78,7 +79,8 @@ class InKubernetes(Managed):
         except LaunchError as error:
             note = f"It is a Job, since no cluster could be asked whether it has JobSets: {error}"
         run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, kind)
-        run, namespace = replace(run, plan=plan.to_json()), self._namespace(plan.job)
+        run, order = self._with_topology(plan.job, replace(run, plan=plan.to_json()))
+        note, namespace = " ".join(filter(None, (note, *order))), self._namespace(plan.job)
         given = access(run, namespace)
         account = run.settings.service_account or run.name
         run = replace(run, settings=run.settings.model_copy(update={"service_account": account}))
@@ -86,6 +88,33 @@ class InKubernetes(Managed):
         for one in (one for objects in files.values() for one in objects):
             one["metadata"]["namespace"] = namespace
         return {name: _yaml(objects) for name, objects in files.items()}, note
+
+    def _with_topology(self, job: Job, run: PodRun) -> tuple[PodRun, tuple[str, ...]]:
+        """The run with the topology by which its nodes are ordered, where nothing else orders them: the
+        job's, or what labels of the cluster's nodes tell. And a note, where there is none."""
+        import json
+        from contextlib import suppress
+        from dataclasses import replace
+
+        from plait.api.ordering import kubernetes_topology
+        from plait.api.topologies import read_topology
+        from plait.core.base.errors import LaunchError, PlaitError
+        from plait.core.topology.form import to_dict
+
+        if run.table or run.nodes == 1 or not run.settings.exclusive:
+            return run, ()
+        try:
+            if (asked := job.place).topology:
+                tree, _ = read_topology(
+                    asked.topology, form=asked.format, states=asked.states, tolerated=asked.tolerate
+                )
+                return replace(run, topology=json.dumps(to_dict(tree))), ()
+            cluster, pods = self._cluster(job), list[Any]()
+            with suppress(LaunchError):
+                pods = cluster.everywhere("Pod")
+            return replace(run, topology=kubernetes_topology(cluster.list("Node")[0], pods)), ()
+        except PlaitError as error:
+            return run, (f"Ranks go by the numbers of pods, for no topology is known: {error}",)
 
     def _namespace(self, job: Job) -> str:
         """Where the run is to be: as was said, else the kubeconfig's."""

@@ -33,8 +33,8 @@ ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE and TORCHELA
 sets as well, say whether ranks meet at the agent's store, and how often they were started before. Of Slurm:
 SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its
 nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a
-pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES,
-PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``)."""
+pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_BY_NODES, PLAIT_NODE, PLAIT_POD_ADDRESS,
+PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``)."""
 
 from __future__ import annotations
 
@@ -274,7 +274,8 @@ def this_host(environ: Mapping[str, str] = os.environ) -> str:
         return host
     if environ.get("PLAIT_RUN"):
         unbound = f"{environ['PLAIT_RUN']}-{task_number(environ)}"
-        return environ.get("PLAIT_NODE", unbound) if environ.get("PLAIT_HOSTS") else unbound
+        by_nodes = environ.get("PLAIT_HOSTS") or environ.get("PLAIT_BY_NODES")
+        return environ.get("PLAIT_NODE", unbound) if by_nodes else unbound
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
