@@ -10,10 +10,11 @@ SEED ?= 1
 N ?= 20
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED)
 
-.PHONY: help venv train test test-rest test-all contract mutants check size format bench papers papers-lab clean
+.PHONY: help venv wheel train test test-rest test-all contract mutants check size format bench papers papers-lab clean
 
 help:
 	@echo "make venv     the environment, once"
+	@echo "make wheel    dist/plait-VERSION-*.whl, to install anywhere"
 	@echo "make train    train JOB=$(JOB); more options in ARGS"
 	@echo "make test     unit tests, gloo ranks, a few whole runs: enough to trust an installation; pytest options in ARGS"
 	@echo "make test-all everything: launchers, labs, Slurm, Kubernetes, faults and a browser too"
@@ -35,6 +36,10 @@ $(STAMP): requirements.lock pyproject.toml hatch_build.py plait/core/record/_rin
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
+
+wheel: $(STAMP)
+	@rm -f dist/plait-*.whl
+	@$(BIN)/python -m hatchling build -t wheel
 
 train: $(STAMP)
 	@$(BIN)/plait train $(JOB) $(ARGS)

@@ -93,6 +93,11 @@ class PythonGroup(dist.ProcessGroup):
             return self.begin("rotate", output, source)
         return self.begin(Splits(into, out, 0), output, source)
 
+    # What torch before 2.13 calls them.
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
 
 class StagedGroup(PythonGroup):
     """One group of a device that ranks share."""

@@ -99,6 +99,13 @@ class NullWire:
         return _Done()
 
 
+_NAMES = {
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+}
+"""What torch calls them: 2.13 and newer, and before."""
+
+
 class GroupWire:
     """A torch.distributed process group: NCCL, RCCL, or any other backend."""
 
@@ -125,7 +132,7 @@ class GroupWire:
         if kind in ("all_to_all", "rotate"):
             out, into = equal_splits(kind, source, self.rank, self.size)
             return dist.all_to_all_single(result.view(-1), source.view(-1), into, out, group=self.group, async_op=True)
-        call = dist.all_gather_single if kind == "all_gather" else dist.reduce_scatter_single
+        call = next(getattr(dist, name) for name in _NAMES[kind] if hasattr(dist, name))
         return call(result, source, group=self.group, async_op=True)
 
 
