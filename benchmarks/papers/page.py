@@ -55,6 +55,7 @@ def index() -> str:
         f"| {_values(verdict)} |"
         for paper, claim, verdict in rows
     ]
+    lines += ["", "[points.md](points.md) counts what the papers say, point by point, and what Plait has of it."]
     return "\n".join(lines) + "\n"
 
 

@@ -259,7 +259,7 @@ def _otherwise(a: Job, b: Job) -> list[tuple[str, str, str]]:
     return found
 
 
-UNSEARCHED = ("stage_layers", "slack", "compile", "cuda_graphs")
+UNSEARCHED = ("stage_layers", "slack", "compile", "cuda_graphs", "streams")
 """Keys of a strategy that are no columns of a space."""
 HEADER = ("", "first", "second", "second/first")
 JOBS: Sequence[Told] = (

@@ -14,6 +14,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from tests.dist import compiling, pipelining
 from tests.dist.test_pipeline import TOLERANCE
+from tests.streams import running
 from tests.support import drawn
 from tests.support.ranks import Ranks
 
@@ -74,6 +75,19 @@ def test_a_drawn_job_that_keeps_one_stream_a_layer_equals_the_reference(
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
     for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, number, timeout=PATIENCE):
         assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+
+
+@pytest.mark.parametrize("number", list(cases(1, OF_A_KIND)))
+def test_a_drawn_job_on_several_compute_streams_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
+    """On virtual streams: and nothing is read or let go of before it is waited for."""
+    plan, chance = sample(3000 + 3 * number, streams=2 + number % 2)
+    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
+    ranks = pool(plan.layout.world_size)
+    for one in ranks.run(running.observed, "", pipelining.job_error, plan, costs, timeout=PATIENCE):
+        error, what = one.result
+        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+        assert not one.problems, f"{one.problems[:5]} in\n{plan.job.to_toml()}"
+        assert "compute 1" in one.streams
 
 
 @pytest.mark.unit

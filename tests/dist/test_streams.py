@@ -77,6 +77,21 @@ def test_slices(pool: Pool, name: str, slices: tuple[int, int, bool, Any]) -> No
     assert_in_order(pool, 2, equality.worst_error, ALL[name], strategy)
 
 
+POOLED = [
+    (2, 2, 1, "none", False), (3, 2, 2, "full", False), (4, 3, 1, "layer", True), (2, 2, 2, "selective", False)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pooled"), some(list(product(NAMES, POOLED)), 0, 6))
+def test_slices_on_streams_of_their_own(pool: Pool, name: str, pooled: tuple[int, int, int, Any, bool]) -> None:
+    """Kernels of several slices may run at once: each waits for what it reads."""
+    p1, streams, p2, again, parallel = pooled
+    strategy = Strategy(tp=2, p1=p1, p2=p2, recompute=again, sequence_parallel=parallel, streams=streams)
+    assert_in_order(pool, 2, equality.worst_error, ALL[name], strategy)
+    found = observed(pool, 2, equality.worst_error, ALL[name], strategy)
+    assert all({f"compute {one}" for one in range(streams)} <= set(each.streams) for each in found)
+
+
 @pytest.mark.parametrize("point", some(list(POINTS), 6))
 def test_sharding(pool: Pool, point: str) -> None:
     args = (replace(GPT, num_layers=2), [(4, 1)], "1f1b", 1, False, None, (), [POINTS[point]])
@@ -148,6 +163,7 @@ PLANTED = {
         "contiguous tensors only",
     ),
     "freed": (2, pipelining.worst_error, PIPELINE, "is freed while that does not wait for it"),
+    "pooled": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2, streams=2)), "neither waits for the other"),
 }
 
 

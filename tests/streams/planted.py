@@ -13,6 +13,7 @@ from plait.train.comm import wire
 from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.flight import DeviceFlight
 from plait.train.comm.lanes import Lane
+from plait.train.engine.compute_streams import ComputeStreams
 from plait.train.engine.courier import Parcel
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.pipeline import _PipelineStep
@@ -81,6 +82,11 @@ def _freed() -> AbstractContextManager[Any]:
     return mock.patch.object(_PipelineStep, "_sent", lambda self, *, all_of_them: self.sending.clear())
 
 
+def _unordered(self: ComputeStreams, lane: int | None, _after: object) -> Any:
+    """Streams of slices wait for nobody."""
+    return lambda _: self.device.compute_on(lane)
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "collective": _collective,
     "forked": _forked,
@@ -90,5 +96,6 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "message": lambda: mock.patch.object(Lane, "_settle", lambda self, posted: posted.work.land()),
     "strided": _strided,
     "freed": _freed,
+    "pooled": lambda: mock.patch.object(ComputeStreams, "_begin", _unordered),
 }
 """By name; the first six leave a wait out."""

@@ -109,8 +109,22 @@ def test_memory_belongs_to_the_stream_that_allocated_it(device: VirtualDevice) -
         device.order.wait(device.order.event(0))
         tensor.sum()
     del tensor
+    assert not device.problems, "nobody has the memory yet"
+    torch.zeros(4)
     [problem] = device.problems
     assert "aten.sum on stream other uses memory that was allocated on stream main and is freed" in problem
+
+
+def test_freed_memory_has_no_new_owner_before_its_stream_allocates(device: VirtualDevice) -> None:
+    tensor, other = torch.zeros(4), device.order.stream("other")
+    with device.order.on(other):
+        device.order.wait(device.order.event(0))
+        tensor.sum()
+        done = device.fork()
+    del tensor
+    device.order.wait(done.over)  # type: ignore[union-attr]
+    torch.zeros(4)
+    assert not device.problems
 
 
 def test_recorded_streams_keep_memory(device: VirtualDevice) -> None:
@@ -135,6 +149,7 @@ def test_memory_that_only_autograd_holds_is_not_free(device: VirtualDevice) -> N
     assert not device.problems, "autograd still has it"
     result.backward()
     del result
+    torch.zeros(4)
     assert len(device.problems) == 1
 
 

@@ -372,8 +372,14 @@ class StrategySection(Section):
     """On a GPU, capture the computation between collectives once and replay it: small kernels then do not
     wait for the host. Takes more memory. ``auto``: if timed steps are faster so."""
 
+    streams: Count = 1
+    """Compute streams over which the batch's slices are spread, so that a GPU may run several small kernels
+    at once; at most as many as slices. Not predicted, and never run on a GPU."""
 
-PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile", "cuda_graphs"))
+
+PLANNABLE = tuple(
+    key for key in StrategySection.model_fields if key not in ("slack", "compile", "cuda_graphs", "streams")
+)
 """Keys of ``[strategy]`` that do not have to be timed."""
 
 

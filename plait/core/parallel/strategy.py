@@ -63,6 +63,9 @@ class Strategy:
     compile: what lies between matrix products is compiled (torch.compile) instead of run op by op.
 
     cuda_graphs: stretches of computation are captured once and replayed, where the device can.
+
+    streams: compute streams over which the slices' layers are spread, so that a GPU may run several kernels
+    at once; at most as many as slices.
     """
 
     tp: int = 1
@@ -77,13 +80,14 @@ class Strategy:
     shard_overlap: ShardOverlap = "both"
     compile: bool = False
     cuda_graphs: bool = False
+    streams: int = 1
 
     def __post_init__(self) -> None:
         if self.recompute_layers is not None and self.recompute_layers < 0:
             raise JobError(
                 f"{self.recompute_layers} is negative", key="strategy.recompute.layers", fix="Use at least 0"
             )
-        for name in ("tp", "p1", "p2", "cp", "ring"):
+        for name in ("tp", "p1", "p2", "cp", "ring", "streams"):
             if getattr(self, name) < 1:
                 raise JobError(
                     f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}", fix="Use at least 1"
@@ -121,6 +125,14 @@ class Strategy:
             ]
             problem = f"{self.p2} column slices do not divide hidden = {model.hidden}"
             raise JobError(problem, key="strategy.slices.columns", changes=sliced)
+        if self.streams > self.p1:
+            problem = f"{self.streams} compute streams for {self.p1} slice{'s' * (self.p1 > 1)} of the batch"
+            sliced = {"strategy.slices": {"batch": self.streams, "columns": self.p2}}
+            raise JobError(problem, key="strategy.streams",
+                           changes=[{"strategy.streams": self.p1}, *([sliced] * (self.streams <= batch))])  # fmt: skip
+        if self.streams > 1 and self.cuda_graphs:
+            raise JobError("captured stretches run on one stream", key="strategy.streams",
+                           changes=[{"strategy.streams": 1}, {"strategy.cuda_graphs": False}])  # fmt: skip
         self._check_sequence(model, sequence)
         if self.sequence_parallel and sequence // self.cp % tp:
             raise JobError(

@@ -26,6 +26,7 @@ from plait.core.step.units import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
 from plait.train.engine.chain import KINDS, begin, pack
+from plait.train.engine.compute_streams import ComputeStreams
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import InFlight, Key, MicroBatch
 from plait.train.engine.segment import Buffers, Segment, StageContext
@@ -125,6 +126,9 @@ class SegmentExecutor:
                 (action, self._step(action, then)) for action, then in zip(listed, follows, strict=True)
             ]
             self._acts[phase] = tuple((step, *self._entry(action)) for action, step in self.programmes[phase])
+            if strategy.streams > 1:
+                pool = ComputeStreams(self.device, strategy.streams)
+                self._acts[phase] = tuple(pool.spread(replace(graph, phase=phase), listed, self._acts[phase]))
 
     # ---- micro-batches ----
 

@@ -143,6 +143,10 @@ class RankDevice:
     def join(self, after: Fork) -> None:
         """What the calling thread submits from now on runs after the work that ``fork`` marked."""
 
+    def compute_on(self, stream: int | None) -> None:
+        """What the calling thread submits from now on runs on a stream of the fixed pool; None: on its own.
+        On a CPU there is one."""
+
     def enter_thread(self) -> None:
         """The first thing that a thread does which will submit work."""
 

@@ -52,6 +52,7 @@ class CudaDevice(RankDevice):
         torch.cuda.set_device(torch_device)
         self._side = torch.cuda.Stream(torch_device)
         self._capturing = torch.cuda.Stream(torch_device)
+        self._pool = list[torch.cuda.Stream]()
         self._background = threading.local()
         self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # to be used again
         self._bases: deque[tuple[torch.cuda.Event, int]] = deque(maxlen=2)
@@ -136,6 +137,14 @@ class CudaDevice(RankDevice):
     def join(self, after: Fork) -> None:
         assert after is not None
         torch.cuda.current_stream(self.torch_device).wait_event(after)
+
+    def compute_on(self, stream: int | None) -> None:
+        if stream is None:
+            torch.cuda.set_stream(torch.cuda.default_stream(self.torch_device))
+            return
+        while len(self._pool) <= stream:
+            self._pool.append(torch.cuda.Stream(self.torch_device))
+        torch.cuda.set_stream(self._pool[stream])
 
     def enter_thread(self) -> None:
         # A thread begins on the first GPU, and returns there when it leaves a stream of another, which costs

@@ -46,6 +46,7 @@ class VirtualDevice(RankDevice):
         self.order, self.host = Order(), Host()
         self.communicators = Communicators(self.order)
         self._side = self.order.stream("side")
+        self._pool = list[int]()
         self._threads = threading.local()
         self._chance = random.Random(seed)
         self.unready: list[str] = []
@@ -108,6 +109,11 @@ class VirtualDevice(RankDevice):
         with self.order.on(self._threads.stream), self._modes():
             self.order.wait(forked.over)
             yield
+
+    def compute_on(self, stream: int | None) -> None:
+        while stream is not None and len(self._pool) <= stream:
+            self._pool.append(self.order.stream(f"compute {len(self._pool)}"))
+        self.order.move(MAIN if stream is None else self._pool[stream])
 
     def join(self, after: Fork) -> None:
         forked = cast("Forked", after)

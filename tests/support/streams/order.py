@@ -64,6 +64,7 @@ class Order:
         self.accesses = 0
         self._clocks: list[Clock] = [{MAIN: 0}]
         self._stored: dict[int, _Stored] = {}
+        self._free: dict[int, list[Done]] = {}  # by stream, who used what was freed there since its last allocation
         self._thread = _Thread()
         self._lock = threading.RLock()
 
@@ -89,6 +90,10 @@ class Order:
             yield
         finally:
             self._thread.stream = before
+
+    def move(self, stream: int) -> None:
+        """The calling thread submits to ``stream`` from now on."""
+        self._thread.stream = stream
 
     def event(self, stream: int | None = None) -> Clock:
         """All that is over once the stream has come to this point."""
@@ -147,6 +152,7 @@ class Order:
     def allocated(self, tensor: Tensor) -> None:
         """Memory that the operation submitted next has allocated on the calling thread's stream."""
         with self._lock:
+            self._next_owner(self.current)
             self._find(tensor, self.current)
 
     def record_stream(self, tensor: Tensor, stream: int) -> None:
@@ -189,16 +195,22 @@ class Order:
     def _freed(self, key: int) -> None:
         with self._lock:
             stored = self._stored.pop(key)
-            known = dict(self._clocks[stored.owner])
-            _join(known, self._thread.known)
-            for found in stored.last.values():
-                for (stream, _), done in found.items():
-                    if stream not in stored.kept and stream != stored.owner and known.get(stream, 0) < done.at:
-                        self.races[
-                            f"{done.op} on stream {self.names[stream]} uses memory that was allocated on stream "
-                            f"{self.names[stored.owner]} and is freed while that does not wait for it: its next "
-                            "owner may write to it first"
-                        ] = None
+            used = [done for found in stored.last.values() for done in found.values()]
+            self._free.setdefault(stored.owner, []).extend(
+                done for done in used if done.stream not in stored.kept and done.stream != stored.owner
+            )
+
+    def _next_owner(self, stream: int) -> None:
+        """What is allocated on a stream may take a block that was freed there, and is written to at once."""
+        known = dict(self._clocks[stream])
+        _join(known, self._thread.known)
+        for done in self._free.pop(stream, ()):
+            if known.get(done.stream, 0) < done.at:
+                self.races[
+                    f"{done.op} on stream {self.names[done.stream]} uses memory that was allocated on stream "
+                    f"{self.names[stream]} and is freed while that does not wait for it: its next owner may write "
+                    "to it first"
+                ] = None
 
 
 def _join(clock: Clock, other: Clock) -> None:
