@@ -236,4 +236,5 @@ class Pods:
     def _answers(self, status: int, times: int) -> float:
         for method in ("GET", "PATCH", "DELETE"):
             self.cluster.faults.append(self._fault(method, "/", status, times=times))
+        self._mend.append(self.cluster.faults.clear)
         return self._lose(power=True, first=False) + 30.0

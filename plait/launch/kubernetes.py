@@ -39,6 +39,8 @@ LOOK = 0.5
 """Seconds between two looks at a run."""
 LONGEST = 60.0
 """Seconds at most between two tries to reach a server that is away."""
+STOPPING = 5.0
+"""The same where the run is to be told to end."""
 SETTLING = 20.0
 """Seconds that pod 0 may take to end once its Job has."""
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
@@ -186,7 +188,8 @@ class _Following:
         """Until the server is asked again; not for long where somebody has pressed Ctrl-C."""
         if not self._away:
             say(f"{away} The run goes on without us; asking again (Ctrl-C twice to leave it)")
-        end = time.monotonic() + min(LONGEST, LOOK * 2.0**self._away)
+        longest = STOPPING if self._to_do else LONGEST
+        end = time.monotonic() + min(longest, LOOK * 2.0 ** min(self._away, 10))
         self._away += 1
         while time.monotonic() < end and not signals:
             time.sleep(0.05)
