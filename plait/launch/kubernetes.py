@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Literal
 
 from plait.core.base.errors import LaunchError, PlaitError
@@ -97,21 +97,40 @@ class Hopeless(LaunchError):
     """The run cannot go on, and is to be ended."""
 
 
-def follow(cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = None) -> int:
+@contextmanager
+def heeding(cluster: KubernetesNamespace) -> Iterator[deque[int]]:
+    """The user's signals, in a queue; a server that is away is not waited for where one has come."""
+    with catching_signals() as signals:
+        cluster.interrupted = signals
+        try:
+            yield signals
+        finally:
+            cluster.interrupted = ()
+
+
+def unsent(cluster: KubernetesNamespace, run: PodRun, signals: deque[int]) -> int:
+    """The exit status of a run that was sent and that nobody follows; one that was told to end meanwhile is
+    removed."""
+    if not signals:
+        return 0
+    cluster.interrupted = ()
+    cluster.delete(run.kind, run.name, wait_for_pods=True)
+    return 128 + signals[0]
+
+
+def follow(
+    cluster: KubernetesNamespace, run: PodRun, *, lock: RunLock | None = None, signals: deque[int] | None = None
+) -> int:  # fmt: skip
     """Show what rank 0 prints, free nodes that are lost of their pods, and return the run's exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets ranks save and end, the second ends them at once; nothing stays
     in the cluster then. A server that is away ends nothing: it is asked again, ever less often. Whatever else
-    goes wrong here leaves the run alone too, unless it cannot go on.
+    goes wrong here leaves the run alone too, unless it cannot go on. signals: those that the caller catches.
     """
-    with catching_signals() as signals:
-        cluster.interrupted = signals
-        try:
-            while isinstance(ended := _follow_one(cluster, run, lock, signals), PodRun):
-                run = ended
-            return ended
-        finally:
-            cluster.interrupted = ()
+    with heeding(cluster) if signals is None else nullcontext(signals) as caught:
+        while isinstance(ended := _follow_one(cluster, run, lock, caught), PodRun):
+            run = ended
+        return ended
 
 
 def _follow_one(

@@ -78,6 +78,12 @@ def _checked(found: Any) -> PodFile:
     if f"{QUEUE}queue-name" in labels:
         fix = "Write kubernetes.kueue_queue, and leave it out here"
         raise JobError("says which queue", key=f"metadata.labels.{QUEUE}queue-name", fix=fix)
+    if topology := next((key for key in annotations if key.startswith(f"{QUEUE}podset-")), ""):
+        fix = "Write kubernetes.kueue_topology, and leave it out here"
+        raise JobError("says where Kueue places pods", key=f"metadata.annotations.{topology}", fix=fix)
+    if "nodeName" in pod.get("spec", {}):
+        fix = "Leave it out; kubernetes.node_labels or a rank table say which nodes"
+        raise JobError("binds every pod to one node, past queues and schedulers", key="spec.nodeName", fix=fix)
     queued = {key: value for key, value in labels.items() if key.startswith(QUEUE)}
     return PodFile(pod.get("spec", {}), {key: labels[key] for key in labels if key not in queued}, annotations, queued)
 

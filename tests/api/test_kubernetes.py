@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_api import KubernetesNamespace
 from plait.plan.make import make_plan
+from tests.support.kubernetes.in_memory import InMemory
 
 TIER = "unit"
 
@@ -289,3 +291,27 @@ def test_the_command_writes_what_would_be_sent_for_its_user_alone_and_sends_noth
     refused = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml"), "--write", str(folder)])
     assert isinstance(refused.exception, JobError)
     assert "--write: is for --on kubernetes" in str(refused.exception)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_stop_that_comes_while_objects_are_sent_ends_the_run(monkeypatch: pytest.MonkeyPatch, follow: bool) -> None:
+    from plait.launch import kubernetes
+
+    cluster, sent, before = InMemory(), kubernetes.submit, signal.getsignal(signal.SIGTERM)
+
+    def stopped(*asked: Any) -> None:
+        sent(*asked)
+        signal.raise_signal(signal.SIGTERM)
+
+    def followed(_: object, run: Any, *, signals: Any) -> int:
+        return kubernetes.unsent(cluster.api, run, signals)
+
+    monkeypatch.setattr(InKubernetes, "_cluster", lambda *_: cluster)
+    monkeypatch.setattr(kubernetes, "submit", stopped)
+    monkeypatch.setattr(kubernetes, "follow", followed)
+    plan = a_plan(a_job(kubernetes={"workload": "job"}))
+    submitted = InKubernetes("ml").submit(plan, Path("/data/runs/job"), follow=follow)
+    assert [body["kind"] for body in cluster.store.objects.values()].count("Job") == 1
+    assert submitted.wait() == 128 + signal.SIGTERM
+    assert "Job" not in [body["kind"] for body in cluster.store.objects.values()]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -85,6 +85,11 @@ def test_a_spec_alone_and_metadata_alone_are_taken(tmp_path: Path) -> None:
             "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}",
             "queue-name: says which queue. Write kubernetes.kueue_queue",
         ),
+        (
+            "metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}",
+            "podset-required-topology: says where Kueue places pods. Write kubernetes.kueue_topology",
+        ),
+        ("nodeName: n1", "spec.nodeName: binds every pod to one node, past queues and schedulers. Leave it out"),
         ("kind: Deployment\nspec: {}", "kind: is 'v1 Deployment'"),
         ("spec: 5", "spec: 5 is no table"),
         ("[" * 60_000, "nested too deeply"),
@@ -99,7 +104,7 @@ def test_a_spec_alone_and_metadata_alone_are_taken(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "cannot be read"),
         (b"a: 1\n" * 300_000, "at most 1048576 are read"),
     ],
-    ids=range(36),
+    ids=range(38),
 )
 def test_what_would_be_lost_or_break_later_is_refused_by_name(tmp_path: Path, text: str | bytes, says: str) -> None:
     file = write(tmp_path, text)

@@ -37,6 +37,7 @@ class InKubernetes(Managed):
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
         """Send the plan."""
+        from contextlib import ExitStack
         from dataclasses import replace
 
         from plait.launch import kubernetes
@@ -47,9 +48,19 @@ class InKubernetes(Managed):
         hosts = (*run.table.hosts, *run.settings.spare_nodes) if run.table else ()
         run = replace(run, plan=plan.to_json(), hostnames=kubernetes.hostnames(cluster, hosts) if hosts else {})
         run, order = self._with_topology(plan.job, run)
-        kubernetes.submit(cluster, run)
+        with ExitStack() as sending:
+            signals = sending.enter_context(kubernetes.heeding(cluster))  # a stop may come before it is followed
+            kubernetes.submit(cluster, run)
+            held = sending.pop_all()
         note = f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}"
-        return Submitted((note, *order), lambda: kubernetes.follow(cluster, run) if follow else 0)
+
+        def wait() -> int:
+            with held:
+                if follow:
+                    return kubernetes.follow(cluster, run, signals=signals)
+                return kubernetes.unsent(cluster, run, signals)
+
+        return Submitted((note, *order), wait)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""
