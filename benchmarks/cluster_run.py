@@ -244,9 +244,13 @@ def _outlived(cluster: Cluster, run: Run, name: str) -> Outcome:
 
 def _stopped(cluster: Cluster, run: Run, name: str) -> Outcome:
     """Whether a run ends when it is told to, all of it, and what it has done is saved."""
-    cluster.stops[name]()
+    problems = list[str]()
+    try:
+        cluster.stops[name]()
+    except AssertionError as error:
+        problems.append(str(error))
     since, before = time.monotonic(), run.step()
-    problems = [] if run.ends() else ["the command that follows it goes on"]
+    problems += [] if run.ends() else ["the command that follows it goes on"]
     while (going := cluster.going()) and time.monotonic() - since < BOUND:
         time.sleep(0.5)
     ended = time.monotonic()

@@ -19,9 +19,15 @@ from plait.core.topology.rank_table import RankTable
 
 OUTAGE = 600.0
 """Seconds of the long outages of the controller."""
-STATES = ("pending", "configuring", "shell", "running", "completing", "requeued", "suspended")
+GATES = {"configuring": "configuring", "prolog": "prolog", "shell": "shell", "completing": "epilog"}
+"""What holds a job up in a state."""
+STATES = ("pending", *GATES, "running", "requeued", "suspended")
+"""Of the run's job."""
+EARLY = ("pending", "configuring", "prolog", "shell")
+"""Those that come before ranks do."""
 GATE = "#!/bin/sh\nwhile [ -e {gate} ]; do sleep 0.2; done\n"
 SETTINGS = """PrologFlags=Alloc
+PrologSlurmctld={folder}/configuring
 Prolog={folder}/prolog
 Epilog={folder}/epilog
 PreemptType=preempt/partition_prio
@@ -69,7 +75,7 @@ class Nodes:
     def up(self) -> Iterator[None]:
         from tests.support.slurm import slurm_cluster
 
-        for name in ("prolog", "epilog"):
+        for name in ("configuring", "prolog", "epilog"):
             script = self.folder / name
             script.write_text(GATE.format(gate=self.gate(name)))
             script.chmod(0o755)
@@ -224,12 +230,11 @@ class Nodes:
     def _stopped(self, *, how: str, state: str) -> None:
         """Have the job come to be in the state, and stop it."""
         run = self.run
-        gates = {"configuring": "prolog", "shell": "shell", "completing": "epilog"}
-        if state in ("pending", "configuring", "shell"):
+        if state in EARLY:
             run.stop()
         elif not run.alive:
             run.start()
-        if gate := gates.get(state):
+        if gate := GATES.get(state):
             self.gate(gate).touch()
         try:
             job = self._brought(run, state)
@@ -246,7 +251,7 @@ class Nodes:
         """The job's number, once it is in the state."""
         if state == "pending":
             self._ask("scontrol", "update", "NodeName=ALL", "State=DRAIN", "Reason=fault")
-        if state in ("pending", "configuring", "shell"):
+        if state in EARLY:
             run.start(trains=False)
         elif state == "completing":
             self._kill_rank()
@@ -254,9 +259,14 @@ class Nodes:
             self._requeue()
         elif state == "suspended":
             self._ask("scontrol", "suspend", self._job()[0])
-        name = {"shell": "RUNNING", "requeued": "PENDING"}.get(state, state.upper())
+        name = {"prolog": "RUNNING", "shell": "RUNNING", "requeued": "PENDING"}.get(state, state.upper())
         return self._until(
-            lambda told: told["JobState"] == name and (state != "requeued" or told["Restarts"] != "0"), state
+            lambda told: (
+                told["JobState"] == name
+                and (state != "requeued" or told["Restarts"] != "0")
+                and (state == "prolog") == (told["Reason"] == "Prolog")
+            ),
+            state,
         )
 
     def _tell(self, run: Run, job: str, how: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DO_NOT_RETRY as DO_NOT_RETRY
@@ -62,6 +64,25 @@ def starts_in_vain(folder: Path, job: str, before: int) -> int:
     with replacing(folder / STARTS) as draft:
         draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
     return vain
+
+
+LOST = "lost_hosts.json"
+
+
+def give_up_hosts(folder: Path, job: str, hosts: Sequence[str]) -> None:
+    """Leave word that a cluster manager's ``job`` gets others in place of these hosts of its rank table."""
+    with replacing(folder / LOST) as draft:
+        draft.write_text(json.dumps({"job": job, "hosts": sorted(hosts)}) + "\n")
+
+
+def hosts_given_up(folder: Path, job: str) -> set[str]:
+    """Hosts of its rank table that a job does not wait for any more."""
+    with suppress(OSError, ValueError):
+        said = read_table(folder / LOST)
+        hosts = said.get("hosts")
+        if said.get("job") == job and isinstance(hosts, list):
+            return {str(host) for host in cast("list[object]", hosts)}
+    return set()
 
 
 def _starts(folder: Path) -> tuple[str, int]:

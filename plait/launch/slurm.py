@@ -321,6 +321,13 @@ def nodes_down(nodes: Sequence[str]) -> set[str]:
         return set()
 
 
+def let_go(job: str, hosts: Sequence[str], lost: set[str]) -> None:
+    """Have a job that waits ask for those of its hosts only that are not lost; Slurm gives it others in their
+    place. Raises LaunchError where it does not wait, or may not."""
+    left = fold([host for host in hosts if host not in lost]) if set(hosts) - lost else ""
+    command("scontrol", "update", f"JobId={job}", f"ReqNodeList={left}")
+
+
 def _nodes(names: Sequence[str]) -> list[dict[str, str]]:
     """What Slurm says of nodes."""
     told = command("scontrol", "--oneliner", "show", "node", fold(names)).splitlines()

@@ -12,6 +12,9 @@ of shell, or starts
 is told by nobody,     the same file, which the launcher looks for while ranks run
 the controller is away
 =====================  ====================================================================================
+
+A job that waits for a node of its rank table that is down, or drained, is let go from it: it asks for the
+others of the table, and Slurm gives it another in the lost one's place.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import BinaryIO
 from plait.core.base.errors import LaunchError
 from plait.core.topology.hostlist import fold
 from plait.launch import slurm
-from plait.launch.run_folder import ask_to_stop
+from plait.launch.run_folder import ask_to_stop, give_up_hosts
 from plait.launch.slurm import GONE, WAITING, SlurmJobState, SubmittedSlurmJob
 from plait.launch.slurm_chain import next_job
 from plait.launch.watch import catching_signals, say
@@ -59,6 +62,8 @@ class _Following:
         self._away = False
         self._told = False
         """Whether the launcher was told to stop."""
+        self._gone: set[str] = set()
+        """Hosts of the rank table that the job is not to wait for."""
 
     def to_the_end(self) -> int:
         """The exit status of the job, or of the last of those that follow each other."""
@@ -82,7 +87,7 @@ class _Following:
         if going:
             log = self.submitted.log.with_name(self.submitted.log.name.replace(self.job, following))
             self.submitted = self.submitted._replace(job=following, log=log)
-            self.job, self._said, self._told = following, ("", ""), False
+            self.job, self._said, self._told, self._gone = following, ("", ""), False, set()
             self.log = _Tail(log, sys.stdout.buffer)
             if self.stops:
                 ask_to_stop(folder, following)
@@ -154,21 +159,35 @@ class _Following:
 
     def _say(self, now: SlurmJobState) -> None:
         if (now.name, now.reason) != self._said and now.name in (*WAITING, "RUNNING"):
-            say(told(now, self.submitted))
+            say(told(now, self.job))
             self._said = (now.name, now.reason)
+        if self.submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Have the job wait for no host of its rank table that is lost."""
+        hosts, folder = self.submitted.hosts, self.submitted.folder
+        lost = slurm.nodes_down(hosts) - self._gone
+        if not lost or not folder:
+            return
+        self._gone |= lost
+        try:
+            give_up_hosts(folder, self.job, sorted(self._gone))  # first: whoever starts is to know
+            slurm.let_go(self.job, hosts, self._gone)
+        except (LaunchError, OSError) as error:
+            say(
+                f"the job's rank table asks for {fold(sorted(lost))}, and it gets no others ({error}): cancel it "
+                "(Ctrl-C), and have the run go on with another table (--rank-table)"
+            )
+        else:
+            say(f"{fold(sorted(lost))} of the rank table is lost: another node takes its place")
 
 
-def told(now: SlurmJobState, submitted: SubmittedSlurmJob) -> str:
+def told(now: SlurmJobState, job: str) -> str:
     """What a job waits for, or where it runs."""
     why = f" ({now.reason.replace('_', ' ')})" if now.reason not in ("", "None") else ""
     on = f" on {fold(now.nodes)}" if now.nodes else ""
-    said = f"Slurm job {submitted.job} is {now.name.lower()}{why}{on}"
-    if submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
-        said += (
-            ". Its rank table asks for these nodes by name, so it gets no others: cancel it (Ctrl-C), and have the run "
-            "go on with another table (--rank-table)"
-        )
-    return said
+    return f"Slurm job {job} is {now.name.lower()}{why}{on}"
 
 
 class _Tail:

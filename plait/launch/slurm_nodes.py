@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from plait.core.base.env import slurm_job
 from plait.core.base.errors import JobError, LaunchError, PlacementError, PlaitError, RankFailure
 from plait.core.job.plan import Plan
 from plait.core.topology.hostlist import fold
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.core.topology.slurm_lines import in_topological_order
 from plait.launch import slurm
+from plait.launch.run_folder import hosts_given_up
 from plait.launch.watch import say
 
 PLACED = "placed_ranks.json"
@@ -47,17 +49,19 @@ class JobNodes:
     """Those that are not used any more."""
 
     def table(self, plan: Plan | None = None, order: Order | None = None) -> RankTable:
-        """The user's rank table, if all its hosts are ours, with spares for what is lost; else the nodes
-        that are left in the best order that is known."""
+        """The user's rank table, if all its hosts are ours, with others for what is lost; else the nodes that
+        are left in the best order that is known."""
         left = [node for node in self.given if node not in self.lost]
         if (self.folder / PLACED).is_file():
             table = RankTable.read(self.folder / PLACED)
-            if missing := [host for host in table.hosts if host not in self.given]:
+            replaced = self.lost | (hosts_given_up(self.folder, slurm_job()[0]) - {*self.given})
+            if missing := [host for host in table.hosts if host not in {*self.given, *replaced}]:
                 raise PlacementError(f"The rank table has {', '.join(missing)}, which this Slurm job was not given.")
             spare = [node for node in left if node not in table.hosts]
             for place, host in enumerate(table.hosts):
-                if host in self.lost:
+                if host in replaced:
                     table = table.with_host(place, spare.pop(0))
+                    say(f"{table.hosts[place]} takes the place of {host}, which was lost")
         else:
             count = len(self.given) - min(self.spares, len(self.given) - 1)
             if self.world_size % count:
