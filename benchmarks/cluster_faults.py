@@ -94,7 +94,8 @@ def summary(where: str, seed: int, names: list[str], batches: list[dict[str, Any
     return {
         "where": where, "seed": seed, "faults": len(names), "left": left(names, batches),
         **{key: sum(one[key] for one in batches) for key in added},
-        "lost": [one for one in outcomes if not one["ok"]],
+        "lost": [one for one in outcomes if not one["ok"] and one["fault"] in left(names, batches)],
+        "mended": [one for one in outcomes if not one["ok"] and one["fault"] not in left(names, batches)],
         "disagreements": [text for one in batches for text in one["disagreements"]],
         "never": [text for one in batches for text in one["never"]],
         "outcomes": [one for one in outcomes if one["ok"]],

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from plait.core.runs.lock import EXPIRES
 from tests.support.managed import write_job
 
 BOUND = 180.0
@@ -25,6 +26,9 @@ SETTLING = 6.0
 BEGINNING = 240.0
 """Seconds until a run that was started trains."""
 STEPS = 1_000_000
+IN_USE = "it gave a sign of life"
+"""Of the message that refuses a run which another launcher has."""
+HANDED_OVER = "submitted as"
 REST = 0.1
 """Seconds that ranks rest after each step: a run that lasts an hour shall leave the processors to others."""
 RESTING = f"""
@@ -125,11 +129,22 @@ class Run:
         argv, env = self.cluster.command(job)
         self.starts += 1
         env = env | {"PYTHONPATH": f"{rest}{os.pathsep}{env['PYTHONPATH']}"}
-        with open(self.folder / "output", "a") as output:
-            self.process = subprocess.Popen([*argv, *self.more], cwd=self.folder, env=env, stdout=output,
-                                            stderr=output, start_new_session=True)  # fmt: skip
-        if trains:
-            assert self.passes(self.step() + 10, BEGINNING), self.output[-4000:]
+        argv, since = [*argv, *self.more], time.monotonic()
+        while True:
+            with open(self.folder / "output", "a") as output:
+                self.process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=output,
+                                                start_new_session=True)  # fmt: skip
+            if self.passes(self.step() + 10, BEGINNING) if trains else not self._ended_at_once():
+                break
+            assert time.monotonic() - since < EXPIRES + 10 and IN_USE in self.output[-600:], self.output[-4000:]
+            time.sleep(5.0)  # a launcher that was killed left its lock, which expires
+
+    def _ended_at_once(self) -> bool:
+        """Whether the command ends before it has handed the run over."""
+        said = self.output.count(HANDED_OVER)
+        while self.alive and self.output.count(HANDED_OVER) == said:
+            time.sleep(0.1)
+        return not self.alive
 
     def ends(self, seconds: float = BOUND) -> bool:
         """Whether the command that follows it ends in time."""

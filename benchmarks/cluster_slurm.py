@@ -241,6 +241,8 @@ class Nodes:
             time.sleep(self.drawn.uniform(0.0, 3.0) if state != "requeued" else 0.0)
             self._tell(run, job, how)
             time.sleep(3.0)
+            if state == "suspended" and how != "scancel":
+                self._ask("scontrol", "resume", job)  # Slurm kills what is suspended: it ends when it goes on
         finally:
             if gate:
                 self.gate(gate).unlink()

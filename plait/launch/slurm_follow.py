@@ -7,6 +7,7 @@ a job that             is stopped by
 waits, or goes back    scancel; also when it has come back after the stop was asked for
 into the queue
 runs ranks             a signal to its launcher: ranks save and end
+is suspended           the same file, once it goes on: Slurm kills what is suspended without a chance to save
 runs its first lines   the stop's file in the run's folder, which every start of the job looks for first
 of shell, or starts
 is told by nobody,     the same file, which the launcher looks for while ranks run
@@ -62,6 +63,8 @@ class _Following:
         self._away = False
         self._told = False
         """Whether the launcher was told to stop."""
+        self._warned = False
+        """Whether it was said that a suspended job cannot save."""
         self._gone: set[str] = set()
         """Hosts of the rank table that the job is not to wait for."""
 
@@ -141,6 +144,9 @@ class _Following:
                 ask_to_stop(self.submitted.folder, self.job)
         if not self.stops:
             return
+        if now and now.name == "SUSPENDED" and self.stops == 1 and not self._warned:
+            self._warned = True
+            say("the job is suspended: it saves and ends as soon as it goes on (Ctrl-C to cancel it unsaved)")
         if self.stops > 1 or (now and now.name in WAITING):
             try:
                 slurm.command("scancel", self.job)

@@ -12,6 +12,7 @@ from plait.core.base.errors import LaunchError, PlacementError, RankFailure
 from plait.core.job.plan import Plan
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch import slurm, slurm_nodes
+from plait.launch.run_folder import give_up_hosts
 from plait.launch.slurm_nodes import PLACED, GrantedNodes, JobNodes
 
 TIER = "unit"
@@ -102,6 +103,18 @@ def test_in_a_users_table_the_others_keep_their_places(tmp_path: Path) -> None:
     assert nodes.mend(RankFailure("x", ranks=[3], cause="killed"), table) == "without n1"
     assert nodes.table(PLAN, backwards).hosts == ("n3", "n4", "n2")
     assert nodes.mend(RankFailure("x", ranks=[0], cause="killed"), nodes.table()) == ""  # none is left
+
+
+def test_a_host_of_the_table_that_the_job_was_let_go_from_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    RankTable(("n9", "n1", "n2"), 2).write(tmp_path / PLACED)
+    with pytest.raises(PlacementError, match="The rank table has n9, which this Slurm job was not given"):
+        JobNodes(tmp_path, ("n1", "n2", "n3"), 6).table()
+    give_up_hosts(tmp_path, "7", ["n9"])
+    assert JobNodes(tmp_path, ("n1", "n2", "n3"), 6).table().hosts == ("n3", "n1", "n2")
+    assert JobNodes(tmp_path, ("n1", "n2", "n9"), 6).table().hosts == ("n9", "n1", "n2"), "it has come back"
 
 
 def test_without_spares_the_job_itself_is_started_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from plait.core.job.slurm_settings import SlurmSection
 from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
 from plait.launch import slurm, slurm_follow, slurm_job
-from plait.launch.run_folder import DO_NOT_RETRY, ask_to_stop, write_run
+from plait.launch.run_folder import DO_NOT_RETRY, ask_to_stop, hosts_given_up, write_run
 from plait.plan.make import make_plan
 
 JOB = {
@@ -167,17 +167,40 @@ def test_a_job_that_was_asked_to_end_while_a_rank_failed_is_not_started_again(
     assert not said
 
 
-def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    states = iter([("PENDING", "None"), ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n2"), ("CANCELLED", "None")])
-    monkeypatch.setattr(
-        slurm, "state", lambda job: slurm.SlurmJobState(*(lambda one: (one[0], 0, (), one[1]))(next(states)))
-    )
-    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", hosts=("n1", "n2")))
-    told = " ".join(capsys.readouterr().err.split())
-    assert "Slurm job 7 is pending plait:" in told
-    assert "is pending (ReqNodeNotAvail, UnavailableNodes:n2). Its rank table asks for these nodes by name" in told
+@pytest.mark.parametrize(
+    ("lost", "refused", "asked", "words"),
+    [
+        ({"n2"}, False, "ReqNodeList=n1", "n2 of the rank table is lost: another node takes its place"),
+        ({"n1", "n2"}, False, "ReqNodeList=", "n[1-2] of the rank table is lost"),
+        (set[str](), False, "", "is pending (ReqNodeNotAvail, UnavailableNodes:n2)"),  # others have them: it waits
+        ({"n2"}, True, "ReqNodeList=n1", "gets no others (Slurm refused: not permitted): cancel it (Ctrl-C)"),
+    ],
+)
+def test_a_job_waits_for_no_lost_node_of_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: set[str],
+    refused: bool, asked: str, words: str,
+) -> None:  # fmt: skip
+    waits = ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n2")
+    states, told = iter([("PENDING", "None"), waits, waits, ("CANCELLED", "None")]), list[tuple[str, ...]]()
+
+    def state(job: str) -> slurm.SlurmJobState:
+        name, reason = next(states)
+        return slurm.SlurmJobState(name, 0, (), reason)
+
+    def command(*argv: str) -> str:
+        told.append(argv)
+        if refused:
+            raise LaunchError("Slurm refused: not permitted")
+        return ""
+
+    monkeypatch.setattr(slurm, "state", state)
+    monkeypatch.setattr(slurm, "command", command)
+    monkeypatch.setattr(slurm, "nodes_down", lambda nodes: lost)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log", hosts=("n1", "n2"), folder=tmp_path))
+    assert told == ([("scontrol", "update", "JobId=7", asked)] if asked else [])
+    assert hosts_given_up(tmp_path, "7") == lost and not hosts_given_up(tmp_path, "8")
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
