@@ -67,7 +67,7 @@ class Nodes:
             for how in ("scancel", "SIGTERM")
         }
         self.stops["SIGTERM, the controller is away"] = self._stopped_away
-        self.killing = ()
+        self.killing = ("scancel, suspended",)
         self._mend: list[Callable[[], Any]] = []
         self.run: Run
 

@@ -247,11 +247,18 @@ def submit(batch: Batch) -> SubmittedSlurmJob:
 
 
 def _check_segment(settings: SlurmSection) -> None:
-    """Raise JobError where this Slurm knows no segments, which came with its blocks."""
-    if settings.segment and "--segment" not in command("sbatch", "--help"):
+    """Raise JobError where this Slurm knows no segments, which came after its blocks. sbatch's ``--help`` is
+    silent on them (24.11); an option that it does not know ends it before it tells its version."""
+    if not settings.segment:
+        return
+    try:
+        command("sbatch", f"--segment={settings.segment}", "--version")
+    except LaunchError as error:
+        if "unrecognized option" not in str(error):
+            raise
         version = command("scontrol", "version").strip()
         problem = f"asks for blocks of {settings.segment} nodes, and {version} has no --segment"
-        raise JobError(problem, key="slurm.segment", fix="Leave it out")
+        raise JobError(problem, key="slurm.segment", fix="Leave it out") from None
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -33,7 +33,7 @@ from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, last_job, starts_in_vain
 from plait.launch.slurm_nodes import JobNodes, Order
-from plait.launch.slurm_step import python, srun
+from plait.launch.slurm_step import NOT_BESIDE_HOSTS, python, srun
 from plait.launch.watch import RunGuard, say, watched
 
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
@@ -123,8 +123,8 @@ class _Step:
             ):
                 step = subprocess.Popen(
                     self.srun,
-                    env=inherited() | agents.variables | granted(self.gpus)
-                    | {"SLURM_HOSTFILE": str(hosts.absolute())},
+                    env={key: value for key, value in inherited().items() if key not in NOT_BESIDE_HOSTS}
+                    | agents.variables | granted(self.gpus) | {"SLURM_HOSTFILE": str(hosts.absolute())},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip

@@ -13,16 +13,20 @@ from plait.core.base import programs
 from plait.core.base.process import command_of
 from plait.core.job.slurm_settings import SlurmSection
 
+NOT_BESIDE_HOSTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+"""Variables of a job that srun takes for ``--nodes``."""
+
 
 def srun(settings: SlurmSection, folder: Path, nodes: int, gpus: int) -> list[str]:
     """The command of a step with an agent on each of ``nodes``. folder: of the run. gpus: of each node.
 
     Of GPUs that came with ``--exclusive`` alone a step gets those only that it asks for. Processors and
     memory it has all without asking; with ``--cpus-per-task`` it would get no others (srun(1) since 22.05,
-    --exact)."""
+    --exact). How many nodes there are the list of hosts says alone: srun 24.11 refuses ``--nodes`` beside it,
+    and as a variable of the job too (``NOT_BESIDE_HOSTS``)."""
     inside = settings.container and settings.container_runtime == "pyxis"
     return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
+        "srun", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
         "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", f"--cpu-bind={settings.cpu_bind}",
         *(["--no-kill"] if settings.spares else []),
         *([f"--gres={gres}"] if (gres := resources(settings, gpus)) else []),

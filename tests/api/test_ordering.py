@@ -10,46 +10,19 @@ from pathlib import Path
 import pytest
 
 from plait.api.ordering import OrderedNodes, kubernetes_topology, ordered, pod_order
-from plait.api.placing import Placing
 from plait.core.base.errors import JobError, PlacementError
-from plait.core.cluster.hardware import HERE
-from plait.core.job.plan import Plan
-from plait.core.job.spec import Job
 from plait.core.topology.switches import NodeState, Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.launch.slurm_nodes import GrantedNodes
-from plait.place.problem import spread_of
-from plait.plan.make import make_plan
+from tests.support.orders import a_plan, least_score, score
 
 TIER = "unit"
-
-
-def a_plan(dp: int, pp: int, alpha: float) -> Plan:
-    model = {"family": "gpt", "num_layers": 2 * pp, "hidden": 32, "num_heads": 2, "max_sequence": 32, "vocab": 16}
-    job = {
-        "model": model, "data": {"sequence_length": 32}, "strategy": {"dp": dp, "pp": pp},
-        "train": {"global_batch_size": 4 * dp, "micro_batch_size": 1},
-        "place": {"alpha": alpha}, "run": {"name": "job"},
-    }  # fmt: skip
-    return make_plan(Job.from_dict(job), HERE, vocab=16)
 
 
 def a_tree(pods: list[int]) -> Topology:
     names = iter(f"n{number}" for number in range(sum(pods)))
     leaves = [Wiring(f"pod{at}", nodes=list(itertools.islice(names, size))) for at, size in enumerate(pods)]
     return build([Wiring("core", [leaf.name for leaf in leaves]), *leaves])
-
-
-def least(plan: Plan, tree: Topology, hosts: list[str]) -> float:
-    """By every assignment of minipods to cells: no order of nodes inside a minipod matters to the spread."""
-    asked = Placing(job=plan, topology=tree, overrides=("place.gpus_per_node=1",))
-    asked.read()
-    problem = asked.problem
-    of = {node.name: problem.minipods.index(tree.path(node.name)[0]) for node in tree.nodes}
-    found = set(itertools.permutations([of[host] for host in hosts]))
-    pools = {problem.minipod_of[at]: at for at in range(len(problem.pools))}
-    spreads = (spread_of(problem, tuple(pools[pod] for pod in cells)) for cells in found)
-    return min(problem.score(one.rows, one.columns) for one in spreads)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -62,7 +35,8 @@ def test_the_order_is_the_best_there_is_on_the_nodes_that_were_granted(seed: int
     busy = {name: NodeState(status=drawn.choice(["busy", "free", "down"])) for name in tree.places}
     found = ordered(plan, tree.with_states(busy), GrantedNodes(tuple(hosts), dp * pp, 1))
     assert sorted(found.here.hosts) == sorted(hosts)
-    assert found.here.score == pytest.approx(least(plan, tree, hosts))
+    assert found.here.score == pytest.approx(least_score(plan, tree, hosts))
+    assert found.here.score == pytest.approx(score(plan, tree, found.here.hosts))
     assert found.free.score <= found.here.score + 1e-9
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.lab.slurm import SlurmCluster
+from plait.lab.slurm import SlurmCluster, SlurmSpec
 from tests.slurm.test_train import train
 from tests.support.managed import write_job
 from tests.support.slurm import environment, slurm_cluster
@@ -46,9 +48,22 @@ def gpus() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def run(cluster: SlurmCluster, folder: Path, device: str, *options: str) -> tuple[int, str, list[str]]:
+@pytest.fixture(scope="module")
+def constrained() -> Iterator[SlurmCluster]:
+    """Two nodes of four, where a process can open those alone that its step was given."""
+    groups = Path("/sys/fs/cgroup/devices")
+    if not (groups.is_dir() and os.access(groups, os.W_OK)):
+        pytest.skip("devices cannot be constrained here: no control groups of devices (v1) that may be written")
+    with slurm_cluster(replace(SlurmSpec.tree(2, gpus=4), constrained=True)) as cluster:
+        yield cluster
+    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n[12]"))
+
+
+def run(
+    cluster: SlurmCluster, folder: Path, device: str, *options: str, code: str = RANK
+) -> tuple[int, str, list[str]]:
     """Two ranks on each of two nodes, in an allocation: its exit status, errors, what ranks saw."""
-    rank = [sys.executable, "-I", "-S", "-c", RANK, str(folder / "seen")]
+    rank = [sys.executable, "-I", "-S", "-c", code, str(folder / "seen")]
     argv = ["salloc", "--quiet", "--nodes=2", *options, sys.executable, "-c", LAUNCH, str(folder), device, *rank]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=90)
     seen = (folder / "seen").read_text().splitlines() if (folder / "seen").exists() else []
@@ -71,6 +86,33 @@ def test_ranks_are_given_the_gpus_of_their_job(
     status, errors, found = run(gpus, tmp_path, device, *options)
     assert status == 0, errors
     assert found == [seen] * 4
+
+
+OPENS = """
+import errno, os, sys
+
+def may(number):
+    try:
+        os.close(os.open(f"/dev/tty{number}", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.EPERM
+    return True
+
+print(*(number for number in range(4) if may(number)), file=open(sys.argv[1], "a"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [(["--exclusive"], "0 1 2 3"), (["--gres=gpu:2"], "0 1"), (["--gpus-per-node=3"], "0 1 2"), ([], "")],
+)
+def test_ranks_can_open_the_devices_that_were_planned(
+    constrained: SlurmCluster, tmp_path: Path, options: list[str], opened: str
+) -> None:
+    """Devices that stand for GPUs, kept from all others by the kernel: a step that did not ask has none."""
+    status, errors, found = run(constrained, tmp_path, "auto", *options, code=OPENS)
+    assert status == 0, errors
+    assert found == [opened] * 4
 
 
 def test_more_ranks_than_gpus_have_to_be_meant(gpus: SlurmCluster, tmp_path: Path) -> None:

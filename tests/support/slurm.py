@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,28 +15,38 @@ from pathlib import Path
 import pytest
 
 from plait.lab.slurm import SlurmCluster, SlurmSpec, down, up
-from plait.lab.slurm.programs import why_not
+from plait.lab.slurm.programs import program, why_not
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def slurm_cluster(nodes: int, gpus: int = 0, *, settings: str = "") -> Iterator[SlurmCluster]:
+def slurm_cluster(nodes: int | SlurmSpec, gpus: int = 0, *, settings: str = "") -> Iterator[SlurmCluster]:
     """Up inside the block, with ``gpus`` in each node that nobody has, and further lines of slurm.conf; skips
     the test where this machine cannot run one, and says why."""
-    if reason := why_not():
+    spec = nodes if isinstance(nodes, SlurmSpec) else SlurmSpec.tree(nodes, gpus)
+    if reason := why_not() or _too_old(spec):
         pytest.skip(reason)
     folder = tempfile.mkdtemp(prefix="slurm-")  # short: the path of a socket may have 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         try:
-            cluster = up(replace(SlurmSpec.tree(nodes, gpus), settings=settings))
+            cluster = up(replace(spec, settings=settings))
             try:
                 yield cluster
             finally:
                 down(cluster)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _too_old(spec: SlurmSpec) -> str | None:
+    """Why this machine's Slurm cannot have that topology."""
+    said = subprocess.run([program("slurmctld"), "-V"], check=False, capture_output=True, text=True).stdout.strip()
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if spec.plugin == "tree" or (found and (int(found[1]), int(found[2])) >= (23, 11)):
+        return None
+    return f"{said} has no blocks, which came with 23.11; tests/support/newer_slurm.sh runs this beside a newer one"
 
 
 def environment(cluster: SlurmCluster) -> dict[str, str]:

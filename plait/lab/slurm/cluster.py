@@ -27,7 +27,7 @@ from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of, reserved_port
 from plait.lab.environment import runtime_dir
 from plait.lab.registry import start_time
-from plait.lab.slurm.files import SlurmSpec, gres_conf, hosts_file, slurm_conf
+from plait.lab.slurm.files import SlurmSpec, cgroup_conf, gres_conf, hosts_file, slurm_conf
 from plait.lab.slurm.programs import ask, program, why_not
 
 READY = 30.0
@@ -132,7 +132,20 @@ def down(cluster: SlurmCluster) -> None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
+    _forget_groups(cluster)
     shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+def _forget_groups(cluster: SlurmCluster) -> None:
+    """Remove the control groups that its nodes have left, if they had any; slurmd leaves them where it is
+    killed."""
+    if not (cluster.folder / "cgroup.conf").read_text():
+        return
+    for node in cluster.nodes:
+        for group in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
+            for folder, _, _ in os.walk(group, topdown=False):
+                with suppress(OSError):  # of another cluster, or of processes that end just now
+                    os.rmdir(folder)
 
 
 def running() -> list[SlurmCluster]:
@@ -171,6 +184,7 @@ def _write(folder: Path, name: str, spec: SlurmSpec, ports: Sequence[int]) -> No
     key.write_bytes(secrets.token_bytes(128))
     (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec, ports[0], ports[1:]))
     (folder / "gres.conf").write_text(gres_conf(spec))
+    (folder / "cgroup.conf").write_text(cgroup_conf(spec))
     (folder / "topology.conf").write_text(spec.topology)
     (folder / "hosts").write_text(hosts_file(spec.nodes))
     (folder / "cluster.json").write_text(json.dumps({"name": name, "keeper": 0, "started": 0, "nodes": spec.nodes}))

@@ -25,13 +25,16 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class SlurmSpec:
-    """nodes: their names. topology: a ``topology.conf`` of Slurm's tree plugin that has just these nodes.
-    gpus: that each claims to have, to be asked for; there is nothing behind them. settings: further lines of
-    ``slurm.conf``."""
+    """nodes: their names. topology: a ``topology.conf`` that has just these nodes, of Slurm's tree plugin or,
+    where it begins with a block, of that of blocks (Slurm 23.11 and newer).
+    gpus: that each claims to have, to be asked for; there is nothing behind them. constrained: whether a step
+    can open the devices alone that it was given, by control groups, which the machine has to allow. settings:
+    further lines of ``slurm.conf``."""
 
     nodes: tuple[str, ...]
     topology: str
     gpus: int = 0
+    constrained: bool = False
     settings: str = ""
 
     @staticmethod
@@ -52,6 +55,22 @@ class SlurmSpec:
         lines += [f"SwitchName=pod{number} Switches={','.join(pod)}" for number, pod in enumerate(pods, 1)]
         lines.append(f"SwitchName=core Switches={','.join(f'pod{n}' for n in range(1, len(pods) + 1))}")
         return SlurmSpec(tuple(names), "\n".join(lines) + "\n", gpus)
+
+    @staticmethod
+    def blocks(nodes: int, size: int) -> SlurmSpec:
+        """Nodes n1, n2, ... in blocks of ``size``, for Slurm's block plugin.
+
+        >>> SlurmSpec.blocks(4, 2).topology.splitlines()
+        ['BlockName=b1 Nodes=n1,n2', 'BlockName=b2 Nodes=n3,n4', 'BlockSizes=2']
+        """
+        names = SlurmSpec.tree(nodes).nodes
+        lines = [f"BlockName=b{at} Nodes={','.join(block)}" for at, block in enumerate(_groups(names, size), 1)]
+        return SlurmSpec(names, "\n".join([*lines, f"BlockSizes={size}"]) + "\n")
+
+    @property
+    def plugin(self) -> str:
+        """Of the topology."""
+        return "block" if self.topology.startswith("BlockName") else "tree"
 
     @staticmethod
     def of(nodes: Sequence[str], topology: str, file: str) -> SlurmSpec:
@@ -76,6 +95,11 @@ def hosts_file(nodes: Sequence[str]) -> str:
 def gres_conf(spec: SlurmSpec) -> str:
     """The cluster's ``gres.conf``: a GPU has to have a device, which no program of Slurm's opens here."""
     return f"Name=gpu File={DEVICE}[0-{spec.gpus - 1}]\n" if spec.gpus else ""
+
+
+def cgroup_conf(spec: SlurmSpec) -> str:
+    """The cluster's ``cgroup.conf``, which is read where devices are constrained; nothing else is."""
+    return "CgroupAutomount=no\nConstrainDevices=yes\n" if spec.constrained else ""
 
 
 def slurm_conf(folder: Path, name: str, spec: SlurmSpec, controller: int, ports: Sequence[int]) -> str:
@@ -105,14 +129,14 @@ SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{"cgroup" if spec.constrained else "none"}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0,sched_min_interval=100000
-TopologyPlugin=topology/tree
+TopologyPlugin=topology/{spec.plugin}
 SwitchType=switch/none
 GresTypes=gpu
 MpiDefault=none
