@@ -33,10 +33,11 @@ OTHER_TRAIN: dict[str, Any] = {
 OTHER_STRATEGY: dict[str, Any] = {
     "tp": 1, "dp": 1, "pp": 1, "schedule": "gpipe", "virtual_stages": 2, "slack": [2], "stage_layers": [1, 3],
     "shard": "zero1", "cp": 2, "ep": 2, "cp_comm_type": "ring", "overlap": "sync", "slices": {"batch": 2},
-    "sequence_parallel": True, "recompute": "full", "compile": True, "cuda_graphs": True,
+    "sequence_parallel": True, "recompute": "full", "compile": True, "cuda_graphs": True, "streams": 2,
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "slack": {"schedule": "slack-1f1b"}, "virtual_stages": {"schedule": "interleaved"}, "cp_comm_type": {"cp": 2},
+    "streams": {"slices": {"batch": 2}},
 }  # fmt: skip
 """What else a key needs to be allowed at all, before and after."""
 

@@ -347,7 +347,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_comm_type": "ulysses", "schedule": "eager-1f1b",
                  "virtual_stages": 1, "stage_layers": [], "slack": [], "slices": "auto", "overlap": "domino",
                  "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
-                 "cuda_graphs": False},
+                 "cuda_graphs": False, "streams": 1},
     "cluster": {"preset": "here", "ranks": 0},
     "plan": {"framework": "plait", "constraints": [], "memory_margin": "auto", "points": 250_000, "top": 10,
              "tokens": 0, "gpu_hour_price": 0.0},
