@@ -13,7 +13,8 @@ FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-venv && rm -rf /var/lib/apt/lists/*
 COPY --from=build /wheel /wheel
 # torch's wheels without CUDA are in an index of their own: https://pytorch.org/get-started/locally/
-RUN python3 -m venv /opt/plait && /opt/plait/bin/pip install --no-cache-dir -c /wheel/requirements.lock --extra-index-url https://download.pytorch.org/whl/cpu "$(echo /wheel/plait-*.whl)[train,view,queue,kubernetes]" && rm -r /wheel
+RUN python3 -m venv /opt/plait && /opt/plait/bin/pip install --no-cache-dir -c /wheel/requirements.lock --extra-index-url https://download.pytorch.org/whl/cpu torch
+RUN /opt/plait/bin/pip install --no-cache-dir -c /wheel/requirements.lock "$(echo /wheel/plait-*.whl)[train,view,queue,kubernetes]" && rm -r /wheel
 ENV PATH=/opt/plait/bin:/usr/local/bin:/usr/bin:/bin
 WORKDIR /work
 CMD ["plait", "--help"]

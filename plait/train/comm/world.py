@@ -180,7 +180,7 @@ def new_group(
     options = _nccl_options(patience(), urgent=urgent, few=few) if backend == "nccl" else None
     group, _ = c10d._new_process_group_helper(
         len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
-        c10d.GroupName(group_name(ranks)), backend_options=options, timeout=patience(),
+        getattr(c10d, "GroupName", str)(group_name(ranks)), backend_options=options, timeout=patience(),
     )  # fmt: skip
     c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     return group
