@@ -14,6 +14,7 @@ from plait.cli import (
     check,
     data,
     diagnose,
+    init,
     job,
     lab,
     measure,
@@ -42,6 +43,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
 )
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
