@@ -213,8 +213,10 @@ def job_text(wish: Wish, folder: Path) -> str:
     return commented("\n".join(lines))
 
 
-OWN_STRATEGY = ("", "## Without [strategy] the planner chooses all of it. To choose yourself:", "#[strategy]", "#tp = 8",
-                "#dp = 1", "#pp = 1", '#shard = "zero1"')  # fmt: skip
+OWN_STRATEGY = [
+    "", "## Without [strategy] the planner chooses all of it. To choose yourself:", "#[strategy]", "#tp = 8", "#dp = 1",
+    "#pp = 1", '#shard = "zero1"',
+]  # fmt: skip
 Line = str | tuple[str, Any]
 """Of a section: a key with its value, or a line as it is to stand."""
 

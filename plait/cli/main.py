@@ -14,6 +14,7 @@ from plait.cli import (
     check,
     data,
     diagnose,
+    doctor,
     init,
     job,
     lab,
@@ -48,6 +49,7 @@ app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
 app.command("reserve")(place.reserve)
+app.command("doctor")(doctor.doctor)
 app.command("check")(check.check)
 app.command("calibrate")(measure.calibrate)
 app.command("job")(job.job)

@@ -427,6 +427,16 @@ LEAST_QUEUES, QUEUES = 8, 32
 """Hardware queues of a GPU: fewer are refused, and what is asked for otherwise."""
 
 
+def c_compiler(environ: Mapping[str, str] = os.environ) -> str:
+    """The C compiler by which extensions are built."""
+    return (environ.get("CC") or "cc").split()[0]
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Which GPUs CUDA shows this process, as the user says; None if all."""
+    return environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, alone: bool = False) -> None:
     """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
     LaunchError where these would let ranks wait for each other for ever.

@@ -278,3 +278,13 @@ def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
     if gpu is None:
         return RankDevice(torch.device("cpu"))
     return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
+
+
+def seen_devices() -> tuple[list[tuple[str, int]], str, str]:
+    """(name, bytes) of each GPU that PyTorch can use; NCCL's version, if it has one; why there is none."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = [torch.cuda.get_device_properties(one) for one in range(number)]
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if number and torch.distributed.is_nccl_available() else ""
+    return [(one.name, one.total_memory) for one in found], nccl, str(said[-1].message) if said else ""
