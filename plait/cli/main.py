@@ -23,6 +23,7 @@ from plait.cli import (
     plan,
     queue,
     reshard,
+    runs,
     schedule,
     terminal,
     topology,
@@ -56,6 +57,9 @@ app.command("job")(job.job)
 app.command("export")(trained.export)
 app.command("sample")(trained.sample)
 app.command("diagnose")(diagnose.diagnose)
+app.command("runs")(runs.runs)
+app.command("stop")(runs.stop)
+app.command("logs")(runs.logs)
 app.command("view")(view.view)
 app.command("schedule")(schedule.schedule)
 app.command("reshard")(reshard.reshard)

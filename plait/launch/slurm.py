@@ -34,6 +34,8 @@ cluster."""
 PATIENCE = 1800.0
 """Seconds that Slurm's controller may be away while a job wants to be started again: its nodes wait
 meanwhile."""
+SCRIPT = "slurm.sh"
+"""The batch script, in the run's folder."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 GONE = "Invalid job id"
 """What Slurm says of a job that it has forgotten."""
@@ -229,9 +231,8 @@ def submit(batch: Batch) -> SubmittedSlurmJob:
     already: it has no lock on the folder yet."""
     _check_segment(batch.settings)
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
-    script = batch.folder.absolute() / "slurm.sh"
-    queue = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
-    if job := next((number for number, _, told in queue if told and _same(Path(told), script)), ""):
+    script = batch.folder.absolute() / SCRIPT
+    if job := next(iter(jobs_of(batch.folder, queue())), ""):
         fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
         raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
     before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
@@ -244,6 +245,18 @@ def submit(batch: Batch) -> SubmittedSlurmJob:
     job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     hosts = batch.table.hosts if batch.table else ()
     return SubmittedSlurmJob(job, batch.log(job), before.get(batch.log(job), 0), hosts, batch.folder)
+
+
+def queue() -> list[tuple[str, Path]]:
+    """Jobs that have not ended, with their batch scripts. Raises LaunchError."""
+    lines = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
+    return [(number, Path(told)) for number, _, told in lines if told]
+
+
+def jobs_of(folder: Path, queued: Sequence[tuple[str, Path]]) -> list[str]:
+    """Those of ``queue`` that are the run in ``folder``."""
+    script = folder.absolute() / SCRIPT
+    return [number for number, told in queued if _same(told, script)]
 
 
 def _check_segment(settings: SlurmSection) -> None:

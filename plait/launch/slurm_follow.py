@@ -155,13 +155,7 @@ class _Following:
                     raise self._lost(error) from None
         elif now and now.name == "RUNNING" and not self._told:
             self._told = True  # by the file, if not by the signal: two would be taken for a second wish
-            if self.submitted.folder:
-                ask_to_stop(self.submitted.folder, self.job, signalled=True)
-            try:  # to the launcher alone: every node would send it on
-                slurm.command("scancel", "--batch", f"--signal={signal.SIGINT.value}", self.job)
-            except LaunchError:
-                if self.submitted.folder:
-                    ask_to_stop(self.submitted.folder, self.job)
+            tell_launcher(self.job, self.submitted.folder)
 
     def _say(self, now: SlurmJobState) -> None:
         if (now.name, now.reason) != self._said and now.name in (*WAITING, "RUNNING"):
@@ -187,6 +181,17 @@ class _Following:
             )
         else:
             say(f"{fold(sorted(lost))} of the rank table is lost: another node takes its place")
+
+
+def tell_launcher(job: str, folder: Path | None) -> None:
+    """Ask the ranks of a job that runs to save and end."""
+    if folder:
+        ask_to_stop(folder, job, signalled=True)
+    try:  # to the launcher alone: every node would send it on
+        slurm.command("scancel", "--batch", f"--signal={signal.SIGINT.value}", job)
+    except LaunchError:
+        if folder:
+            ask_to_stop(folder, job)
 
 
 def told(now: SlurmJobState, job: str) -> str:

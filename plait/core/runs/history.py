@@ -158,17 +158,22 @@ class History:
             write_attempts(self.folder, self.attempts)
 
 
-def _last_logged(metrics: Path) -> int:
-    """The last step in a run's metrics; 0 if there is none."""
+def last_metrics(metrics: Path) -> dict[str, Any]:
+    """The last whole line of a run's metrics; empty if there is none, or none that can be read."""
     with suppress(OSError, ValueError):
         if not metrics.is_file():  # also of a pipe, which may never begin
-            return 0
+            return {}
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - LAST_LINES))
             line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
-        step = parse_table(line).get("step")
-        return step if isinstance(step, int) else 0
-    return 0
+        return parse_table(line)
+    return {}
+
+
+def _last_logged(metrics: Path) -> int:
+    """The last step in a run's metrics; 0 if there is none."""
+    step = last_metrics(metrics).get("step")
+    return step if isinstance(step, int) else 0
 
 
 def newest_checkpoint(folder: Path) -> int:

@@ -111,6 +111,25 @@ class _LockFile:
         return process_since(self.holder.pid, self.holder.started) is None
 
 
+@dataclass(frozen=True)
+class Held:
+    """A lock that somebody has taken. holder: None if its file cannot be read. alive: whether it still holds
+    it, as far as can be told. here: whether its process number means something to us. silent: seconds since
+    its last sign of life."""
+
+    holder: Holder | None
+    alive: bool
+    here: bool
+    silent: float
+    token: str
+
+
+def who_holds(folder: Path) -> Held | None:
+    """Who holds the lock of the run in ``folder``; None if nobody does. Takes nothing. Raises OSError."""
+    found = _find(folder / NAME)
+    return found and Held(found.holder, not found.dead, found.here, found.silent, found.token)
+
+
 class RunLock:
     """Held inside the ``with`` block, by this process alone; the folder is made if it is not there.
 

@@ -1,0 +1,270 @@
+"""Runs of a folder: what each is, how far it has come, where it runs. Everything is read of the run's folder,
+and nothing there is changed; Slurm is asked once, where a run was submitted to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.base.errors import JobError, LaunchError, PlaitError, nearest
+from plait.core.base.text import Column, Part, Shown, Table, duration
+
+if TYPE_CHECKING:
+    from plait.core.runs.attempts import Attempt
+    from plait.core.runs.lock import Held
+    from plait.launch.kubernetes_api import KubernetesNamespace
+    from plait.launch.kubernetes_runs import ClusterRun
+
+STATES = {"finished": "ended", "stopped": "stopped", "failed": "failed", "cut off": "lost", "running": "lost"}
+"""Of a run that nobody keeps going, by how its last attempt is told: one that still says that it runs has
+lost its launcher."""
+MARKS = ("plan.json", "attempts.jsonl", "lock.json")
+"""Files by which a run's folder is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run. state: ``running``, ``waiting`` (in Slurm's queue), ``ended``, ``stopped`` by a wish,
+    ``failed``, ``lost`` (its launcher is gone), ``new`` (never started), ``unknown``. job: the model. step,
+    steps, loss: None where nobody knows. started: the last start, seconds since 1970. pid: of the launcher,
+    where that means something here. slurm: jobs of Slurm that are the run, and have not ended."""
+
+    name: str
+    folder: Path
+    state: str
+    job: str = ""
+    ranks: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    started: float | None = None
+    where: str = ""
+    why: str = ""
+    pid: int | None = None
+    slurm: tuple[str, ...] = ()
+
+    @property
+    def going(self) -> bool:
+        """Whether somebody keeps it going, or will."""
+        return self.state in ("running", "waiting")
+
+
+@dataclass(frozen=True)
+class RunList(Shown):
+    """Runs of a folder. notes: what could not be looked at."""
+
+    folder: Path
+    runs: Sequence[RunView]
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values of every run."""
+        runs = [asdict(one) | {"folder": str(one.folder)} for one in self.runs]
+        return {"version": 1, "folder": str(self.folder), "runs": runs, "notes": list(self.notes)}
+
+    def parts(self) -> Iterator[Part]:
+        """A line a run, and why those that failed did."""
+        header = ("run", "job", "state", Column("step", none="?"), Column("of", none="?"), Column("loss", ".4g"),
+                  Column("ranks", none="?"), "started", "where")  # fmt: skip
+        rows = [
+            (
+                one.name,
+                one.job or "?",
+                one.state,
+                one.step,
+                one.steps,
+                one.loss,
+                one.ranks,
+                _since(one.started),
+                one.where,
+            )
+            for one in self.runs
+        ]
+        if rows:
+            yield Table(f"Runs in {self.folder}", header, rows)
+        else:
+            yield f"There are no runs in {self.folder}."
+        yield from (f"{one.name} {one.state}: {one.why}" for one in self.runs if one.why and not one.going)
+        yield from self.notes
+
+
+def _since(started: float | None) -> str:
+    if started is None:
+        return "?"
+    ago = max(0.0, time.time() - started)
+    stamp = datetime.fromtimestamp(started).astimezone()
+    return f"{duration(ago)} ago" if ago < 86400 else stamp.strftime("%Y-%m-%d %H:%M")
+
+
+def list_runs(folder: Path | str = "runs") -> RunList:
+    """The runs of a folder, the one that was started last at the end; of a run's own folder that one. Raises
+    JobError for a folder that is not there, or may not be looked into."""
+    folder = Path(folder)
+    names = [folder] if is_run(folder) else sorted(_inside(folder))
+    queued, notes = _queued(names)
+    found = [view_run(one, queued) for one in names]
+    return RunList(folder, sorted(found, key=lambda one: (one.started or 0.0, one.name)), notes)
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return [one for one in folder.iterdir() if is_run(one)]
+    except OSError as error:
+        fix = "Name the folder of runs, which is run.folder of their jobs"
+        raise JobError(f"{error.strerror}", file=str(folder), fix=fix) from None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun there."""
+    try:
+        return folder.is_dir() and any((folder / name).is_file() for name in MARKS)
+    except OSError:
+        return False
+
+
+def find_run(word: str, folder: Path | str = "runs") -> Path:
+    """The folder of a run that is named by its path, or by its name in ``folder``. Raises JobError where
+    there is none, and where both are and differ."""
+    path, named = Path(word), Path(folder) / word
+    found = [one for one in (path, named) if is_run(one)]
+    if len(found) == 2 and not path.samefile(named):
+        fix = f"Name it by its path: {named.absolute()} or {path.absolute()}"
+        raise JobError(f"{path.absolute()} and {named} are two runs", key=f"run {word}", fix=fix)
+    if found:
+        return found[-1]
+    known = [one.name for one in _inside(Path(folder))] if Path(folder).is_dir() else []
+    there = f"There are {', '.join(sorted(known)[-10:])}" if known else f"There are no runs in {folder}"
+    fix = f"{there}; --folder names another folder of runs"
+    raise JobError(f"is no run{nearest(word, known)}", key=f"run {word}", fix=fix)
+
+
+def _queued(folders: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[str]]:
+    """Slurm's queue, if a run was submitted to it; a note where it does not answer."""
+    from plait.launch import slurm
+
+    if not any((one / slurm.SCRIPT).is_file() for one in folders):
+        return [], []
+    try:
+        return slurm.queue(), []
+    except LaunchError as error:
+        return [], [f"note: whether runs wait in Slurm's queue is not known: {error}"]
+
+
+def view_run(folder: Path, queued: Sequence[tuple[str, Path]] | None = None) -> RunView:
+    """A run, as its folder tells it, also one that is damaged. queued: of Slurm; it is asked if None."""
+    from plait.core.runs.attempts import read_attempts
+    from plait.core.runs.history import last_metrics, newest_checkpoint
+    from plait.core.runs.lock import who_holds
+    from plait.launch.slurm import jobs_of
+
+    queued = _queued([folder])[0] if queued is None else queued
+    unreadable, held, why = list[bytes](), None, ""
+    attempts = read_attempts(folder, unreadable)
+    with suppress(OSError):
+        held = who_holds(folder)
+    last, jobs = attempts[-1] if attempts else None, tuple(jobs_of(folder, queued))
+    state = _state(last, held, jobs, damaged=bool(unreadable))
+    metrics = last_metrics(folder / "metrics.jsonl")
+    loss, step = metrics.get("loss"), metrics.get("step")
+    known = [one for one in (step, last and last.step, newest_checkpoint(folder) or None) if isinstance(one, int)]
+    if last and state in ("failed", "lost"):
+        why = last.why or (
+            "its launcher is gone; the same command goes on from the last checkpoint" * (state == "lost")
+        )
+    job, steps = _job(folder)
+    return RunView(
+        name=folder.absolute().name, folder=folder, state=state, job=job, ranks=(last and last.world) or None,
+        step=max((one for one in known if one >= 0), default=None), steps=steps,
+        loss=float(loss) if isinstance(loss, int | float) else None, started=last and last.started,
+        where=_where(last, held, jobs, folder), why=why or ("attempts.jsonl cannot be read" * (state == "unknown")),
+        pid=held.holder.pid if held and held.holder and held.alive and held.here else None, slurm=jobs,
+    )  # fmt: skip
+
+
+def _state(last: Attempt | None, held: Held | None, jobs: Sequence[str], *, damaged: bool) -> str:
+    if held and held.alive:
+        return "running"
+    if jobs:
+        return "waiting"
+    if last is None:
+        return "unknown" if damaged else "lost" if held else "new"
+    return STATES[last.outcome]
+
+
+def _where(last: Attempt | None, held: Held | None, jobs: Sequence[str], folder: Path) -> str:
+    """Where it runs, or ran last."""
+    from plait.core.topology.hostlist import fold
+
+    holder = held.holder if held and held.alive else None
+    if holder and holder.job:
+        cluster, _, job = holder.job.partition("/")
+        return f"Kubernetes {job}" if cluster == "kubernetes" else f"Slurm job {job}"
+    if holder:
+        return f"{holder.host}, process {holder.pid}"
+    if jobs:
+        return f"Slurm job {', '.join(jobs)}"
+    if logs := sorted(folder.glob("logs/slurm-*.log"), key=lambda one: one.stat().st_mtime):
+        return f"Slurm job {logs[-1].stem.removeprefix('slurm-')}"
+    return fold(last.hosts) if last and last.hosts else ""
+
+
+def _job(folder: Path) -> tuple[str, int | None]:
+    """The model in a word, and how many steps the run is to have."""
+    from plait.core.job.spec import Job
+
+    try:
+        job = Job.read(folder / "job.toml")
+    except PlaitError:
+        return "", None
+    model = job.model
+    said = model.get("preset") or Path(str(model.get("huggingface", ""))).name
+    return str(said or f"{model.get('family', '?')} of {model.get('num_layers', '?')} layers"), job.train.steps
+
+
+# ---- in a cluster ----
+
+
+def namespace(on: str) -> KubernetesNamespace | None:
+    """The namespace that ``--on`` names; None for runs whose folders are here. Raises JobError."""
+    place, _, name = on.partition(":")
+    if on == "local":
+        return None
+    if place != "kubernetes":
+        fix = "Use local (also for runs under Slurm, by their folder), kubernetes or kubernetes:NAMESPACE"
+        raise JobError(f"'{on}' has no list of runs", key="--on", fix=fix)
+    from plait.launch.kubernetes_api import KubernetesNamespace
+
+    return KubernetesNamespace("", name, patience=10.0)
+
+
+@dataclass(frozen=True)
+class ClusterRuns(Shown):
+    """Runs of a namespace."""
+
+    where: str
+    runs: Sequence[ClusterRun]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values of every run."""
+        return {"version": 1, "namespace": self.where, "runs": [asdict(one) for one in self.runs]}
+
+    def parts(self) -> Iterator[Part]:
+        """A line a run."""
+        if not self.runs:
+            yield f"There are no runs in the namespace {self.where}."
+            return
+        rows = [(one.name, one.kind, one.state, one.pods, one.started) for one in self.runs]
+        yield Table(f"Runs in the namespace {self.where}", ("run", "kind", "state", Column("pods"), "created"), rows)
+
+
+def cluster_runs(cluster: KubernetesNamespace) -> ClusterRuns:
+    """Those of a namespace. Raises LaunchError."""
+    from plait.launch.kubernetes_runs import runs_in
+
+    return ClusterRuns(cluster.namespace, runs_in(cluster))
