@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,25 +19,9 @@ from plait.api.new_job import QUESTIONS, Wish, examples, job_text, kinds
 from plait.core.base.errors import JobError
 from plait.core.job.spec import Job
 from tests.support.command import plait
+from tests.support.hugging_face import hugging_face
 
 TIER = "unit"
-LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False,
-    "architectures": ["LlamaForCausalLM"],
-}  # fmt: skip
-"""``config.json`` of Llama 3 8B, as far as it is read."""
-
-
-def hugging_face(folder: Path) -> Path:
-    """A folder as Hugging Face has it, without weights; the tokenizer is a small one."""
-    from tokenizers import Tokenizer, models
-
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def written(folder: Path, **answers: str) -> str:
@@ -152,8 +138,8 @@ def _typed(folder: Path, *answers: bytes) -> tuple[int, str]:
     command = ["setsid", "--ctty", *command]  # whose Ctrl-C it hears
     process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    said, left = b"", list(answers)
-    while True:
+    said, left, end = b"", list(answers), time.monotonic() + 90
+    while select.select([ours], [], [], max(0.0, end - time.monotonic()))[0]:
         try:
             piece = os.read(ours, 4096)
         except OSError:  # the other end was closed
@@ -163,8 +149,8 @@ def _typed(folder: Path, *answers: bytes) -> tuple[int, str]:
         said += piece
         if left and said.rstrip(b" ").endswith(b"]:"):
             os.write(ours, left.pop(0))
-    os.close(ours)
-    return process.wait(120), said.decode(errors="replace")
+    os.close(ours)  # which hangs up
+    return process.wait(60), said.decode(errors="replace")
 
 
 @pytest.mark.system
@@ -189,7 +175,7 @@ def test_a_file_of_defaults_plans_and_trains(tmp_path: Path) -> None:
     assert plait("init", "first.toml", "--defaults", folder=tmp_path).returncode == 0
     done = plait("plan", "first.toml", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-m", "plait.cli.main", "train", "first.toml", "train.steps=3", "train.eval_every=0"]
+    command = [sys.executable, "-m", "plait.cli.main", "train", "first.toml", "train.steps=3", "train.warmup_steps=0"]
     trained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     listed = json.loads(plait("runs", "--json", folder=tmp_path).stdout)["runs"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import CheckpointError, DataError, JobError, LaunchError, ScheduleError
 from plait.core.job.spec import PLANNED, Job, StrategySection, naming
@@ -24,8 +25,11 @@ def test_a_preset_is_all_a_job_needs(job_file) -> None:
 
 
 @pytest.mark.parametrize("file", sorted((specs_folder() / "jobs").glob("*.toml")), ids=lambda file: file.stem)
-def test_the_jobs_we_ship_are_valid(file: Path) -> None:
-    Job.read(file)
+def test_the_jobs_we_ship_are_valid(file: Path, tmp_path: Path) -> None:
+    values = read_toml(file)
+    if named := values["model"].get("huggingface"):  # which a user brings
+        hugging_face(tmp_path / named)
+    Job.from_dict(values, tmp_path)
 
 
 # ---- the model ----
