@@ -16,6 +16,7 @@ import pytest
 
 from plait.core.runs.lock import RunLock
 from tests.support.command import plait
+from tests.support.lab import children
 from tests.support.runs import command, wait_for_step, write_job
 
 TIER = "unit"
@@ -166,7 +167,7 @@ def test_a_run_is_stopped_saved_and_goes_on(going: tuple[subprocess.Popen[str], 
 @pytest.mark.system
 def test_a_run_that_hangs_is_killed(going: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = going
-    ranks = [int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    ranks = [pid for pid in children(process.pid) if b"collect" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
     for rank in ranks:
         os.kill(rank, signal.SIGSTOP)
     done = plait("stop", run, "--wait", 1)

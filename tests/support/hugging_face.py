@@ -20,5 +20,5 @@ def hugging_face(folder: Path) -> Path:
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
     return folder

@@ -15,6 +15,7 @@ from plait.core.base.errors import CheckpointError, DataError, JobError, LaunchE
 from plait.core.job.spec import PLANNED, Job, StrategySection, naming
 from plait.core.parallel.strategy import Strategy
 from tests.core.conftest import MODEL
+from tests.support.hugging_face import hugging_face
 
 
 def test_a_preset_is_all_a_job_needs(job_file) -> None:
