@@ -250,6 +250,26 @@ def test_srun_itself_starts_ranks_in_the_order_of_a_table(cluster: SlurmCluster,
     assert saved_steps(tmp_path)[-1] == 20
 
 
+def test_trials_are_an_array_of_jobs(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """As docs/slurm.md has it."""
+    write_job(tmp_path, 10)
+    (tmp_path / "trials.sh").write_text(f"""#!/bin/bash
+#SBATCH --array=1-2
+#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --output=trial-%a.log
+exec {sys.executable} -m plait.cli.main train job.toml run.name=trial-$SLURM_ARRAY_TASK_ID \\
+    train.seed=$SLURM_ARRAY_TASK_ID --on slurm
+""")
+    done = subprocess.run(["sbatch", "--wait", "trials.sh"], check=False, capture_output=True, text=True, cwd=tmp_path,
+                          env=environment(cluster), timeout=240)  # fmt: skip
+    logs = [(tmp_path / f"trial-{task}.log").read_text() for task in (1, 2)]
+    assert done.returncode == 0, logs
+    first, second = (read_attempts(tmp_path / "runs" / f"trial-{task}") for task in (1, 2))
+    assert first[0].outcome == second[0].outcome == "finished"
+    assert len(first) == len(second) == 1 and not {*first[0].hosts} & {*second[0].hosts}
+    losses = [[line.split("loss ")[1].split()[0] for line in log.splitlines() if "loss" in line] for log in logs]
+    assert losses[0] != losses[1] and len(losses[0]) == len(losses[1]) == 2, "seeds are their own"
+
+
 def test_a_spare_node_takes_a_lost_ones_place_in_the_same_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     number = submit(cluster, write_job(tmp_path, 100_000, dp=2), "slurm.nodes=2", "slurm.spares=1")
     home = tmp_path / "runs" / "job"
