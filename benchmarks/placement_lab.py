@@ -52,6 +52,7 @@ sequence_length = 32
 [train]
 steps = {steps}
 global_batch_size = 4
+micro_batch_size = 0
 eval_every = 0
 checkpoint_every = 0
 log_every = 1

@@ -16,8 +16,10 @@ from sharding_peer import fsdp_step
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
+from plait.core.job.settings import MuonSection, TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
+from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
@@ -42,7 +44,7 @@ STEPS = 2  # in a row: what a step leaves under way belongs to the next
 @dataclass(frozen=True)
 class Setup:
     """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap":
-    "none" or "only": "compute" or "communication"; or {"fsdp": mesh}."""
+    "none", "optimizer", "muon" or "only": "compute" or "communication"; or {"fsdp": mesh}."""
 
     ranks: int
     rounds: int
@@ -75,10 +77,12 @@ class Bench:
         self.batches = [MicroBatch(x, y, torch.arange(sizes), 1.0 / self.tokens.numel(), 0) for x, y in parts]
         self.formula: dict[str, int] = {}
 
-    def part(self, sharding: Sharding, strategy: Strategy) -> RankPart:
+    def part(self, sharding: Sharding, strategy: Strategy, optimizer: OptimizerName = "adamw") -> RankPart:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
-        workload = Workload(micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence)
+        workload = Workload(
+            micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence, optimizer=optimizer
+        )
         schedule = generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches))
         step = Step.of(setup.spec, workload, strategy, Layout.of(dp=setup.ranks), schedule, shardings=[sharding])
         return assemble(assemble_plan(step, HERE), self.rank, DEVICE)
@@ -91,14 +95,15 @@ class Bench:
             return lambda _: peer()
         params, grads, optim = what["shard"]
         sharding = Sharding(params=params, grads=grads, optim=optim)
-        part = self.part(sharding, Strategy(shard_overlap=what.get("overlap", "both")))
+        part = self.part(sharding, Strategy(shard_overlap=what.get("overlap", "both")), what.get("optimizer", "adamw"))
         shards = part.shards
         assert shards is not None
         if what.get("only") == "compute":
             shards.wires = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires.items()}
         if what.get("only") == "communication":
             return lambda _: _communicate(part)
-        optimizer = Optimizer(part.models, part.gradients)
+        settings = TrainSection(optimizer=what.get("optimizer", "adamw"), muon=MuonSection(**what.get("muon", {})))
+        optimizer = Optimizer(part.models, part.gradients, settings, part.matrices)
         if "only" not in what:
             self.formula[name] = self.over_the_link(part, sharding)
         own = replace(part.step, shards=shards)

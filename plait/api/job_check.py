@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes
+from plait.core.job.plan import By, told_by
 from plait.core.step.memory.estimate import Estimate, PlaceEstimate
 from plait.plan.fits import KINDS, Room
 
@@ -39,7 +40,8 @@ AXES = {
 class JobCheck(Shown):
     """A job that was checked and not started. file: the job's or the plan's. folder: where it would run.
     room: the memory of this machine; None if ranks run elsewhere. vocab: tokens. job: None for a plan without
-    one. chosen: a sentence on what the planner chose; empty if it had nothing to choose."""
+    one. chosen: a sentence on what the planner chose; empty if it had nothing to choose. by: who chose
+    which key."""
 
     file: Path
     folder: Path
@@ -49,6 +51,7 @@ class JobCheck(Shown):
     vocab: int
     job: Job | None
     chosen: str = ""
+    by: Mapping[str, By] = field(default_factory=dict[str, By])
 
     def check_fits(self) -> None:
         """Raise InfeasiblePlan if the tensors need more memory than there is."""
@@ -63,6 +66,7 @@ class JobCheck(Shown):
         return found.to_dict() | {
             "fits": there.holds(found) if there else None,
             "available": {"per_rank": there.each or there.shared // found.world_size} if there else None,
+            "chosen": dict(self.by),
             "passed_over": self.checked.over.rows(),
         }
 
@@ -71,6 +75,8 @@ class JobCheck(Shown):
         found, most = self.estimate, self.estimate.most
         yield f"{self.file}, which would run in {self.folder}"
         yield _head(found)
+        if self.by:
+            yield told_by(self.by)
         yield ""
         yield _memory(found)
         alive = f", {most.memory.alive} micro-batches alive" if most.memory.alive > 1 else ""

@@ -83,7 +83,9 @@ class Planning(Shown):
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; the plan that was given, if one was."""
-        return self.written or self.planner.plan(candidate.job)
+        from plait.core.job.plan import chosen_by
+
+        return self.written or replace(self.planner.plan(candidate.job), chosen=chosen_by(self.planner.job))
 
 
 def plan_job(

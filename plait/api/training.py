@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     from plait.api.checks import check_files, check_room, planned_lab
     from plait.api.choose import planned
     from plait.core.base.errors import need
+    from plait.core.job.plan import chosen_by
     from plait.core.job.spec import Job
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
@@ -69,7 +70,7 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     job, chosen = planned(asked, vocab, planned_lab(asked, place))
     if refuse and place.ours:
         check_room(job, vocab)
-    fresh = make_plan(job, place.hosts, vocab=vocab)
+    fresh = replace(make_plan(job, place.hosts, vocab=vocab), chosen=chosen_by(asked))
     checked = check_files(job, job.run.path, place)
     plan = fresh.continued(job.run.path / "plan.json")
     return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
@@ -81,6 +82,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     from plait.api.checks import check_files, planned_lab
     from plait.api.choose import planned
     from plait.api.job_check import JobCheck
+    from plait.core.job.plan import chosen_by
     from plait.core.job.spec import Job
     from plait.plan.fits import check_device, check_size, estimate_in, room
     from plait.plan.make import job_step, make_plan
@@ -95,11 +97,11 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
         there = room(device, plan.layout.world_size) if place.ours else None
         found = estimate_in(plan, there)
         return JobCheck(file=file, folder=ready.folder, estimate=found, room=there, checked=ready.checked,
-                      vocab=plan.model.vocab, job=plan.job)  # fmt: skip
-    job = Job.read(file, overrides).named(file.stem)
-    vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
-    job.check_trains(job.model_spec(vocab))
-    job, chosen = planned(job, vocab, planned_lab(job, place))
+                      vocab=plan.model.vocab, job=plan.job, by=plan.chosen)  # fmt: skip
+    asked = Job.read(file, overrides).named(file.stem)
+    vocab, folder = load_tokenizer(asked.data.tokenizer).vocab, asked.run.path
+    asked.check_trains(asked.model_spec(vocab))
+    job, chosen = planned(asked, vocab, planned_lab(asked, place))
     if place.ours:
         check_device(job.run.device, job.world_size)
     there = room(job.run.device, job.world_size) if place.ours else None
@@ -110,15 +112,14 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
         fresh.continued(job.run.path / "plan.json")
     found = estimate_in(job_step(job, vocab), there)
     return JobCheck(
-        file=file, folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen
-    )
+        file=file, folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen,
+        by=chosen_by(asked),
+    )  # fmt: skip
 
 
 def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: bool = False) -> Prepared:
     """The run of a plan as it stands, in the folder that its job names; only where it runs may be set
     anew."""
-    from dataclasses import replace
-
     from plait.api.checks import check_files
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan

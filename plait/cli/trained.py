@@ -16,7 +16,11 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
     step: Annotated[
-        int | None, typer.Option(help="The checkpoint after this step; by default the newest that is whole.")
+        str | None,
+        typer.Option(
+            help="The checkpoint after this step, or best, that with the least evaluation loss; by default the newest "
+            "that is whole."
+        ),
     ] = None,
     format: Annotated[
         Literal["huggingface", "torchtitan"],
@@ -38,7 +42,7 @@ def sample(
     tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Of the random choices; the same seed gives the same text.")] = 0,
-    step: Annotated[int | None, typer.Option(help="Of the checkpoint; the newest if not given.")] = None,
+    step: Annotated[str | None, typer.Option(help="Of the checkpoint, or best; the newest if not given.")] = None,
 ) -> None:
     """Continue a text with a run's newest checkpoint: shows what it has learned."""
     from plait.api.trained import sampler

@@ -60,7 +60,8 @@ def with_own_vocabulary(job: Job) -> Job:
     preset = job.model.get("preset")
     if preset is None or "vocab" in job.model or job.data.tokenizer != BYTES:
         return job
-    return job.changed([f"model.vocab={ModelSpec.preset_values(preset, specs_folder() / 'models')['vocab']}"])
+    vocab = ModelSpec.preset_values(preset, specs_folder() / "models")["vocab"]
+    return job.model_copy(update={"model": job.model | {"vocab": vocab}})
 
 
 def ranks_of(job: Job, cluster: Cluster) -> int:

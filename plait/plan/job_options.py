@@ -42,6 +42,8 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
     options = replace(
         other.options if other else plait_on(device),
         optimizer=job.train.optimizer,
+        moment_bytes=BYTES["bf16"] if job.train.optimizer_dtype == "bf16" else None,
+        reduced_bytes=BYTES["bf16"] if job.strategy.reduce_dtype == "bf16" else None,
         dispatch_once=recipe.moe_token_dispatcher == "deepep",
         exchange_hidden=recipe.overlap_moe_expert_parallel_comm,
         more_alive=int(recipe.overlap_moe_expert_parallel_comm) + int(recipe.vocabulary_parallel_stages),
@@ -55,6 +57,8 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
             problem = f"{device.name} has no {' and no '.join(missing)}"
             fix = f"Give cluster.device.{missing[0]} in a cluster file, or leave recipe.{key} out"
             raise JobError(problem, key=f"recipe.{key}", fix=fix)
+    if options.reduced_bytes is not None:
+        options = replace(options, gradient_bytes=options.reduced_bytes)
     return _quantised(job, device, _states(job, options))
 
 
@@ -66,6 +70,9 @@ def _states(job: Job, options: MemoryOptions) -> MemoryOptions:
     """With gradients and moments of other types, and with states on the host."""
     recipe, master, away = job.recipe, float(MASTER), job.recipe.optimizer_offload_fraction
     smaller = sum(master - BYTES[name] for name in (recipe.exp_avg_dtype, recipe.exp_avg_sq_dtype))
+    if options.moment_bytes is not None:
+        moved = (2 * (3 * master - 2 * (master - options.moment_bytes)) + master) / (7 * master)
+        options = replace(options, states_moved=moved)
     if not (recipe.grad_reduce_in_bf16 or smaller or away):
         return options
     if recipe.grad_reduce_in_bf16:

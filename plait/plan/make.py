@@ -110,6 +110,8 @@ def job_workload(job: Job) -> Workload:
         precision=job.train.precision,
         optimizer=job.train.optimizer,
         matrix_itemsize=2 if job.train.muon.precision == "bf16" else master_size(ITEMSIZE[job.train.precision]),
+        reduce_dtype=job.strategy.reduce_dtype,
+        optimizer_dtype=job.train.optimizer_dtype,
     )
 
 

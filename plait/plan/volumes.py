@@ -47,7 +47,7 @@ def expert_volume(step: Step, index: int, ep: int) -> Volume:
     own = _of_experts(step.shardings[index], ep)
     numel = own.padded(step.model.routed_parameters // (ep * mesh.tp))
     units: dict[Unit, int] = {("mlp", layer): numel for layer in layers}
-    shared = unit_traffic(units, own, mesh.replicas // ep, itemsize=loads.itemsize, gradient_itemsize=loads.master)
+    shared = unit_traffic(units, own, mesh.replicas // ep, itemsize=loads.itemsize, gradient_itemsize=loads.reduced)
     sent = step_bytes(shared, micro_batches=loads.num_micro_batches)
     tokens = step.largest_share(index) * loads.sequence // mesh.cp // (mesh.tp if strategy.sequence_parallel else 1)
     rows = round(tokens * experts.load) * step.model.hidden * loads.itemsize

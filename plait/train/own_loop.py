@@ -32,7 +32,7 @@ from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
 from plait.train.model.documents import are_starts
 from plait.train.model.loss import IGNORED
-from plait.train.rank_run import RankRun
+from plait.train.rank_run import RankRun, evaluated
 from plait.train.states import named_states
 from plait.train.worker import joined_run, meet, run_plan
 
@@ -138,17 +138,20 @@ class Engine:
         return metrics
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None) -> float:
+    def evaluate(
+        self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> float:  # fmt: skip
         """Mean loss of a batch, dropout off; the same on every rank. B is a multiple of a micro-batch's
         sequences."""
-        batches = self._batches(tokens, labels, weights, None, None)
+        batches = self._batches(tokens, labels, weights, starts, None)
         evaluator = self._evaluator(len(batches), tokens)
         return self.run.evaluate(evaluator, lambda: {"": self.run.part.own(batches)})[""]
 
     @torch.no_grad()
-    def logprobs(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def logprobs(self, tokens: Tensor, labels: Tensor | None = None, *, starts: Tensor | None = None) -> Tensor:
         """Log-probability of each target [B, S], fp64, on every rank's host; 0 where it is ignored."""
-        batches, part = self._batches(tokens, labels, None, None, None), self.run.part
+        batches, part = self._batches(tokens, labels, None, starts, None), self.run.part
         size, groups = part.plan.workload.micro_batch, part.groups
         found = torch.zeros(len(tokens), part.plan.workload.sequence, dtype=torch.float64)
         with self.run.recorder.paused():
@@ -231,10 +234,12 @@ class Engine:
             loader.load_state_dict(found["loader"])
         return found.get("own", {})
 
-    def save(self, own: Mapping[str, Any] | None = None, *, wait: bool = False) -> None:
+    def save(self, own: Mapping[str, Any] | None = None, *, wait: bool = False, eval_loss: float | None = None) -> None:
         """Write a checkpoint in the background; wait: and return when it is on disk. own: plain values that
-        ``load`` gives back."""
+        ``load`` gives back. eval_loss: of an evaluation now; the checkpoint of the least stays
+        (``train.keep_best``)."""
         beside: dict[str, Any] = {"data": self._data, "position": self._position, "own": dict(own or {})}
+        beside |= evaluated(eval_loss)
         if hasattr(self._loader, "state_dict"):
             beside["loader"] = self._loader.state_dict()  # type: ignore[union-attr]
         if wait:

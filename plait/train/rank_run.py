@@ -23,6 +23,7 @@ from plait.core.runs.epoch import Epoch
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS, told
 from plait.train.checkpoint.checkpoints import Checkpoints, Restored
+from plait.train.checkpoint.folder import LOSS, Keep
 from plait.train.checkpoint.initial import load_initial
 from plait.train.checkpoint.memory import MemoryCheckpoints
 from plait.train.comm.objects import gather
@@ -46,6 +47,11 @@ from plait.train.tune.timing import matrix_rate
 
 Sample = Callable[[RankPart], Sequence[MicroBatch]]
 """A rank's micro-batches of a step, to time candidates with."""
+
+
+def evaluated(loss: float | None) -> dict[str, float]:
+    """What a checkpoint says of the evaluation after its step; nothing where there was none."""
+    return {} if loss is None or not math.isfinite(loss) else {LOSS: loss}
 
 
 class Started(NamedTuple):
@@ -90,7 +96,7 @@ class RankRun:
         self.checkpoints = Checkpoints(
             folder / "checkpoints",
             self.optimizer.held,
-            keep=job.train.keep_checkpoints,
+            keep=Keep(job.train.keep_checkpoints, job.train.keep_every, job.train.keep_best),
             group=new_group() if dist.is_initialized() else None,
             beside=self._meter.taken,
             epoch=Epoch.mine(folder),

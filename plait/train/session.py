@@ -20,7 +20,7 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice
-from plait.train.rank_run import RankRun, Started
+from plait.train.rank_run import RankRun, Started, evaluated
 from plait.train.report import Reporter
 
 
@@ -32,6 +32,8 @@ class Session:
     ) -> None:
         assert plan.job is not None, "a run has a job"
         self.job, self.folder, self.report, self.control = plan.job, folder, report, control
+        self._loss: float | None = None
+        """Of the evaluation after the last step, if there was one."""
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(plan.job, self._prepared())
         self.run = RankRun(
@@ -91,8 +93,10 @@ class Session:
         run, job, done = self.run, self.job.train, self.run.done
         last = done == job.steps
         metrics |= run.peaks(end=last or asked)
+        self._loss = None
         if run.part.evaluator and (done % job.eval_every == 0 or last):
-            metrics |= self._evaluated(run.part.evaluator)
+            metrics |= (found := self._evaluated(run.part.evaluator))
+            self._loss = found["eval_loss"]
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if last or asked:
             return
@@ -114,4 +118,4 @@ class Session:
 
     def _beside(self) -> dict[str, Any]:
         """What a checkpoint says of the data."""
-        return {"data": self.feed.identity, "position": self.feed.position(self.run.done)}
+        return {"data": self.feed.identity, "position": self.feed.position(self.run.done), **evaluated(self._loss)}

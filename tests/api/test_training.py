@@ -22,7 +22,7 @@ def job(tmp_path: Path) -> Path:
     file.write_text(
         f'[model]\nfamily = "gpt"\nnum_layers = 2\nhidden = 32\nnum_heads = 2\nmax_sequence = 64\n'
         f'[data]\ntext = "{tmp_path}/text.txt"\nsequence_length = 64\n'
-        "[train]\nsteps = 5\neval_every = 0\nglobal_batch_size = 4\n"
+        "[train]\nsteps = 5\neval_every = 0\nglobal_batch_size = 4\nmicro_batch_size = 0\n"
         f'[strategy]\ntp = 2\n[run]\nfolder = "{tmp_path}/runs"\ndevice = "cpu"\n'
     )
     return file

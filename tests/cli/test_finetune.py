@@ -30,6 +30,7 @@ eval_fraction = 0.1
 init_from = "base"
 steps = 40
 global_batch_size = 8
+micro_batch_size = 0
 learning_rate = 1e-2
 eval_every = 40
 [strategy]

@@ -53,6 +53,11 @@ with plait.Engine(job, overrides) as engine:
     weights = torch.randn(8, 16, generator=chance, dtype=torch.float64)
     logprobs = engine.logprobs(tokens[:, :-1], labels)
     found = {"tokens": tokens, "labels": labels, "weights": weights, "logprobs": logprobs}
+    starts = torch.tensor([[0] * 6 + [6] * 10]).expand(8, 16).contiguous()
+    apart = engine.logprobs(tokens[:, :-1], tokens[:, 1:], starts=starts)
+    loss = engine.evaluate(tokens, starts=starts)
+    assert abs(loss + apart.mean().item()) < 1e-12 and abs(engine.evaluate(tokens) - loss) > 1e-6
+    found["apart"] = apart
     before = engine.state_dict("huggingface")
     parts = engine.state_dict("sharded")
     assert parts and all(tensor.shape == box.shape for boxes in parts.values() for box, tensor in boxes)
@@ -136,6 +141,9 @@ def test_weights_a_token_and_log_probabilities_are_those_of_transformers(tmp_pat
     model.load_state_dict({name.removeprefix("weight."): t for name, t in found.items() if name.startswith("weight.")})
     with mock.patch.object(torch, "float32", torch.float64):
         logits = model(found["tokens"][:, :-1]).logits
+        apart = [model(found["tokens"][:, one]).logits for one in (slice(6), slice(6, 16))]
+    own = torch.cat(apart, 1).log_softmax(-1).gather(-1, found["tokens"][:, 1:, None])[..., 0]
+    assert (own - found["apart"]).abs().max() < 1e-9, "attention stops at documents' ends"
     labels = found["labels"]
     counts = labels != -100
     each = torch.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts

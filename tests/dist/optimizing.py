@@ -49,6 +49,14 @@ def update(
     name: str, weight: Tensor, gradient: Tensor, states: tuple[Tensor, Tensor], count: int, train: TrainSection
 ) -> None:
     """One weight's, as the optimizers' papers have it."""
+    _update(name, weight, gradient, states, count, train)
+    for state in states if train.optimizer_dtype == "bf16" else ():
+        state.copy_(state.bfloat16())
+
+
+def _update(
+    name: str, weight: Tensor, gradient: Tensor, states: tuple[Tensor, Tensor], count: int, train: TrainSection
+) -> None:
     first, _ = states
     if train.optimizer == "sgd":
         gradient = gradient + (0.1 * weight if weight.ndim > 1 else 0.0)

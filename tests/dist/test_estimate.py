@@ -45,6 +45,11 @@ def bf16(model: dict[str, Any], strategy: dict[str, Any], batch: int = 8, micro:
     return job(model, strategy, batch, micro, "bf16-mixed", 384)
 
 
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """With moments in bf16 as well."""
+    return values | {"train": values["train"] | {"optimizer_dtype": "bf16"}}
+
+
 def again(kind: str, layers: int) -> dict[str, Any]:
     """Recomputation of some layers of a stage."""
     return {"recompute": {"kind": kind, "layers": layers}}
@@ -67,6 +72,12 @@ MORE = {
     "interleaved": job(LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}),
     "zb-h1": job(GPT, {"pp": 2, "schedule": "zb-h1"}),
     "zb-h2": job(GPT, {"pp": 2, "schedule": "zb-h2"}),
+    **{
+        f"{kind}, rounded": rounded(job(GPT, {"dp": 4 // tp, "tp": tp, "shard": kind, "reduce_dtype": "bf16"}))
+        for kind, tp in (("ddp", 1), ("zero1", 2), ("zero2", 1), ("zero3", 2))
+    },
+    "levels, rounded": rounded(job(GPT, {"dp": 4, "shard": {"optim": 4, "grads": 2}, "reduce_dtype": "bf16"})),
+    "rounded in bf16": rounded(bf16(LLAMA, {"dp": 2, "shard": "zero1", "reduce_dtype": "bf16"})),
     "zero1": job(LLAMA, {"dp": 2, "shard": "zero1"}),
     "zero2 of a parallel block": job(BLOCK, {"dp": 2, "tp": 2, "shard": "zero2"}),
     "secondary": job(LLAMA, {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, micro=1),

@@ -125,7 +125,7 @@ def test_a_drawn_job_equals_the_reference(pool: Pool, number: int) -> None:
 
 def job(**strategy: Any) -> Job:
     shape = {"family": "gpt", "num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
-    train = {"global_batch_size": 2}
+    train = {"global_batch_size": 2, "micro_batch_size": 0}
     return Job.from_dict({"model": shape, "data": {"sequence_length": 8}, "train": train, "strategy": strategy})
 
 

@@ -136,7 +136,7 @@ def job_of(degrees: Any = 1, tp: Any = 2, batch: int = 16, **strategy: Any) -> J
     values = {
         "model": shapes,
         "data": {"text": "x.txt", "sequence_length": 64},
-        "train": {"global_batch_size": batch},
+        "train": {"global_batch_size": batch, "micro_batch_size": 0},
         "strategy": {"dp": degrees, "tp": tp, **strategy},
     }
     return Job.from_dict(values)

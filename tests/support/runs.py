@@ -32,6 +32,7 @@ eval_fraction = 0.1
 [train]
 steps = {steps}
 global_batch_size = 4
+micro_batch_size = 0
 learning_rate = 1e-2
 warmup_steps = 2
 eval_every = 5

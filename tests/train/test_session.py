@@ -29,6 +29,7 @@ from plait.core.runs.ring_calls import ring_path
 from plait.plan.make import make_plan
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.whole import step_of
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice
@@ -69,7 +70,14 @@ class Run:
             {
                 "model": MODEL,
                 "data": {"text": [str(self.text)], "sequence_length": 8, "eval_fraction": 0.3},
-                "train": {"steps": steps, "global_batch_size": 4, "log_every": 2, "eval_batches": 1, **train},
+                "train": {
+                    "steps": steps,
+                    "global_batch_size": 4,
+                    "micro_batch_size": 0,
+                    "log_every": 2,
+                    "eval_batches": 1,
+                    **train,
+                },
                 "run": {"peak_flops": 1e9, **run},
                 "strategy": strategy,
             }
@@ -119,6 +127,24 @@ def run(tmp_path: Path) -> Run:
 
 def steps_said(said: str) -> list[int]:
     return [int(line.split()[1].split("/")[0]) for line in said.splitlines() if line.startswith("step ")]
+
+
+def test_checkpoints_of_every_so_many_steps_and_the_best_stay(run: Run) -> None:
+    more = {"eval_every": 1, "checkpoint_every": 1, "keep_checkpoints": 2, "keep_every": 4, "keep_best": True}
+    assert run.train(10, learning_rate=0.3, warmup_steps=2, lr_decay_style="constant", **more) == 0
+    losses = {step: line["eval_loss"] for step, line in run.metrics.items()}
+    best = min(losses, key=lambda step: losses[step])
+    assert run.checkpoints == [f"step-{step:08d}" for step in sorted({4, 8, 9, 10, best})]
+    assert step_of(run.folder, "best") == best
+    assert step_of(run.folder, "7") == 7 and step_of(run.folder, None) is None
+    with pytest.raises(JobError, match=r"--step: .*is no step\. Write a number, or best"):
+        step_of(run.folder, "newest")
+
+
+def test_no_best_without_an_evaluation(run: Run) -> None:
+    assert run.train(3, eval_every=0, checkpoint_every=1) == 0
+    with pytest.raises(CheckpointError, match=r"train\.eval_every and train\.checkpoint_every"):
+        step_of(run.folder, "best")
 
 
 def test_what_is_due_after_which_step(run: Run) -> None:

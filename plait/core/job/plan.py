@@ -22,6 +22,9 @@ from plait.core.base.codec.data import Natural, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
+from plait.core.job.chosen import By as By
+from plait.core.job.chosen import chosen_by as chosen_by
+from plait.core.job.chosen import told_by as told_by
 from plait.core.job.renamed import renamed
 from plait.core.job.settings import Seed
 from plait.core.job.spec import Job
@@ -72,7 +75,7 @@ class Plan(Step):
     schedule: with transfers. reshards: how tensors [S, B, H] of a micro-batch go from stage to stage, by
     whether the residual stream is sequence-parallel; empty on one place. seed: of initial weights and
     dropout. origin: ``intent`` of the plan that this one was refined from. notes: for people (how slices were
-    chosen, on what device); not part of the hash.
+    chosen, on what device), and chosen: who chose which key; neither is part of the hash.
     """
 
     job: Job | None = None
@@ -81,6 +84,7 @@ class Plan(Step):
     choices: Choices = field(default_factory=Choices)
     origin: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    chosen: Mapping[str, By] = field(default_factory=dict[str, By])
 
     def __post_init__(self) -> None:
         places, shape = (
@@ -119,7 +123,7 @@ class Plan(Step):
         refined, if it was made with the same intent; else this one, and the run goes on in another shape.
         Raises JobError for a plan that cannot be read or belongs to another job."""
         old = self.of_the_same_job(file)
-        return replace(old, job=self.job) if old and old.intent == self.intent else self
+        return replace(old, job=self.job, chosen=self.chosen) if old and old.intent == self.intent else self
 
     def of_the_same_job(self, file: Path) -> Plan | None:
         """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
@@ -145,7 +149,7 @@ class Plan(Step):
     def to_json(self) -> str:
         """The file's text."""
         place = self.job.to_dict().get("place") if self.job else None
-        beside = {"notes": dict(self.notes)} | ({"place": place} if place else {})
+        beside = {"notes": dict(self.notes), "chosen": dict(self.chosen)} | ({"place": place} if place else {})
         return json.dumps({**STAMP.on(self.hash), **self.to_dict(), **beside}) + "\n"
 
     @staticmethod
@@ -232,11 +236,13 @@ class _File:
     choices: Choices
     origin: str
     notes: dict[str, str]
+    chosen: dict[str, By] = field(default_factory=dict[str, By])
     place: dict[str, Any] = field(default_factory=dict[str, Any])
     """The job's [place]."""
 
 
-_AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes")
+_AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes",
+               "chosen")  # fmt: skip
 """What a plan and its file have alike."""
 
 

@@ -92,7 +92,7 @@ def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
         raise JobError(problem, key="plan.framework", changes=[{"plan.framework": None}])
     if job.base_strategy.overlap == "no-communication" and doing == "trained":
         problem = '"no-communication" leaves sums over ranks out, and would train a wrong model: it is planned alone'
-        changes = [{"strategy.overlap": "sync"}, {"strategy.overlap": "domino"}]
+        changes = [{"strategy.overlap": "off"}, {"strategy.overlap": "domino"}]
         raise JobError(problem, key="strategy.overlap", changes=changes)
     if model.kv_lora_rank:
         problem = f"a model with latent attention can be planned for, and not be {doing} yet"

@@ -71,8 +71,6 @@ PEERS = {f"{key.partition('.')[0]}.{name}": key for key, names in _PEERS.items()
 VALUES = {
     ("strategy.overlap", "none"): "no-communication",
     ("strategy.overlap.tp", "none"): "no-communication",
-    ("strategy.overlap", "off"): "sync",
-    ("strategy.overlap.tp", "off"): "sync",
     ("train.precision", "bf16"): "bf16-mixed",
     ("train.precision", "bfloat16"): "bf16-mixed",
     ("train.precision", "float32"): "fp32",
@@ -89,7 +87,7 @@ HINTS = {
     "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
     "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
     "train.precision=bf16-mixed": 'Write "bf16-mixed": weights, gradients and moments are kept in fp32 as well',
-    "strategy.overlap": 'It trains a wrong model, to measure with. Write "sync" for communication that nothing hides',
+    "strategy.overlap": 'It trains a wrong model, to measure with. Write "off" for communication that nothing hides',
 }
 """What else is to be known of a key that was renamed, or of a value."""
 

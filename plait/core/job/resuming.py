@@ -26,6 +26,7 @@ TRAIN: Mapping[str, Effect] = {
     "lr_decay_steps": "noted",
     "lr_wsd_decay_steps": "noted",
     "optimizer": "refused",
+    "optimizer_dtype": "refused",
     "muon": "noted",
     "sgd": "noted",
     "weight_decay": "noted",
@@ -40,6 +41,8 @@ TRAIN: Mapping[str, Effect] = {
     "eval_batches": "at once",
     "checkpoint_every": "at once",
     "keep_checkpoints": "at once",
+    "keep_every": "at once",
+    "keep_best": "at once",
     "log_every": "at once",
     "init_from": "refused",
 }

@@ -28,6 +28,7 @@ def check_job(job: Job) -> None:
     check_stages(job.strategy, spec.num_layers, job.open, ends=0 if job.plan.framework == "plait" else 2)
     _check_batch(job)
     _check_rates(job)
+    _check_moments(job)
     check_recipe(job, spec)
     _check_documents(job, spec)
     for text in job.plan.constraints:
@@ -69,6 +70,21 @@ def _check_batch(job: Job) -> None:
             f"{batch} sequences are not a multiple of micro_batch_size x dp = {size} x {dp}",
             key="train.global_batch_size",
             changes=nearest_batch(batch, size, dp),
+        )
+
+
+SLOWEST = 0.998
+"""The second moment's decay rate above which a step changes it by less than bf16 can hold, 2^-9."""
+
+
+def _check_moments(job: Job) -> None:
+    """A second moment that rounding holds still would scale updates by gradients of long ago."""
+    first, second = job.train.adam_betas
+    if job.train.optimizer_dtype == "bf16" and job.train.optimizer != "sgd" and second > SLOWEST:
+        raise JobError(
+            f"{second}: a step changes the second moment by less than bf16 can hold",
+            key="train.adam_betas",
+            changes=[{"train.optimizer_dtype": "master"}, {"train.adam_betas": [first, 0.95]}],
         )
 
 

@@ -51,7 +51,8 @@ from plait.core.parallel.strategy import Strategy
 
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
-PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
+MICRO = "train.micro_batch_size"
+PLANNED = (MICRO, *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
 
 
@@ -408,9 +409,13 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
             found.append(key)
     if set(found) <= set(TIMED):
         return values
+    if "micro_batch_size" not in tables["train"] and MICRO not in found:
+        found.insert(0, MICRO)
     for key in set(found) - set(TIMED):
         section, _, name = key.partition(".")
         tables[section] = {other: value for other, value in tables[section].items() if other != name}
+    if MICRO in found:  # what else the job says is held against the largest that may be chosen
+        tables["train"] = {**tables["train"], "micro_batch_size": 0}
     return {**values, **tables, "open": found}
 
 

@@ -58,3 +58,16 @@ def unquantised(precision: Precision) -> Precision:
 def master_size(itemsize: int) -> int:
     """Bytes of a number of a gradient, a master weight or a moment. itemsize: bytes of one of the model's."""
     return max(MASTER, itemsize)
+
+
+SmallType = Literal["master", "bf16"]
+"""What gradients travel in and optimizers remember in: the type of master weights, or bf16."""
+
+
+def size_in(kind: SmallType, itemsize: int) -> int:
+    """Bytes of a number. itemsize: bytes of one of the model's.
+
+    >>> size_in("bf16", 4), size_in("master", 2)
+    (2, 4)
+    """
+    return 2 if kind == "bf16" else master_size(itemsize)

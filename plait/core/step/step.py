@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.core.model.precision import ITEMSIZE, Precision, master_size
+from plait.core.model.precision import ITEMSIZE, Precision, SmallType, master_size, size_in
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh, SequenceCut
 from plait.core.parallel.optimizers import OptimizerName
@@ -27,7 +27,8 @@ from plait.core.step.unit_traffic import UnitTraffic, unit_sizes, unit_traffic
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
-    sequence: tokens of each. matrix_itemsize: bytes of a number of a matrix that Muon orthogonalises."""
+    sequence: tokens of each. matrix_itemsize: bytes of a number of a matrix that Muon orthogonalises.
+    reduce_dtype: what gradients are summed over ranks in; optimizer_dtype: what moments are kept in."""
 
     micro_batch: int
     num_micro_batches: int
@@ -35,6 +36,8 @@ class Workload:
     precision: Precision = "fp32"
     optimizer: OptimizerName = "adamw"
     matrix_itemsize: int = 2
+    reduce_dtype: SmallType = "master"
+    optimizer_dtype: SmallType = "master"
 
     @property
     def itemsize(self) -> int:
@@ -45,6 +48,16 @@ class Workload:
     def master(self) -> int:
         """Bytes of a number of a gradient."""
         return master_size(self.itemsize)
+
+    @property
+    def reduced(self) -> int:
+        """Bytes of a number of a gradient on its way."""
+        return size_in(self.reduce_dtype, self.itemsize)
+
+    @property
+    def moment(self) -> int:
+        """Bytes of a number that an optimizer remembers."""
+        return size_in(self.optimizer_dtype, self.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +219,7 @@ class Place:
         if mesh.replicas == 1:
             return []
         return unit_traffic(
-            self.unit_sizes, self.sharding, mesh.replicas, itemsize=work.itemsize, gradient_itemsize=work.master
+            self.unit_sizes, self.sharding, mesh.replicas, itemsize=work.itemsize, gradient_itemsize=work.reduced
         )
 
     @cached_property

@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from plait.core.base.errors import CheckpointError
 from plait.core.runs.epoch import Epoch
-from plait.train.checkpoint.folder import CheckpointFolder, measure
+from plait.train.checkpoint.folder import CheckpointFolder, Keep, measure
 from plait.train.checkpoint.manifest import Manifest
 from plait.train.checkpoint.peers import Peers
 from plait.train.checkpoint.ranges import Range, Tensors, assign, described, ranges_of, read_ranges, write_ranges
@@ -43,8 +44,8 @@ class Checkpoints:
     """The checkpoints of one run, written in the background. Every method is called by all ranks of
     ``group``.
 
-    held: what the tensors to save hold, by their names. keep: how many complete checkpoints stay on disk; of
-    one the one before stays as well, until the next begins. group: a gloo group of all ranks, used for
+    held: what the tensors to save hold, by their names. keep: which complete checkpoints stay on disk, or how
+    many; of one the one before stays as well, until the next begins. group: a gloo group of all ranks, used for
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
     and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
@@ -62,13 +63,14 @@ class Checkpoints:
         folder: Path,
         held: Mapping[str, Sequence[ShardBox]],
         *,
-        keep: int = 2,
+        keep: int | Keep = 2,
         group: dist.ProcessGroup | None = None,
         read_only: bool = False,
         beside: Callable[[], Any] | None = None,
         epoch: Epoch | None = None,
     ) -> None:
-        assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
+        keep = Keep(keep) if isinstance(keep, int) else keep
+        assert keep.last >= 1, f"{keep} leaves nothing to resume from"
         self._read_only = read_only
         self._folder, self._keep, self._peers = CheckpointFolder(folder, epoch), keep, Peers(group)
         self._held = held
@@ -282,7 +284,7 @@ class Checkpoints:
             self.before_it_counts()
             folder.commit(step, files, state, tensors=tensors)
             if self._prune:  # from this one no step was made yet: the one before stays
-                folder.prune(max(self._keep, 2))
+                folder.prune(replace(self._keep, last=max(self._keep.last, 2)))
 
         try:
             partial = Path(peers.lead(begin))

@@ -17,6 +17,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +27,30 @@ from plait.core.runs.epoch import Epoch
 from plait.train.checkpoint.manifest import LARGEST, Manifest, OlderFormatError, Stored
 
 MANIFEST = "manifest.json"
+LOSS = "eval_loss"
+"""Of a checkpoint's state: the loss of the evaluation after its step."""
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-\d{8,}(\.\w+)*\.partial")
 _DOOMED = ".removed.partial"
 Flaw = Literal["unusable", "not-finite"]
 """Why a checkpoint was set aside: it is damaged, or what it leads to is not finite."""
 _BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the ``last`` newest, those after a multiple of ``every`` steps (0: no others),
+    and the best, if it is to."""
+
+    last: int = 2
+    every: int = 0
+    best: bool = False
+
+
+def best_of(complete: Iterable[Manifest]) -> list[Manifest]:
+    """Checkpoints whose evaluation loss is known, the least first; of equal ones the newer first."""
+    known = [one for one in complete if isinstance(one.state.get(LOSS), float | int)]
+    return sorted(known, key=lambda one: (one.state[LOSS], -one.serial))
 
 
 class CheckpointFolder:
@@ -131,9 +150,13 @@ class CheckpointFolder:
         self.path(step).rename(target)
         return target.name
 
-    def prune(self, keep: int) -> None:
-        """Delete all but the ``keep`` newest. Raises OSError."""
-        for manifest in self.complete()[keep:]:
+    def prune(self, keep: Keep) -> None:
+        """Delete what need not stay. Raises OSError."""
+        complete = self.complete()
+        best = best_of(complete)[:1] if keep.best else []
+        for manifest in complete[keep.last :]:
+            if manifest in best or (keep.every and manifest.step % keep.every == 0):
+                continue
             self._epoch.check()
             doomed = self.partial(manifest.step)
             self.path(manifest.step).rename(

@@ -12,6 +12,7 @@ from plait.core.base.numbers import LARGEST, shown
 from plait.core.job.plan import Plan
 from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.folder import CheckpointFolder, best_of
 from plait.train.model.transformer import Transformer
 
 
@@ -26,6 +27,24 @@ class Whole(NamedTuple):
 def master_dtype(plan: Plan) -> torch.dtype:
     """Of the weights that a run keeps: those that its optimizer updates."""
     return torch.float64 if plan.workload.precision == "fp64" else torch.float32
+
+
+def step_of(run: Path, word: str | int | None) -> int | None:
+    """The step that ``word`` names: a number; or ``best``, the checkpoint with the least evaluation loss;
+    None for the newest. Raises JobError for another word, CheckpointError where no evaluation is known."""
+    if word is None or isinstance(word, int):
+        return word
+    if word.isascii() and word.isdigit():
+        return int(word)
+    if word != "best":
+        raise JobError(f"{shown(word)} is no step", key="--step", fix="Write a number, or best")
+    folder = CheckpointFolder(run / "checkpoints")
+    found = best_of(folder.complete())
+    if not found:
+        problem = "no checkpoint there was evaluated when it was made"
+        fix = "Let train.eval_every and train.checkpoint_every fall together"
+        raise CheckpointError(f"{folder.root}: {problem}. {fix}")
+    return found[0].step
 
 
 def check_step(step: int | None) -> None:

@@ -167,7 +167,9 @@ def assemble(
         lanes=Lanes(plan, rank, device, recorder),
         device=device,
         recorder=recorder,
-        shards=Shards(models, gradients, groups.shards, device, recorder) if groups.mesh.replicas > 1 else None,
+        shards=Shards(models, gradients, groups.shards, device, recorder, plan.workload.reduce_dtype)
+        if groups.mesh.replicas > 1
+        else None,
         eval_batches=eval_batches,
     )
 

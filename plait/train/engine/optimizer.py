@@ -10,7 +10,7 @@ the true norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -47,6 +47,20 @@ class Run(NamedTuple):
     updates: Tensor
 
 
+class _Batch(NamedTuple):
+    """What is updated at once: tensors of runs, or of parts of one. states: by kind. updates: how many each
+    had."""
+
+    masters: list[Tensor]
+    gradients: list[Tensor]
+    states: list[list[Tensor]]
+    updates: list[Tensor]
+
+
+WIDENED = 1 << 20
+"""Numbers whose states are in the type of masters at a time, where they are kept in less."""
+
+
 def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, Run]]:
     """The unit's shard on this rank, all of it, cut where the weight decay is another, with that; padding
     goes with what is before it."""
@@ -80,6 +94,7 @@ class Optimizer:
         self.masters: Kept = {
             unit: own.to(gradients.dtype) if self.separate else own for unit, own in self.owned.items()
         }
+        self._remembers = torch.bfloat16 if self.train.optimizer_dtype == "bf16" else gradients.dtype
         kinds = [kind for rule in rules_of(self.train.optimizer) for kind in STATES[rule]]
         self.states: dict[str, Kept] = {kind: {} for kind in kinds}
         """Moments and momentum, by kind and unit; kinds in one order on all ranks."""
@@ -88,7 +103,7 @@ class Optimizer:
         for unit, master in self.masters.items():
             rule = rule_of(self.train.optimizer, unit)
             for kind in STATES[rule]:
-                self.states[kind][unit] = torch.zeros_like(master)
+                self.states[kind][unit] = torch.zeros_like(master, dtype=self._remembers)
             for decay, run in runs_of(model.units[unit], self.train):
                 self.runs.setdefault((rule, decay), []).append(run)
         self.skipped = 0
@@ -130,25 +145,32 @@ class Optimizer:
 
     def _elementwise(self, learning_rate: float) -> None:
         """Of every number by itself."""
+        rules: Mapping[Rule, Callable[[_Batch, float, float], None]] = {"adamw": self._adamw, "sgd": self._sgd}
         for (rule, decay), runs in self.runs.items():
-            if rule == "adamw":
-                self._adamw(runs, learning_rate, decay)
-            elif rule == "sgd":
-                self._sgd(runs, learning_rate, decay)
+            if rule not in rules:
+                continue
+            if self._remembers == self.gradients.dtype:
+                rules[rule](self._batch(runs, STATES[rule]), learning_rate, decay)
+                continue
+            for run in runs:
+                for batch, kept in self._widened(run, STATES[rule]):
+                    rules[rule](batch, learning_rate, decay)
+                    for state, (wide,) in zip(kept, batch.states, strict=True):
+                        state.copy_(wide)
+                run.updates.add_(rule == "adamw")
 
-    def _adamw(self, runs: Sequence[Run], learning_rate: float, decay: float) -> None:
-        masters, gradients, averages, squares = self._tensors(runs, "exp_avg", "exp_avg_sq")
+    def _adamw(self, batch: _Batch, learning_rate: float, decay: float) -> None:
+        averages, squares = batch.states
         adamw(
-            masters, gradients, averages, squares, [], [run.updates for run in runs],
+            batch.masters, batch.gradients, averages, squares, [], batch.updates,
             fused=True, amsgrad=False, maximize=False, lr=learning_rate, beta1=self.train.adam_betas[0],
             beta2=self.train.adam_betas[1], eps=self.train.adam_eps, weight_decay=decay,
         )  # fmt: skip
 
-    def _sgd(self, runs: Sequence[Run], learning_rate: float, decay: float) -> None:
+    def _sgd(self, batch: _Batch, learning_rate: float, decay: float) -> None:
         settings = self.train.sgd
-        masters, gradients, momentum = self._tensors(runs, "momentum")
         sgd(
-            masters, gradients, [*momentum], foreach=False, fused=False, weight_decay=decay,
+            batch.masters, batch.gradients, [*batch.states[0]], foreach=False, fused=False, weight_decay=decay,
             momentum=settings.momentum, lr=learning_rate, dampening=0.0, nesterov=settings.nesterov, maximize=False,
         )  # fmt: skip
 
@@ -156,21 +178,29 @@ class Optimizer:
         """Add gradients to Muon's momentum; what is left in their place is what it orthogonalises."""
         settings = self.train.muon
         for unit, momentum in self.states["momentum"].items():
-            gradient = self.gradients.final[unit]
-            momentum.lerp_(gradient, 1 - settings.momentum)
-            if settings.nesterov:
-                gradient.lerp_(momentum, settings.momentum)
-            else:
-                gradient.copy_(momentum)
+            for kept, gradient in zip(momentum.split(WIDENED), self.gradients.final[unit].split(WIDENED), strict=True):
+                wide = kept.to(gradient.dtype)  # itself, if it is not kept in less
+                wide.lerp_(gradient, 1 - settings.momentum)
+                if settings.nesterov:
+                    gradient.lerp_(wide, settings.momentum)
+                else:
+                    gradient.copy_(wide)
+                if wide is not kept:
+                    kept.copy_(wide)
 
-    def _tensors(self, runs: Sequence[Run], *kinds: str) -> list[list[Tensor]]:
-        """Masters, gradients and states of these runs."""
-        every: list[Mapping[Unit, Tensor]] = [
-            self.masters,
-            self.gradients.final,
-            *(self.states[kind] for kind in kinds),
-        ]
-        return [[by_unit[run.unit][run.at] for run in runs] for by_unit in every]
+    def _batch(self, runs: Sequence[Run], kinds: Sequence[str]) -> _Batch:
+        """Of these runs, whole."""
+        every: list[Mapping[Unit, Tensor]] = [self.masters, self.gradients.final, *(self.states[one] for one in kinds)]
+        masters, gradients, *states = ([by_unit[run.unit][run.at] for run in runs] for by_unit in every)
+        return _Batch(masters, gradients, states, [run.updates for run in runs])
+
+    def _widened(self, run: Run, kinds: Sequence[str]) -> Iterator[tuple[_Batch, list[Tensor]]]:
+        """Of a run, part by part, copies of its states in the type of masters; and the states."""
+        whole = self._batch([run], kinds)
+        every = (whole.masters, whole.gradients, *whole.states)
+        for master, gradient, *states in zip(*(one.split(WIDENED) for (one,) in every), strict=True):
+            wide = [[state.to(self.gradients.dtype)] for state in states]
+            yield _Batch([master], [gradient], wide, [run.updates.clone()]), states
 
     def _publish(self) -> None:
         if self.separate:

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from plait.core.model.precision import SmallType
 from plait.core.parallel.sharding import VECTORS, Level, Unit
 from plait.core.record.ring import RecordKind
 from plait.core.step.segments import Collective
@@ -32,7 +33,8 @@ Axis = Level | Literal["secondary"]
 
 
 class Shards:
-    """One rank's part. wires: of every level's group.
+    """One rank's part. wires: of every level's group. reduce_dtype: what gradients are rounded to while they
+    are summed over ranks; they are added up over micro-batches in their own type.
 
     sent: bytes that this rank has sent so far, by axis, as a ring would.
     """
@@ -44,6 +46,7 @@ class Shards:
         wires: Mapping[Axis, Wire],
         device: RankDevice,
         recorder: Recorder | None,
+        reduce_dtype: SmallType = "master",
     ) -> None:
         self.units, self.gradients, self.recorder = model.units, gradients, recorder
         self.device = device
@@ -60,6 +63,8 @@ class Shards:
         self._open: dict[Unit, Tensor] = {}
         self._reducing: deque[tuple[BackgroundHandle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._rounds = reduce_dtype == "bf16"
+        self._rounded: dict[str, Tensor] = {}
         self._reserve()
         self.acts: dict[UnitVerb, Callable[[UnitOp], None]] = {
             "gather": self.gather,
@@ -78,6 +83,23 @@ class Shards:
         for found, dtype in ((sizes, model), (whole, self.gradients.dtype)):
             for numel, count in found.items():
                 self._free[numel, dtype] += [self._new(numel, dtype) for _ in range(min(2, count))]
+        if self._rounds:
+            self._reserve_rounded()
+
+    def _reserve_rounded(self) -> None:
+        """Room for the largest gradient that is rounded, and for the largest sum of rounded ones: reductions
+        follow each other in one thread."""
+        given, come = [0], [0]
+        for store in self.units.values():
+            numel, sharding = store.numel, store.sharding
+            levels: dict[Axis, int] = {"optim": numel // sharding.grads, "replicas": numel // sharding.optim}
+            if store.whole or store.grads > 1:
+                levels |= {"params": numel, "grads": numel // sharding.params}
+            for axis, size in levels.items():
+                if (ranks := self.wires[axis].size) > 1:
+                    given.append(size)
+                    come += [size // ranks] if axis != "replicas" else []
+        self._rounded = {"given": self._new(max(given), torch.bfloat16), "come": self._new(max(come), torch.bfloat16)}
 
     # ---- parameters ----
 
@@ -177,13 +199,13 @@ class Shards:
             self.watch(store, shard if full is None else full)
         if full is not None:
             own, mine = full[store.part("params")], full[store.part("grads")]
-            self._run("params", "reduce_scatter", own, full)
-            self._run("grads", "reduce_scatter", mine, own)
+            self._sum("params", "reduce_scatter", own, full)
+            self._sum("grads", "reduce_scatter", mine, own)
             shard = mine if store.whole else shard.add_(mine)
         if last:
             final = self.gradients.final[store.unit]
-            self._run("optim", "reduce_scatter", final, shard)
-            self._run("replicas", "all_reduce", final, final)
+            self._sum("optim", "reduce_scatter", final, shard)
+            self._sum("replicas", "all_reduce", final, final)
 
     # ---- after the optimizer ----
 
@@ -243,6 +265,16 @@ class Shards:
     def _waited(self, number: int) -> None:
         if self.recorder:
             self.recorder.end(number)
+
+    def _sum(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
+        """One sum of gradients, of rounded ones if the job wants so."""
+        if not self._rounds or self.wires[axis].size == 1:
+            self._run(axis, kind, result, source)
+            return
+        given = self._rounded["given"][: source.numel()].copy_(source)
+        come = given if kind == "all_reduce" else self._rounded["come"][: result.numel()]
+        self._run(axis, kind, come, given)
+        result.copy_(come)
 
     def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
         """One collective, in the background thread; where the group is one rank, result and source are the

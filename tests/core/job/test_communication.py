@@ -126,7 +126,8 @@ def test_places_of_a_plan_hand_to_each_other_what_crosses_stages() -> None:
         ({"pp": 1}, ()),
     ):
         job = Job.from_dict({
-            "model": {"preset": "gpt3-125m"}, "strategy": {"dp": 2, **schedule}, "train": {"global_batch_size": 48}
+            "model": {"preset": "gpt3-125m"}, "strategy": {"dp": 2, **schedule},
+            "train": {"global_batch_size": 48, "micro_batch_size": 0},
         })  # fmt: skip
         plan = make_plan(job, HERE, vocab=257)
         matrix = CommunicationMatrix.of(plan, ranks_per_node=1)
@@ -155,7 +156,8 @@ def test_who_shares_out_experts_is_as_the_job_says() -> None:
         "model": {"family": "llama", "num_layers": 2, "hidden": 32, "num_heads": 4, "max_sequence": 64,
                   "ffn_hidden": 64,
                   "experts": {"count": 8, "per_token": 2}},
-        "strategy": {"dp": 8, "ep": 4}, "train": {"global_batch_size": 8}, "data": {"sequence_length": 64},
+        "strategy": {"dp": 8, "ep": 4}, "train": {"global_batch_size": 8, "micro_batch_size": 0},
+        "data": {"sequence_length": 64},
     })  # fmt: skip
     plan = make_plan(job, HERE, vocab=257)
     assert CommunicationMatrix.of(plan, ranks_per_node=1).expert_cells == 4

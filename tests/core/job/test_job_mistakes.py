@@ -39,7 +39,7 @@ from tests.core.conftest import MODEL
         ("[data]\ntext = [1]", "data.text", "a text or a list, each a text"),
         ("[data]\ntext = []", "data.text", "[] is not allowed"),
         ("[strategy]\ntp = 5", "strategy.tp", "5 does not divide num_heads = 12. Use 1, 2, 3, 4, 6 or 12."),
-        ("[strategy]\nslices = { batch = 9 }", "strategy.slices.batch", "9 slices of a micro-batch of 8"),
+        ("[strategy]\nslices = { batch = 9 }", "strategy.slices.batch", "9 slices of a micro-batch of 1"),
         ('[strategy]\nslices = "many"', "strategy.slices", '"many" is not allowed. Allowed: "auto" or { batch'),
         ("[strategy]\nslices = { p3 = 1 }", "strategy.slices.p3", "Known here: batch, columns"),
         ("[strategy]\nslices = { batch = 0 }", "strategy.slices.batch", "0 is not allowed"),

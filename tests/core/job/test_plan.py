@@ -23,6 +23,7 @@ from plait.plan.make import make_plan
 
 def make(**settings: Any) -> Plan:
     strategy = {"tp": 2, "slices": {"batch": 2}} | settings.pop("strategy", {})
+    settings["train"] = {"micro_batch_size": 0} | settings.get("train", {})
     job = Job.from_dict({"model": {"preset": "llama3-405b"}, "strategy": strategy} | settings)
     return make_plan(job, HERE, vocab=257)
 

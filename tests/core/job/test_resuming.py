@@ -28,12 +28,14 @@ OTHER_TRAIN: dict[str, Any] = {
     "lr_wsd_decay_steps": 7, "optimizer": "muon", "muon": {"momentum": 0.9}, "sgd": {"momentum": 0.5},
     "weight_decay": 0.0, "weight_decay_of": {"embedding.*": 0.0}, "adam_betas": [0.8, 0.9], "adam_eps": 1e-6,
     "clip_grad": 0.5, "precision": "bf16-mixed", "on_nan": "skip", "seed": 3, "eval_every": 7, "eval_batches": 2,
-    "checkpoint_every": 5, "keep_checkpoints": 3, "log_every": 1, "init_from": "/x",
+    "checkpoint_every": 5, "keep_checkpoints": 3, "keep_every": 10, "keep_best": True,
+    "optimizer_dtype": "bf16", "log_every": 1, "init_from": "/x",
 }  # fmt: skip
 OTHER_STRATEGY: dict[str, Any] = {
     "tp": 1, "dp": 1, "pp": 1, "schedule": "gpipe", "virtual_stages": 2, "slack": [2], "stage_layers": [1, 3],
     "shard": "zero1", "cp": 2, "ep": 2, "cp_comm_type": "ring", "overlap": "sync", "slices": {"batch": 2},
-    "sequence_parallel": True, "recompute": "full", "compile": True, "cuda_graphs": True, "streams": 2,
+    "sequence_parallel": True, "recompute": "full", "compile": True, "reduce_dtype": "bf16", "cuda_graphs": True,
+    "streams": 2,
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "slack": {"schedule": "slack-1f1b"}, "virtual_stages": {"schedule": "interleaved"}, "cp_comm_type": {"cp": 2},

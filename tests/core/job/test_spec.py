@@ -80,7 +80,8 @@ def test_a_huggingface_config_is_found_beside_the_job_and_decides_the_vocabulary
     ],
 )
 def test_slices_may_be_written_in_several_ways(section: dict[str, Any], expected: tuple[int, int]) -> None:
-    strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": section}).base_strategy
+    whole = {"micro_batch_size": 0}
+    strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": whole, "strategy": section}).base_strategy
     assert (strategy.p1, strategy.p2) == expected
 
 
@@ -114,10 +115,7 @@ def test_compiling_is_asked_for_timed_or_off() -> None:
 
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
-    assert (
-        Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"slices": {"batch": 2}}}).strategy.slices
-        != "auto"
-    )
+    assert made(train={"micro_batch_size": 2}, strategy={"slices": {"batch": 2}}).strategy.slices != "auto"
 
 
 # ---- what is left to the planner ----
@@ -136,8 +134,10 @@ def test_a_job_without_a_strategy_leaves_all_of_it_open() -> None:
 
 def test_auto_leaves_a_setting_open_at_its_default() -> None:
     job = made(strategy={"tp": "auto", "pp": 2, "recompute": "auto"})
-    assert set(job.open) == {"strategy.tp", "strategy.recompute", "strategy.slices"}  # its default is auto
-    assert set(made(strategy={"tp": "auto", "slices": {"batch": 2}}).open) == {"strategy.tp"}
+    micro = "train.micro_batch_size"  # which is the planner's wherever it chooses anything
+    assert set(job.open) == {"strategy.tp", "strategy.recompute", "strategy.slices", micro}  # its default is auto
+    assert set(made(strategy={"tp": "auto", "slices": {"batch": 2}}).open) == {"strategy.tp", micro}
+    assert set(made(strategy={"tp": "auto"}, train={"micro_batch_size": 2}).open) == {"strategy.tp", "strategy.slices"}
     assert (job.strategy.tp, job.strategy.pp, job.strategy.recompute) == (1, 2, "none")
     assert job.leaves_ranks_open
     assert not made(strategy={"schedule": "auto"}).leaves_ranks_open
@@ -146,7 +146,7 @@ def test_auto_leaves_a_setting_open_at_its_default() -> None:
 def test_what_is_timed_is_open_only_beside_what_is_planned() -> None:
     assert made(strategy={"slices": "auto", "sequence_parallel": "auto"}).open == ()
     job = made(strategy={"slices": "auto", "sequence_parallel": "auto", "tp": "auto"})
-    assert set(job.open) == {"strategy.slices", "strategy.sequence_parallel", "strategy.tp"}
+    assert set(job.open) == {"strategy.slices", "strategy.sequence_parallel", "strategy.tp", "train.micro_batch_size"}
 
 
 def test_open_is_no_key_of_a_file(job_file) -> None:
@@ -181,7 +181,7 @@ def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Pa
 
 
 def test_overrides_win_and_their_mistakes_are_the_command_lines(job_file) -> None:
-    file = job_file(MODEL + "[train]\nsteps = 5\n")
+    file = job_file(MODEL + "[train]\nsteps = 5\nmicro_batch_size = 2\n")
     job = Job.read(file, ["train.steps=7", "run.name=7", "strategy.slices.batch=2", "data.text=some text.txt"])
     assert (job.train.steps, job.run.name, job.base_strategy.p1) == (7, "7", 2)
     for setting in ("train.steps=many", "train.stepz=3", "trian.steps=3", "train=3", "nothing", "train.steps.more=1"):
@@ -208,7 +208,7 @@ jobs = st.builds(
         {
             "model": {"preset": "gpt3-125m"},
             "data": {"text": names},
-            "train": {"steps": steps, "learning_rate": rate, "adam_eps": rate / 1e6},
+            "train": {"steps": steps, "learning_rate": rate, "adam_eps": rate / 1e6, "micro_batch_size": 0},
             "strategy": {"slices": slices, "sequence_parallel": parallel},
             "run": {"name": name},
         }
@@ -325,14 +325,8 @@ def test_where_an_error_was_made_is_said_once() -> None:
 def test_slices_that_are_given_leave_all_else_open() -> None:
     every = {key.partition(".")[2]: "auto" for key in PLANNED if key.startswith("strategy.")}
     del every["slices"]
-    assert set(made(strategy={**every, "slices": {"batch": 2}}).open) == set(PLANNED) - {
-        "strategy.slices",
-        "train.micro_batch_size",
-    }
-    assert set(made(strategy={**every, "slices": {"columns": 2}}).open) == set(PLANNED) - {
-        "strategy.slices",
-        "train.micro_batch_size",
-    }
+    assert set(made(strategy={**every, "slices": {"batch": 2}}).open) == set(PLANNED) - {"strategy.slices"}
+    assert set(made(strategy={**every, "slices": {"columns": 2}}).open) == set(PLANNED) - {"strategy.slices"}
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -340,7 +334,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
              "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text", "rows": "text", "vocab_multiple": 1,
              "messages_key": "messages", "prompt_key": "prompt", "answer_key": "completion", "loss": "answers"},
-    "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 0, "learning_rate": 3e-4,
+    "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 1,
+              "learning_rate": 3e-4,
               "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
               "lr_wsd_decay_steps": 0, "optimizer": "adamw", "weight_decay": 0.1, "weight_decay_of": {},
               "muon": {"momentum": 0.95, "nesterov": True, "adjust_lr": "match_rms_adamw", "precision": "bf16",
@@ -348,11 +343,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
               "sgd": {"momentum": 0.9, "nesterov": False}, "adam_betas": [0.9, 0.95], "adam_eps": 1e-8,
               "clip_grad": 1.0,
               "precision": "fp32", "seed": 0, "on_nan": "stop", "log_every": 10, "eval_every": 100, "eval_batches": 8,
-              "checkpoint_every": 100, "keep_checkpoints": 2},
+              "checkpoint_every": 100, "keep_checkpoints": 2, "keep_every": 0, "keep_best": False,
+              "optimizer_dtype": "master"},
     "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_comm_type": "ulysses", "schedule": "eager-1f1b",
                  "virtual_stages": 1, "stage_layers": [], "slack": [], "slices": "auto", "overlap": "domino",
                  "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
-                 "cuda_graphs": False, "streams": 1},
+                 "cuda_graphs": False, "streams": 1, "reduce_dtype": "master"},
     "cluster": {"preset": "here", "ranks": 0},
     "plan": {"framework": "plait", "constraints": [], "memory_margin": "auto", "points": 250_000, "top": 10,
              "tokens": 0, "gpu_hour_price": 0.0},

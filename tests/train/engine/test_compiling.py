@@ -52,7 +52,7 @@ def part_of(name: str, batch: int, **strategy: Any) -> RankPart:
         {
             "model": small | MODELS[name],
             "data": {"sequence_length": 8},
-            "train": {"global_batch_size": batch},
+            "train": {"global_batch_size": batch, "micro_batch_size": 0},
             "strategy": {"compile": True, **strategy},
         }
     )

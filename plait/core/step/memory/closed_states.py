@@ -93,10 +93,12 @@ def held_by(
 def place_states(place: Held, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
     """[KINDS, points]."""
     master = master_size(itemsize)
+    moment = master if options.moment_bytes is None else options.moment_bytes
+    reduced = master if options.reduced_bytes is None else options.reduced_bytes
     each = (
         itemsize if options.parameter_bytes is None else options.parameter_bytes,
         master if options.main_gradient_bytes is None else options.main_gradient_bytes,
-        master * (2 + (master != itemsize)) if options.optimizer_bytes is None else options.optimizer_bytes,
+        2 * moment + master * (master != itemsize) if options.optimizer_bytes is None else options.optimizer_bytes,
         itemsize if options.gathered_bytes is None else options.gathered_bytes,
     )
     params, grads, optim, second = factors.params, factors.grads, factors.optim, factors.secondary
@@ -113,12 +115,14 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
         found[2] += count * (padded // optim * each[2])
         if not whole:  # two of a size
             found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
-    found[2] -= _fewer(place, factors, options.optimizer) * master
+    found[2] -= _fewer(place, factors, options.optimizer) * moment
     if options.matrices is not None:
         found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3])
     found[3] += place.tables
     if not options.gpu:
-        found[3] += _reductions(place.units, factors) * master
+        found[3] += _reductions(place.units, factors) * reduced
+    if options.reduced_bytes is not None:
+        found[3] += _roundings(place.units, factors) * reduced
     found[3] += 0 if place.experts else options.fixed_bytes + WORKSPACE * options.gpu
     if not options.sums_in_place:
         tied = np.minimum(-(-place.tied // step) * step // optim, place.tied)  # what an optimizer has of it
@@ -151,6 +155,22 @@ def _quantised(
         found[0] += count * (padded // params * each + padded // copy * (second > 0) * (own.share - kept))
         found[3] += min(2, count) * padded * (params > 1) * (own.gathered - gathered)
     return found
+
+
+def _roundings(units: Mapping[tuple[bool, int], int], factors: Factors) -> Column:
+    """Numbers of what gradients are rounded in, and their sums come in: as ``rounding_buffers``, of ranks
+    that all share the optimizer's states."""
+    params, grads, optim = factors.params, factors.grads, factors.optim
+    step, given, come = optim * np.maximum(1, factors.secondary), np.zeros(len(params)), np.zeros(len(params))
+    for whole, numel in units:
+        padded = -(-numel // step) * step
+        reduces = np.full(len(params), whole) | (grads > 1)
+        levels = [(padded, params * reduces), (padded // params, grads // params * reduces)]
+        for size, ranks in (*levels, (padded // grads, optim // grads)):
+            given = np.maximum(given, np.where(ranks > 1, size, 0))
+            come = np.maximum(come, np.where(ranks > 1, size // np.maximum(1, ranks), 0))
+        given = np.maximum(given, padded // optim)
+    return given + come
 
 
 def _reductions(units: Mapping[tuple[bool, int], int], factors: Factors) -> Column:

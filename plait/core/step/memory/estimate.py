@@ -16,7 +16,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.matrices import buffer_numbers
 from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
-from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
+from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, rounding_buffers, states
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 from plait.core.step.step import Place, Step
@@ -184,17 +184,21 @@ class MemoryOfPlace:
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        lasting = states(place.unit_sizes, place.sharding, itemsize=work.itemsize, optimizer=work.optimizer)
+        lasting = states(
+            place.unit_sizes, place.sharding, itemsize=work.itemsize, optimizer=work.optimizer, moment=work.moment
+        )
         buffers = lasting.buffers + len(place.stages) * position_tables(
             self.step.model, place.strategy, sequence=work.sequence, itemsize=work.itemsize
         )
+        if work.reduced != work.master:
+            buffers += rounding_buffers(place.unit_sizes, place.sharding, place.mesh.replicas) * work.reduced
         if work.optimizer == "muon":
             shared = place.mesh.replicas // place.sharding.optim
             buffers += buffer_numbers(self.step.model.largest_matrix, shared) * work.matrix_itemsize
         if self.gpu:
             buffers += WORKSPACE * (2 if place.strategy.cuda_graphs else 1)
         else:
-            buffers += reduction_buffers(place.unit_sizes, place.sharding, itemsize=work.itemsize) + walked.staging
+            buffers += reduction_buffers(place.unit_sizes, place.sharding, itemsize=work.reduced) + walked.staging
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
         )

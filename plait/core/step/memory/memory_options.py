@@ -60,7 +60,8 @@ class MemoryOptions(Options):
     of them and, gathered, all (FSDP2's reshard_after_forward = never). rounds_reduce: micro-batches of a
     stage follow each other, and its gradients are then reduced to shares: one stage's are whole at a time.
     frees_inputs: a stage lets go of what it received once its first norm has read it. optimizer: the job's;
-    optimizer_bytes are AdamW's, of which another keeps fewer states.
+    optimizer_bytes are AdamW's, of which another keeps fewer states. moment_bytes: of a number of a moment or
+    momentum; reduced_bytes: of a gradient that is rounded to travel (None: neither is smaller than a master).
     """
 
     gpu: bool = True
@@ -91,6 +92,8 @@ class MemoryOptions(Options):
     frees_inputs: bool = False
     defers: bool = True
     optimizer: OptimizerName = "adamw"
+    moment_bytes: float | None = None
+    reduced_bytes: float | None = None
 
     @staticmethod
     def of(options: Options) -> MemoryOptions:

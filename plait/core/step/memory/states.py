@@ -36,10 +36,11 @@ class States:
 
 
 def states(
-    units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int, optimizer: OptimizerName = "adamw"
-) -> States:
+    units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int, optimizer: OptimizerName = "adamw",
+    moment: int | None = None,
+) -> States:  # fmt: skip
     """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
-    of the model's."""
+    of the model's; moment: of one that the optimizer remembers, as of a master if not given."""
     master = master_size(itemsize)
     parameters = gradients = kept = 0
     gathered, opened = Counter[int](), Counter[int]()
@@ -50,8 +51,9 @@ def states(
             numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0
         )
         gradients += numel // grads * master
-        numbers = states_of(optimizer, unit) + (master != itemsize)  # masters, where the model's numbers are smaller
-        kept += numbers * (numel // sharding.optim) * master
+        each = states_of(optimizer, unit) * (moment or master)
+        each += master * (master != itemsize)  # masters, where the model's numbers are smaller
+        kept += each * (numel // sharding.optim)
         if params > 1:
             gathered[numel * itemsize] += 1
         if grads > 1:
@@ -62,15 +64,32 @@ def states(
     return States(parameters, gradients, kept, buffers)
 
 
+def rounding_buffers(units: Mapping[Unit, int], sharding: Sharding, replicas: int) -> int:
+    """Numbers of what gradients are rounded in, and their sums come in, where they travel in bf16: the
+    largest of each."""
+    given, come = [0], [0]
+    for unit, numel in units.items():
+        whole = unit[0] in WHOLE
+        params, grads = sharding.params, sharding.grads
+        levels = [(numel, params), (numel // params, grads // params)] if whole or grads > 1 else []
+        levels += [(numel // grads, sharding.optim // grads)]
+        given += [size for size, ranks in levels if ranks > 1]
+        come += [size // ranks for size, ranks in levels if ranks > 1]
+        if replicas > sharding.optim:
+            given.append(numel // sharding.optim)
+    return max(given) + max(come)
+
+
 def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> int:
-    """What gloo's reduce-scatters of gradients keep: one buffer for every size that a level reduces."""
+    """What gloo's reduce-scatters of gradients keep: one buffer for every size that a level reduces.
+    itemsize: bytes of a number of a gradient on its way."""
     found = set[tuple[str, int]]()
     for numel in units.values():
         params, grads, optim = sharding.params, sharding.grads, sharding.optim
         levels = [("params", numel, params), ("grads", numel // params, grads // params)]
         levels.append(("optim", numel // grads, optim // grads))
         found |= {(level, size) for level, size, ranks in levels if ranks > 1}
-    return sum(size for _, size in found) * master_size(itemsize)
+    return sum(size for _, size in found) * itemsize
 
 
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
