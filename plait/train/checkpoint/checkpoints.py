@@ -45,7 +45,7 @@ class Checkpoints:
     ``group``.
 
     held: what the tensors to save hold, by their names. keep: which complete checkpoints stay on disk, or how
-    many; of one the one before stays as well, until the next begins. group: a gloo group of all ranks, used for
+    many; of one the one before stays, until the next begins. group: a gloo group of all ranks, used for
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
     and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
