@@ -37,9 +37,11 @@ $(STAMP): requirements.lock pyproject.toml hatch_build.py plait/core/record/_rin
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-wheel: $(STAMP)
+wheel:
 	@rm -f dist/plait-*.whl
-	@$(BIN)/python -m hatchling build -t wheel
+	@test -x build/venv/bin/python || $(PYTHON) -m venv build/venv
+	@build/venv/bin/python -m pip install -qq --disable-pip-version-check -c requirements.lock hatchling setuptools
+	@build/venv/bin/python -m hatchling build -t wheel
 
 train: $(STAMP)
 	@$(BIN)/plait train $(JOB) $(ARGS)
