@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,32 @@ def test_srun_itself_starts_ranks_in_the_order_of_a_table(cluster: SlurmCluster,
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after step 10" in done.stdout and "trained" in done.stdout
     assert saved_steps(tmp_path)[-1] == 20
+
+
+def test_chained_jobs_go_on_where_a_short_time_limit_ends_one(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job, env = write_job(tmp_path, 1_000_000), environment(cluster)
+    argv = train(job, "slurm.nodes=2", "slurm.chain=true", "slurm.time=1", "slurm.signal_time=30")
+    with open(tmp_path / "said", "w+") as said:
+        following = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
+        try:
+            text = tmp_path / "said"
+            wait_until(lambda: "resuming after step" in text.read_text(), "no job went on", seconds=180)
+            newest = saved_steps(tmp_path)[-1]
+            wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=60)
+            following.send_signal(signal.SIGINT)
+            assert following.wait(90) != 0
+        finally:
+            following.kill()
+            following.wait()
+            print(text.read_text())
+    wait_until(lambda: not ask(cluster, "squeue", "-h", "-o", "%A").strip(), "a job is left", seconds=60)
+    jobs = {log.name for log in (tmp_path / "runs" / "job" / "logs").glob("slurm-*.log")}
+    attempts = read_attempts(tmp_path / "runs" / "job")
+    assert len(jobs) == len(attempts) >= 2
+    assert [one.outcome for one in attempts] == ["stopped"] * len(attempts)
+    trained = [one for one in attempts if one.resumed >= 0]  # on a busy machine a start may take all of its time
+    assert len(trained) >= 2
+    assert all(later.resumed == one.step for one, later in pairwise(trained)), "nothing is done twice"
 
 
 def test_trials_are_an_array_of_jobs(cluster: SlurmCluster, tmp_path: Path) -> None:
