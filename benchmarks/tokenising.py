@@ -1,18 +1,19 @@
 """The rate of ``plait data prepare`` beside that of ``tokenizers`` alone, on the same cores and the same
 text.
 
-    python benchmarks/tokenising.py tokenizer.json --megabytes 100 --rounds 3
+    python benchmarks/tokenising.py --megabytes 1000 --rounds 1 --kill 10
 
 The text is Python's standard library, documents of its files cut into about 4 kB, over and over with a
-number in each so that no two are alike; JSON lines on disk. ``tokenizers`` alone encodes the same texts,
-read into memory before, in lists of 1,000 (``encode_batch_fast``). Both take turns. Seconds of processors
-stand beside those of the clock: other work on the machine changes the latter. ``--kill N`` also kills a
-preparation N times and compares its shards.
+number in each so that no two are alike; JSON lines on disk. Without a ``tokenizer.json`` one of 32,768 byte
+pairs is trained on it. ``tokenizers`` alone encodes the same texts, read into memory before, in lists of
+1,000 (``encode_batch_fast``). Both take turns. Seconds of processors stand beside those of the clock: other
+work on the machine changes the latter. Memory is the largest sum, seen five times a second, of the
+proportional sizes of a preparation and all processes that it started. ``--kill N`` also kills a preparation
+N times, at drawn moments, and compares its shards.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -22,8 +23,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
+
+from keeping import finish, make_parser, tell, timed
 
 ALONE = """
 import json, sys
@@ -41,97 +46,148 @@ print(json.dumps({"seconds": time.monotonic() - begun, "processor_seconds": used
 """
 
 
+def pieces() -> list[str]:
+    """Python's standard library in pieces of 4,000 characters."""
+    texts = (file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    return [text[at : at + 4000] for text in texts for at in range(0, len(text), 4000)]
+
+
 def write_text(path: Path, size: int) -> None:
     """JSON lines of so many bytes."""
-    pieces = [
-        text[at : at + 4000]
-        for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-        for text in [file.read_text(errors="replace")]
-        for at in range(0, len(text), 4000)
-    ]
-    rng, written = random.Random(1), 0
+    parts, rng, written, number = pieces(), random.Random(1), 0, 0
     with open(path, "w") as stream:
-        number = 0
         while written < size:
             number += 1
-            written += stream.write(json.dumps({"id": number, "text": f"{number} {rng.choice(pieces)}"}) + "\n")
+            written += stream.write(json.dumps({"id": number, "text": f"{number} {rng.choice(parts)}"}) + "\n")
 
 
-def prepare(text: Path, tokenizer: str, out: Path) -> list[str]:
+def write_tokenizer(path: Path) -> None:
+    """Byte pairs in the manner of GPT-2, trained on the text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=32768, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(pieces(), trainer)
+    tokenizer.save(str(path))
+
+
+def prepare(text: Path, tokenizer: Path, out: Path) -> list[str]:
     """The command."""
-    return [sys.executable, "-m", "plait.cli.main", "data", "prepare", str(text), "--tokenizer", tokenizer, "--out",
-            str(out), "--json"]  # fmt: skip
+    return [sys.executable, "-m", "plait.cli.main", "data", "prepare", str(text), "--tokenizer", str(tokenizer),
+            "--out", str(out), "--json"]  # fmt: skip
 
 
-def measured(command: list[str]) -> dict[str, float]:
-    """Seconds of the clock and of processors, and the largest memory, of a command."""
-    begun = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    _, status, used = os.wait4(process.pid, 0)
-    assert status == 0, command
-    return {
-        "seconds": time.monotonic() - begun, "processor_seconds": used.ru_utime + used.ru_stime,
-        "mebibytes": used.ru_maxrss / 1024,
-    }  # fmt: skip
+def _resident(root: int) -> int:
+    """Proportional size, bytes, of a process and all that it started (proc(5): children, smaps_rollup)."""
+    total, waiting = 0, [root]
+    while waiting:
+        process = Path("/proc", str(waiting.pop()))
+        try:
+            rows = (process / "smaps_rollup").read_text().splitlines()
+            total += sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Pss:"))
+            waiting += (int(one) for file in process.glob("task/*/children") for one in file.read_text().split())
+        except OSError:  # ended meanwhile
+            continue
+    return total
+
+
+class Started:
+    """A preparation that runs; its processes are measured until it has ended."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.largest = 0
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while self.process.returncode is None:
+            self.largest = max(self.largest, _resident(self.process.pid))
+            time.sleep(0.2)
+
+    def wait(self) -> dict[str, float]:
+        """Its figures. Raises CalledProcessError."""
+        begun = time.monotonic()
+        _, status, used = os.wait4(self.process.pid, 0)
+        seconds, self.process.returncode = time.monotonic() - begun, os.waitstatus_to_exitcode(status)
+        self._watcher.join()
+        if self.process.returncode:
+            raise subprocess.CalledProcessError(self.process.returncode, self.process.args)
+        return {
+            "seconds": round(seconds, 2), "processor_seconds": round(used.ru_utime + used.ru_stime, 2),
+            "mebibytes": self.largest >> 20,
+        }  # fmt: skip
+
+    def is_killed(self, after: float) -> bool:
+        """Kill it after so many seconds; whether it still ran."""
+        try:
+            self.process.wait(after)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._watcher.join()
+        return self.process.returncode == -signal.SIGKILL
 
 
 def shards(folder: Path) -> dict[str, str]:
     """Hashes of a corpus's files."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    found = dict[str, str]()
+    for path in sorted(folder.iterdir()):
+        with open(path, "rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
-def killed(text: Path, tokenizer: str, out: Path, kills: int, seconds: float) -> int:
-    """Prepare, killed so many times at drawn moments; how many kills hit a running preparation."""
-    rng, hits = random.Random(2), 0
-    for _ in range(kills):
-        process = subprocess.Popen(prepare(text, tokenizer, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(2 + rng.random() * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            hits += 1
-    subprocess.run(prepare(text, tokenizer, out), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return hits
+def killed(command: list[str], kills: int, seconds: float) -> dict[str, float]:
+    """Prepare, killed so many times at drawn moments, then to its end: kills that hit a running preparation,
+    and figures of all starts."""
+    rng, hits, largest = random.Random(2), 0, 0
+    for number in range(kills):
+        started = Started(command)
+        hits += started.is_killed(4 + rng.random() * 1.5 * seconds / kills)
+        largest = max(largest, started.largest >> 20)
+        print(f"kill {number + 1}: {hits} hit", file=sys.stderr, flush=True)
+    last = Started(command).wait()
+    return {"kills": hits, "mebibytes": max(largest, last["mebibytes"])}
 
 
-def main() -> None:
-    """Measure, and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tokenizer")
+def main() -> int:
+    """Measure, and keep what was found."""
+    parser = make_parser(__doc__, rounds=3, quick=1)
+    parser.add_argument("tokenizer", nargs="?", type=Path)
     parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kill", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = folder / "text.jsonl"
+        text, tokenizer = folder / "text.jsonl", asked.tokenizer or folder / "tokenizer.json"
         write_text(text, asked.megabytes * 10**6)
+        if not asked.tokenizer:
+            write_tokenizer(tokenizer)
         rounds = []
         for number in range(asked.rounds):
-            out = folder / f"corpus-{number}"
-            ours = measured(prepare(text, asked.tokenizer, out))
-            alone = json.loads(
-                subprocess.run(
-                    [sys.executable, "-c", ALONE, asked.tokenizer, text], check=True, capture_output=True, text=True
-                ).stdout
-            )
+            ours = Started(prepare(text, tokenizer, folder / f"corpus-{number}")).wait()
+            alone = json.loads(timed([sys.executable, "-c", ALONE, str(tokenizer), str(text)]).output)
             rounds.append({"plait": ours, "tokenizers": alone})
             print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
-        found: dict[str, object] = {
-            "megabytes": asked.megabytes, "cores": os.cpu_count(), "rounds": rounds,
-            "load": os.getloadavg()[0], "of_tokenizers": {
-                key: sum(one["tokenizers"][key] for one in rounds) / sum(one["plait"][key] for one in rounds)
+        found: dict[str, Any] = {
+            "megabytes": asked.megabytes, "rounds": rounds, "of_tokenizers": {
+                key: round(sum(one["tokenizers"][key] for one in rounds) / sum(one["plait"][key] for one in rounds), 3)
                 for key in ("seconds", "processor_seconds")
             },
         }  # fmt: skip
         if asked.kill:
+            out = folder / "killed"
             whole = max(one["plait"]["seconds"] for one in rounds)
-            hits = killed(text, asked.tokenizer, folder / "killed", asked.kill, whole / 4)
-            found["kills"] = hits
-            found["same_shards"] = shards(folder / "killed") == shards(folder / "corpus-0")
-        print(json.dumps(found))
+            found["killed"] = killed(prepare(text, tokenizer, out), asked.kill, whole)
+            found["same_shards"] = shards(out) == shards(folder / "corpus-0")
+        tell(found, asked)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)
