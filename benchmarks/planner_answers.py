@@ -23,7 +23,6 @@ from plait.core.base.errors import PlaitError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.asking import with_own_vocabulary
 
 CLOSE = 1e-12
 """Relative: sums in another order may differ by so much."""
@@ -107,7 +106,7 @@ def job(preset: str, cluster: str, ranks: int, tokens: int, batch: int) -> dict[
 def answered(values: dict[str, Any]) -> Any:
     """What is shown, or why nothing is."""
     try:
-        asked = with_own_vocabulary(Job.from_dict(values))
+        asked = Job.from_dict(values)
         answer = Planner(asked, Cluster.preset(asked.cluster.preset), 256).answer()
     except PlaitError as error:
         return str(error)

@@ -28,7 +28,7 @@ from plait.core.base.errors import PlaitError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.asking import job_at, with_own_vocabulary
+from plait.plan.asking import job_at
 from plait.plan.search import search
 from plait.plan.what_if import changed_cluster
 
@@ -99,7 +99,7 @@ def drawn(number: int) -> dict[str, Any]:
 def tried(number: int, *, sampled: bool) -> dict[str, Any]:
     """What one job's answers are, to that without conditions."""
     values, chance = drawn(number), random.Random(f"conditions {number}")
-    job = with_own_vocabulary(Job.from_dict(values))
+    job = Job.from_dict(values)
     cluster = Cluster.preset(values["cluster"]["preset"])
     told: dict[str, Any] = {"number": number, "job": values}
     try:

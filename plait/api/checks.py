@@ -59,7 +59,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, vocabulary_note(job, vocab, own=False))
+    return Checked(over, vocabulary_note(job, vocab))
 
 
 def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:

@@ -51,27 +51,18 @@ def model_notes(job: Job) -> PassedOver:
     return over
 
 
-def vocabulary_note(job: Job, vocab: int, *, own: bool) -> str:
-    """A sentence for a preset whose vocabulary is not the byte tokenizer's; else empty. own: whether the
-    preset's counts, as in planning."""
-    from plait.core.base.env import specs_folder
+def vocabulary_note(job: Job, vocab: int) -> str:
+    """A sentence for a preset with the byte tokenizer, of whose vocabulary ``vocab`` are in use; else
+    empty."""
     from plait.core.job.settings import BYTES
-    from plait.core.model.spec import ModelSpec
 
-    preset = job.model.get("preset")
-    if not isinstance(preset, str) or "vocab" in job.model or job.data.tokenizer != BYTES:
+    if "preset" not in job.model or "vocab" in job.model or job.data.tokenizer != BYTES:
         return ""
-    there = ModelSpec.preset_values(preset, specs_folder() / "models")["vocab"]
-    trained, its = job.model_spec(vocab), job.changed([f"model.vocab={there}"]).model_spec(vocab)
-    sizes = f"{trained.num_parameters:,} parameters, not {its.num_parameters:,}"
-    if own:
-        return (
-            f"planned with the {there:,} tokens of {preset}; plait train of this job file has the {vocab} of the byte "
-            f"tokenizer ({sizes}), unless it says data.tokenizer or model.vocab={there}"
-        )
+    spec = job.model_spec(vocab)
     return (
-        f"the vocabulary is the byte tokenizer's {vocab} tokens, not the {there:,} of {preset}: a model of {sizes}; "
-        f"set data.tokenizer, or model.vocab={there}, with which plait plan plans"
+        f"the model has the vocabulary of {job.model['preset']}, {spec.vocab:,} tokens ({spec.num_parameters:,} "
+        f"parameters), of which the byte tokenizer gives {vocab}; the others are never sampled. data.tokenizer names "
+        "another one"
     )
 
 

@@ -95,7 +95,7 @@ def prepare_data(
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.settings import DataSection
     from plait.core.job.spec import Job
-    from plait.train.data.chats import read_as
+    from plait.train.data.chats import readers_of
     from plait.train.data.sets import evaluation_sets, training_sets
     from plait.train.data.sources import find_files
     from plait.train.data.tokenizer import load_tokenizer
@@ -110,8 +110,9 @@ def prepare_data(
         raise JobError("is missing", key="--out", fix="Name the folder to write, or a job file in place of sources")
     else:
         data, folder = decode(DataSection, {"text": list(what), **settings}), out
-    chats, encoder = read_as(data, load_tokenizer(data.tokenizer))
-    sets = [*training_sets(data, folder, chats), *evaluation_sets(data, folder, chats)]
+    tokenizer = load_tokenizer(data.tokenizer)
+    readers = readers_of(data, tokenizer)
+    sets = [*training_sets(data, folder, readers), *evaluation_sets(data, folder, readers)]
     if not is_job:
         sets = [sets[0].at(folder)]
     over = PassedOver()
@@ -122,7 +123,7 @@ def prepare_data(
         say(f"note: {line}")
     screen, found = Screen(sys.stderr), list[tuple[str, "Corpus"]]()
     for one in sets:
-        found.append((one.name, one.prepare(encoder, say, ByteProgress(screen, f"tokenising {one.name}"))))
+        found.append((one.name, one.prepare(tokenizer, say, ByteProgress(screen, f"tokenising {one.name}"))))
     return PreparedData(tuple(found), time.monotonic() - begun)
 
 

@@ -290,10 +290,9 @@ def plan_of(file: Path | Plan, overrides: Sequence[str]) -> tuple[Plan, float | 
         cluster = the_cluster(plan.job, None)
     else:
         from plait.plan.answer import Planner
-        from plait.plan.asking import with_own_vocabulary
         from plait.train.data.tokenizer import load_tokenizer
 
-        job = with_own_vocabulary(Job.read(file, list(overrides)).named(file.stem))
+        job = Job.read(file, list(overrides)).named(file.stem)
         vocab = load_tokenizer(job.data.tokenizer).vocab
         job, _ = planned(job, vocab, None)
         if job.cluster.ranks not in (0, job.world_size):

@@ -102,7 +102,6 @@ def plan_job(
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
-    from plait.plan.asking import with_own_vocabulary
     from plait.plan.read_config import read_configuration
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
     from plait.plan.where import other_device
@@ -119,13 +118,11 @@ def plan_job(
         written = Plan.read(file)
         job, vocab = job_of(written, file), written.model.vocab
     else:
-        asked = (told.job(overrides) if told else Job.read(file, overrides)).named(file.stem.partition(".")[0])
-        job, over = with_own_vocabulary(asked), model_notes(asked)
-        own, weights = load_tokenizer(asked.data.tokenizer).vocab, asked.train.init_from
+        job = (told.job(overrides) if told else Job.read(file, overrides)).named(file.stem.partition(".")[0])
+        over, vocab, weights = model_notes(job), load_tokenizer(job.data.tokenizer).vocab, job.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
-            over.add(check_initial(Path(weights), asked.model_spec(own)))
-        note = "" if told else vocabulary_note(asked, own, own=True)
-        vocab = load_tokenizer(job.data.tokenizer).vocab
+            over.add(check_initial(Path(weights), job.model_spec(vocab)))
+        note = "" if told else vocabulary_note(job, vocab)
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import check_number
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint, Margin
-from plait.core.job.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
+from plait.core.job.settings import OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
@@ -52,16 +51,6 @@ def _check_batch(job: Job, ranks: int) -> None:
             f"{batch:,} sequences are more than {MOST_MICRO:,} micro-batches of {micro} on each of {ranks:,} ranks"
         )
         raise JobError(problem, key="train.global_batch_size", fix=f"Use at most {most:,}, or more ranks")
-
-
-def with_own_vocabulary(job: Job) -> Job:
-    """The job with its preset's vocabulary where it names no tokenizer: a known model is planned for, and
-    bytes are there to try things out with."""
-    preset = job.model.get("preset")
-    if preset is None or "vocab" in job.model or job.data.tokenizer != BYTES:
-        return job
-    vocab = ModelSpec.preset_values(preset, specs_folder() / "models")["vocab"]
-    return job.model_copy(update={"model": job.model | {"vocab": vocab}})
 
 
 def ranks_of(job: Job, cluster: Cluster) -> int:

@@ -234,7 +234,9 @@ def test_whose_vocabulary_counts_is_said(
         monkeypatch.setattr(sys, "argv", ["plait", "train", "job.toml", *asked, "data.sequence_length=32", "--dry-run"])
         with pytest.raises(SystemExit):
             main()
-        assert ("note: the vocabulary is the byte tokenizer's 257 tokens" in capsys.readouterr().err) == says
+        assert (
+            "of which the byte tokenizer gives 257; the others are never sampled" in capsys.readouterr().err
+        ) == says
 
 
 def test_what_is_passed_over_stands_in_json_too(

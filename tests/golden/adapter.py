@@ -148,7 +148,7 @@ def of_question(asked: Values) -> list[Values]:
     """The ten best strategies, with what is predicted of each."""
     job = Job.from_dict(
         {
-            "model": {"preset": asked["model"]},
+            "model": {"preset": asked["model"], "vocab": VOCABULARY},
             "data": {"sequence_length": asked["sequence"]},
             "train": {"global_batch_size": asked["batch"], "precision": "bf16-mixed"},
             "cluster": {"preset": asked["cluster"], "ranks": asked["ranks"]},

@@ -10,7 +10,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.plan.asking import asked_of, job_at, point_of, ranks_of, strategy_table, with_own_vocabulary
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of, strategy_table
 from plait.plan.space import enumerate_space
 
 H100 = Cluster.preset("h100")
@@ -120,16 +120,6 @@ def test_the_point_of_unequal_places_is_the_firsts() -> None:
     one = job(strategy={"pp": 2, "dp": [4, 2], "tp": [2, 4], "schedule": "1f1b"}, micro_batch_size=4)
     point = point_of(one)
     assert (point["dp"], point["tp"], point["schedule"]) == (4, 2, SCHEDULES.index("1f1b"))
-
-
-def test_a_preset_is_planned_with_its_own_vocabulary_unless_the_job_says_of_what() -> None:
-    one = job()
-    assert with_own_vocabulary(one).model_spec(vocab=257).vocab == 50257
-    assert with_own_vocabulary(one).open == one.open
-    said = Job.from_dict({"model": {"preset": "gpt3-125m", "vocab": 300}})
-    assert with_own_vocabulary(said) == said
-    shapes = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
-    assert "vocab" not in with_own_vocabulary(Job.from_dict({"model": shapes})).model
 
 
 def test_layers_of_stages_are_not_dropped_by_a_search() -> None:

@@ -11,7 +11,6 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.asking import with_own_vocabulary
 from plait.plan.candidate import Candidate
 from plait.plan.what_if import changed_cluster
 
@@ -47,7 +46,7 @@ def best(
         "plan": {"constraints": list(conditions), "top": 3},
     }
     cluster = changed_cluster(Cluster.preset(where[0]), {"compute": compute})
-    return Planner(with_own_vocabulary(Job.from_dict(values)), cluster, 256).answer().best
+    return Planner(Job.from_dict(values), cluster, 256).answer().best
 
 
 @pytest.mark.parametrize(
@@ -81,5 +80,5 @@ def test_an_answer_is_not_slower_than_what_it_says_of_itself_without_overlap() -
         "model": {"preset": "gpt3-2.7b"}, "data": {"sequence_length": 512}, "train": {"global_batch_size": 8},
         "cluster": {"preset": "h100", "ranks": 8}, "plan": {"constraints": ["tp == 8"]},
     }  # fmt: skip
-    told = Planner(with_own_vocabulary(Job.from_dict(values)), Cluster.preset("h100"), 256).answer()
+    told = Planner(Job.from_dict(values), Cluster.preset("h100"), 256).answer()
     assert not [line for line in told.why if " costs " in line]

@@ -146,6 +146,7 @@ CHATS = (
     say("Explain", "<think>\nwell\n</think>\n\nSo it is.", "Thanks", "<think>\nok\n</think>\n\nAny time."),
 )
 """Chats that every template takes."""
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "é <&>", "parameters": {}}}]
 WITH_SYSTEM = (say("Hello", "Hi!", "Bye", "See you.", system="Be short."), say("One", "1", system="Count."))
 
 

@@ -18,6 +18,7 @@ STDLIB, BYTES = "python-stdlib", "bytes"
 _NAME = re.compile(r"\w[\w.+ -]{0,100}")
 
 
+Rows = Literal["text", "chats", "pairs"]
 TokenType = Literal["", "uint8", "uint16", "uint32", "int32", "int64"]
 Paths = Annotated[str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)], Field()]
 
@@ -37,6 +38,8 @@ class SourceSection(Section):
     as they say (1 if left out). With it: a run that would read it more often is refused."""
     text_key: str = ""
     """Empty: ``data.text_key``."""
+    rows: Rows | None = None
+    """Left out: ``data.rows``. So chats and texts can stand in one mixture."""
     pattern: str = ""
     """Empty: ``data.pattern``."""
     dtype: TokenType = ""
@@ -86,8 +89,8 @@ class DataSection(Section):
     """Seed of the order of sequences."""
     documents: Literal["join", "mask"] | None = None
     """``mask``: attention stops at document ends, and positions begin anew there. ``join``: it crosses them.
-    Left out: ``mask`` for chats and pairs, ``join`` for texts."""
-    rows: Literal["text", "chats", "pairs"] = "text"
+    Left out: ``mask`` where a source has chats or pairs, else ``join``."""
+    rows: Rows = "text"
     """What a row of JSON lines, JSON, CSV, Parquet or Arrow is: a text; a chat, rendered by the tokenizer's
     chat template; or a prompt with its answer. Chats and pairs are packed whole into sequences."""
     messages_key: str = "messages"
@@ -105,7 +108,16 @@ class DataSection(Section):
     @property
     def masks(self) -> bool:
         """Whether attention stops at document ends."""
-        return self.documents == "mask" or (self.documents is None and self.rows != "text")
+        return self.documents == "mask" or (self.documents is None and bool(self.chat_rows))
+
+    def rows_of(self, source: SourceSection) -> Rows:
+        """What a row of a source is."""
+        return source.rows or self.rows
+
+    @property
+    def chat_rows(self) -> set[Literal["chats", "pairs"]]:
+        """The kinds of rows of its sources that are no texts."""
+        return {kind for source in (*self.train, *self.eval) if (kind := self.rows_of(source)) != "text"}
 
     @property
     def train(self) -> tuple[SourceSection, ...]:

@@ -173,7 +173,7 @@ _MODEL_KEYS = (
         "model.preset",
         "a text",
         "-",
-        "A file of ``specs/models``, such as ``gpt3-125m``. The vocabulary is the tokenizer's.",
+        "A file of ``specs/models``, such as ``gpt3-125m``. Its vocabulary counts with bytes, else the tokenizer's.",
     ),
     Setting("model.huggingface", "a text", "-", f"A Hugging Face folder or its ``config.json`` ({_KINDS})."),
 )

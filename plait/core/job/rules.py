@@ -54,9 +54,12 @@ def _check_documents(job: Job, spec: ModelSpec) -> None:
         )
         raise JobError(problem, key="strategy.cuda_graphs",
                        changes=[{"strategy.cuda_graphs": False}, {"data.documents": "join"}])  # fmt: skip
-    if data.rows != "text" and data.text == STDLIB:
-        raise JobError(f"{STDLIB} has no {data.rows}", key="data.text", fix="Name a file of JSON lines, for example")
-    if data.rows == "text" and data.chat_template is not None:
+    for key, sources in (("data.sources" if data.sources else "data.text", data.train), ("data.eval", data.eval)):
+        for source in sources:
+            if data.rows_of(source) != "text" and STDLIB in source.paths:
+                fix = "Name a file of JSON lines, for example"
+                raise JobError(f"{STDLIB} has no {data.rows_of(source)}", key=key, fix=fix)
+    if data.chat_template is not None and not data.chat_rows:
         raise JobError("is for chats, and data.rows is text", key="data.chat_template",
                        changes=[{"data.rows": "chats"}, {"data.chat_template": None}])  # fmt: skip
 

@@ -32,6 +32,7 @@ from plait.core.job.renamed import refuse_old_keys
 from plait.core.job.resuming import Change, effect_of, leaves
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
+    BYTES,
     PLANNABLE,
     ClusterSection,
     DataSection,
@@ -254,8 +255,8 @@ class Job(Section):
         )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:
-        """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count
-        as saying)."""
+        """The model. Its vocabulary is what the job says, else a configuration's, else ``vocab``, the
+        tokenizer's. A preset keeps its own with the byte tokenizer, which is there to try things out."""
         given = dict(self.model)
         preset, config = given.pop("preset", None), given.pop("huggingface", None)
         if preset is not None and config is not None:
@@ -264,12 +265,14 @@ class Job(Section):
         for key, value in (("preset", preset), ("huggingface", config)):
             if value is not None and not isinstance(value, str):
                 raise JobError(f"{shown(value)} is not a text", key=f"model.{key}", fix="Write it in quotes")
-        padded = -(-vocab // self.data.vocab_multiple) * self.data.vocab_multiple
-        base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": padded}
+        base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": vocab}
         if config is not None:
             base = ModelSpec.from_huggingface(config).to_dict()
         elif preset is not None:
-            base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": padded}
+            values = ModelSpec.preset_values(preset, specs_folder() / "models")
+            base = values if self.data.tokenizer == BYTES else values | {"vocab": vocab}
+        if config is None:
+            base["vocab"] += -base["vocab"] % self.data.vocab_multiple
         if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):
             raise JobError("the model says how large its vocabulary is", key="data.vocab_multiple",
                            changes=[{"data.vocab_multiple": 1}])  # fmt: skip

@@ -22,7 +22,7 @@ from plait.train.checkpoint.safetensors_folder import check_no_model
 from plait.train.checkpoint.whole import check_step, load_whole
 from plait.train.comm.wire import NullWire
 from plait.train.data.chat_template import TEMPLATE
-from plait.train.data.chats import read_as
+from plait.train.data.chats import readers_of
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 
 PLAN, CHECKPOINTS = "plan.json", "checkpoints"
@@ -92,10 +92,10 @@ def _chats(plan: Plan, tokenizer: Tokenizer) -> _ChatFiles:
     """The chat template that the run was trained with, or that its tokenizer has as a file."""
     assert plan.job is not None
     data = plan.job.data
-    if data.rows == "chats":
-        chats, _ = read_as(data, tokenizer)
-        assert chats is not None and chats.template is not None
-        stops = [int(tokenizer.encode(end)[0]) for end in chats.template.ends if end in chats.template.special]
+    if "chats" in data.chat_rows:
+        chats = readers_of(data, tokenizer)["chats"]
+        assert chats.template is not None
+        stops = [int(tokenizer.encode(end)[0]) for end in chats.ends]
         return _ChatFiles({TEMPLATE: chats.template.source.encode()}, stops)
     beside = tokenizer.path.with_name(TEMPLATE) if isinstance(tokenizer, FileTokenizer) else None
     return _ChatFiles({TEMPLATE: beside.read_bytes()} if beside and beside.is_file() else {}, [])

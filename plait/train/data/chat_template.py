@@ -113,16 +113,6 @@ class ChatTemplate:
         """Whether it may write the day on which it is rendered."""
         return "strftime_now" in self.source
 
-    @property
-    def ends(self) -> list[str]:
-        """The special token that ends an answer to one question; none if the template has none."""
-        try:
-            (found,) = self.rendered(({"role": "user", "content": "a"}, {"role": ANSWERS, "content": "b"}))
-        except (WrongChat, ValueError):
-            return []
-        begin, end = found.answers[-1]
-        return [token for token in self.special if found.text[begin:end].endswith(token)]
-
     @cached_property
     def _compiled(self) -> tuple[Template, _Work]:
         from jinja2 import TemplateError

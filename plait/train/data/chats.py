@@ -27,6 +27,7 @@ from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection
 from plait.train.data.chat_template import ANSWERS, ChatTemplate, Message, Rendered, WrongChat
+from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
 
 BEGIN, END, STOP = b"\xff", b"\xfe", b"\xfd"
@@ -52,10 +53,10 @@ class ChatSettings:
 
 @dataclass
 class Chats:
-    """Rows of one job become texts. cut: chats that became several."""
+    """Rows of one job become texts. renderer: of its template. cut: chats that became several."""
 
     settings: ChatSettings
-    template: ChatTemplate | None
+    renderer: Renderer | None
     cut: int = 0
 
     @staticmethod
@@ -71,7 +72,23 @@ class Chats:
             if settings.rows == "chats":
                 raise
             template = None
-        return Chats(settings, template)
+        return Chats(settings, template and Renderer(template))
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """Of the job's chats."""
+        return self.renderer and self.renderer.template
+
+    @property
+    def ends(self) -> list[str]:
+        """The special token that ends an answer to one question; none if the template has none."""
+        assert self.renderer
+        try:
+            (found,) = self.renderer.rendered(({"role": "user", "content": "a"}, {"role": ANSWERS, "content": "b"}))
+        except (WrongChat, ValueError):
+            return []
+        begin, end = found.answers[-1]
+        return [token for token in self.renderer.template.special if found.text[begin:end].endswith(token)]
 
     @property
     def identity(self) -> str:
@@ -107,26 +124,37 @@ class Chats:
             else:
                 yield one
 
-    def _rendered(self, values: Mapping[str, Any] | str) -> list[Rendered | _Pair]:
+    def check(self, values: Mapping[str, Any] | str, where: str) -> None:
+        """Raise DataError for a row that is no chat, or no pair; nothing is rendered."""
+        try:
+            self._given(values)
+        except WrongChat as error:
+            raise DataError(f"{where}: {error}") from None
+
+    def _rendered(self, values: Mapping[str, Any] | str) -> list[Rendered] | list[_Pair]:
+        given = self._given(values)
+        if isinstance(given, _Pair):
+            return [given]
+        if self.renderer is None:
+            raise WrongChat("is a list of messages, and there is no chat template beside the tokenizer")
+        assert isinstance(values, Mapping)
+        tools = values.get("tools")
+        return self.renderer.rendered(given, (_parsed(tools, "tools") if isinstance(tools, str) else tools) or None)
+
+    def _given(self, values: Mapping[str, Any] | str) -> _Pair | Sequence[Message]:
+        """The messages or texts of a row. Raises WrongChat."""
         if isinstance(values, str):
             raise WrongChat("is a text alone, no row with keys")
         settings = self.settings
         if settings.rows == "chats":
-            return list(self._chat(_messages(values, settings.messages), values.get("tools")))
+            return _messages(values, settings.messages)
         prompt, answer = (_present(values, key) for key in (settings.prompt, settings.answer))
         if isinstance(prompt, str) and isinstance(answer, str):
-            return [_Pair(prompt, answer)]
-        given = [
+            return _Pair(prompt, answer)
+        before = [
             one | {"weight": 0} if one.get("role") == ANSWERS else one for one in _messages(values, settings.prompt)
         ]
-        return list(self._chat([*given, *_messages(values, settings.answer)], values.get("tools")))
-
-    def _chat(self, messages: Sequence[Message], tools: Any) -> list[Rendered]:
-        if self.template is None:
-            raise WrongChat("is a list of messages, and there is no chat template beside the tokenizer")
-        if isinstance(tools, str):
-            tools = _parsed(tools, "tools")
-        return self.template.rendered(messages, tools or None)
+        return [*before, *_messages(values, settings.answer)]
 
     def _marked(self, one: Rendered | _Pair) -> bytes:
         if isinstance(one, _Pair):
@@ -269,17 +297,17 @@ def _unmarked(marked: bytes) -> tuple[str, list[tuple[int, int]], bool]:
     return text, spans, stops
 
 
-def read_as(data: DataSection, tokenizer: Tokenizer) -> tuple[Chats | None, Tokenizer]:
-    """How rows of a job's sources become texts, None where they are texts, and what encodes these. Raises
-    DataError where chats have no template."""
-    if data.rows == "text":
-        return None, tokenizer
-    settings = ChatSettings(
-        rows=data.rows,
-        messages=data.messages_key,
-        prompt=data.prompt_key,
-        answer=data.answer_key,
-        template=data.chat_template,
-        loss=data.loss,
-    )
-    return Chats.of(settings, tokenizer), AnswerTokenizer(tokenizer)
+Readers = Mapping[str, Chats]
+"""How rows become texts, by ``data.rows``; rows that are texts have no entry."""
+
+
+def readers_of(data: DataSection, tokenizer: Tokenizer) -> Readers:
+    """Of all kinds of rows that a job's sources have. Raises DataError where chats have no template."""
+    found = dict[str, Chats]()
+    for kind in sorted(data.chat_rows):
+        settings = ChatSettings(
+            rows=kind, messages=data.messages_key, prompt=data.prompt_key, answer=data.answer_key,
+            template=data.chat_template, loss=data.loss,
+        )  # fmt: skip
+        found[kind] = Chats.of(settings, tokenizer)
+    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
-from plait.train.data.chats import read_as
+from plait.train.data.chats import readers_of
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Corpus, Index, SplitName
 from plait.train.data.documents import Reading, documents
 from plait.train.data.in_place import dealt
@@ -42,16 +42,17 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     """
     over = PassedOver()
     with _of("data.tokenizer"):
-        chats, tokenizer = read_as(data, load_tokenizer(data.tokenizer))
+        tokenizer = load_tokenizer(data.tokenizer)
+        readers = readers_of(data, tokenizer)
     if train.eval_every and not data.eval and not data.eval_fraction:
         fix = "Set a fraction such as 0.02, name data.eval, or train.eval_every = 0"
         raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
                        key="data.eval_fraction", fix=fix)  # fmt: skip
     key = "data.sources" if data.sources else "data.text"
     held_out = SPLITS if train.eval_every and not data.eval else ("train",)
-    for one in _sets(partial(training_sets, chats=chats), data, out, key):
+    for one in _sets(partial(training_sets, readers=readers), data, out, key):
         _check_set(_Count(one, tokenizer, data, held_out, key), over)
-    for one in _sets(partial(evaluation_sets, chats=chats), data, out, "data.eval") if train.eval_every else ():
+    for one in _sets(partial(evaluation_sets, readers=readers), data, out, "data.eval") if train.eval_every else ():
         _check_set(_Count(one, tokenizer, data, ("train",), "data.eval"), over)
     return over
 
@@ -95,7 +96,7 @@ class _Count:
     def __init__(
         self, one: DataSet, tokenizer: Tokenizer, data: DataSection, needed: Sequence[SplitName], key: str
     ) -> None:
-        self.one, self.tokenizer, self.data, self.needed, self.key = one, tokenizer, data, needed, key
+        self.one, self.tokenizer, self.data, self.needed, self.key = one, one.encoder(tokenizer), data, needed, key
         self.least = 1 if one.settings.chats else data.sequence_length + 1
         """Tokens that a split needs: chats are packed, and what is left of a sequence is padded."""
         self.files: Sequence[SourceFile] = ()

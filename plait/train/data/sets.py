@@ -18,25 +18,35 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.job.settings import DataSection, SourceSection
 from plait.train.data.addresses import fetched, is_address
-from plait.train.data.chats import Chats, read_as
+from plait.train.data.chats import MARK, AnswerTokenizer, Readers, readers_of
 from plait.train.data.checksums import verify
 from plait.train.data.corpus import INDEX_FILE, Corpus
 from plait.train.data.prepare import CorpusSettings, Progress, prepare
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
 
+NO_READERS: Readers = {}
+"""For who only opens corpora."""
+
 
 @dataclass(frozen=True)
 class DataSet:
-    """One source of a job. folder: where its corpus is. made: whether the user prepared it before."""
+    """One source of a job. folder: where its corpus is. rows: what its rows are. made: whether the user
+    prepared it before."""
 
     name: str
     source: SourceSection
     settings: CorpusSettings
     folder: Path
+    rows: str = "text"
     made: bool = False
+
+    def encoder(self, tokenizer: Tokenizer) -> Tokenizer:
+        """What encodes its texts: a job's tokenizer, of chats and pairs with marks on answers."""
+        return tokenizer if self.rows == "text" else AnswerTokenizer(tokenizer)
 
     def prepare(self, tokenizer: Tokenizer, say: Callable[[str], None], progress: Progress | None = None) -> Corpus:
         """Its corpus: made, unless it is there. Raises DataError."""
+        tokenizer = self.encoder(tokenizer)
         if not self.made:
             paths = [self._local(path, progress) for path in self.source.paths]
             return prepare(paths, tokenizer, self.folder, self.settings, progress=progress, say=say)
@@ -61,7 +71,11 @@ class DataSet:
         return replace(self, folder=folder)
 
     def check(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
-        """Raise DataError for a corpus of another tokenizer than the job's."""
+        """Raise DataError for a corpus of another tokenizer than the source's, or of other rows."""
+        if (corpus.index.vocab > MARK) != (self.rows != "text"):
+            holds = "chats or pairs" if corpus.index.vocab > MARK else "texts"
+            raise DataError(f"{self.folder}: was prepared of {holds}, and its rows are {self.rows}; correct data.rows, "
+                            "or rows of this source")  # fmt: skip
         if corpus.index.tokenizer != tokenizer.fingerprint:
             raise DataError(
                 f"{self.folder}: was prepared with another tokenizer than data.tokenizer; name the one that it was "
@@ -69,27 +83,28 @@ class DataSet:
             )
 
 
-def training_sets(data: DataSection, folder: Path, chats: Chats | None = None) -> list[DataSet]:
-    """The sets that are trained on. folder: of the run's corpora. chats: what reads rows, to prepare them."""
-    return [_set(data, source, folder / source.called, data.held_out, chats) for source in data.train]
+def training_sets(data: DataSection, folder: Path, readers: Readers = NO_READERS) -> list[DataSet]:
+    """The sets that are trained on. folder: of the run's corpora. readers: of rows, to prepare them."""
+    return [_set(data, source, folder / source.called, data.held_out, readers) for source in data.train]
 
 
-def evaluation_sets(data: DataSection, folder: Path, chats: Chats | None = None) -> list[DataSet]:
+def evaluation_sets(data: DataSection, folder: Path, readers: Readers = NO_READERS) -> list[DataSet]:
     """The sets of ``data.eval``."""
-    return [_set(data, source, folder / "eval" / source.called, 0.0, chats) for source in data.eval]
+    return [_set(data, source, folder / "eval" / source.called, 0.0, readers) for source in data.eval]
 
 
-def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float, chats: Chats | None) -> DataSet:
+def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float, readers: Readers) -> DataSet:
+    rows = data.rows_of(source)
     settings = CorpusSettings(
         pattern=source.pattern or data.pattern, eval_fraction=held_out, text_key=source.text_key or data.text_key,
-        dtype=source.dtype, chats=chats,
+        dtype=source.dtype, chats=readers.get(rows),
     )  # fmt: skip
     prepared = [path for path in source.paths if (Path(path).expanduser() / INDEX_FILE).is_file() and _is_corpus(path)]
     if prepared and len(source.paths) > 1:
         raise DataError(f"{prepared[0]}: is a prepared corpus and stands beside other paths; name it as a source alone")
     if prepared:
-        return DataSet(source.called, source, settings, Path(prepared[0]).expanduser(), True)
-    return DataSet(source.called, source, settings, folder)
+        return DataSet(source.called, source, settings, Path(prepared[0]).expanduser(), rows, True)
+    return DataSet(source.called, source, settings, folder, rows)
 
 
 def _is_corpus(path: str) -> bool:
@@ -111,9 +126,9 @@ def prepare_corpus(
     if isinstance(tokenizer, FileTokenizer):
         ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
     say(f"preparing {data.told}{ends}")
-    chats, encoder = read_as(data, tokenizer)
-    for one in (*training_sets(data, folder, chats), *evaluation_sets(data, folder, chats)):
-        corpus = one.prepare(encoder, say, progress(one.name) if progress else None)
+    readers = readers_of(data, tokenizer)
+    for one in (*training_sets(data, folder, readers), *evaluation_sets(data, folder, readers)):
+        corpus = one.prepare(tokenizer, say, progress(one.name) if progress else None)
         if one.name != "text" or data.eval:
             splits = corpus.index.splits
             say(f"  {shown(one.name)}: {splits['train'].tokens:,} tokens of {splits['train'].documents:,} documents")

@@ -52,7 +52,7 @@ def test_a_vocabulary_is_rounded_up_to_a_multiple() -> None:
 
 
 def test_the_tokenizer_decides_the_vocabulary_unless_the_job_does() -> None:
-    assert Job.from_dict({"model": {"preset": "llama2-7b"}}).model_spec(vocab=257).vocab == 257
+    assert Job.from_dict({"model": {"preset": "llama2-7b"}}).model_spec(vocab=257).vocab == 32_000
     job = Job.from_dict({"model": {"preset": "llama2-7b", "vocab": 512}})
     assert job.model_spec(vocab=257).vocab == 512
     with pytest.raises(JobError, match=r"model\.vocab: 512 is less than the tokenizer's 32000 tokens"):

@@ -10,7 +10,15 @@ import pytest
 
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import CorpusSettings, prepare
+from plait.train.data.rendering import Renderer
 from tests.train.data.preparing import BYTES, write
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit tests render chats without the process that has limits (``test_rendering.py`` tries it)."""
+    if request.node.get_closest_marker("system") is None:
+        monkeypatch.setattr(Renderer, "rendered", lambda self, *given: self.template.rendered(*given))
 
 
 def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:

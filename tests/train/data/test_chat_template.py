@@ -11,9 +11,7 @@ import transformers
 
 from plait.core.base.errors import DataError
 from plait.train.data.chat_template import ChatTemplate, WrongChat
-from tests.support.chats import CHATML, CHATS, MARKED, SPECIAL, TEMPLATES, WITH_SYSTEM, say, tokenizer_folder
-
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "é <&>", "parameters": {}}}]
+from tests.support.chats import CHATML, CHATS, MARKED, SPECIAL, TEMPLATES, TOOLS, WITH_SYSTEM, say, tokenizer_folder
 
 
 def both(folder: Path, template: str, *, as_file: bool = False) -> tuple[ChatTemplate, Any]:
