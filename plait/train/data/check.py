@@ -13,14 +13,16 @@ from pathlib import Path
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
+from plait.train.data.ahead import look_at_rows, look_at_tokens
 from plait.train.data.chats import readers_of
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Corpus, Index, SplitName
 from plait.train.data.documents import Reading, documents
 from plait.train.data.in_place import dealt
-from plait.train.data.kinds import IN_PLACE, kind_of_file, look_at
+from plait.train.data.kinds import IN_PLACE, look_at
+from plait.train.data.prepare import opened_tokens
 from plait.train.data.sets import DataSet, evaluation_sets, training_sets
 from plait.train.data.sources import SourceFile, find_files
-from plait.train.data.token_files import open_tokens
+from plait.train.data.token_files import Tokens
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
 
 LOOK = 64 << 20
@@ -74,6 +76,7 @@ def _check_set(counted: _Count, over: PassedOver) -> None:
             counted.files = find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
             if not counted.of_index():
                 counted.formats = look_at(counted.files, MOST_FILES, one.settings.dtype)
+                counted.look_ahead()
             if not counted.enough:
                 counted.by_reading()
     if counted.complete:
@@ -163,11 +166,19 @@ class _Count:
             self.tokens[last] += 1
         self.complete = True
 
+    def look_ahead(self) -> None:
+        """Raise DataError for what ranks would find later in files that are not read as far."""
+        if self.formats.keys() & IN_PLACE:
+            look_at_tokens(self._token_files(), self.tokenizer.vocab)
+        else:
+            look_at_rows(self.files[:MOST_FILES], self.one.settings.text_key, self.one.settings.chats)
+
+    def _token_files(self) -> list[Tokens]:
+        return opened_tokens(self.files[:MOST_FILES], self.one.settings, self.tokenizer)
+
     def _by_looking_through(self) -> None:
         """Count token files of others, as far as is needed."""
-        for file in self.files:
-            dtype = self.one.settings.dtype
-            tokens = open_tokens(file, kind_of_file(file, dtype).format, dtype, self.tokenizer.end_of_text)
+        for tokens in self._token_files():
             for document in tokens.documents:
                 for side, parts in dealt(tokens.array, document, self.one.settings.eval_fraction):
                     self.tokens[side] += sum(count for _, count in parts)

@@ -47,7 +47,7 @@ def write_spans(
     token that is none of ``vocab``."""
     found: dict[SplitName, _SplitSpans] = {name: _SplitSpans() for name in SPLITS}
     for number, tokens in enumerate(files):
-        _check_vocabulary(tokens, vocab)
+        check_vocabulary(tokens, vocab)
         _add(found, number, tokens, eval_fraction)
     arrays = [tokens.array for tokens in files]
     return tuple(tokens.file for tokens in files), {
@@ -89,10 +89,11 @@ def _side(tokens: np.ndarray, parts: list[Part], eval_fraction: float) -> SplitN
     return Document(text=content, offset=0).split(eval_fraction)
 
 
-def _check_vocabulary(tokens: Tokens, vocab: int) -> None:
-    """Raise DataError for a token that the tokenizer does not have."""
-    for start in range(0, len(tokens.array), SCAN):
-        part = tokens.array[start : start + SCAN]
+def check_vocabulary(tokens: Tokens, vocab: int, begin: int = 0, end: int | None = None) -> None:
+    """Raise DataError for a token, from ``begin`` to ``end``, that the tokenizer does not have."""
+    last = len(tokens.array) if end is None else min(end, len(tokens.array))
+    for start in range(begin, last, SCAN):
+        part = tokens.array[start : min(start + SCAN, last)]
         low, high = int(part.min()), int(part.max())
         if low < 0 or high >= vocab:
             raise DataError(

@@ -256,7 +256,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
         splits: dict[SplitName, Split]
         if formats.keys() & IN_PLACE:
             in_place, splits = write_spans(
-                draft.folder, _tokens(files, making), settings.eval_fraction, tokenizer.vocab
+                draft.folder, opened_tokens(files, settings, tokenizer), settings.eval_fraction, tokenizer.vocab
             )
         else:
             for done in _write_all(groups(files, settings.eval_fraction, reading), tokenizer, draft):
@@ -290,12 +290,16 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
             shutil.rmtree(draft.folder, ignore_errors=True)
 
 
-def _tokens(files: list[SourceFile], making: _Making) -> list[Tokens]:
-    """Token files, opened."""
-    settings, end = making.settings, making.tokenizer.end_of_text
+def opened_tokens(files: Sequence[SourceFile], settings: CorpusSettings, tokenizer: Tokenizer) -> list[Tokens]:
+    """Token files. Raises DataError where rows are wanted that are no texts."""
+    if settings.chats:
+        raise DataError(
+            f"{files[0].path}: has tokens, and {settings.chats.settings.rows} are made of text; name it as a source of "
+            'data.sources with rows = "text"'
+        )
     formats = [kind_of_file(file, settings.dtype).format for file in files]
     return [
-        open_tokens(file, format, settings.dtype, end)
+        open_tokens(file, format, settings.dtype, tokenizer.end_of_text)
         for file, format in zip(files, formats, strict=True)
         if file.bytes
     ]

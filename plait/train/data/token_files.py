@@ -56,7 +56,7 @@ class Tokens:
 
 def open_tokens(file: SourceFile, format: str, dtype: str, end_of_text: int) -> Tokens:
     """A token file of a format, mapped. dtype: of bare numbers. Raises DataError for one that is damaged or
-    holds no tokens."""
+    holds no tokens; for an index that does not agree with itself once documents are read."""
     try:
         if format == kinds.MEGATRON:
             return _megatron(file)
@@ -142,8 +142,12 @@ def _megatron(file: SourceFile) -> Tokens:
     lengths, begins, indices = (
         whole[first:last].view(kind) for first, last, kind in zip(cuts, cuts[1:], ("<i4", "<i8", "<i8"), strict=False)
     )
-    _check_index(index, lengths, begins, indices, told)
-    return Tokens(told, told.mapped(), _indexed(lengths, begins, indices, dtype.itemsize))
+
+    def found() -> Iterator[list[Part]]:
+        _check_index(index, lengths, begins, indices, told)
+        yield from _indexed(lengths, begins, indices, dtype.itemsize)
+
+    return Tokens(told, told.mapped(), found())
 
 
 def _check_index(index: Path, lengths: np.ndarray, begins: np.ndarray, indices: np.ndarray, told: TokenFile) -> None:

@@ -1,0 +1,80 @@
+"""What of a source's files is looked at before ranks start, beyond what fills a sequence: damage at their
+ends, and tokens that the tokenizer does not have. The cost is bounded; ranks look at all of it.
+
+| files | what is looked at |
+|---|---|
+| rows: JSON lines, JSON, CSV, Parquet, Arrow | all rows, up to ``LOOK`` bytes of files of a source |
+| JSON lines beyond that, not compressed | the last line |
+| token files | all tokens up to ``TOKENS`` of a source; beyond, stretches of each file, both ends too |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from plait.core.base.errors import DataError
+from plait.train.data import kinds
+from plait.train.data.chats import Chats
+from plait.train.data.in_place import check_vocabulary
+from plait.train.data.kinds import kind_of_file
+from plait.train.data.rows import rows
+from plait.train.data.sources import SourceFile
+from plait.train.data.token_files import SCAN, Tokens
+
+LOOK = 32 << 20
+"""Bytes: about a second."""
+TAIL = 1 << 20
+"""Bytes of the end of a file, in which its last line is looked for."""
+TOKENS = 256 << 20
+"""About a second, of a file that lies in memory."""
+LEAST = 4096
+"""Tokens of a stretch."""
+
+
+def look_at_rows(files: Sequence[SourceFile], text_key: str, chats: Chats | None) -> None:
+    """Raise DataError for a row that is damaged, or is no chat where chats are wanted."""
+    left = LOOK
+    for file in files:
+        if not file.bytes:
+            continue
+        kind = kind_of_file(file)
+        if kind.format == kinds.TEXT:
+            continue
+        left -= file.bytes
+        if left >= 0:
+            for row in rows(file, kind, None if chats else [text_key]):
+                if chats:
+                    chats.check(row.values, f"{file.path}: {row.where}")
+        elif kind.format == kinds.JSON_LINES and not kind.compression:
+            _look_at_last_line(file)
+
+
+def _look_at_last_line(file: SourceFile) -> None:
+    with open(file.path, "rb") as stream:
+        stream.seek(-min(TAIL, file.bytes), os.SEEK_END)
+        lines = stream.read().rstrip().split(b"\n")
+    if len(lines) < 2:  # it is longer
+        return
+    try:
+        json.loads(lines[-1].decode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{file.path}: its last line is not JSON ({error}); the file may be cut off: fetch it again"
+        ) from None
+
+
+def look_at_tokens(files: Sequence[Tokens], vocab: int) -> None:
+    """Raise DataError for a token that is none of ``vocab``."""
+    whole = sum(len(one.array) for one in files) <= TOKENS
+    size = SCAN if whole else max(LEAST, min(SCAN, TOKENS // (2 * len(files))))
+    most = max(2, TOKENS // (size * len(files)))
+    for one in files:
+        begins = range(0, len(one.array), size)
+        if not whole and len(begins) > most:
+            begins = (np.linspace(0, len(begins) - 1, most).astype(int) * size).tolist()
+        for begin in begins:
+            check_vocabulary(one, vocab, begin, begin + size)

@@ -1,0 +1,110 @@
+"""What ranks would find late is refused before they start: damage at the end of files, tokens that there are
+not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.base.errors import JobError
+from plait.core.job.settings import DataSection, TrainSection
+from plait.core.job.spec import Job
+from plait.train.data import ahead
+from plait.train.data.check import check_data
+from plait.train.data.sets import prepare_corpus
+from plait.train.data.stream import Batches, Corpus, Stream
+from tests.support.chats import CHATML, say, tokenizer_folder
+
+TRAIN = TrainSection(eval_every=0)
+GOOD = json.dumps({"messages": say("a", "b"), "text": "a b c d e f g"}) + "\n"
+
+
+def chats(folder: Path, name: str, content: bytes, **more: Any) -> DataSection:
+    """A job's data: one file."""
+    (folder / name).write_bytes(content)
+    tokenizer = tokenizer_folder(folder / "base", CHATML) / "tokenizer.json"
+    return DataSection(text=str(folder / name), tokenizer=str(tokenizer), sequence_length=4, **more)
+
+
+@pytest.mark.parametrize("rows", ["chats", "text"])
+@pytest.mark.parametrize("look", [1 << 20, 100], ids=["all", "the last line"])
+def test_a_line_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, look: int) -> None:
+    monkeypatch.setattr(ahead, "LOOK", look)
+    content = (GOOD * 50).encode()
+    check_data(chats(tmp_path, "good.jsonl", content, rows=rows), TRAIN, tmp_path / "out")
+    with pytest.raises(JobError, match=r"line.* is not JSON"):
+        check_data(chats(tmp_path, "cut.jsonl", content[:-9], rows=rows), TRAIN, tmp_path / "out")
+
+
+def test_a_row_that_is_no_chat_and_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    content = (GOOD * 50 + '{"messages": "x"}\n').encode()
+    with pytest.raises(JobError, match=r"line 51.*neither a list nor JSON"):
+        check_data(chats(tmp_path, "odd.jsonl", content, rows="chats"), TRAIN, tmp_path / "out")
+    with pytest.raises(JobError, match="damaged or cut off"):
+        check_data(chats(tmp_path, "a.jsonl.gz", gzip.compress(content)[:-9], rows="chats"), TRAIN, tmp_path / "out")
+
+
+@pytest.mark.parametrize("most", [1 << 20, 40], ids=["all", "stretches"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_token_that_there_is_not_in_a_later_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, at: int
+) -> None:
+    monkeypatch.setattr(ahead, "TOKENS", most)
+    monkeypatch.setattr(ahead, "LEAST", 8)
+    tokens = np.arange(2000, dtype=np.uint16) % 250
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", tokens)
+    data = DataSection(text=tuple(str(tmp_path / f"{number}.npy") for number in range(3)), sequence_length=16)
+    check_data(data, TRAIN, tmp_path / "out")
+    tokens[at] = 300
+    np.save(tmp_path / "2.npy", tokens)
+    with pytest.raises(JobError, match=r"2\.npy: has the token 300, and data\.tokenizer has 257"):
+        check_data(data, TRAIN, tmp_path / "out")
+
+
+def test_tokens_are_no_chats(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(200))
+    data = chats(tmp_path, "b.jsonl", GOOD.encode(), rows="chats").model_copy(update={"text": str(tmp_path / "a.npy")})
+    with pytest.raises(JobError, match="has tokens, and chats are made of text"):
+        check_data(data, TRAIN, tmp_path / "out")
+
+
+def test_chats_and_texts_in_one_mixture(tmp_path: Path) -> None:
+    """Each source as it is alone, with masks; texts count whole."""
+    tokenizer = tokenizer_folder(tmp_path / "base", CHATML) / "tokenizer.json"
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"messages": say(f"{n}?", "so " * n)}) + "\n" for n in range(40))
+    )
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?", "completion": "b"}) + "\n" for n in range(40))
+    )
+    (tmp_path / "t.txt").write_text("some text of some length. " * 99)
+    sources = [
+        {"path": str(tmp_path / "a.jsonl"), "rows": "chats", "weight": 0.5},
+        {"path": str(tmp_path / "p.jsonl"), "rows": "pairs", "weight": 0.25},
+        {"path": str(tmp_path / "t.txt"), "weight": 0.25},
+    ]
+    shapes = {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2}
+    job = Job.from_dict(
+        {
+            "model": shapes,
+            "train": {"global_batch_size": 4, "eval_every": 0, "steps": 10},
+            "data": {"sources": sources, "tokenizer": str(tokenizer), "sequence_length": 64, "eval_fraction": 0.0},
+        }
+    )
+    assert job.data.masks
+    check_data(job.data, job.train, tmp_path / "corpus")
+    prepare_corpus(job.data, tmp_path / "corpus", lambda _: None)
+    train = Stream.open(job, tmp_path / "corpus").train
+    found = train.take(0, 40)
+    assert found.starts is not None and int((found.targets >= 0).sum()) == train.targets(0, 40)
+    assert int(found.tokens.max()) < 320 and int(found.targets.max()) < 320
+    assert [share.sequences for share in train.shares(40)] == [20, 10, 10]
+    alone = Batches(Corpus.open(tmp_path / "corpus" / "t.txt"), "train", sequence=64, batch=4, masks=True)
+    texts = [number for number in range(40) if (found.targets[number] >= 0).sum() >= 63]
+    assert found.targets[texts[0]].tolist() in alone.take(0, alone.windows).targets.tolist()
