@@ -24,7 +24,7 @@ UNREAD = "folder(s) of weights of which names and shapes were checked, and value
 
 @dataclass(frozen=True)
 class Checked:
-    """Remarks on files that are in order. over: what readers passed over. note: a sentence on the vocabulary;
+    """Remarks on files that are in order. over: what readers passed over. note: what else is to be said;
     empty if there is nothing to say."""
 
     over: PassedOver = field(default_factory=PassedOver)
@@ -38,7 +38,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     or of another model. Nothing is checked for a place that does not read the files of this machine. dry:
     whether no run follows, which would look at the values of weights. Raises JobError or DataError.
     """
-    from plait.api.choose import model_notes, vocabulary_note
+    from plait.api.choose import job_note, model_notes
     from plait.api.places.base import Managed
     from plait.core.base.errors import JobError, LaunchError
     from plait.train.checkpoint.initial import check_initial
@@ -59,7 +59,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, vocabulary_note(job, vocab))
+    return Checked(over, job_note(job, vocab))
 
 
 def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:

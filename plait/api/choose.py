@@ -51,19 +51,26 @@ def model_notes(job: Job) -> PassedOver:
     return over
 
 
-def vocabulary_note(job: Job, vocab: int) -> str:
-    """A sentence for a preset with the byte tokenizer, of whose vocabulary ``vocab`` are in use; else
-    empty."""
+UNMODELLED = (
+    'data.documents = "mask": seconds are predicted for attention over whole sequences, and its output, kept twice, is '
+    "not in the memory"
+)
+
+
+def job_note(job: Job, vocab: int) -> str:
+    """What is to be said of a job before it is planned or trained: a preset's vocabulary, of which the byte
+    tokenizer gives ``vocab``; what predictions leave out. Empty if nothing is."""
     from plait.core.job.settings import BYTES
 
-    if "preset" not in job.model or "vocab" in job.model or job.data.tokenizer != BYTES:
-        return ""
-    spec = job.model_spec(vocab)
-    return (
-        f"the model has the vocabulary of {job.model['preset']}, {spec.vocab:,} tokens ({spec.num_parameters:,} "
-        f"parameters), of which the byte tokenizer gives {vocab}; the others are never sampled. data.tokenizer names "
-        "another one"
-    )
+    found = [UNMODELLED] if job.data.masks else []
+    if "preset" in job.model and "vocab" not in job.model and job.data.tokenizer == BYTES:
+        spec = job.model_spec(vocab)
+        found.append(
+            f"the model has the vocabulary of {job.model['preset']}, {spec.vocab:,} tokens ({spec.num_parameters:,} "
+            f"parameters), of which the byte tokenizer gives {vocab}; the others are never sampled. data.tokenizer "
+            "names another one"
+        )
+    return ". ".join(found)
 
 
 def told(job: Job) -> str:

@@ -4,7 +4,8 @@ A template is a program in Jinja that comes with a model (transformers' document
 https://huggingface.co/docs/transformers/chat_templating, read 2026-11). It is rendered as transformers
 renders it: ``trim_blocks`` and ``lstrip_blocks``, loop controls, the functions ``raise_exception`` and
 ``strftime_now``, ``tojson`` that escapes nothing, special tokens by their names, keys without a value left
-out. It runs in jinja2's sandbox for values that cannot be changed, within the limits below.
+out. It runs in jinja2's sandbox for values that cannot be changed, within the limits below; and in a process
+with others (``plait.train.data.rendering``).
 
 Answers are found in one of three ways, in this order:
 
