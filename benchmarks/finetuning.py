@@ -1,7 +1,7 @@
 """Seconds of a newcomer's way: a JSONL file of chats and a Hugging Face folder become a fine-tuned model that
 transformers loads, in the five commands of docs/finetune.md, from a folder that holds nothing else.
 
-    python benchmarks/newcomer.py
+    python benchmarks/finetuning.py
 
 The model is a Llama of 1.2 million parameters that transformers has made, with a tokenizer of 2,000 byte
 pairs and a ChatML template; 300 chats on what numbers are. Before and after, transformers says the loss of
