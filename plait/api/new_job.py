@@ -367,10 +367,9 @@ def _planned_sentence(draft: Path, file: Path) -> str:
     from plait.api.choose import planned
     from plait.core.base.codec.toml_text import read_toml
     from plait.core.job.spec import Job
-    from plait.plan.asking import with_own_vocabulary
     from plait.train.data.tokenizer import load_tokenizer
 
-    job = with_own_vocabulary(Job.from_dict(read_toml(draft), file.parent).named(file.stem))
+    job = Job.from_dict(read_toml(draft), file.parent).named(file.stem)
     return planned(job, load_tokenizer(job.data.tokenizer).vocab, None)[1]
 
 
