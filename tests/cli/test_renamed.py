@@ -113,6 +113,7 @@ def test_an_old_value_is_refused_with_the_new_one(key: str, old: str, new: str) 
 def test_what_an_earlier_version_wrote_is_read_by_its_new_names() -> None:
     old: dict[str, Any] = {
         "model": MODEL,
+        "train": {"micro_batch": 2},
         "strategy": {"tp": 2, "slices": {"p1": 2, "p2": 1}, "overlap": {"tp": "none"}},
     }
     job = Job.from_dict(renamed(old))
