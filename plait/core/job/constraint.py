@@ -26,13 +26,6 @@ from plait.core.base.text import in_bytes
 from plait.core.job.renamed import QUANTITIES
 from plait.core.parallel.strategy import WORDS
 
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
-    "recompute": WORDS["recompute"],
-    "overlap": ("sync", "async", "domino", "no-communication"),
-    "shard_overlap": ("none", "forward", "backward", "both"),
-}
-"""Quantities that are words, and which."""
 COUNTS = (
     "pp", "dp", "cp", "ring", "ulysses", "tp", "ep", "micro_batch_size", "num_micro_batches", "virtual_stages",
     "recompute_layers", "sequence_parallel", "params", "grads", "optim", "secondary", "batch_slices", "column_slices",
