@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, note_epoch, own_address, rank_variables, take_agent, task_number, this_host
+from plait.core.base.cluster_env import own_address, take_agent, task_number, this_host
+from plait.core.base.env import RankEnv, note_epoch, rank_variables
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.core.base.process import reserved_port
 from plait.core.job.collecting import collecting

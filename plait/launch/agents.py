@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from plait.core.base.env import agent_variable, epoch_word
+from plait.core.base.cluster_env import agent_variable
+from plait.core.base.env import epoch_word
 from plait.core.base.errors import ERROR_MARK, LaunchError, PlacementError, RankFailure
 from plait.core.runs.channel import Channel, MessageLine
 from plait.core.topology.rank_table import RankTable

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from plait.core.base import programs
-from plait.core.base.env import granted
+from plait.core.base.cluster_env import granted
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of
 from plait.core.job.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection

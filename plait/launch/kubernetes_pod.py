@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.core.base import programs
-from plait.core.base.env import PodEnv, inherited, take_agent, task_number
+from plait.core.base.cluster_env import PodEnv, take_agent, task_number
+from plait.core.base.env import inherited
 from plait.core.base.errors import LaunchError, PlacementError, PlaitError, RankFailure
 from plait.core.base.process import command_of
 from plait.core.job.plan import CHANGED, Plan

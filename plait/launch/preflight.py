@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from plait.core.base.env import granted_gpus
+from plait.core.base.cluster_env import granted_gpus
 
 UNKNOWN = -1
 """Of a number: nobody says. Of a limit: there is none."""

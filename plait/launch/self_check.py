@@ -24,7 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from plait.core.base.env import RankEnv, take_launcher, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv, take_launcher
 from plait.core.base.files import replacing
 from plait.core.runs.channel import Channel, Stop
 

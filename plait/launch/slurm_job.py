@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.base import programs
-from plait.core.base.env import cluster_job, granted, inherited, slurm_job, this_host
+from plait.core.base.cluster_env import cluster_job, granted, slurm_job, this_host
+from plait.core.base.env import inherited
 from plait.core.base.errors import JobError, LaunchError, PlaitError, RankFailure
 from plait.core.base.process import command_of
 from plait.core.job.plan import CHANGED, Plan

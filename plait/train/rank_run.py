@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from plait.core.base.env import RankEnv, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv
 from plait.core.base.errors import CheckpointError, JobError
 from plait.core.job.plan import Plan
 from plait.core.job.refine import refine

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base import programs
-from plait.core.base.env import RankEnv, chosen_rank_table, take_launcher, this_host, use_network
+from plait.core.base.cluster_env import chosen_rank_table, this_host
+from plait.core.base.env import RankEnv, take_launcher, use_network
 from plait.core.base.errors import (
     DO_NOT_RETRY,
     JobError,

@@ -31,7 +31,8 @@ RANK = """
 import json, os, socket, sys, time
 from pathlib import Path
 from plait.core.runs.channel import Channel
-from plait.core.base.env import RankEnv, take_launcher, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv, take_launcher
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import run_and_end
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.base.env import RankEnv, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv
 from plait.core.base.errors import JobError, LaunchError, PlaitError, RankFailure
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan

@@ -35,7 +35,8 @@ class Here:
 
     def run(self, ranks: Ranks) -> int:
         """As processes; they meet at MASTER_PORT, where that is set."""
-        from plait.core.base.env import chosen_port, this_host
+        from plait.core.base.cluster_env import this_host
+        from plait.core.base.env import chosen_port
         from plait.core.base.process import reserved_port
         from plait.launch.supervisor import Crew, OneHost
         from plait.launch.warm import warm_starts

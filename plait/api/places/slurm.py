@@ -26,7 +26,7 @@ class InSlurm(Managed):
     @property
     def inside(self) -> bool:
         """Whether we are in a job of Slurm's already."""
-        from plait.core.base.env import slurm_job
+        from plait.core.base.cluster_env import slurm_job
 
         return bool(slurm_job()[0])
 

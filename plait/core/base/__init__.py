@@ -3,6 +3,7 @@
 # pyright: reportUnsupportedDunderAll=false
 
 __all__ = [
+    "cluster_env",
     "codec",
     "columns",
     "env",

@@ -1,5 +1,5 @@
-"""Everything Plait takes from environment variables, and where its data files lie. The only file that reads
-them.
+"""Everything Plait takes from environment variables, and where its data files lie. Those of cluster
+managers are read in ``cluster_env``, all others here.
 
     variable            meaning                                         when it is not set
     ------------------  ----------------------------------------------  -------------------------------------
@@ -28,26 +28,25 @@ them.
     CXX                 C++ compiler for strategy.compile on a CPU      g++
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
-scheduler alike; ranks of others are known by ``STARTERS``. PLAIT_RANK_TABLE names a rank table that orders
-ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it
-sets as well, say whether ranks meet at the agent's store, and how often they were started before. Of Slurm:
-SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its
-nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a
-pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_BY_NODES, PLAIT_NODE, PLAIT_POD_ADDRESS,
-PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``)."""
+scheduler alike; ranks of others are known by ``cluster_env.STARTERS``. PLAIT_RANK_TABLE names a rank table
+that orders ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE and
+TORCHELASTIC_RESTART_COUNT, which it sets as well, say whether ranks meet at the agent's store, and how
+often they were started before. Of Slurm: SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start
+of which job), SLURM_JOB_NODELIST (its nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere),
+SLURM_PROCID (a task's number). In a pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS,
+PLAIT_BY_NODES, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the
+launcher and the pod set (``PodEnv``).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
-import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from plait.core.base import lab_hosts
 from plait.core.base.errors import JobError, LaunchError
 
 MASTER_PORT = 29500
@@ -98,9 +97,9 @@ class RankEnv:
                 f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. "
                 "Start ranks with plait train or torchrun, or set both."
             )
-        world_size = _number(env, "WORLD_SIZE", 1, least=1)
-        rank = _number(env, "RANK", 0, most=world_size - 1)
-        local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
+        world_size = number_in(env, "WORLD_SIZE", 1, least=1)
+        rank = number_in(env, "RANK", 0, most=world_size - 1)
+        local_world_size = number_in(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
         where = env.get("MASTER_ADDR", "127.0.0.1")
         if world_size > 1 and "LOCAL_WORLD_SIZE" not in env and where != "localhost" and not where.startswith("127."):
             raise LaunchError(
@@ -116,14 +115,14 @@ class RankEnv:
         return RankEnv(
             rank=rank,
             world_size=world_size,
-            local_rank=_number(env, "LOCAL_RANK", rank % local_world_size, most=local_world_size - 1),
+            local_rank=number_in(env, "LOCAL_RANK", rank % local_world_size, most=local_world_size - 1),
             local_world_size=local_world_size,
-            node_rank=_number(env, node, rank // local_world_size),
+            node_rank=number_in(env, node, rank // local_world_size),
             master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=_number(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
+            master_port=number_in(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
             lab=env.get("PLAIT_LAB") or None,
             agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+            attempt=number_in(env, "TORCHELASTIC_RESTART_COUNT", 0),
         )
 
     @property
@@ -145,54 +144,6 @@ class RankEnv:
             "MASTER_PORT": self.master_port,
         }
         return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
-
-
-@dataclass(frozen=True)
-class Starter:
-    """Of ranks, that sets no variables of torchrun's. rank, world_size, local_rank: variables that it sets
-    for each. local_world_size: likewise; ``per_node`` has all nodes', as in ``4(x2),2``, of which ``node``
-    says which. nodes: those of all, a host list."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str = ""
-    per_node: str = ""
-    node: str = ""
-    nodes: str = ""
-
-
-STARTERS = (
-    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
-    Starter("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    # Hydra, of MPICH and Intel MPI: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
-    Starter("mpirun (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # srun(1), OUTPUT ENVIRONMENT VARIABLES: those of a step are not set in a batch script
-    Starter("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", per_node="SLURM_STEP_TASKS_PER_NODE",
-            node="SLURM_NODEID", nodes="SLURM_STEP_NODELIST"),
-)  # fmt: skip
-"""In the order in which they are looked for: a step of srun's may start mpirun's daemons."""
-
-
-def starter_of(environ: Mapping[str, str] = os.environ) -> Starter | None:
-    """Who has started this rank, if it is not torchrun, ``plait train`` or a person."""
-    if "RANK" in environ or "WORLD_SIZE" in environ:
-        return None
-    return next((one for one in STARTERS if one.rank in environ and one.world_size in environ), None)
-
-
-def started_values(starter: Starter, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a starter has set, by the names of its fields."""
-    names = {name: getattr(starter, name) for name in ("rank", "world_size", "local_rank", "local_world_size",
-                                                       "per_node", "node", "nodes")}  # fmt: skip
-    return {name: environ[key] for name, key in names.items() if key and key in environ}
-
-
-def chosen_rank_table(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The rank table by which ranks are ordered that somebody else has started."""
-    return Path(chosen) if (chosen := environ.get("PLAIT_RANK_TABLE")) else None
 
 
 def become_rank(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
@@ -226,14 +177,9 @@ def take_on(variables: Mapping[str, str], line: int) -> None:
 
 def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """The descriptor of the line to the launcher, for this process only; None if there is no launcher."""
-    descriptor = _number(environ, "PLAIT_LAUNCHER", -1)
+    descriptor = number_in(environ, "PLAIT_LAUNCHER", -1)
     environ.pop("PLAIT_LAUNCHER", None)
     return descriptor if descriptor >= 0 else None
-
-
-def agent_variable(where: str) -> dict[str, str]:
-    """The variable that tells a node's agent where the launcher is, and by what word it knows its agents."""
-    return {"PLAIT_AGENT": where}
 
 
 def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -248,84 +194,6 @@ def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> Non
 def epoch_word(environ: Mapping[str, str] = os.environ) -> str:
     """The word of the attempt that we are in; empty if there is none."""
     return environ.get("PLAIT_EPOCH", "")
-
-
-def granted(gpus: int) -> dict[str, str]:
-    """The variable that tells a node's ranks of how many GPUs a cluster manager was asked for them."""
-    return {"PLAIT_GPUS": str(gpus)} if gpus else {}
-
-
-def granted_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """For how many GPUs of this node a cluster manager was asked; 0 if for none, or if there is none."""
-    return _number(environ, "PLAIT_GPUS", 0)
-
-
-def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Where the launcher is, for this process only."""
-    if "PLAIT_AGENT" not in environ:
-        raise LaunchError("PLAIT_AGENT is not set: agents are started by a launcher, such as plait train --on slurm.")
-    return environ.pop("PLAIT_AGENT")
-
-
-def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by a lab, where we are on one of its hosts, by the cluster manager, where
-    one runs us, else by itself."""
-    if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
-        return host
-    if environ.get("PLAIT_RUN"):
-        unbound = f"{environ['PLAIT_RUN']}-{task_number(environ)}"
-        by_nodes = environ.get("PLAIT_HOSTS") or environ.get("PLAIT_BY_NODES")
-        return environ.get("PLAIT_NODE", unbound) if by_nodes else unbound
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The cluster manager's job that we are in, and how often it was started before; empty outside of one."""
-    if run := environ.get("PLAIT_RUN"):
-        return f"kubernetes/{run}", _number(environ, "PLAIT_ATTEMPT", 0)
-    if not (job := environ.get("SLURM_JOB_ID")):
-        return "", 0
-    return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}/{job}", _number(environ, "SLURM_RESTART_COUNT", 0)
-
-
-def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Slurm's number of the job that we are in, and its nodes; empty outside of one."""
-    return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
-
-
-def task_number(environ: Mapping[str, str] = os.environ) -> int:
-    """The cluster manager's number of this agent: Slurm's of a task, Kubernetes' of a pod; -1 outside of
-    both."""
-    return _number(environ, "SLURM_PROCID", _number(environ, "JOB_COMPLETION_INDEX", -1))
-
-
-@dataclass(frozen=True)
-class PodEnv:
-    """A pod of a run. run: its name. hosts: the run's nodes as a host list; empty where the cluster has
-    chosen them. address: this pod's. files: folder of what the launcher has sent. ended: where to say how the
-    run has ended."""
-
-    run: str
-    hosts: str
-    address: str
-    files: Path
-    ended: Path
-
-    @staticmethod
-    def read(environ: MutableMapping[str, str] = os.environ) -> PodEnv:
-        """From this process's environment, which from now on says which start of the run this is. Raises
-        LaunchError outside of a pod."""
-        names = ("PLAIT_RUN", "PLAIT_POD_ADDRESS", "PLAIT_FILES", "PLAIT_ENDED")
-        if missing := [name for name in names if not environ.get(name)]:
-            raise LaunchError(f"{', '.join(missing)} not set: pods are made by plait train --on kubernetes.")
-        environ["PLAIT_ATTEMPT"] = str(int(time.time()))  # a pod begins only after the one before it has ended
-        run, address, files, ended = (environ[name] for name in names)
-        return PodEnv(run, environ.get("PLAIT_HOSTS", ""), address, Path(files), Path(ended))
-
-
-def own_address(environ: Mapping[str, str] = os.environ) -> str:
-    """Where this pod is reached; empty outside of one."""
-    return environ.get("PLAIT_POD_ADDRESS", "")
 
 
 def use_network(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
@@ -352,7 +220,7 @@ def gloo_interface() -> str:
 
 def chosen_port() -> int | None:
     """The port at which the caller wants ranks to meet, if it said so."""
-    return _number(os.environ, "MASTER_PORT", 0, most=65535) or None
+    return number_in(os.environ, "MASTER_PORT", 0, most=65535) or None
 
 
 def inherited() -> dict[str, str]:
@@ -402,7 +270,8 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return base / "plait"
 
 
-def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+def number_in(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+    """A variable as a whole number. Raises LaunchError naming it and what is allowed."""
     text = env.get(name)
     if text is None:
         return default
@@ -446,7 +315,7 @@ def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, alo
     message that is posted and whose sender waits for this rank. A rank that is alone gets no messages, and
     loads kernels as it meets them, which starts sooner.
     """
-    queues = _number(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
+    queues = number_in(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
     if queues < LEAST_QUEUES:
         raise LaunchError(
             f"The environment variable CUDA_DEVICE_MAX_CONNECTIONS is {queues}. Plait keeps communication of several "

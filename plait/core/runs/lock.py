@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from plait.core.base.cluster_env import cluster_job
 from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import parse_table
-from plait.core.base.env import cluster_job
 from plait.core.base.errors import JobError, LaunchError, RunLost
 from plait.core.base.files import explained
 from plait.core.base.process import process_since, process_state, where_pids_mean_the_same

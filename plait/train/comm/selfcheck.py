@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from plait.core.base.env import RankEnv, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv
 from plait.train.comm.objects import gather, meet
 from plait.train.machine.device import STAGED, RankDevice
 

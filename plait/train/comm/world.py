@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from plait.core.base.env import RankEnv, connect_when_needed, granted_gpus, stay_on_loopback
+from plait.core.base.cluster_env import granted_gpus
+from plait.core.base.env import RankEnv, connect_when_needed, stay_on_loopback
 from plait.core.base.errors import JobError, LaunchError, RankFailure
 from plait.core.job.settings import RunSection
 from plait.train.comm.tree import Tree

@@ -14,7 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from plait.core.base.env import expand_segments, granted_gpus, ready_for_accelerator
+from plait.core.base.cluster_env import granted_gpus
+from plait.core.base.env import expand_segments, ready_for_accelerator
 from plait.core.base.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Fork, Graph, Mark, RankDevice, mark_by_future
 from plait.train.machine.memory import MemoryMeter, Taken

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from plait.core.base.env import RankEnv, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv
 from plait.core.job.plan import CHANGED, Plan
 from plait.core.runs.history import History
 from plait.core.runs.progress import Progress

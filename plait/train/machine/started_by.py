@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import re
 
-from plait.core.base.env import (
-    RankEnv,
-    become_rank,
-    chosen_rank_table,
-    started_values,
-    starter_of,
-    this_host,
-)
+from plait.core.base.cluster_env import chosen_rank_table, started_values, starter_of, this_host
+from plait.core.base.env import RankEnv, become_rank
 from plait.core.base.errors import LaunchError, PlacementError
 from plait.core.topology.hostlist import expand
 from plait.core.topology.rank_table import RankTable

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.base import cluster_env
 from plait.core.base import env as environment
-from plait.core.base.env import PodEnv, RankEnv, rank_variables, specs_folder
+from plait.core.base.cluster_env import PodEnv
+from plait.core.base.env import RankEnv, rank_variables, specs_folder
 from plait.core.base.errors import JobError, LaunchError
 
 
@@ -123,17 +125,17 @@ def test_a_rank_of_a_warm_process_becomes_who_it_is_told(monkeypatch: pytest.Mon
 
 
 def test_where_the_launcher_is_must_be_told_to_an_agent_and_to_nobody_else() -> None:
-    variables = environment.agent_variable("host0:29400/word")
-    assert environment.take_agent(variables) == "host0:29400/word"
+    variables = cluster_env.agent_variable("host0:29400/word")
+    assert cluster_env.take_agent(variables) == "host0:29400/word"
     assert variables == {}
     with pytest.raises(LaunchError, match="PLAIT_AGENT is not set"):
-        environment.take_agent(variables)
+        cluster_env.take_agent(variables)
 
 
 @pytest.mark.parametrize(("gpus", "variables"), [(0, {}), (1, {"PLAIT_GPUS": "1"})])
 def test_ranks_know_of_how_many_gpus_were_asked_for(gpus: int, variables: dict[str, str]) -> None:
-    assert environment.granted(gpus) == variables
-    assert environment.granted_gpus(variables) == gpus
+    assert cluster_env.granted(gpus) == variables
+    assert cluster_env.granted_gpus(variables) == gpus
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "2", "SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -143,23 +145,23 @@ POD = {"PLAIT_RUN": "gpt", "JOB_COMPLETION_INDEX": "2"}
 @pytest.mark.parametrize(
     ("asked", "variables", "answer"),
     [
-        (environment.this_host, {}, socket.gethostname()),
-        (environment.this_host, SLURM, "n2"),
-        (environment.this_host, POD, "gpt-2"),
-        (environment.this_host, POD | {"PLAIT_NODE": "k5"}, "gpt-2"),  # the cluster has chosen it
-        (environment.this_host, POD | {"PLAIT_NODE": "k5", "PLAIT_HOSTS": "k[1-5]"}, "k5"),
-        (environment.this_host, POD | {"PLAIT_HOSTS": "k[1-5]"}, "gpt-2"),
-        (environment.cluster_job, {}, ("", 0)),
-        (environment.cluster_job, SLURM, ("slurm/7", 0)),
-        (environment.cluster_job, SLURM | {"SLURM_CLUSTER_NAME": "big", "SLURM_RESTART_COUNT": "3"}, ("big/7", 3)),
-        (environment.cluster_job, SLURM | POD, ("kubernetes/gpt", 0)),
-        (environment.cluster_job, POD | {"PLAIT_ATTEMPT": "5"}, ("kubernetes/gpt", 5)),
-        (environment.slurm_job, {}, ("", "")),
-        (environment.slurm_job, SLURM, ("7", "n[1-3]")),
-        (environment.task_number, {}, -1),
-        (environment.task_number, SLURM, 2),
-        (environment.task_number, {"JOB_COMPLETION_INDEX": "4"}, 4),
-        (environment.task_number, {"JOB_COMPLETION_INDEX": "4", "SLURM_PROCID": "0"}, 0),
+        (cluster_env.this_host, {}, socket.gethostname()),
+        (cluster_env.this_host, SLURM, "n2"),
+        (cluster_env.this_host, POD, "gpt-2"),
+        (cluster_env.this_host, POD | {"PLAIT_NODE": "k5"}, "gpt-2"),  # the cluster has chosen it
+        (cluster_env.this_host, POD | {"PLAIT_NODE": "k5", "PLAIT_HOSTS": "k[1-5]"}, "k5"),
+        (cluster_env.this_host, POD | {"PLAIT_HOSTS": "k[1-5]"}, "gpt-2"),
+        (cluster_env.cluster_job, {}, ("", 0)),
+        (cluster_env.cluster_job, SLURM, ("slurm/7", 0)),
+        (cluster_env.cluster_job, SLURM | {"SLURM_CLUSTER_NAME": "big", "SLURM_RESTART_COUNT": "3"}, ("big/7", 3)),
+        (cluster_env.cluster_job, SLURM | POD, ("kubernetes/gpt", 0)),
+        (cluster_env.cluster_job, POD | {"PLAIT_ATTEMPT": "5"}, ("kubernetes/gpt", 5)),
+        (cluster_env.slurm_job, {}, ("", "")),
+        (cluster_env.slurm_job, SLURM, ("7", "n[1-3]")),
+        (cluster_env.task_number, {}, -1),
+        (cluster_env.task_number, SLURM, 2),
+        (cluster_env.task_number, {"JOB_COMPLETION_INDEX": "4"}, 4),
+        (cluster_env.task_number, {"JOB_COMPLETION_INDEX": "4", "SLURM_PROCID": "0"}, 0),
         (environment.cpp_compiler, {}, "g++"),
         (environment.cpp_compiler, {"CXX": ""}, "g++"),
         (environment.cpp_compiler, {"CXX": "clang++"}, "clang++"),
@@ -176,17 +178,17 @@ def test_what_a_cluster_manager_or_a_user_says(
 
 def test_a_host_of_a_lab_is_called_as_the_lab_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.core.base.lab_hosts.here", lambda: "host3")
-    assert environment.this_host({"PLAIT_LAB": "lab1", **SLURM}) == "host3"
-    assert environment.this_host(SLURM) == "n2"
+    assert cluster_env.this_host({"PLAIT_LAB": "lab1", **SLURM}) == "host3"
+    assert cluster_env.this_host(SLURM) == "n2"
     monkeypatch.setattr("plait.core.base.lab_hosts.here", lambda: "")
-    assert environment.this_host({"PLAIT_LAB": "lab1", **SLURM}) == "n2"
+    assert cluster_env.this_host({"PLAIT_LAB": "lab1", **SLURM}) == "n2"
 
 
 def test_a_pod_says_which_start_of_the_run_it_is() -> None:
     variables = POD | {"PLAIT_POD_ADDRESS": "10.0.0.3", "PLAIT_FILES": "/files", "PLAIT_ENDED": "/ended"}
     before = int(time.time())
     assert PodEnv.read(variables) == PodEnv("gpt", "", "10.0.0.3", Path("/files"), Path("/ended"))
-    name, start = environment.cluster_job(variables)
+    name, start = cluster_env.cluster_job(variables)
     assert name == "kubernetes/gpt"
     assert before <= start <= time.time()
     assert PodEnv.read(variables | {"PLAIT_HOSTS": "k1"}).hosts == "k1"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.base.env import RankEnv, this_host
+from plait.core.base.cluster_env import this_host
+from plait.core.base.env import RankEnv
 from plait.core.base.errors import NotFinite
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import CHANGED, Plan
