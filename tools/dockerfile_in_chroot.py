@@ -59,7 +59,7 @@ def run(root: Path, command: str, where: str, variables: Mapping[str, str]) -> N
     (root / where.lstrip("/")).mkdir(parents=True, exist_ok=True)
     line = f"cd {shlex.quote(where)} && {command}"
     with mounted(root):
-        subprocess.run(["chroot", root, "/bin/sh", "-c", line], env={**env, **kept, **variables}, check=True)
+        subprocess.run(["/usr/sbin/chroot", root, "/bin/sh", "-c", line], env={**env, **kept, **variables}, check=True)
 
 
 def copy(words: list[str], root: Path, stages: Mapping[str, Path]) -> None:
