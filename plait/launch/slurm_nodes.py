@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.base.env import slurm_job
+from plait.core.base.cluster_env import slurm_job
 from plait.core.base.errors import JobError, LaunchError, PlacementError, PlaitError, RankFailure
 from plait.core.job.plan import Plan
 from plait.core.topology.hostlist import fold

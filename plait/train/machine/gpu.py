@@ -77,8 +77,7 @@ class CudaDevice(RankDevice):
     @property
     def versions(self) -> dict[str, str]:
         toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[arg-type]
-        return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl}
+        return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl_version()}
 
     timed_by_host = False
 
@@ -281,11 +280,18 @@ def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
     return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
 
 
+def nccl_version() -> str:
+    """Of the NCCL that PyTorch brings."""
+    from torch.cuda import nccl
+
+    return ".".join(map(str, nccl.version()))  # type: ignore[arg-type]
+
+
 def seen_devices() -> tuple[list[tuple[str, int]], str, str]:
     """(name, bytes) of each GPU that PyTorch can use; NCCL's version, if it has one; why there is none."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         number = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = [torch.cuda.get_device_properties(one) for one in range(number)]
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if number and torch.distributed.is_nccl_available() else ""
+    nccl = nccl_version() if number and torch.distributed.is_nccl_available() else ""
     return [(one.name, one.total_memory) for one in found], nccl, str(said[-1].message) if said else ""

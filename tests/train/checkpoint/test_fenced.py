@@ -12,7 +12,7 @@ from plait.core.base.errors import RunLost
 from plait.core.runs.epoch import Epoch
 from plait.core.runs.missing import Missing
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.checkpoint.folder import CheckpointFolder
+from plait.train.checkpoint.folder import CheckpointFolder, Keep
 from plait.train.record.metrics import MetricsFile
 
 
@@ -44,7 +44,7 @@ def test_a_checkpoint_of_an_attempt_that_is_over_is_refused(run: Path) -> None:
 def stages(folder: CheckpointFolder, step: int) -> list[Callable[[], object]]:
     """What writing a checkpoint does, one after the other."""
     return [lambda: folder.begin(step, 0), lambda: folder.commit(step, {}, {"by": "old"}),
-            lambda: folder.prune(0)]  # fmt: skip
+            lambda: folder.prune(Keep(0))]  # fmt: skip
 
 
 @pytest.mark.parametrize("stopped_before", [0, 1, 2])

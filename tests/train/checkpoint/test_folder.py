@@ -20,7 +20,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Level, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.checkpoint.folder import CheckpointFolder, measure
+from plait.train.checkpoint.folder import CheckpointFolder, Keep, measure
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.pieces import pieces
 from plait.train.model.units import ShardSpec, make_units
@@ -222,7 +222,7 @@ def test_a_run_that_went_back_comes_by_again(tmp_path: Path) -> None:
     folder_of(tmp_path / "checkpoints", 2)
     assert [(one.step, one.serial) for one in folder.complete()] == [(2, 4), (3, 3), (1, 1)]
     assert sorted(path.name for path in folder.root.iterdir()) == [f"step-0000000{step}" for step in (1, 2, 3)]
-    folder.prune(2)
+    folder.prune(Keep(2))
     assert folder.survey()[0] == [2, 3]
     assert not folder.path(1).exists() and not folder.partial(1).exists()
 
