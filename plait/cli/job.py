@@ -14,6 +14,9 @@ def job(
         str | None, typer.Argument(metavar="[KEY]", help="A section or setting: train, train.steps, steps.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as docs/job.md has them.")] = False,
+    others: Annotated[
+        bool, typer.Option("--peers", help="Print what other frameworks call them, as docs/reference/coming-from.md.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look up the settings of a job file: what each takes, its default, what it does.
@@ -24,6 +27,9 @@ def job(
     from plait.core.base.text import Table
     from plait.core.job import reference as settings
 
+    if others:
+        typer.echo(settings.coming_from(), nl=False)
+        return
     if markdown:
         typer.echo(settings.markdown(), nl=False)
         return

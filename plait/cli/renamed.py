@@ -1,6 +1,6 @@
-"""Commands and options of earlier versions, and what they are called now.
+"""Commands and options of earlier versions, options of other frameworks, and what they are called here.
 
-Nothing answers to an old name. Whoever writes one is told the new one.
+Nothing answers to such a name. Whoever writes one is told the one to write.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ OPTIONS = {
     "lab slow": {"--lab": "--name"},
 }
 """By command."""
+SET = ("train", "plan")
+"""Commands that take a job's settings, which other frameworks have as options."""
 PASSES_ON = {"lab run"}
 """Commands whose last words are another command's."""
 
@@ -111,6 +113,17 @@ def refuse_old_words(words: Sequence[str]) -> None:
             before = word
             if option in OPTIONS.get(command, {}):
                 raise JobError(f"is called {OPTIONS[command][option]} now", key=f"plait {command}: {option}")
+            if command in SET and option.startswith("--"):
+                _refuse_peers(command, option)
+
+
+def _refuse_peers(command: str, option: str) -> None:
+    from plait.core.job.reference import key_of  # what a job takes is slow to load
+
+    if own := key_of(option):
+        raise JobError(
+            f"is {own} of a job here", key=f"plait {command}: {option}", fix=f"Write {own}=VALUE behind the job"
+        )
 
 
 def _commands(words: Sequence[str]) -> Iterator[str]:

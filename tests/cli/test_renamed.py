@@ -11,7 +11,7 @@ from plait.cli.main import app
 from plait.cli.renamed import COMMANDS, OPTIONS, refuse_old_words
 from plait.core.base.errors import JobError
 from plait.core.job.reference import look_up
-from plait.core.job.renamed import KEYS, PEERS, VALUES, renamed
+from plait.core.job.renamed import KEYS, VALUES, renamed
 from plait.core.job.spec import Job
 from tests.support.command import plait
 
@@ -93,14 +93,6 @@ def test_an_old_key_is_refused_with_the_new_one(old: str, new: str) -> None:
         Job.from_dict(_tables(old, 1))
     assert caught.value.exit_status == 2
     assert look_up(new)
-
-
-@pytest.mark.parametrize(("other", "own"), PEERS.items())
-def test_a_key_of_another_framework_is_refused_with_ours(other: str, own: str) -> None:
-    for call in (lambda: Job.from_dict(_tables(other, 1)), lambda: look_up(other.partition(".")[2])):
-        with pytest.raises(JobError, match=rf"{other.partition('.')[2]}: is called {own} here"):
-            call()
-    assert look_up(own)
 
 
 @pytest.mark.parametrize(("key", "old", "new"), [(*place, new) for place, new in VALUES.items()])

@@ -1,5 +1,5 @@
 """The settings of a job file, as they can be looked up: made from the types, defaults and docstrings of the
-sections, so that it cannot differ from what ``Job`` takes."""
+sections, so that it cannot differ from what ``Job`` takes; and what other frameworks call them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from plait.core.base.codec.data import allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.job.renamed import KEYS, PEERS
+from plait.core.job.peers import PEERS, VALUES, key_of
+from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.families import MODEL_TYPES
 from plait.core.model.spec import ModelSpec
 
 COMMAND = "plait job --markdown > docs/job.md"
+PEERS_COMMAND = "plait job --peers > docs/reference/coming-from.md"
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,12 @@ def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
     parts = asked.split(".")
     if asked in KEYS:
         raise JobError(f"is called {KEYS[asked]} now", key=asked, fix=f"Ask for {KEYS[asked]}")
-    for other, own in PEERS.items():
-        if asked in (other, other.partition(".")[2]):
-            raise JobError(f"is called {own} here", key=asked, fix=f"Ask for {own}")
     exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
     # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))
     found = exact or tuple(key for key in like if key.name.split(".")[-1] == parts[-1])
+    if not found and (own := key_of(asked)):
+        raise JobError(f"is called {own} here", key=asked, fix=f"Ask for {own}")
     if not found:
         known = [*(table.name for table in tables), *(key.name for key in keys)]
         last = {name.split(".")[-1]: name for name in known}
@@ -98,6 +99,18 @@ def markdown() -> str:
             default = {"": "needed", "-": ""}.get(key.default, f"`{key.default}`")
             cells = (f"`{key.name}`", key.allowed, default, _ticks(key.meaning))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def coming_from() -> str:
+    """``docs/reference/coming-from.md``."""
+    lines = [_PEERS_HEAD.format(command=PEERS_COMMAND)]
+    for key, row in PEERS.items():
+        flags = " ".join(f"--{flag}" for flag in row.megatron.split())
+        cells = [", ".join(f"`{name}`" for name in names.split()) for names in (flags, *row[1:-1])]
+        lines.append(f"| `{key}` | {' | '.join((*cells, row.write.removeprefix('Write ')))} |")
+    lines += [_PEERS_VALUES]
+    lines += [f'| `{key}` | `"{theirs}"` | `"{own}"` |' for (key, theirs), own in VALUES.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -191,3 +204,22 @@ A relative path in a file is meant from that file's folder, one on the command l
 ```toml
 {example}
 ```"""
+_PEERS_HEAD = """<!-- Made from the table in plait/core/job/peers.py: do not edit, run
+     {command} -->
+# Coming from another framework
+
+What Megatron-LM, torchtitan, DeepSpeed and transformers call a job's keys. Whoever writes one of these names in a
+job, or as an option of `plait train` and `plait plan`, is told the key; `plait job NAME` looks it up.
+Behaviour differs in details: [job.md](../job.md) says what each key does,
+[features.md](../features.md) what there is.
+Whole configurations are read by `plait plan FILE` ([plan.md](../plan.md)).
+
+    plait job tensor-model-parallel-size
+
+| key | Megatron-LM | torchtitan | DeepSpeed | transformers | others | what to write |
+|---|---|---|---|---|---|---|"""
+_PEERS_VALUES = """
+Values:
+
+| key | theirs | here |
+|---|---|---|"""
