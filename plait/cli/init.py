@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,9 @@ from plait.cli.groups import grouped
 
 if TYPE_CHECKING:
     from plait.api.new_job import Question, Wish
+
+LOOK = 0.2
+"""Seconds after which a Ctrl-C at a question is heard at the latest."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def _ask(question: Question, wish: Wish) -> None:
     while True:
         terminal.text(question.asks)
         try:
-            answer = input(f"  {question.name} [{default}]: ")
+            answer = _line(f"  {question.name} [{default}]: ")
         except EOFError:
             typer.echo()
             raise JobError("the input ended", key=question.option, fix="Nothing was written") from None
@@ -113,3 +117,15 @@ def _ask(question: Question, wish: Wish) -> None:
             return
         except JobError as error:
             terminal.text(f"{error}", indent="  ")
+
+
+def _line(prompt: str) -> str:
+    """A line from the terminal. Raises EOFError and KeyboardInterrupt.
+
+    It is waited for in short turns: a Ctrl-C between the prompt and the system's read would be heard at the
+    next key only, since a signal that has come already ends no read.
+    """
+    typer.echo(prompt, nl=False)
+    while not select.select([sys.stdin], [], [], LOOK)[0]:
+        pass
+    return input()

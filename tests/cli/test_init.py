@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from plait.api.commented import commented
 from plait.api.new_job import QUESTIONS, Wish, examples, job_text, kinds
 from plait.core.base.errors import JobError
 from plait.core.job.spec import Job
-from tests.example_jobs import AS_WRITTEN
+from tests.example_jobs import AS_WRITTEN, ROW, START, row_of
 from tests.support.command import plait
 from tests.support.hugging_face import hugging_face
 
@@ -66,6 +67,16 @@ def test_paths_are_named_from_the_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_examples_have_the_comments_of_the_reference(file: Path) -> None:
     if file.stem not in AS_WRITTEN:
         assert commented(file.read_text()) == file.read_text(), "python -m tests.example_jobs writes them anew"
+
+
+def test_the_table_of_examples_has_them_all() -> None:
+    assert {row["job"] for row in ROW.finditer(START.read_text())} == examples().keys() - set(AS_WRITTEN)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("row", list(ROW.finditer(START.read_text())), ids=lambda row: row["job"])
+def test_the_table_of_examples_is_what_the_planner_says(row: re.Match[str]) -> None:
+    assert row_of(row["job"], row["for"]) == row[0], "python -m tests.example_jobs writes it anew"
 
 
 def test_a_key_that_is_no_setting_is_named() -> None:
