@@ -115,6 +115,5 @@ def pod_log_lines(cluster: KubernetesNamespace, name: str) -> Iterator[str]:
     """What pod 0 of a run in a cluster prints, until it ends. Raises LaunchError."""
     from plait.launch.kubernetes_runs import pod_lines, run_in
 
-    run_in(cluster, name)
-    for pod, line in pod_lines(cluster, name):
+    for pod, line in pod_lines(cluster, run_in(cluster, name)):
         yield f"[pod {pod}] {line.decode(errors='replace')}"

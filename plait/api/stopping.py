@@ -74,8 +74,8 @@ def stop_run(folder: Path, *, at_once: bool, wait: float, say: Callable[[str], N
     return Stopped(_ended(folder), True)
 
 
-def _not_yet(name: str, wait: float, *, at_once: bool) -> Stopped:
-    more = "" if at_once else f"; plait stop {name} --kill ends it at once, without what it has not saved"
+def _not_yet(name: str, wait: float, *, at_once: bool, on: str = "") -> Stopped:
+    more = "" if at_once else f"; plait stop {name}{on} --kill ends it at once, without what it has not saved"
     return Stopped(f"{name} still runs after {wait:g} s{more}", False)
 
 
@@ -195,5 +195,5 @@ def stop_in_cluster(
     say(f"{'ending' if at_once else 'asking'} {run.kind} {name}{' at once' if at_once else ' to save and end'}")
     end(cluster, run, at_once=at_once)
     if not _awaited(lambda: not is_there(cluster, run), wait, lambda: "waiting for its pods", say):
-        return _not_yet(name, wait, at_once=at_once)
+        return _not_yet(name, wait, at_once=at_once, on=f" --on kubernetes:{cluster.namespace}")
     return Stopped(f"{name} is stopped", True)

@@ -26,6 +26,7 @@ class InMemory:
         self.store = Store()
         self.namespace = "ml"
         self.interrupted: Collection[int] = ()
+        self.jobset = False
         self.before: Callable[[str, str, str], object] = lambda verb, kind, name: None
         self.done: list[tuple[Any, ...]] = []
         for name in nodes:
@@ -58,6 +59,9 @@ class InMemory:
 
     def node(self, name: str) -> Object:
         return self.store.get("Node", name)
+
+    def has_jobset(self) -> bool:
+        return self.jobset
 
     def create(self, body: Object) -> Object:
         return self._do("create", body["kind"], body["metadata"]["name"], lambda: self.store.create(body))

@@ -174,9 +174,11 @@ class Store:
 
 
 def matches(body: Object, labels: str) -> bool:
+    """Whether it has them: ``key=value``, or ``key`` of any value
+    (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#equality-based-requirement)."""
     its = body["metadata"].get("labels", {})
-    pairs = [one.split("=", 1) for one in labels.split(",") if one]
-    return all(its.get(key) == value for key, value in pairs)
+    pairs = [one.partition("=") for one in labels.split(",") if one]
+    return all(key in its and (not equal or its[key] == value) for key, equal, value in pairs)
 
 
 def _apply(body: Any, change: Object) -> None:
