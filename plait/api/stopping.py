@@ -60,7 +60,9 @@ def stop_run(folder: Path, *, at_once: bool, wait: float, say: Callable[[str], N
     if view.slurm:
         _stop_slurm(view.slurm, folder, at_once=at_once, say=say)
     elif holder and holder.job.startswith("kubernetes/"):
-        return stop_in_cluster(cluster_of(folder), holder.job.partition("/")[2], at_once=at_once, wait=wait, say=say)
+        name = holder.job.partition("/")[2]
+        done = stop_in_cluster(cluster_of(folder), name, at_once=at_once, wait=wait, say=say)
+        return Stopped(_ended(folder), True) if not view_run(folder).going else done
     else:
         _stop_here(view.name, held, at_once=at_once, say=say)
 

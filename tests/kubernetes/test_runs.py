@@ -59,14 +59,16 @@ def test_a_run_is_listed_told_saved_and_ended_by_its_folder(cluster: SmallCluste
     (one,) = listed(cluster, tmp_path, "--on", "kubernetes")
     assert (one["kind"], one["state"], one["pods"]) == ("JobSet" if cluster.jobset else "Job", "running", 2)
     (here,) = listed(cluster, tmp_path)
-    assert (here["state"], here["where"], here["ranks"], here["pid"]) == ("running", f"Kubernetes {name}", 2, None)
+    assert (here["state"], here["where"], here["ranks"]) == ("running", f"Kubernetes {name}", 2)
     argv = [sys.executable, "-m", "plait.cli.main", "logs", name, "--on", "kubernetes"]
     follower = subprocess.Popen(argv, env=environment(cluster), stdout=subprocess.PIPE, text=True)
     done = command(cluster, tmp_path, "stop", "job")
-    assert done.returncode == 0 and f"{name} is stopped" in done.stdout, done.stdout + done.stderr
+    last = stopped_after(tmp_path)
+    assert done.returncode == 0 and f"asking {one['kind']} {name} to save and end" in done.stderr, done.stderr
+    assert f"job is stopped after step {last}; the same command goes on from step {last}" in done.stdout
     told, _ = follower.communicate(timeout=60)
     assert "[pod 0] " in told and "stopping after this step" in told and follower.returncode == 0, told
-    assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
+    assert saved_steps(tmp_path)[-1] == last, "the last checkpoint is the one of the stop"
     assert read_attempts(tmp_path / "runs" / "job")[-1].outcome == "stopped"
     wait_until(lambda: empty(cluster), "something is left")
     again = command(cluster, tmp_path, "stop", "job")
