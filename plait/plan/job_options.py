@@ -42,6 +42,8 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
     options = replace(
         other.options if other else plait_on(device),
         optimizer=job.train.optimizer,
+        muon_steps=job.train.muon.ns_steps if job.train.optimizer == "muon" else 0,
+        matrix_itemsize=job.train.muon.itemsize(job.train.precision),
         moment_bytes=BYTES["bf16"] if job.train.optimizer_dtype == "bf16" else None,
         reduced_bytes=BYTES["bf16"] if job.strategy.reduce_dtype == "bf16" else None,
         dispatch_once=recipe.moe_token_dispatcher == "deepep",

@@ -15,7 +15,6 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import MEMORY_RATE, Hosts
 from plait.core.job.plan import Choices, Plan, Reshards
 from plait.core.job.spec import Job
-from plait.core.model.precision import ITEMSIZE, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, Mesh
 from plait.core.parallel.strategy import Strategy, slice_sizes
@@ -109,7 +108,8 @@ def job_workload(job: Job) -> Workload:
         sequence=job.data.sequence_length,
         precision=job.train.precision,
         optimizer=job.train.optimizer,
-        matrix_itemsize=2 if job.train.muon.precision == "bf16" else master_size(ITEMSIZE[job.train.precision]),
+        matrix_itemsize=job.train.muon.itemsize(job.train.precision),
+        matrix_steps=job.train.muon.ns_steps,
         reduce_dtype=job.strategy.reduce_dtype,
         optimizer_dtype=job.train.optimizer_dtype,
     )

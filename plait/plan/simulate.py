@@ -12,10 +12,12 @@ from plait.core.record.records import sent_bytes
 from plait.core.step.clock.crowd import shared_pace
 from plait.core.step.clock.pipeline import Simulated, Simulation
 from plait.core.step.clock.placed_prices import PlacedPrices
-from plait.core.step.clock.prices import ClusterPrices, Prices
+from plait.core.step.clock.prices import ClusterPrices, Prices, muon_of
 from plait.core.step.seconds.costs import Launches
+from plait.core.step.seconds.muon_time import MuonPrices, Number
 from plait.core.step.seconds.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
 from plait.core.step.segments import Collective
+from plait.core.step.step import Place
 
 OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
 """Of the memory traffic of a parameter's update, and of a byte of it, where nothing is described."""
@@ -83,6 +85,16 @@ class PlanPrices(Prices):
 
     def update(self, numbers: int) -> float:
         return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
+
+    def muon(self, place: Place) -> float:
+        def product(m: Number, k: Number, n: Number) -> Number:
+            return 2 * m * k * n / FLOPS
+
+        def exchange(nbytes: Number, ranks: Number) -> Number:
+            return sent_bytes("all_to_all", int(nbytes), int(ranks)) / BANDWIDTH
+
+        work = self.plan.workload
+        return muon_of(place, MuonPrices(work.matrix_steps, work.matrix_itemsize, product, exchange))
 
     def travel(self, source: int, target: int) -> float:
         """Tensors one after the other, as their reshard plans say."""

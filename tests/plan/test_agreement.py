@@ -18,6 +18,7 @@ from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS,
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at, point_of
+from plait.plan.job_options import options_of
 from plait.plan.space import enumerate_space
 
 A100 = Cluster.preset("a100-80")
@@ -71,7 +72,9 @@ def drawn(number: int) -> tuple[str, int, str, dict[str, int]]:
     return model, sequence, machine, row | EXPOSED
 
 
-def both(model: str, sequence: int, machine: str, row: dict[str, int], *, host: bool = False) -> tuple[float, float]:
+def both(
+    model: str, sequence: int, machine: str, row: dict[str, int], *, host: bool = False, optimizer: str = "adamw"
+) -> tuple[float, float]:
     """Seconds of a step: simulated, and in closed form. host: whether the host takes time."""
     cluster, point = Cluster.preset(machine), Points.of([row]).row(0)
     if not host:
@@ -84,12 +87,14 @@ def both(model: str, sequence: int, machine: str, row: dict[str, int], *, host: 
     batch = point["dp"] * point["micro"] * point["num_micro"]
     job = Job.from_dict({
         "model": {"preset": model, "max_sequence": sequence}, "data": {"sequence_length": sequence},
-        "train": {"global_batch_size": batch, "precision": "bf16-mixed"},
+        "train": {"global_batch_size": batch, "precision": "bf16-mixed", "optimizer": optimizer},
         "cluster": {"preset": machine, "ranks": ranks},
     })  # fmt: skip
-    one = Planner(job, cluster, 50304)
+    one = Planner(job, cluster, 257)
     stands = job_at(job, point)
-    closed = step_seconds(one.model, Points.of([point_of(stands)]), cluster, sequence=sequence)
+    closed = step_seconds(
+        one.model, Points.of([point_of(stands)]), cluster, sequence=sequence, options=options_of(stands, cluster.device)
+    )
     return one.simulated(stands).seconds, float(closed.total[0])
 
 
@@ -106,6 +111,17 @@ def test_where_nothing_overlaps_both_add_up_the_same_prices(number: int) -> None
 def test_a_host_that_may_be_late_is_late_in_both(number: int) -> None:
     simulated, closed = both(*drawn(number), host=True)
     assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
+
+
+@pytest.mark.parametrize("number", range(0, DRAWN, 3))
+def test_muon_takes_what_it_takes_when_simulated(number: int) -> None:
+    """Beside AdamW's step, of one micro-batch: what orthogonalises is then most of what is compared."""
+    model, sequence, machine, row = drawn(number)
+    row |= {"num_micro": 1}
+    plain, muon = (both(model, sequence, machine, row, optimizer=name) for name in ("adamw", "muon"))
+    more = [after - before for before, after in zip(plain, muon, strict=True)]
+    assert more[0] > 0
+    assert more[1] == pytest.approx(more[0], rel=0.03)
 
 
 def test_drawn_strategies_have_everything_that_is_priced() -> None:

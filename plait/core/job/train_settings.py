@@ -9,7 +9,7 @@ from pydantic import Field
 
 from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
 from plait.core.job.data_settings import Fraction, Seed
-from plait.core.model.precision import Precision, SmallType
+from plait.core.model.precision import ITEMSIZE, Precision, SmallType, size_in
 from plait.core.parallel.optimizers import OptimizerName
 
 OnNan = Literal["stop", "skip"]
@@ -37,6 +37,10 @@ class MuonSection(Section):
     """Their polynomial's coefficients."""
     eps: Positive = 1e-7
     """A matrix of a smaller norm is not scaled up further."""
+
+    def itemsize(self, precision: Precision) -> int:
+        """Bytes of a number of a matrix that is orthogonalised. precision: the model's."""
+        return size_in(self.precision, ITEMSIZE[precision])
 
 
 class SgdSection(Section):

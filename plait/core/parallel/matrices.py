@@ -43,14 +43,22 @@ def rounds(shapes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[int, 
     return found
 
 
+def shared_blocks(blocks: int) -> int:
+    """Of so many replicas of an optimizer shard, those that share the work.
+
+    >>> [shared_blocks(blocks) for blocks in (1, 6, 12, 11)]
+    [1, 6, 6, 1]
+    """
+    return next(some for some in range(min(blocks, SHARED), 0, -1) if blocks % some == 0)
+
+
 def sharing(mesh: Mesh, sharding: Sharding, rank: int) -> tuple[int, ...]:
     """The ranks with which ``rank`` shares the matrices of its stages, in order.
 
     >>> sharing(Mesh(0, dp=4, tp=2), Sharding(optim=2), 5)
     (0, 1, 2, 3, 4, 5, 6, 7)
     """
-    blocks = mesh.replicas // sharding.optim
-    size = sharding.optim * next(some for some in range(min(blocks, SHARED), 0, -1) if blocks % some == 0)
+    size = sharding.optim * shared_blocks(mesh.replicas // sharding.optim)
     own = mesh.replica(rank) // size
     return tuple(other for other in mesh.ranks if mesh.replica(other) // size == own)
 

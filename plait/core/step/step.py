@@ -27,7 +27,8 @@ from plait.core.step.unit_traffic import UnitTraffic, unit_sizes, unit_traffic
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
-    sequence: tokens of each. matrix_itemsize: bytes of a number of a matrix that Muon orthogonalises.
+    sequence: tokens of each. matrix_itemsize: bytes of a number of a matrix that Muon orthogonalises;
+    matrix_steps: its iterations.
     reduce_dtype: what gradients are summed over ranks in; optimizer_dtype: what moments are kept in."""
 
     micro_batch: int
@@ -36,6 +37,7 @@ class Workload:
     precision: Precision = "fp32"
     optimizer: OptimizerName = "adamw"
     matrix_itemsize: int = 2
+    matrix_steps: int = 5
     reduce_dtype: SmallType = "master"
     optimizer_dtype: SmallType = "master"
 

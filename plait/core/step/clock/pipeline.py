@@ -121,7 +121,8 @@ class StepClock(PipelineClock[Course]):
         _meet(self.courses)
         for course in self.courses:
             norm = prices.collective("all_reduce", 3 * 8, world, 1) if world > 1 else 0.0
-            course.rest(course.clock + norm + prices.update(course.place.numbers) * course.pace, "optimizer")
+            taken = prices.update(course.place.numbers) + prices.muon(course.place)
+            course.rest(course.clock + norm + taken * course.pace, "optimizer")
         self.seconds = max(course.clock for course in self.courses) + prices.beside
         for course in self.courses:
             course.rest(self.seconds, "idle")

@@ -6,18 +6,22 @@ costs from shapes, whose proportions mean more than their seconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Site
+from plait.core.parallel.optimizers import HIDDEN
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.costs import Launches, cluster_costs, cluster_launches
+from plait.core.step.seconds.muon_time import MuonPrices, cluster_prices, group_of, kinds_of, muon_seconds
 from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
-from plait.core.step.step import Step
+from plait.core.step.step import Place, Step
 
 
 class Prices(Protocol):
@@ -73,6 +77,10 @@ class Prices(Protocol):
         """Seconds of an optimizer's step over so many numbers."""
         ...
 
+    def muon(self, place: Place) -> float:
+        """Seconds of orthogonalising a place's matrices, beside ``update``; 0 of another optimizer."""
+        ...
+
     def travel(self, source: int, target: int) -> float:
         """Seconds of what one stage hands to another, for one micro-batch."""
         ...
@@ -80,6 +88,15 @@ class Prices(Protocol):
     def way(self, source: int, target: int) -> int:
         """Number of the links that this uses."""
         ...
+
+
+def muon_of(place: Place, prices: MuonPrices) -> float:
+    """Seconds of orthogonalising a place's matrices by these prices."""
+    if place.step.workload.optimizer != "muon":
+        return 0.0
+    sites = Counter[Site](cast("Site", kind) for stage in place.held for kind, _ in stage if kind in HIDDEN)
+    group = group_of(place.mesh.tp, place.mesh.replicas, place.sharding.optim)
+    return float(muon_seconds(kinds_of(sites, place.step.model.letters), *group, prices))
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,15 @@ class ClusterPrices:
 
     def update(self, numbers: int) -> float:
         return float(rates.memory_bound(self.cluster, numbers * self.cluster.efficiency.optimizer_bytes.value))
+
+    def muon(self, place: Place) -> float:
+        work = self.step.workload
+        prices = cluster_prices(self.cluster, work.precision, work.matrix_steps, work.matrix_itemsize)
+
+        def exchange(nbytes: float, ranks: int) -> float:
+            return self.collective("all_to_all", nbytes * ranks, ranks, 1, place.index)
+
+        return muon_of(place, replace(prices, exchange=exchange))
 
     def travel(self, source: int, target: int) -> float:
         """Every node of the target gets each part once, over all its links, and shares it out inside."""

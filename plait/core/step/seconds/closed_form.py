@@ -121,7 +121,7 @@ def _block(asked: Priced) -> Iterator[Seconds]:
     (first, of_batch), (leading, of_owners) = (_kinds(asked, one.decides(points)) for one in (micro_batch, owners))
     some = asked.take(first)
     batch = MicroBatchSeconds.of(Layer(**{each.name: getattr(some, each.name) for each in fields(Priced)}))
-    owned = Owners.of(asked.model, points.take(leading), asked.cluster, asked.options)
+    owned = Owners.of(asked.model, points.take(leading), asked.cluster, asked.options, asked.precision)
     for start in range(0, max(1, len(points)), CHUNK):
         which = slice(start, start + CHUNK)
         yield _SharedParts(asked.take(which), batch.take(of_batch[which]), owned.take(of_owners[which])).seconds()

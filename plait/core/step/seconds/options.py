@@ -26,7 +26,8 @@ class Options:
     states_moved: what the optimizer moves of a number, to what it moves of one in fp32. states_on_host,
     kept_on_host: shares of optimizer states, which are updated there, and of what layers keep for the
     backward. ends_shared: embedding and head are cut over all stages (vocabulary parallelism; Yeung 2024,
-    arXiv 2411.05288), whose exchanges run beside layers.
+    arXiv 2411.05288), whose exchanges run beside layers. muon_steps: iterations by which
+    Muon orthogonalises layers' matrices, 0 of another optimizer; matrix_itemsize: bytes of their numbers.
     """
 
     fused_attention: Any = True
@@ -47,3 +48,5 @@ class Options:
     states_on_host: Any = 0.0
     kept_on_host: Any = 0.0
     ends_shared: Any = False
+    muon_steps: Any = 0
+    matrix_itemsize: Any = 2

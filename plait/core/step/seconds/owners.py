@@ -7,7 +7,7 @@ and taken for all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import Precision
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds import rates
+from plait.core.step.seconds import muon_time, rates
 from plait.core.step.seconds.experts_time import cut_by, of_experts
 from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.rates import Seconds as Column
@@ -56,9 +57,11 @@ class Owners:
     late: Column
 
     @staticmethod
-    def of(model: Shapes, points: Points, cluster: Cluster, options: Options) -> Owners:
+    def of(
+        model: Shapes, points: Points, cluster: Cluster, options: Options, precision: Precision = "bf16-mixed"
+    ) -> Owners:
         """Of every point."""
-        return _Cut(model, points, cluster, options).owners()
+        return _Cut(model, points, cluster, options, precision).owners()
 
     def take(self, which: Ints) -> Owners:
         """By numbers."""
@@ -71,6 +74,7 @@ class _Cut:
     points: Points
     cluster: Cluster
     options: Options
+    precision: Precision
 
     def owners(self) -> Owners:
         layers = self._layers()
@@ -163,7 +167,23 @@ class _Cut:
         told, away = self.options, owned * self.options.states_on_host
         moved = cluster.efficiency.optimizer_bytes.value * told.states_moved
         here = rates.memory_bound(cluster, (owned - away) * moved)
-        return here + self._on_host(away)
+        return here + self._on_host(away) + self._muon(layers)
+
+    def _muon(self, layers: tuple[Column, Column, Column]) -> Column:
+        """Seconds of orthogonalising matrices, of the place that has most layers."""
+        points, told, model = self.points, self.options, self.model
+        if not np.any(told.muon_steps):
+            return np.zeros(len(points))
+        prices = muon_time.cluster_prices(self.cluster, self.precision, told.muon_steps, told.matrix_itemsize)
+        most = np.where(points.pp > 1, np.maximum(layers[0], np.where(points.pp > 2, layers[1], 0)), layers[2])
+        group = muon_time.group_of(points.tp, points.replicas, points.optim)
+        found = muon_time.muon_seconds(muon_time.kinds_of({"attn": most, "mlp": most}, model.letters), *group, prices)
+        if model.has_experts:
+            own = most * model.expert_share * model.experts / points.ep
+            parts = np.where(told.experts_whole, 1, points.tp) * np.maximum(1, points.optim // points.ep)
+            routed = muon_time.kinds_of({"mlp": own}, replace(model.letters, F=model.expert_ffn))
+            found = found + muon_time.muon_seconds(routed, parts, parts, prices)
+        return found * (np.asarray(told.muon_steps) > 0)
 
     def _on_host(self, owned: Any) -> Any:
         """Seconds of the optimizer on the host: gradients there, its update, new parameters back, one after
