@@ -26,12 +26,12 @@ import numpy as np
 import polars as pl
 from keeping import finish, make_parser, tell
 
-from plait.core.base.columns import Coded
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
+from plait.core.record.columns import Coded
 from plait.core.record.rollup import COLUMNS, FOLDER, RollupSource, rollup_file, write_rollup
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.step import Step, Workload

@@ -18,11 +18,11 @@ from pathlib import Path
 import polars as pl
 
 from plait.core.base.codec.json_text import SIDE_FILE
-from plait.core.base.columns import Unpacked, first_line
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, reason_of
 from plait.core.base.numbers import LARGEST, MOST_RANKS, counted
 from plait.core.base.passed_over import PassedOver
+from plait.core.record.columns import Unpacked, first_line
 from plait.diagnose.recording import GRID, ROLLUP, SPANS, Recording, meetings_of, rollup_of, seconds_of
 from plait.diagnose.tables import LONGEST, LONGEST_TEXT
 

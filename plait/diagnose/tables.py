@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.base.columns import Unpacked, first_line
 from plait.core.base.errors import DataError
 from plait.core.base.files import walk
 from plait.core.base.numbers import LARGEST, MOST_RANKS, counted
+from plait.core.record.columns import Unpacked, first_line
 from plait.core.record.rollup import BLOCK, STEPS, TOTALS
 from plait.core.record.rollup import FOLDER as ROLLUPS
 from plait.diagnose.notes import Notes

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from plait.core.base.columns import Coded
+from plait.core.record.columns import Coded
 from plait.core.record.rollup import COLUMNS, RollupSource, rollup_file, write_rollup
 from plait.diagnose.reading import read_run
 from plait.view.callbacks import first_paint, status_of

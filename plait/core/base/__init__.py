@@ -5,7 +5,6 @@
 __all__ = [
     "cluster_env",
     "codec",
-    "columns",
     "env",
     "errors",
     "files",

@@ -4,6 +4,7 @@
 
 __all__ = [
     "clocks",
+    "columns",
     "exposure",
     "records",
     "ring",

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plait.core.base.columns import Coded
+from plait.core.record.columns import Coded
 from plait.core.record.exposure import AXES, BUSY, ROLES, Exposure, exposures
 from plait.core.record.ring import Name, RecordKind, Ring, RingGroup, verb_and_dtype
 from plait.core.record.rollup import PROCESSOR, joined

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.codec.json_text import parse_table
-from plait.core.base.columns import Coded, metadata_of, write_columns
+from plait.core.record.columns import Coded, metadata_of, write_columns
 
 VERSION = "1"
 BLOCK = 1000

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from plait.core.base.columns import read_columns, write_columns
 from plait.core.base.errors import DataError
+from plait.core.record.columns import read_columns, write_columns
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.base.columns import copy_rows
+from plait.core.record.columns import copy_rows
 from plait.core.record.records import Records
 from plait.core.record.ring import Header, Name, RecordKind, RingGroup
 from plait.core.record.timeline import write_spans

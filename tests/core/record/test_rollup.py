@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.base.columns import Coded, read_columns
+from plait.core.record.columns import Coded, read_columns
 from plait.core.record.rollup import (
     BLOCK,
     RollupSource,

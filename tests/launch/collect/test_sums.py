@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.base.columns import Coded
+from plait.core.record.columns import Coded
 from plait.core.record.records import Records
 from plait.core.record.ring import Header, Name, OpPlace, RecordKind, numbered, row_type
 from plait.core.record.ring_writer import this_process

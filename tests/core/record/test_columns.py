@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from plait.core.base.columns import (
+from plait.core.base.errors import DataError
+from plait.core.record.columns import (
     FREE,
     ROW,
     Coded,
@@ -21,7 +22,6 @@ from plait.core.base.columns import (
     read_columns,
     write_columns,
 )
-from plait.core.base.errors import DataError
 
 META = {"plait.timeline.version": "2"}
 
