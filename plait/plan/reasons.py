@@ -48,12 +48,11 @@ ALIKE = 1e-4
 
 def readable(point: Point) -> dict[str, str]:
     """What is chosen at a point, in the words of a job file: without what follows from the rest, and without
-        what has no meaning there.
+    what has no meaning there.
 
-        >>> from plait.core.base.text import in_bytes, in_seconds
-    from plait.core.step.columns.points import Points
-        >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
-        '2'
+    >>> from plait.core.step.columns.points import Points
+    >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
+    '2'
     """
     found = dict[str, str]()
     for key, value in point.items():

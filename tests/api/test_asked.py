@@ -101,7 +101,7 @@ def test_ranks_are_told_what_to_measure_and_their_failure_is_the_answer(
     asked: ProfileRequest, words: list[str], tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    place = SimpleNamespace(world=None, run=lambda ranks: started.append(ranks) or 7)
+    place = SimpleNamespace(world=None, ours=True, run=lambda ranks: started.append(ranks) or 7)
     assert profile_machine(tmp_path / "p.json", cast("Any", place), asked) == 7
     assert started[0].arguments == ["--out", str(tmp_path / "p.json"), *words]
     assert started[0].world == 2

@@ -28,6 +28,7 @@ sequence_length = 64
 [train]
 steps = 1500
 global_batch_size = 16
+micro_batch_size = 0
 """
 
 

@@ -115,7 +115,7 @@ UNEVEN = {
         "max_sequence": 32,
     },
     "data": {"sequence_length": 32},
-    "train": {"global_batch_size": 7, "precision": "fp64"},
+    "train": {"global_batch_size": 7, "micro_batch_size": 0, "precision": "fp64"},
     "strategy": {"dp": 2, "tp": 2, "slices": {"batch": 3}, "sequence_parallel": True},
 }
 

@@ -64,7 +64,8 @@ def test_lists_refuse_what_they_do_not_know() -> None:
 
 
 def test_experts_at_unequal_places_are_refused() -> None:
-    asked = planner(strategy={"pp": 2, "dp": [2, 4], "tp": [4, 2], "schedule": "1f1b"})
+    train = VALUES["train"] | {"micro_batch_size": 2}
+    asked = planner(train=train, strategy={"pp": 2, "dp": [2, 4], "tp": [4, 2], "schedule": "1f1b"})
     with pytest.raises(JobError, match=r"strategy\.dp: are unequal places; experts need equal ones\. Give one number"):
         asked.predict(asked.job)
 

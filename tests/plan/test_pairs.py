@@ -17,7 +17,7 @@ def step_of(**strategy: Any):
         "model": {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "vocab": 256, "max_sequence": 32,
                   "tied_embeddings": False},
         "data": {"sequence_length": 32},
-        "train": {"global_batch_size": 16},
+        "train": {"global_batch_size": 16, "micro_batch_size": 0},
         "strategy": strategy,
     }), 256)  # fmt: skip
 

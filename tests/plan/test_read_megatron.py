@@ -269,7 +269,7 @@ def test_what_is_emitted_is_read_back(at: int) -> None:
     one = job_at(ONE, point)
     told = emitted(one)
     assert told.unknown == told.unmodelled == []
-    back = told.job([f"cluster.ranks={one.world_size}", "model.vocab=257"])
+    back = told.job([f"cluster.ranks={one.world_size}", f"model.vocab={one.model_spec(257).vocab}"])
     got = framework.point(point_of(back))
     assert back.model_spec(257) == ModelSpec.from_dict(
         one.model_spec(257).to_dict() | {"dropout": one.model_spec(257).dropout}

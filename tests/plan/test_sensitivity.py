@@ -22,7 +22,7 @@ def planner() -> Planner:
         "train": {"global_batch_size": 64, "micro_batch_size": 1, "precision": "bf16-mixed"},
         "cluster": {"preset": "h100", "ranks": 32}, "strategy": {"dp": 32, "shard": "zero1"},
     })  # fmt: skip
-    return Planner(job, H100, 50_304)
+    return Planner(job, H100, 50_257)
 
 
 def strategies(one: Planner, *changes: list[str]) -> list[Candidate]:

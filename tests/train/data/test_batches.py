@@ -102,7 +102,7 @@ def test_the_order_of_the_data_does_not_depend_on_the_number_of_ranks(
 ) -> None:
     """On every stage, the rows of its replicas one after the other are the batch that one rank would have."""
     strategy = {"dp": dp, "pp": len(dp)} if isinstance(dp, list) else {"dp": dp}
-    train = {"global_batch_size": 8}
+    train = {"global_batch_size": 8, "micro_batch_size": 0}
     job = Job.from_dict({"model": MODEL, "data": {"sequence_length": 8}, "train": train, "strategy": strategy})
     plan = make_plan(job, HERE, vocab=257)
     batches = Batches(corpora(257), "train", sequence=8, batch=8)

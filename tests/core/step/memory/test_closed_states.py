@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from plait.core.model.experts import Experts
+from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
@@ -67,7 +68,7 @@ def test_columns_are_what_is_counted_unit_by_unit(
             units |= unit_sizes(model, strategy, stage, sharding)
         lasting = states(units, sharding, itemsize=itemsize)
         tables = len(stages) * position_tables(model, strategy, sequence=32, itemsize=itemsize)
-        kept = WORKSPACE if gpu else reduction_buffers(units, sharding, itemsize=itemsize)
+        kept = WORKSPACE if gpu else reduction_buffers(units, sharding, itemsize=master_size(itemsize))
         assert columns[:4, at].tolist() == [
             lasting.parameters, lasting.gradients, lasting.optimizer, lasting.buffers + tables + kept,
         ]  # fmt: skip

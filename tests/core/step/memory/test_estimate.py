@@ -40,7 +40,7 @@ def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1
                 "strategy": strategy,
             }
         ),
-        vocab=50000,
+        vocab=257,
     )
 
 
@@ -116,7 +116,7 @@ def test_tied_embeddings_are_summed_over_both_ends() -> None:
     step = of("gpt3-125m", {"pp": 3, "schedule": "1f1b"})
     found = estimate(step)
     assert ["tied" in place.sent for place in found.places] == [True, False, True]
-    assert found.places[0].sent["tied"] == 50000 * 768 * 4  # a ring of two sends half twice
+    assert found.places[0].sent["tied"] == step.model.vocab * 768 * 4  # a ring of two sends half twice
     untied = estimate(replace(step, model=replace(step.model, tied_embeddings=False)))
     assert not any("tied" in place.sent for place in untied.places)
 

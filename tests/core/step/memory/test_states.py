@@ -49,9 +49,8 @@ def test_states_of_a_rank(sharding: Sharding, itemsize: int, told: States) -> No
     ],
 )
 def test_reductions_keep_a_buffer_for_every_size_of_every_level(sharding: Sharding, numbers: int) -> None:
-    assert reduction_buffers(UNITS, sharding, itemsize=2) == reduction_buffers(UNITS, sharding, itemsize=4)
-    assert reduction_buffers(UNITS, sharding, itemsize=2) == numbers * 4
-    assert reduction_buffers(UNITS, sharding, itemsize=8) == numbers * 8
+    for size in (2, 4, 8):
+        assert reduction_buffers(UNITS, sharding, itemsize=size) == numbers * size
 
 
 def test_rotary_tables_are_of_a_sequence_or_of_every_position() -> None:
