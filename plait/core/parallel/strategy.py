@@ -188,7 +188,7 @@ class Strategy:
             raise JobError(
                 f"cp = {self.cp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
                 key="strategy.cp",
-                changes=_lengths(parts, sequence, model),
+                changes=_lengths(parts, sequence, model) or [{"strategy.cp": math.gcd(self.cp, max(1, sequence // 2))}],
             )
         if self.ring > 1 and model.attention_dropout:
             raise JobError(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from plait.core.base.errors import JobError
+from plait.core.base.errors import JobError, ScheduleError
 from plait.core.cluster.hardware import HERE
+from plait.core.job.advice import changed
 from plait.core.job.plan import Plan
 from plait.core.job.resuming import TRAIN, effect_of
 from plait.core.job.settings import StrategySection, TrainSection
@@ -88,3 +94,95 @@ def test_experts_are_refused_by_name() -> None:
     with pytest.raises(JobError) as refused:
         plan_of("strategy", {"ep": 2})
     assert refused.value.key == "strategy.ep"
+
+
+FORMS = st.sampled_from(["another", "low", "high", "word"])
+BOUNDS: dict[str, Any] = {"low": 0, "high": 1000, "word": "x"}
+
+
+@settings(max_examples=60)
+@given(
+    table=st.sampled_from(["train", "strategy"]),
+    keys=st.lists(st.tuples(st.integers(0, 99), FORMS), min_size=1, max_size=3),
+)
+def test_advice_of_whatever_refuses_a_resume_is_accepted(table: str, keys: list[tuple[int, str]]) -> None:
+    """Drawn keys, each with another value, one that is too small or too large, or none of its kind: what the
+    refusal says is done to the letter until the run goes on."""
+    names = list(OTHER_TRAIN if table == "train" else OTHER_STRATEGY)
+    more = {names[at % len(names)]: form for at, form in keys}
+    follow_resume(
+        table,
+        {key: (OTHER_TRAIN | OTHER_STRATEGY)[key] if form == "another" else BOUNDS[form] for key, form in more.items()},
+    )
+
+
+@pytest.mark.parametrize("form", ["another", *BOUNDS])
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        *(("train", key) for key in OTHER_TRAIN),
+        *(("strategy", key) for key in OTHER_STRATEGY),
+    ],
+)
+def test_advice_on_each_key_is_accepted(table: str, key: str, form: str) -> None:
+    value = (OTHER_TRAIN | OTHER_STRATEGY)[key] if form == "another" else BOUNDS[form]
+    refusals = [follow_resume(table, {key: value}, choice) for choice in range(4)]
+    assert all(refusals) or form != "word"
+
+
+def follow_resume(table: str, more: dict[str, Any], choice: int = 0) -> list[str]:
+    """Change a table's keys and go on; do what each refusal says. choice: which of several changes. Returns
+    the refusals."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "first", "plan.json")
+        file.parent.mkdir()
+        plan_of("train", {}).write(file)
+        values: dict[str, Any] = {**BASE, table: BASE[table] | more}
+        refusals = list[str]()
+        while (error := resumed(file, values)) is not None:
+            refusals.append(str(error))
+            assert error.fix, refusals
+            if "another name with run.name=NAME" in error.fix:
+                file = Path(folder, "second", "plan.json")  # where no run is
+                continue
+            assert error.key, refusals
+            values = done(values, error, choice)
+            assert len(refusals) <= 2 * len(more) + 2, refusals
+        return refusals
+
+
+def done(values: dict[str, Any], error: JobError, choice: int) -> dict[str, Any]:
+    """The job with what an error advises: its change, or a value of the kind that it allows."""
+    assert error.key and error.fix
+    if error.changes:
+        return changed(values, error.changes[choice % len(error.changes)])
+    for words, value in ALLOWED:
+        if found := re.search(words, error.fix):
+            return changed(values, {error.key: value(found)})
+    raise AssertionError(f"nothing to do: {error}")
+
+
+ALLOWED: list[tuple[str, Callable[[re.Match[str]], Any]]] = [
+    (r'Allowed: "([^"]+)"', lambda found: found[1]),
+    (r"Allowed: true or false", lambda _: True),
+    (r"Allowed: a list of 2, each a number of at least 0", lambda _: [0.5, 0.5]),
+    (r"Allowed: a (?:whole )?number of at least (\d+)", lambda found: int(found[1])),
+    (r"Allowed: a (?:whole )?number above (\d+)", lambda found: int(found[1]) + 0.5),
+    (r"Allowed: a list", lambda _: []),
+    (r"Allowed: a text", lambda _: "x"),
+    (r"Write \[[\w.]+\] and the keys below it", lambda _: {}),
+    (r"Write a whole number of at most 1e\+18", lambda _: 10_000),
+    (r"Allowed: a whole number$", lambda _: 5),
+    (r"there are ([\w-]+)", lambda found: found[1]),
+]
+"""What refusals of a value say, and a value that does it."""
+
+
+def resumed(file: Path, values: dict[str, Any]) -> JobError | None:
+    try:
+        make_plan(Job.from_dict(values), HERE, vocab=257).continued(file)
+    except JobError as error:
+        return error
+    except ScheduleError as error:  # which names what there is
+        return JobError("is no schedule", key="strategy.schedule", fix=str(error))
+    return None
