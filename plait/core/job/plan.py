@@ -160,14 +160,14 @@ class Plan(Step):
     @staticmethod
     def from_json(text: str, file: str) -> Plan:
         """A plan from the text of ``file``, with the errors of ``read``."""
-        return STAMP.opened(text, file, Plan.from_dict, lambda plan: plan.hash)
+        return STAMP.opened(text, file, Plan.from_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The content as plain values, for JSON; ``from_dict`` reads them back."""
         return {
             "job": self.job.planned if self.job else None,
             "model": self.model.to_dict(),
-            "workload": asdict(self.workload),
+            "workload": self.workload.to_dict(),
             "strategy": self.strategy.to_dict(),
             "layout": asdict(self.layout),
             "shardings": [asdict(sharding) for sharding in self.shardings],

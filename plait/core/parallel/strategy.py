@@ -240,8 +240,8 @@ class Strategy:
         return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``decode`` reads them back."""
-        return asdict(self)
+        """Plain values, for JSON; ``decode`` reads them back. One compute stream, as all had, is not said."""
+        return {key: value for key, value in asdict(self).items() if key != "streams" or value > 1}
 
 
 def slice_sizes(total: int, parts: int) -> tuple[int, ...]:

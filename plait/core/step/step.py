@@ -7,8 +7,9 @@ The planner predicts a step's seconds, its memory and its traffic. A plan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from plait.core.model.precision import ITEMSIZE, Precision, SmallType, master_size, size_in
 from plait.core.model.spec import ModelSpec
@@ -22,6 +23,9 @@ from plait.core.step.segments import Phase, SegmentGraph
 from plait.core.step.stages import Crossing, Stage, Tie, crossing_bytes, crossings, split_layers, tie_of
 from plait.core.step.traffic import SegmentTraffic, replicated_numbers
 from plait.core.step.unit_traffic import UnitTraffic, unit_sizes, unit_traffic
+
+LATER = ("matrix_steps", "reduce_dtype", "optimizer_dtype")
+"""Fields of a workload that plans had not from the beginning: all had their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,12 @@ class Workload:
     matrix_steps: int = 5
     reduce_dtype: SmallType = "master"
     optimizer_dtype: SmallType = "master"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; what came later only where it says something, so that keys of plans stay."""
+        return {
+            key: value for key, value in asdict(self).items() if key not in LATER or value != getattr(Workload, key)
+        }
 
     @property
     def itemsize(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.core.base.codec.stamped import digest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.place_settings import PlaceSection
@@ -337,3 +338,21 @@ def test_replicas_of_a_plan_can_be_cut_as_it_says(plan: Plan) -> None:
 def test_a_plan_has_the_version_that_is_read(plan: Plan, tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text())["version"] == 4
+
+
+def test_a_plan_of_an_older_plait_is_read(plan: Plan, tmp_path: Path) -> None:
+    """Its hash is of what it says, without keys that came later; its key is the same."""
+    plan.write(tmp_path / "plan.json")
+    values = json.loads((tmp_path / "plan.json").read_text())
+    del values["job"]["strategy"]["streams"], values["job"]["train"]["optimizer_dtype"]
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    with pytest.raises(JobError, match="was edited or damaged"):
+        Plan.read(tmp_path / "plan.json")
+    values["hash"] = digest({key: values[key] for key in plan.to_dict()})
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    old = Plan.read(tmp_path / "plan.json")
+    assert old == plan and old.key == plan.key
+    assert "streams" not in plan.to_dict()["strategy"]
+    assert set(plan.to_dict()["workload"]) == {
+        "micro_batch", "num_micro_batches", "sequence", "precision", "optimizer", "matrix_itemsize",
+    }  # fmt: skip

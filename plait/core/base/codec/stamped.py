@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from plait.core.base.codec.data import Section, decode
 from plait.core.base.codec.json_text import DOCUMENT, MOST_VALUES, parse_table
@@ -15,7 +15,16 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of, replacing
 from plait.core.base.numbers import shown
 
-Content = TypeVar("Content")
+
+class Stamped(Protocol):
+    """What such a file holds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part that is hashed."""
+        ...
+
+
+Content = TypeVar("Content", bound=Stamped)
 
 
 def digest(values: Any) -> str:
@@ -46,11 +55,10 @@ class Stamp:
         except (OSError, ValueError) as error:
             raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path)) from None
 
-    def opened(
-        self, text: str, file: str, make: Callable[[dict[str, Any]], Content], hash_of: Callable[[Content], str]
-    ) -> Content:
+    def opened(self, text: str, file: str, make: Callable[[dict[str, Any]], Content]) -> Content:
         """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
-        none, of another version, or edited by hand, and where ``make`` does."""
+        none, of another version, or edited by hand, and where ``make`` does. What is hashed is what stands
+        there: of an older Plait's file, without keys that came later."""
         try:
             values = parse_table(text, most=self.most, unique=True)
         except ValueError as error:
@@ -60,11 +68,12 @@ class Stamp:
             problem = f"{shown(version)} is not a {self.noun} version this Plait reads"
             fix = ". ".join(part for part in (f"It reads version {self.version}", self.fix) if part)
             raise JobError(problem, file=file, key="version", fix=fix)
+        written = dict(values)
         try:
             content = make(values)
         except JobError as error:
             raise error.in_file(file) from None
-        if stamped != hash_of(content):
+        if stamped != digest({key: written[key] for key in content.to_dict() if key in written}):
             problem = f"does not match the content: the {self.noun} was edited or damaged"
             raise JobError(problem, file=file, key="hash", fix=self.edited)
         return content
@@ -115,4 +124,4 @@ class StampedSection(Section):
     @classmethod
     def from_json(cls, text: str, file: str) -> Self:
         """The content of the text of ``file``, with the errors of ``read``."""
-        return cls.STAMP.opened(text, file, cls.from_dict, lambda found: found.hash)
+        return cls.STAMP.opened(text, file, cls.from_dict)
