@@ -211,8 +211,7 @@ class Planner:
         return [found[at] for at in range(len(points))]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
-        """A point predicted; None where ``_refusal`` says why it is no finalist. Memory is asked first: a
-        simulation takes several times as long."""
+        """A point predicted; None where ``_refusal`` says why. Memory first: a simulation takes longer."""
         try:
             job = job_at(self.job, point)
             plan = None if self.closed else self.draft(job)
@@ -296,8 +295,7 @@ class Planner:
         )
 
     def _trained(self, one: Candidate) -> float | None:
-        """Seconds in closed form of a strategy without what can be planned for alone; None where there is
-        nothing of that, or a rule forbids to leave it out."""
+        """Seconds in closed form without what can only be planned for; None where there is no such thing."""
         if not self.job.untrained:
             return None
         try:
@@ -306,8 +304,7 @@ class Planner:
             return None
 
     def freeing(self, one: Candidate) -> list[Freed]:
-        """What would free memory of a strategy that fills more than half of its fullest device; nothing of
-        one whose places differ."""
+        """What would free memory of a strategy of equal places that fills more than half of a device."""
         if one.most_memory < CROWDED * one.memory.usable or len(set(one.job.degrees)) > 1:
             return []
         return freed(self.model, one.job, one.point, one.memory, self.cluster, self._options(one.job))
