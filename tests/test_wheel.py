@@ -89,8 +89,13 @@ class Empty:
 @pytest.fixture(scope="module")
 def base(pure: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Empty:
     """The base alone, without the part in C."""
-    empty = Empty(tmp_path_factory.mktemp("empty"))
-    empty.install(pure[0])
+    return _with_base(pure[0], tmp_path_factory.mktemp("empty"))
+
+
+def _with_base(wheel: Path, folder: Path) -> Empty:
+    """An environment with the base, and a job."""
+    empty = Empty(folder)
+    empty.install(wheel)
     (empty.work / "job.toml").write_text(JOB)
     (empty.work / "jobs.csv").write_text("submit,gpus,duration\n" + "".join(f"{i},1,100\n" for i in range(20)))
     return empty
@@ -136,9 +141,10 @@ def test_what_an_extra_brings_is_named(base: Empty, words: str, extra: str) -> N
 
 
 @pytest.mark.timeout(1500)
-def test_what_trains_is_added_by_the_extra(base: Empty, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_trains_is_added_by_the_extra(pure: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """The second wheel has the part in C, where there is a compiler; both examples of a loop of one's own."""
     wheel, said = _build(tmp_path_factory.mktemp("native"))
+    base = _with_base(pure[0], tmp_path_factory.mktemp("trains"))  # its own: others are to find no PyTorch
     base.install("--force-reinstall", "--no-deps", wheel)
     base.install(f"{wheel}[train]")
     native = base.said("python", "-c", "import plait.core.record.ring_writer as w; print(w.NATIVE)")

@@ -21,7 +21,10 @@ from tests.support.runs import write_job
 pytestmark = pytest.mark.lab
 TREE = "4x1@400mbit,2pods@100mbit"
 STRATEGY = "tp = 2\nslices = { batch = 2, columns = 1 }"
-WHERE = "from plait.core.base.env import this_host, RankEnv; print(this_host(), RankEnv.read().node_rank)"
+WHERE = (
+    "from plait.core.base.env import RankEnv; from plait.core.base.cluster_env import this_host; "
+    "print(this_host(), RankEnv.read().node_rank)"
+)
 
 
 def plait(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -72,7 +75,8 @@ def test_ranks_know_the_host_that_they_are_on(needs_lab: None) -> None:
 
 def test_a_rank_that_is_not_where_the_table_has_it_is_named(needs_lab: None) -> None:
     check = (
-        "from plait.core.base.env import this_host, RankEnv; from plait.core.topology.rank_table import RankTable\n"
+        "from plait.core.base.env import RankEnv; from plait.core.base.cluster_env import this_host; "
+        "from plait.core.topology.rank_table import RankTable\n"
         "me = RankEnv.read(); RankTable(('host0', 'host2'), 1).check(me.rank, me.world_size, this_host())"
     )
     with Lab(LabSpec.parse(TREE), nodes=(0, 3)) as lab:

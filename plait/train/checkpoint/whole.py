@@ -29,12 +29,16 @@ def master_dtype(plan: Plan) -> torch.dtype:
     return torch.float64 if plan.workload.precision == "fp64" else torch.float32
 
 
+LONGEST = 20
+"""Digits of a number; no step has as many."""
+
+
 def step_of(run: Path, word: str | int | None) -> int | None:
     """The step that ``word`` names: a number; or ``best``, the checkpoint with the least evaluation loss;
     None for the newest. Raises JobError for another word, CheckpointError where no evaluation is known."""
     if word is None or isinstance(word, int):
         return word
-    if word.isascii() and word.isdigit():
+    if word.isascii() and word.lstrip("-").isdigit() and len(word) < LONGEST:
         return int(word)
     if word != "best":
         raise JobError(f"{shown(word)} is no step", key="--step", fix="Write a number, or best")
