@@ -122,6 +122,8 @@ def test_an_older_step_and_the_seed_decide(trained: Path) -> None:
         ((), "", ("--prompt", "empty")),
         ((), "a longer prompt than 16 tokens", ("--prompt", "30 tokens", "at most 16")),
         (("--step", "-1"), PROMPT, ("--step: -1 is no step", "Allowed: 1 to 2147483647")),
+        (("--step", "--5"), PROMPT, ("--step: '--5' is no step", "a number, or best")),
+        (("--step", "1" * 5000), PROMPT, ("--step: ", "is no step")),
         (("--seed", "9223372036854775808"), PROMPT, ("--seed: 9223372036854775808 is no seed", "Allowed: -9223")),
         (("--seed", "-1" + "0" * 30), PROMPT, ("--seed: a number of 100 bits is no seed",)),
         (("--step", "7"), PROMPT, ("step-00000007", "no complete checkpoint")),

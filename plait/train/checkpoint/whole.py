@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ def master_dtype(plan: Plan) -> torch.dtype:
     return torch.float64 if plan.workload.precision == "fp64" else torch.float32
 
 
-LONGEST = 20
-"""Digits of a number; no step has as many."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+"""What is taken for a step; none has more digits."""
 
 
 def step_of(run: Path, word: str | int | None) -> int | None:
@@ -38,7 +39,7 @@ def step_of(run: Path, word: str | int | None) -> int | None:
     None for the newest. Raises JobError for another word, CheckpointError where no evaluation is known."""
     if word is None or isinstance(word, int):
         return word
-    if word.isascii() and word.lstrip("-").isdigit() and len(word) < LONGEST:
+    if _NUMBER.fullmatch(word):
         return int(word)
     if word != "best":
         raise JobError(f"{shown(word)} is no step", key="--step", fix="Write a number, or best")
