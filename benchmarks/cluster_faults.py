@@ -33,9 +33,9 @@ from benchmarks.cluster_pods import Pods
 from benchmarks.cluster_run import Cluster, Run, disturbed, undisturbed
 from benchmarks.cluster_slurm import Nodes
 from benchmarks.cluster_told import disagreements
+from benchmarks.keeping import keep_as
 from plait.core.runs.attempts import read_attempts
 
-RESULTS = Path(__file__).parent / "results"
 KEPT = "batches.jsonl"
 
 
@@ -144,10 +144,7 @@ def main() -> int:
         f"differ, {told['steps_missing']} are missing; {told['attempts']} attempts, {len(told['disagreements'])} that "
         f"disagree with their log; {told['never']}"
     )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"cluster_faults_{given.where}{'_jobset' * given.jobset}.json").write_text(
-        json.dumps(told, indent=1) + "\n"
-    )
+    keep_as(f"cluster_faults_{given.where}{'_jobset' * given.jobset}", told)
     return int(
         any(told[key] for key in ("lost", "left", "losses_that_differ", "steps_missing", "disagreements", "never"))
     )

@@ -11,7 +11,6 @@ by counting all.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import subprocess
 import sys
@@ -20,13 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.keeping import keep_as
 from plait.core.topology.switches import Topology
 from plait.core.topology.wiring import Wiring, build
 from plait.lab.slurm import SlurmCluster, SlurmSpec
 from tests.support.orders import a_plan, least_score, score
 from tests.support.slurm import ask, environment, slurm_cluster
 
-RESULTS = Path(__file__).parent / "results" / "cluster_orders.json"
 RANK = "import os, socket, sys; print(os.environ['RANK'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
 LAUNCH = """
 import sys
@@ -115,7 +114,7 @@ def main() -> int:
     by_name = sum(one["by_name"] > one["least"] + 1e-9 for one in found)
     print(f"{len(found)} jobs, {len(worse)} worse than the best there is; in the order of names {by_name} would be")
     told = {"seed": given.seed, "jobs": len(found), "worse": len(worse), "worse_by_name": by_name, "found": found}
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    keep_as("cluster_orders", told)
     return int(bool(worse))
 
 

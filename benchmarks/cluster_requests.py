@@ -9,7 +9,6 @@ Slurm: a stand-in for its commands that counts them. Nothing runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.keeping import keep_as
 
 
 def kubernetes(folder: Path, nodes: int, seconds: float) -> dict[str, float]:
@@ -120,9 +119,7 @@ def main() -> int:
             "kubernetes": kubernetes(Path(place) / "kubernetes", given.nodes, given.seconds),
             "slurm": slurm(Path(place) / "slurm", given.seconds),
         }  # fmt: skip
-    print(json.dumps(told, indent=1))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "cluster_requests.json").write_text(json.dumps(told, indent=1) + "\n")
+    keep_as("cluster_requests", told)
     return 0
 
 

@@ -190,6 +190,11 @@ def _portable(word: str) -> str:
     return str(path.relative_to(HERE.parent)) if path.is_relative_to(HERE.parent) else path.name
 
 
+def keep_as(name: str, result: dict[str, Any]) -> None:
+    """Print ``result``, and keep it as ``results/NAME.json``."""
+    keep(result, argparse.Namespace(json=True, save=str(HERE / "results" / f"{name}.json")))
+
+
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Write ``result`` to the file that ``--save`` names, with date, machine, load, commit and command; with
     ``--json`` print it as one line."""

@@ -10,7 +10,6 @@ else is the launcher's own: lines, logs, limits, the watch, the stop.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import select
@@ -21,42 +20,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.keeping import keep_as
 from plait.core.runs.channel import Beat, Channel, Stop
 from plait.core.runs.progress import Progress
 from plait.launch.local import run_ranks
+from plait.launch.warm import Forked
 from plait.launch.watch import RunGuard
 
-RESULTS = Path(__file__).parent / "results"
 BEAT = 1.0
 """Seconds between two words of a rank."""
-
-
-class Forked:
-    """A child of this process."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit status, once it has ended."""
-        return self._waited(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        """Until it has ended."""
-        return self._waited(0)
-
-    def _waited(self, how: int) -> int | None:
-        if self.returncode is None:
-            with suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, how)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
 
 
 def forked(rank: int, *, env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
@@ -149,9 +124,7 @@ def main() -> int:
     given = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="launcher-") as place:
         told = {"ranks": given.ranks, **measured(given.ranks, given.seconds, Path(place))}
-    print(json.dumps(told, indent=1))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "launcher.json").write_text(json.dumps(told, indent=1) + "\n")
+    keep_as("launcher", told)
     return 0
 
 

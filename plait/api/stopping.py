@@ -66,12 +66,9 @@ def stop_run(folder: Path, *, at_once: bool, wait: float, say: Callable[[str], N
     else:
         _stop_here(view.name, held, at_once=at_once, say=say)
 
-    def over() -> bool:
-        now = view_run(folder)
-        return not now.going
-
     look = SLURM_LOOK if view.slurm else LOOK
-    if not _awaited(over, wait, lambda: f"waiting for its end: step {view_run(folder).step}", say, look):
+    if not _awaited(lambda: not view_run(folder).going, wait,
+                    lambda: f"waiting for its end: step {view_run(folder).step}", say, look):  # fmt: skip
         return _not_yet(view.name, wait, at_once=at_once)
     return Stopped(_ended(folder), True)
 

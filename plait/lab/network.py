@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.lab_hosts import FIRST_ADDRESS, IFNAME, address, format_rate, name, parse_rate, to_bits
+from plait.core.base.process import path_of
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec
 
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
@@ -39,9 +39,8 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
 def tool(name: str) -> str:
-    """Full path of a system tool; looks in the sbin folders too, which an ordinary user's PATH often
-    lacks."""
-    path = shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")
+    """Full path of a system tool. Raises LaunchError naming the package it comes in."""
+    path = path_of(name)
     if path is None:
         raise LaunchError(f"the lab needs the program {name!r}, which is not installed. Install {_PACKAGES[name]}.")
     return path

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.base.errors import PlaitError
+from plait.core.base.process import path_of
 from plait.core.base.text import counted, in_bytes
 from plait.launch.preflight import LEAST_LOCKED, LEAST_SHARED, RAISED, UNKNOWN, look, room
 from plait.launch.self_check import disk_of
@@ -89,7 +89,7 @@ def _silent(probe: Probe) -> Finding:
 
 def answer_of(*argv: str, limit: float = 10.0) -> tuple[int, str]:
     """Exit status and output of a program; -1 and nothing of one that is not there."""
-    program = shutil.which(argv[0]) or shutil.which(argv[0], path="/usr/local/sbin:/usr/sbin:/sbin")
+    program = path_of(argv[0])
     if program is None:
         return -1, ""
     try:
@@ -208,8 +208,7 @@ def own_name() -> Finding:
 def namespaces() -> Finding:
     """What labs are made of."""
     needed = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
-    where = "/usr/local/sbin:/usr/sbin:/sbin"
-    absent = {one: pack for one, pack in needed.items() if not (shutil.which(one) or shutil.which(one, path=where))}
+    absent = {one: pack for one, pack in needed.items() if not path_of(one)}
     doing = "Only plait lab and --on lab need this"
     if absent:
         fix = f"Install {' and '.join(dict.fromkeys(absent.values()))}. {doing}"

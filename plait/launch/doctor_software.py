@@ -5,30 +5,26 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from plait.core.base import programs
 from plait.core.base.env import c_compiler, cpp_compiler, visible_gpus
-from plait.core.base.errors import LaunchError
+from plait.core.base.errors import LaunchError, requirements
 from plait.core.base.process import command_of
 from plait.core.base.text import counted, in_bytes
 from plait.launch.doctor import Finding, answer_of
 
 TORCH_LIMIT = 90.0
 """Seconds that PyTorch may take to be imported and tried: from a slow disk it takes a minute."""
-_REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?(?P<range>[^;]*)(?:;.*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
-)
 SELDOM = ("dev", "test", "all")
 """Extras of which nothing is told."""
 OTHERS = ("transformers", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -70,17 +66,9 @@ def packages() -> Finding:
 
 
 def _required() -> list[tuple[str, str]]:
-    """Packages with the extra that brings them, empty for those that Plait cannot do without. None where it
-    runs from a checkout that nobody has installed."""
-    try:
-        lines = requires("plait") or []
-    except PackageNotFoundError:
-        return []
+    """Packages once each, with the extra of the shortest name that brings them."""
     found = dict[str, str]()
-    for line in lines:
-        match = _REQUIREMENT.match(line)
-        assert match
-        name, extra = match.group("name"), match.group("extra") or ""
+    for name, extra in requirements():
         if name != "plait" and extra not in SELDOM:
             found[name] = min(found.get(name, extra), extra, key=len)
     return sorted(found.items())

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import RECOMPUTES, Points
@@ -64,7 +65,7 @@ class Finalists(Generic[T]):
 
     ranked: Ranked
     predict: Callable[[Sequence[Point]], Sequence[T | None]]
-    fit: Callable[[Points], Sequence[bool] | np.ndarray[Any, np.dtype[np.bool_]]]
+    fit: Callable[[Points], NDArray[np.bool_]]
     doubt: float = DOUBT
     found: list[tuple[Point, T]] = field(default_factory=list[tuple[Point, T]])
     refused: list[Point] = field(default_factory=list[Point])
@@ -108,14 +109,13 @@ class Finalists(Generic[T]):
         here = _like(space.columns(), point, set())
         own = said[here].min() if here.any() else math.inf
         plain = _like(space.columns(), dict(point) | PLAIN, set())
-        order = [*np.flatnonzero(plain)[:1].tolist()]
+        first = np.flatnonzero(plain)[:1]
         near = np.zeros(len(space), dtype=bool)
         for group in GROUPS:
             near |= _like(space.columns(), point, set(group))
         numbers = np.flatnonzero(near & (said <= NEAR * own))
-        order += numbers[np.argsort(said[numbers], kind="stable")].tolist()
-        order = np.array(order, dtype=np.int64)
-        order = order[np.asarray(self.fit(space.take(order)), dtype=bool)]
+        order = np.concatenate([first, numbers[np.argsort(said[numbers], kind="stable")]])
+        order = order[self.fit(space.take(order))]
         seen = set[tuple[int, ...]]()  # a space that was looked at twice has points twice
         for row in map(space.row, order.tolist()):
             if _key(row) not in seen:
@@ -139,7 +139,7 @@ def _key(point: Point) -> tuple[int, ...]:
     return tuple(point.values())
 
 
-def _like(columns: Mapping[str, Ints], point: Point, apart: set[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _like(columns: Mapping[str, Ints], point: Point, apart: set[str]) -> NDArray[np.bool_]:
     """Which points are equal to ``point`` in all columns but ``apart``."""
     found = np.ones(len(next(iter(columns.values()))), dtype=bool)
     for name, column in columns.items():

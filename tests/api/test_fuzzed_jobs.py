@@ -103,8 +103,9 @@ def job_of(number: int) -> dict[str, Any]:
     return values
 
 
-def planned(number: int, folder: Path) -> str:
-    """What planning a drawn job says: an answer, or a refusal. Raises what is no deliberate error."""
+def refusal(number: int, folder: Path) -> str:
+    """Of a drawn job; empty for one that is planned, to numbers that can be. Raises what is no deliberate
+    error."""
     values = job_of(number)
     file = folder / f"{number}.toml"
     try:
@@ -117,14 +118,12 @@ def planned(number: int, folder: Path) -> str:
         assert 0 < one.mfu <= 1
         assert one.memory.safe
     json.dumps(answer.to_dict(), allow_nan=False)
-    return answer.text(100)
+    assert answer.text(100)
+    return ""
 
 
 @pytest.mark.parametrize(
     "number", [number if number < FEW else pytest.param(number, marks=pytest.mark.contract) for number in range(1000)]
 )
 def test_a_drawn_job_is_planned_or_refused_in_a_paragraph(number: int, tmp_path: Path) -> None:
-    said = planned(number, tmp_path)
-    assert said.strip()
-    assert "Traceback" not in said
-    assert "\n\n" not in said.strip() or "place" in said
+    assert "\n" not in refusal(number, tmp_path)

@@ -49,8 +49,8 @@ class Tried:
             each = [found(point) for point in points]
             return [None if one is None else Timed(one) for one in each]
 
-        def fit(points: Points) -> list[bool]:
-            return [self.rows.index(points.row(at)) not in large for at in range(len(points))]
+        def fit(points: Points) -> np.ndarray:
+            return np.array([self.rows.index(points.row(at)) not in large for at in range(len(points))], dtype=bool)
 
         points = space.take(which)
         ranking = Ranked(points, seconds[which], np.zeros(len(which)), space, seconds)

@@ -33,8 +33,8 @@ from plait.core.base.text import printable
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
 LONGEST_KEY = 200
 """Letters of a key that a message names: one from a file may have millions."""
-_OF_AN_EXTRA = re.compile(r"([\w.-]+)[^;]*;.*\bextra\s*==\s*['\"]([\w.-]+)['\"]")
-"""A package and the extra that brings it, in metadata such as ``dash>=4; extra == 'view'``."""
+_REQUIREMENT = re.compile(r"([\w.-]+)[^;]*(?:;.*\bextra\s*==\s*['\"]([\w.-]+)['\"])?")
+"""A package and the extra that brings it, if one does, in metadata such as ``dash>=4; extra == 'view'``."""
 DO_NOT_RETRY = 93
 """Exit status of a rank, or of a start, that would only end the same way again (NVIDIA's resiliency tools
 have it so)."""
@@ -214,21 +214,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
 # ---- packages that only some need: the extras of pyproject.toml, which alone says what is in them ----
 
 
+def requirements() -> list[tuple[str, str]]:
+    """Packages that the installed Plait asks for, each with the extra that brings it; empty for those that it
+    cannot do without. None where it runs from a source that nobody has installed."""
+    from importlib.metadata import PackageNotFoundError, requires  # slow to load
+
+    try:
+        found = filter(None, map(_REQUIREMENT.match, requires("plait") or ()))
+    except PackageNotFoundError:
+        return []
+    return [(one[1], one[2] or "") for one in found]
+
+
 def extra_of(package: str) -> str:
-    """The extra that brings a package, which is named as it is imported; empty for what belongs to none. It
-    is read off the metadata of the installed Plait.
+    """The extra that brings a package, which is named as it is imported; empty for what belongs to none.
 
     >>> extra_of("dash"), extra_of("numpy")
     ('view', '')
     """
-    from importlib.metadata import PackageNotFoundError, requires  # slow to load
-
-    try:
-        found = list(filter(None, map(_OF_AN_EXTRA.match, requires("plait") or ())))
-    except PackageNotFoundError:  # it runs from its source, without being installed
-        return ""
     wanted = package.lower().replace("_", "-")
-    return next((one[2] for one in found if one[1].lower().replace("_", "-") == wanted and one[2] != "all"), "")
+    found = ((name.lower().replace("_", "-"), extra) for name, extra in requirements())
+    return next((extra for name, extra in found if name == wanted and extra not in ("", "all")), "")
 
 
 def how_to_install(package: str) -> str:

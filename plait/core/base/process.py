@@ -4,6 +4,7 @@ much memory it takes, how many cores ours may use. Ports that are kept for proce
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -106,6 +107,12 @@ def boot_id() -> str:
     """Equal for two processes that share a kernel, and with it the monotonic clock. Raises OSError where it
     is not Linux."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def path_of(program: str) -> str | None:
+    """The full path of a program, None of one that is not there. The sbin folders are looked in too, which an
+    ordinary user's PATH often lacks."""
+    return shutil.which(program) or shutil.which(program, path="/usr/local/sbin:/usr/sbin:/sbin:/usr/bin")
 
 
 def command_of(module: str, *arguments: str, python: str = sys.executable) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 
 from plait.core.base.errors import LaunchError
+from plait.core.base.process import path_of
 
 PACKAGES = {
     "munged": "munge",
@@ -20,7 +20,7 @@ PACKAGES = {
 
 def program(name: str) -> str:
     """The full path of a program. Raises LaunchError naming the package it comes in."""
-    path = shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin:/usr/bin")
+    path = path_of(name)
     if path is None:
         raise LaunchError(
             f"an emulated Slurm needs the program {name!r}, which is not installed. Install {PACKAGES[name]} "
