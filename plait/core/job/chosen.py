@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from plait.core.job.left_open import MICRO
 from plait.core.job.settings import StrategySection
-from plait.core.job.spec import MICRO, Job
+from plait.core.job.spec import Job
 
 By = Literal["given", "searched", "timed", "default"]
 """``given``: it stands in the job. ``searched``: the planner chose it. ``timed``: steps before training do.

@@ -23,8 +23,8 @@ from plait.core.base.env import specs_folder
 from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError
 from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
-from plait.core.job.amounts import tokens_of
 from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.job.left_open import budgeted, opened
 from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
@@ -33,7 +33,6 @@ from plait.core.job.resuming import Change, effect_of, leaves
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
     BYTES,
-    PLANNABLE,
     ClusterSection,
     DataSection,
     OverlapKinds,
@@ -49,12 +48,6 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout, SequenceCut
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-
-TIMED = ("strategy.slices", "strategy.sequence_parallel")
-"""Settings whose ``auto`` is timed, not predicted, unless others are open too."""
-MICRO = "train.micro_batch_size"
-PLANNED = (MICRO, *(f"strategy.{key}" for key in PLANNABLE))
-"""Settings that the planner can choose."""
 
 
 class Job(Section):
@@ -135,7 +128,7 @@ class Job(Section):
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
         refuse_old_keys(values)
-        return _opened(_budgeted(values))
+        return opened(budgeted(values))
 
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
@@ -376,50 +369,6 @@ def _refusal(values: dict[str, Any]) -> JobError | None:
     except JobError as error:
         return error
     return None
-
-
-def _budgeted(values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` with the steps that ``train.tokens`` are, if it is given. Raises JobError where both are."""
-    tables: list[Any] = [values.get(name, {}) for name in ("train", "data")]
-    if not all(isinstance(table, dict) for table in tables) or not tables[0].get("tokens"):
-        return values
-    train, data = tables
-    if "steps" in train:
-        changes: list[dict[str, Any]] = [{"train.steps": None}, {"train.tokens": None}]
-        raise JobError(f"{train['steps']} stands beside train.tokens", key="train.steps", changes=changes)
-    said: Any = train["tokens"]
-    batch: Any = train.get("global_batch_size", TrainSection().global_batch_size)
-    sequence: Any = data.get("sequence_length", DataSection().sequence_length)
-    if isinstance(said, bool | dict | list) or not all(isinstance(one, int) and one > 0 for one in (batch, sequence)):
-        return values  # of a type that is refused where it stands
-    return {**values, "train": {**train, "steps": max(1, -(-tokens_of(said, "train.tokens") // (batch * sequence)))}}
-
-
-def _opened(values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` with every ``auto`` that is the planner's taken out of its table and listed under
-    ``open``."""
-    if "open" in values:
-        raise JobError("unknown key", key="open", fix="Write auto for what the planner is to choose")
-    tables = {"strategy": values.get("strategy", {}), "train": values.get("train", {})}
-    if not all(isinstance(table, dict) for table in tables.values()):
-        return values
-    found = list[str]()
-    for key in PLANNED:
-        section, _, name = key.partition(".")
-        table = tables[section]
-        unsaid = "strategy" not in values and name not in table
-        if unsaid or table.get(name, "auto" if name == "slices" else None) == "auto":
-            found.append(key)
-    if set(found) <= set(TIMED):
-        return values
-    if "micro_batch_size" not in tables["train"] and MICRO not in found:
-        found.insert(0, MICRO)
-    for key in set(found) - set(TIMED):
-        section, _, name = key.partition(".")
-        tables[section] = {other: value for other, value in tables[section].items() if other != name}
-    if MICRO in found:  # what else the job says is held against the largest that may be chosen
-        tables["train"] = {**tables["train"], "micro_batch_size": 0}
-    return {**values, **tables, "open": found}
 
 
 def _is_text(key: str) -> bool:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import CheckpointError, DataError, JobError, LaunchError, ScheduleError
-from plait.core.job.spec import PLANNED, Job, StrategySection, naming
+from plait.core.job.left_open import PLANNED
+from plait.core.job.spec import Job, StrategySection, naming
 from plait.core.parallel.strategy import Strategy
 from tests.core.conftest import MODEL
 from tests.support.hugging_face import hugging_face
