@@ -210,20 +210,26 @@ def _connect(
 
 
 def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M:
-    with selectors.DefaultSelector() as selector:
-        selector.register(line, selectors.EVENT_READ)
-        message: AgentMessage | None = Alive()
-        while isinstance(message, Alive):  # it waits for others
-            selector.select(patience)
-            try:
-                message = line.receive()
-            except EOFError:
-                raise _LauncherLost(f"{this_host()}: the launcher has ended.") from None
+    try:
+        while isinstance(message := _next(line, patience), Alive):  # it waits for others
+            pass
+    except EOFError:
+        raise _LauncherLost(f"{this_host()}: the launcher has ended.") from None
     if isinstance(message, Refused):
         raise LaunchError(message.why)
     if not isinstance(message, kind):
         raise _LauncherLost(f"{this_host()}: the launcher said nothing for {patience:.0f} s.")
     return message
+
+
+def _next(line: MessageLine[AgentMessage], patience: float) -> AgentMessage | None:
+    """The next message, None if none comes in so many seconds. Several may lie in what was read at once."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        deadline = time.monotonic() + patience
+        while (message := line.receive()) is None and (left := deadline - time.monotonic()) > 0:
+            selector.select(left)
+        return message
 
 
 if __name__ == "__main__":

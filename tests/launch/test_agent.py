@@ -374,22 +374,25 @@ def test_lines_are_sent_at_once_and_notice_a_machine_that_is_gone(listener: sock
 def test_a_launcher_that_falls_silent_is_given_up_and_another_is_looked_for(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its node was cut off: nobody hangs up. Signs of life, while it waits for others, keep an agent."""
-    monkeypatch.setattr(agent, "LOST", 0.5)
+    """Its node was cut off: nobody hangs up. Signs of life keep an agent. The clock is moved, not waited for."""
+    moved = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moved[0], sleep=time.sleep)
+    monkeypatch.setattr(agent, "time", clock)
     node = Node(listener, monkeypatch)
 
     def plays() -> None:
         line, _ = node.begin(Begin(0, 1, 1, "head", 1, ["rank"], str(tmp_path / "logs")))
         until(lambda: node.children)
-        for _ in range(10):
+        for _ in range(4):
             line.send(Alive())
-            time.sleep(0.1)
+            moved[0] += agent.LOST / 3
+            assert node.hear(line, Alive) == Alive()  # it has seen this time, and what was sent before
         assert not node.children[0].killed
+        moved[0] += 2 * agent.LOST
         again, _ = node.accept(Hello)  # it has fallen silent
         assert node.children[0].killed
-        for _ in range(10):
-            again.send(Alive())
-            time.sleep(0.1)
+        for _ in range(3):
+            again.send(Alive())  # it waits for others
         again.send(Refused("that is enough."))
 
     with ThreadPoolExecutor(1) as pool:
