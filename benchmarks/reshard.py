@@ -8,8 +8,9 @@ cluster, whose hosts have four ranks. One sender device on host 0 to one to four
 of arXiv 2211.05322), and the nine many-to-many cases (5.1.2) with meshes (2,2) instead of (2,4), (3,2)
 instead of (3,4), (1,2) instead of (1,4); cases 7 and 8 are one. Sizes are such that the slowest NIC needs
 about --seconds at its rate. Every variant runs once a round; times are medians, ratios medians of the ratios
-within a round. ``of bound``: what the slowest NIC would need at its nominal rate (headers count against us),
-over what we need.
+within a round. Alpa: its own rule, senders and order (``plait/plan/reshard_unicast.py``); the three ways
+named after it have one sender for all receivers of a box. ``of bound``: what the slowest NIC would need at
+its nominal rate (headers count against us), over what we need.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CASES = {
     "many9": ("(2,2) R S0 R", "(2,2)@4 R R S0", (256, 256, 128)),
 }
 WAYS: dict[str, dict[str, str]] = {
+    "Alpa": {"unicast": "alpa"},
     "send/recv": {"order": "load_balance", "way": "send_recv"},
     "local all-gather": {"order": "load_balance", "way": "local_all_gather"},
     "global all-gather": {"order": "load_balance", "way": "global_all_gather"},

@@ -18,6 +18,7 @@ from torch import Tensor
 from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import ReshardPlan
 from plait.plan.reshard import Fabric, plan_reshard
+from plait.plan.reshard_unicast import unicast_plan
 from plait.train.comm.lanes import Lane
 from plait.train.machine.device import RankDevice
 from plait.train.machine.rank_process import run_and_end
@@ -46,8 +47,7 @@ def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: i
     source, destination = TensorLayout.parse(case["source"]), TensorLayout.parse(case["destination"])
     shape = tuple(case["shape"])
     plans = {
-        name: plan_reshard(Reshard(source, destination, shape, 4), fabric, **how)
-        for name, how in case["variants"].items()
+        name: _planned(Reshard(source, destination, shape, 4), fabric, how) for name, how in case["variants"].items()
     }
     whole = torch.arange(prod(shape), dtype=torch.int32).reshape(shape)
     have = whole[source.tile(rank, shape).slices].clone() if rank in source.ranks else None
@@ -79,6 +79,13 @@ def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: i
         "units": len(next(iter(plans.values())).steps),
         "plans": summary,
     }
+
+
+def _planned(reshard: Reshard, fabric: Fabric, how: dict[str, Any]) -> ReshardPlan:
+    """By an order and a way of ours, or the published baseline."""
+    return (
+        unicast_plan(reshard, fabric, way=how["unicast"]) if "unicast" in how else plan_reshard(reshard, fabric, **how)
+    )
 
 
 def _timed(lane: Lane, plan: ReshardPlan, have: Tensor | None, got: Tensor | None) -> tuple[float, float]:

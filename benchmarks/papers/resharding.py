@@ -22,8 +22,9 @@ from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
 from plait.core.step.schedule import Schedule
 from plait.core.step.schedules import Shape, generate
-from plait.plan.reshard import even_hosts, plan_reshard, unicast
+from plait.plan.reshard import even_hosts, plan_reshard
 from plait.plan.reshard_cost import Fabric
+from plait.plan.reshard_unicast import unicast
 
 PAPER = "resharding"
 RATE = 10e9 / 8

@@ -13,9 +13,10 @@ from plait.core.base.pictures import Bar, Drawing
 from plait.core.base.text import Column, Part, Shown, Table
 from plait.core.reshard.layouts import Reshard, TensorLayout, unit_tasks
 from plait.core.reshard.plan import ReshardPlan
-from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
+from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search
 from plait.plan.reshard_cost import nics_used
 from plait.plan.reshard_order import ends
+from plait.plan.reshard_unicast import unicast
 
 MOST_ROWS = 24
 """Steps of the table for people."""

@@ -19,9 +19,9 @@ from plait.core.base.errors import ReshardError, nearest
 from plait.core.reshard.layouts import Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import WAYS, ReshardPlan, ReshardStep, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
-from plait.plan.reshard_order import Choice, Job, Slot, ends, list_order
+from plait.plan.reshard_order import Choice, Job, Slot, list_order
 
-__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "mesh_hosts", "plan_reshard", "problem", "search", "unicast"]
+__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "mesh_hosts", "plan_reshard", "problem", "search"]
 
 Order = Literal["list", "naive", "load_balance", "greedy", "dfs", "exact"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -114,31 +114,3 @@ def search(jobs: Sequence[Job], order: Order) -> tuple[Slot, ...]:
         "exact": lambda every: others.exact(every).slots,
     }
     return searches[order](jobs)
-
-
-def unicast(
-    tasks: Sequence[UnitTask],
-    sizes: Sequence[int],
-    fabric: Fabric,
-    *,
-    way: Literal["send_recv", "local_all_gather", "alpa"],
-) -> int:
-    """Nanoseconds of what is published as the baseline: messages to one receiver each, in task order, from
-    the least loaded host.
-
-    send_recv: the whole box to every receiver. local_all_gather: each of a host's receivers gets its share,
-    the exchange within the host costs nothing. alpa: the latter where all receivers of every task are in one
-    host, else the former (the rule in Alpa's code, ``cross_mesh_resharding.py``).
-    """
-    hosts = [[fabric.host(receiver) for receiver in task.receivers] for task in tasks]
-    share = way == "local_all_gather" or (way == "alpa" and all(len(set(each)) == 1 for each in hosts))
-    messages: list[UnitTask] = []
-    parts: list[int] = []
-    for task, nbytes, on in zip(tasks, sizes, hosts, strict=True):
-        for receiver, host in zip(task.receivers, on, strict=True):
-            messages.append(task._replace(receivers=(receiver,)))
-            parts.append(-(-nbytes // on.count(host)) if share else nbytes)
-    jobs, _ = problem(messages, parts, fabric, "send_recv")
-    from plait.plan.reshard_searches import load_balance
-
-    return ends(jobs, load_balance(jobs))

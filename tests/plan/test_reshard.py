@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Reshard, TensorLayout, local_copies, unit_tasks
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan, messages
 from plait.core.reshard.script import Act, script
-from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
+from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search
 from plait.plan.reshard_order import bound, ends, list_order
 from plait.plan.reshard_searches import dfs, exact
+from plait.plan.reshard_unicast import Unicast, unicast, unicast_plan
 from tests.core.reshard.test_layouts import layouts
 from tests.support.reshard_check import check, unfinished
 
@@ -72,6 +73,24 @@ def test_the_papers_many_to_many_cases(number: int) -> None:
     assert close(unicast(tasks, sizes, fabric, way="send_recv"), send_recv)
     assert close(unicast(tasks, sizes, fabric, way="local_all_gather"), local)
     assert close(unicast(tasks, sizes, fabric, way="alpa"), 13.74 if number == 7 else local)
+    for way in ("send_recv", "local_all_gather", "alpa"):
+        baseline = unicast_plan(Reshard(ours, theirs, shape, 4), fabric, way=way)
+        assert baseline.predicted == unicast(tasks, sizes, fabric, way=way)
+
+
+def test_alpa_shares_a_box_where_its_receivers_are_in_one_host_alone() -> None:
+    """Two holders on two hosts: each share has a sender of its own. With receivers on two hosts each gets a
+    copy."""
+    source, destination = layout_pair("(2,1) R", "(1,2) R")
+    plan = unicast_plan(Reshard(source, destination, (8,), 4), Fabric(hosts=(0, 1, 2, 2), rate=1e6), way="alpa")
+    assert [(step.task.box, step.chains) for step in plan.steps] == [
+        (((0,), (4,)), ((0, (2, 3)),)), (((4,), (8,)), ((1, (3, 2)),)),
+    ]  # fmt: skip
+    assert [(one.src, one.dst) for one in messages(plan)] == [(0, 2), (2, 3), (1, 3), (3, 2)]
+    apart = unicast_plan(Reshard(source, destination, (8,), 4), Fabric(hosts=(0, 1, 2, 3), rate=1e6), way="alpa")
+    assert [(step.way, step.task.box.elements, step.chains) for step in apart.steps] == [
+        ("send_recv", 8, ((0, (2,)),)), ("send_recv", 8, ((1, (3,)),)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -190,6 +209,20 @@ def test_the_messages_of_any_plan_bring_every_rank_its_tile(move, order, way, wi
     assert again == plan
     assert again.key == plan.key
     assert messages(again) == listed
+
+
+@settings(max_examples=80)
+@given(moves(), st.sampled_from(get_args(Unicast)), st.integers(1, 5))
+def test_the_messages_of_a_baseline_bring_every_rank_its_tile(move, way, window) -> None:  # type: ignore[no-untyped-def]
+    source, destination, shape, fabric = move
+    plan = unicast_plan(Reshard(source, destination, shape, 2), fabric, way=way)
+    listed = messages(plan)
+    check(plan, listed, window)
+    whole = np.arange(prod(shape)).reshape(shape)
+    have = carried_out(plan, listed, whole)
+    for rank in destination.ranks:
+        box = destination.tile(rank, shape)
+        assert np.array_equal(have[rank][box.slices], whole[box.slices])
 
 
 def ends_one_after_the_other(listed: list[Message], scripts: dict[int, list[Act]]) -> bool:
