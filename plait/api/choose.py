@@ -51,10 +51,7 @@ def model_notes(job: Job) -> PassedOver:
     return over
 
 
-UNMODELLED = (
-    'data.documents = "mask": seconds are predicted for attention over whole sequences, and its output, kept twice, is '
-    "not in the memory"
-)
+UNMODELLED = 'data.documents = "mask": seconds are predicted for attention over whole sequences'
 
 
 def job_note(job: Job, vocab: int) -> str:

@@ -45,12 +45,22 @@ class _Rank:
         torch.manual_seed(number)
         shape = job.train.global_batch_size, job.data.sequence_length
         tokens = torch.randint(0, self.share.spec.vocab, shape)
-        self.batches = self.part.own(micro_batches(tokens, tokens, torch.arange(shape[0]), job.micro_batch, number))
+        starts = _starts(shape) if job.data.masks else None
+        found = micro_batches(tokens, tokens, torch.arange(shape[0]), job.micro_batch, number, starts=starts)
+        self.batches = self.part.own(found)
 
     def train(self) -> None:
         """The step whose batches are there."""
         step = replace(self.part.step, groups=self.groups, shards=self.shards)
         train_step(step, self.optimizer, self.batches, learning_rate=1e-3, clip=1.0)
+
+
+def _starts(shape: tuple[int, int]) -> torch.Tensor:
+    """Sequences of one document, and of drawn ones."""
+    places = torch.arange(shape[1]).expand(shape)
+    begins = torch.rand(shape) < 0.03
+    begins[::2], begins[:, 0] = False, True
+    return torch.where(begins, places, 0).cummax(dim=1).values
 
 
 def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:

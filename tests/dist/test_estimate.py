@@ -161,6 +161,25 @@ MORE |= {
 }
 
 
+def masked(values: dict[str, Any]) -> dict[str, Any]:
+    """With attention that stops at documents' ends."""
+    return values | {"data": values["data"] | {"documents": "mask"}}
+
+
+JOBS |= {"documents": masked(job(LLAMA, {"tp": 2}, batch=4))}
+MORE |= {
+    "documents of one sequence": masked(job(GPT, {}, batch=4, micro=1)),
+    "documents in bf16": masked(bf16(LLAMA | {"num_kv_heads": 2}, {"pp": 2}, batch=4)),
+    "documents, sliced": masked(job(LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 2}}, batch=4, micro=4)),
+    "documents, recomputed": masked(job(GPT, {"recompute": "full"}, batch=4)),
+    "documents, selective recomputation": masked(job(BLOCK, {"pp": 2, "recompute": "selective"})),
+    "documents, ulysses": masked(job(LLAMA, {"cp": 2}, batch=4)),
+    "documents, ring": masked(job(LLAMA, {"cp": 2, "cp_comm_type": "ring"}, micro=1)),
+    "documents and windows": masked(job(LLAMA | {"window": 64}, {"tp": 2}, batch=4)),
+    "dropped documents": masked(job(GPT | DROPS, {"tp": 2}, batch=4)),
+}
+
+
 @pytest.mark.parametrize(
     "name", [*JOBS, *(pytest.param(name, marks=pytest.mark.contract) for name in MORE)]
 )  # fmt: skip

@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.model.documents import Documents, Stretch
@@ -224,12 +225,46 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wind
             q, k, v, bounds, bounds, longest, longest, 0.0, True, False, window_size_left=left, window_size_right=right
         )[0]
         return out.view(b, tokens, *out.shape[1:]).transpose(1, 2)
-    whole: list[Tensor] = []
-    for sample, each in enumerate(zip(q.split(1), k.split(1), v.split(1), strict=True)):
-        of_q, of_k, of_v = (t.split(documents.lengths(sample), dim=2) for t in each)
-        parts = [attend_causal(*part, window) for part in zip(of_q, of_k, of_v, strict=True)]
-        whole.append(torch.cat(parts, dim=2))
-    return torch.cat(whole)
+    k, v = _expanded(k, v, q.shape[1])
+    return cast("Tensor", _Documents.apply(q, k, v, documents, window))
+
+
+class _Documents(torch.autograd.Function):
+    """Attention within each document, whose results lie in one tensor: as much is kept for the backward as
+    without documents."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int) -> Tensor:
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=sums(q.dtype))
+        for sight in _document_sights(documents, window):
+            parts = (sight.of(t) for t in (q, k, v))
+            found = _attend(*parts, causal=sight.causal, near=sight.near)
+            for whole, part in zip((out, lse), found, strict=True):
+                sight.of(whole).copy_(part)
+            del found  # before the next one is made
+        ctx.documents, ctx.window = documents, window
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *_ = kept = ctx.saved_tensors
+        into = [torch.empty_like(t) for t in (q, k, v)]
+        for sight in _document_sights(ctx.documents, ctx.window):
+            parts = (sight.of(t) for t in (gradient, *kept))
+            found = _attend_backward(*parts, causal=sight.causal, near=sight.near)
+            for whole, part in zip(into, found, strict=True):
+                sight.of(whole).copy_(part)
+            del found
+        return (*into, None, None)
+
+
+def _document_sights(documents: Documents, window: int) -> Iterator[Sight]:
+    """What is attended to, one document after the other."""
+    for sample, first, last in documents.stretches():
+        near, own = Near(0, window) if 0 < window < last - first else None, slice(first, last)
+        yield Sight(own, own, near is None, near, slice(sample, sample + 1))
 
 
 def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) -> None:
