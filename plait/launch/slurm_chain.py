@@ -8,7 +8,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import LaunchError
@@ -23,29 +25,37 @@ NAME = "chain"
 
 
 def next_job(folder: Path, job: str) -> str:
-    """The job that follows ``job``; empty if there is none."""
-    with suppress(OSError, ValueError):
-        said = read_table(folder / FILE)
-        if said.get("job") == job and isinstance(following := said.get("next"), str):
-            return following
-    return ""
+    """The job that follows ``job``, also if that one has begun; empty if there is none."""
+    jobs = _jobs(folder)
+    return dict(pairwise(jobs)).get(job, "")
 
 
 def cancelled_before(folder: Path, job: str) -> bool:
     """Whether the job that ``job`` follows was cancelled by somebody, so that the run is to end."""
-    with suppress(OSError, ValueError, LaunchError):
-        said = read_table(folder / FILE)
-        if said.get("next") == job and isinstance(before := said.get("job"), str):
-            return slurm.state(before).name == "CANCELLED"
+    jobs = _jobs(folder)
+    with suppress(LaunchError):
+        if jobs[-1:] == [job] and len(jobs) > 1:
+            return slurm.state(jobs[-2]).name == "CANCELLED"
     return False
+
+
+def _jobs(folder: Path) -> list[str]:
+    """The chain so far, in its order. All of it is kept: who follows a job may look for the next one when
+    that has begun already, and has submitted one of its own. A file that is damaged tells of none."""
+    with suppress(OSError, ValueError):
+        if isinstance(jobs := read_table(folder / FILE).get("jobs"), list):
+            return [str(one) for one in cast("list[object]", jobs)]
+    return []
 
 
 def begin_next(folder: Path, job: str) -> None:
     """Submit the job that follows. Raises LaunchError."""
     script = str(folder.absolute() / "slurm.sh")
     following = slurm.command("sbatch", "--parsable", f"--dependency=afterany:{job}", script).strip().partition(";")[0]
+    before = _jobs(folder)
+    jobs = [*before[: before.index(job)], job, following] if job in before else [job, following]
     with replacing(folder / FILE) as draft:
-        draft.write_text(json.dumps({"job": job, "next": following}) + "\n")
+        draft.write_text(json.dumps({"jobs": jobs}) + "\n")
     say(f"Slurm job {following} goes on when this one has ended")
 
 

@@ -78,44 +78,48 @@ class _Following:
                 return now.status or (0 if now.name == "COMPLETED" else 1)
 
     def _follows(self) -> bool:
-        """Whether another job goes on with the run, which is followed from now on."""
+        """Whether another job goes on with the run, which is followed from now on. One that has ended did
+        only if it has begun: it has submitted the next one then."""
         folder = self.submitted.folder
         following = next_job(folder, self.job) if folder else ""
         if not following or not folder:
             return False
-        try:
-            going = slurm.state(following).going
-        except LaunchError:
+        while (now := self._look(following)) is None:
+            self._wait(None)
+        if not now.going and not next_job(folder, following):
             return False
-        if going:
-            log = self.submitted.log.with_name(self.submitted.log.name.replace(self.job, following))
-            self.submitted = self.submitted._replace(job=following, log=log)
-            self.job, self._said, self._told, self._gone = following, ("", ""), False, set()
-            self.log = _Tail(log, sys.stdout.buffer)
-            if self.stops:
-                ask_to_stop(folder, following)
-        return going
+        log = self.submitted.log.with_name(self.submitted.log.name.replace(self.job, following))
+        self.submitted = self.submitted._replace(job=following, log=log)
+        self.job, self._said, self._told, self._gone = following, ("", ""), False, set()
+        self.log = _Tail(log, sys.stdout.buffer)
+        if self.stops:
+            ask_to_stop(folder, following)
+        return True
 
     def _to_its_end(self) -> SlurmJobState:
         """The job's last state."""
-        while (now := self._look()) is None or now.going:
+        while (now := self._look(self.job)) is None or now.going:
             self.log.copy()
             if now is not None:
                 self._say(now)
             self._stop(now)
-            end = time.monotonic() + slurm.LOOK
-            while time.monotonic() < end and not self.signals:
-                time.sleep(min(GLANCE, slurm.LOOK))
-                self.log.copy()
-            if self.signals:  # by what is known of it: the controller is asked no sooner
-                self._stop(now)
+            self._wait(now)
         self.log.copy()
         return now
 
-    def _look(self) -> SlurmJobState | None:
-        """The job's state; None as long as the controller is away."""
+    def _wait(self, now: SlurmJobState | None) -> None:
+        """Until the controller may be asked again. now: the job, as it was seen last."""
+        end = time.monotonic() + slurm.LOOK
+        while time.monotonic() < end and not self.signals:
+            time.sleep(min(GLANCE, slurm.LOOK))
+            self.log.copy()
+        if self.signals:  # by what is known of it: the controller is asked no sooner
+            self._stop(now)
+
+    def _look(self, job: str) -> SlurmJobState | None:
+        """A job's state; None as long as the controller is away."""
         try:
-            now = slurm.state(self.job)
+            now = slurm.state(job)
         except LaunchError as error:
             if GONE in str(error) or (self.stops and self.signals):
                 raise self._lost(error) from None

@@ -27,6 +27,7 @@ def told(said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> list[t
         return "8;cluster\n" if argv[0] == "sbatch" else ""
 
     monkeypatch.setattr(slurm, "command", command)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
     return said
 
 
@@ -80,8 +81,40 @@ def test_who_follows_goes_on_with_the_next_job(
     assert "Slurm job 7 ended as timeout" in err
 
 
+def test_who_looks_late_follows_what_has_begun_meanwhile(
+    tmp_path: Path, told: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs 8 and 9 begin between two looks at 7; 10 is taken back."""
+    for job in "789":
+        monkeypatch.setattr(slurm, "command", lambda *argv, following=int(job) + 1: f"{following}\n")
+        begin_next(tmp_path, job)
+        (tmp_path / f"slurm-{job}.log").write_text(f"of {job}\n")
+    states = {"7": iter(["TIMEOUT"]), "8": iter(["", "TIMEOUT", "TIMEOUT"]), "10": iter(["CANCELLED"]),
+              "9": iter(["RUNNING", "RUNNING", "COMPLETED"])}  # fmt: skip
+
+    def look(job: str) -> slurm.SlurmJobState:
+        if not (name := next(states[job])):
+            raise LaunchError("Slurm refused: Unable to contact slurm controller.")
+        return slurm.SlurmJobState(name, 0, (), "")
+
+    monkeypatch.setattr(slurm, "state", look)
+    assert slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "slurm-7.log", folder=tmp_path)) == 0
+    out, err = capfd.readouterr()
+    assert out == "of 7\nof 8\nof 9\n"
+    assert "Slurm does not answer" in err
+
+
+def test_a_chain_that_begins_anew_forgets_the_one_before(
+    tmp_path: Path, told: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_next(tmp_path, "7")
+    monkeypatch.setattr(slurm, "command", lambda *argv: "13\n")
+    begin_next(tmp_path, "12")
+    assert (next_job(tmp_path, "7"), next_job(tmp_path, "12"), next_job(tmp_path, "13")) == ("", "13", "")
+
+
 def test_what_is_damaged_says_nothing(tmp_path: Path, told: list[tuple[str, ...]]) -> None:
-    for content in ("", "[]", '{"job": 7, "next": 8}', '{"job": "7"}'):
+    for content in ("", "[]", '{"jobs": 7}', '{"jobs": []}', '{"jobs": ["7"]}', '{"jobs": [["7"], "8"]}'):
         (tmp_path / slurm_chain.FILE).write_text(content)
         assert next_job(tmp_path, "7") == "" and not cancelled_before(tmp_path, "8")
         take_back(tmp_path, "7")
