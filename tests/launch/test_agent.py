@@ -374,7 +374,7 @@ def test_lines_are_sent_at_once_and_notice_a_machine_that_is_gone(listener: sock
 def test_a_launcher_that_falls_silent_is_given_up_and_another_is_looked_for(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its node was cut off: nobody hangs up. Signs of life keep an agent. The clock is moved, not waited for."""
+    """Its node was cut off: nobody hangs up. Signs of life keep an agent. The clock is moved: none waits."""
     moved = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moved[0], sleep=time.sleep)
     monkeypatch.setattr(agent, "time", clock)
