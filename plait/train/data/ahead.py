@@ -18,10 +18,8 @@ import numpy as np
 
 from plait.core.base.errors import DataError
 from plait.train.data import kinds
-from plait.train.data.chats import Chats
 from plait.train.data.in_place import check_vocabulary
 from plait.train.data.kinds import kind_of_file
-from plait.train.data.rows import rows
 from plait.train.data.sources import SourceFile
 from plait.train.data.token_files import SCAN, Tokens
 
@@ -35,22 +33,22 @@ LEAST = 4096
 """Tokens of a stretch."""
 
 
-def look_at_rows(files: Sequence[SourceFile], text_key: str, chats: Chats | None) -> None:
-    """Raise DataError for a row that is damaged, or is no chat where chats are wanted."""
-    left = LOOK
-    for file in files:
-        if not file.bytes:
-            continue
+class RowsAhead:
+    """Of which files of a source all rows are looked at, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._left = LOOK
+
+    def whole(self, file: SourceFile) -> bool:
+        """Whether it has rows, and all are to be read. Raises DataError for a last line that is cut off, if
+        they are not."""
         kind = kind_of_file(file)
-        if kind.format == kinds.TEXT:
-            continue
-        left -= file.bytes
-        if left >= 0:
-            for row in rows(file, kind, None if chats else [text_key]):
-                if chats:
-                    chats.check(row.values, f"{file.path}: {row.where}")
-        elif kind.format == kinds.JSON_LINES and not kind.compression:
+        if kind.format == kinds.TEXT or not file.bytes:
+            return False
+        self._left -= file.bytes
+        if self._left < 0 and kind.format == kinds.JSON_LINES and not kind.compression:
             _look_at_last_line(file)
+        return self._left >= 0
 
 
 def _look_at_last_line(file: SourceFile) -> None:

@@ -13,16 +13,15 @@ from pathlib import Path
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection, TrainSection
-from plait.train.data.ahead import look_at_rows, look_at_tokens
+from plait.train.data.ahead import RowsAhead, look_at_tokens
 from plait.train.data.chats import readers_of
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Corpus, Index, SplitName
-from plait.train.data.documents import Reading, documents
+from plait.train.data.documents import Document, Reading, documents
 from plait.train.data.in_place import dealt
 from plait.train.data.kinds import IN_PLACE, look_at
 from plait.train.data.prepare import opened_tokens
 from plait.train.data.sets import DataSet, evaluation_sets, training_sets
 from plait.train.data.sources import SourceFile, find_files
-from plait.train.data.token_files import Tokens
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
 
 LOOK = 64 << 20
@@ -74,10 +73,8 @@ def _check_set(counted: _Count, over: PassedOver) -> None:
             return
         else:
             counted.files = find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
-            if not counted.of_index():
+            if not (counted.of_index() and counted.enough):
                 counted.formats = look_at(counted.files, MOST_FILES, one.settings.dtype)
-                counted.look_ahead()
-            if not counted.enough:
                 counted.by_reading()
     if counted.complete:
         for split in counted.needed:
@@ -108,12 +105,18 @@ class _Count:
         self.lowest = 1.0
         """Of the places of the documents that are for training."""
         self.complete = False
+        self._read = 0
         self.formats = Counter[str]()
 
     @property
     def enough(self) -> bool:
         """Whether every split that is needed fills a sequence."""
         return all(self.tokens[split] >= self.least for split in self.needed)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the next document is counted."""
+        return not self.enough and self._read < LOOK
 
     def of_index(self) -> bool:
         """Take the counts of the corpus that is there already, if it is made of the same things.
@@ -141,44 +144,47 @@ class _Count:
             self.tokens[split], self.documents[split] = index.splits[split].tokens, index.splits[split].documents
 
     def by_reading(self) -> None:
-        """Read documents until there are enough."""
+        """Read documents until there are enough, and on where ranks would find damage later."""
+        self._read = 0
         self.tokens.clear()
         self.documents.clear()
         if self.formats.keys() & IN_PLACE:
             self._by_looking_through()
             return
-        read, last = 0, None
-        reading = Reading(self.one.settings.text_key, self.one.settings.chats)
-        for document in (document for file in self.files for document in documents(file, reading)):
-            split = document.split(self.one.settings.eval_fraction)
-            if last is not None and (document.offset == 0 or split != last):
-                self.tokens[last] += 1  # end-of-text
-            if self.tokens[split] < self.least:  # encoding is the slow part
-                with _of("data.tokenizer"), quiet():
-                    self.tokens[split] += len(self.tokenizer.encode(document.text))
-            if split == "train":
-                self.lowest = min(self.lowest, document.place)
-            self.documents[split] += 1
-            read, last = read + len(document.text), split
-            if self.enough or read >= LOOK:
-                return
-        if last is not None:
+        reading = Reading(self.one.settings.text_key, self.one.settings.chats, rendered=lambda: self._counts)
+        last, ahead = None, RowsAhead()
+        for number, file in enumerate(self.files):
+            whole = number < MOST_FILES and ahead.whole(file)
+            if not (self._counts or whole):
+                continue
+            for document in documents(file, reading):
+                if self._counts:
+                    last = self._counted(document, last)
+                elif not whole:
+                    break
+        self.complete = self._counts
+        if last is not None and self.complete:
             self.tokens[last] += 1
-        self.complete = True
 
-    def look_ahead(self) -> None:
-        """Raise DataError for what ranks would find later in files that are not read as far."""
-        if self.formats.keys() & IN_PLACE:
-            look_at_tokens(self._token_files(), self.tokenizer.vocab)
-        else:
-            look_at_rows(self.files[:MOST_FILES], self.one.settings.text_key, self.one.settings.chats)
-
-    def _token_files(self) -> list[Tokens]:
-        return opened_tokens(self.files[:MOST_FILES], self.one.settings, self.tokenizer)
+    def _counted(self, document: Document, last: SplitName | None) -> SplitName:
+        """One document more behind one of side ``last``; its side."""
+        split = document.split(self.one.settings.eval_fraction)
+        if last is not None and (document.offset == 0 or split != last):
+            self.tokens[last] += 1  # end-of-text
+        if self.tokens[split] < self.least:  # encoding is the slow part
+            with _of("data.tokenizer"), quiet():
+                self.tokens[split] += len(self.tokenizer.encode(document.text))
+        if split == "train":
+            self.lowest = min(self.lowest, document.place)
+        self.documents[split] += 1
+        self._read += len(document.text)
+        return split
 
     def _by_looking_through(self) -> None:
         """Count token files of others, as far as is needed."""
-        for tokens in self._token_files():
+        files = opened_tokens(self.files[:MOST_FILES], self.one.settings, self.tokenizer)
+        look_at_tokens(files, self.tokenizer.vocab)
+        for tokens in files:
             for document in tokens.documents:
                 for side, parts in dealt(tokens.array, document, self.one.settings.eval_fraction):
                     self.tokens[side] += sum(count for _, count in parts)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plait.core.base.errors import DataError
@@ -71,11 +71,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read. chats: if rows are no texts. over: counts what is passed over."""
+    """How files are read. chats: if rows are no texts. over: counts what is passed over. rendered: asked
+    before each chat; if not, it is only looked at, and gives no document."""
 
     text_key: str = "text"
     chats: Chats | None = None
     over: PassedOver = field(default_factory=PassedOver)
+    rendered: Callable[[], bool] = lambda: True
 
 
 def source_fingerprint(
@@ -162,7 +164,7 @@ def documents(file: SourceFile, reading: Reading | None = None) -> Iterator[Docu
     if kind.problem:
         raise DataError(f"{file.path}: {kind.problem}")
     if reading.chats:
-        found = _texts_of_chats(file, kind, reading.chats, reading.over)
+        found = _texts_of_chats(file, kind, reading.chats, reading)
     else:
         found = _pieces(file, kind) if kind.format == kinds.TEXT else _texts_of_rows(file, kind, reading)
     size = count = zeros = 0
@@ -222,7 +224,7 @@ def _texts_of_rows(file: SourceFile, kind: Kind, reading: Reading) -> Iterator[t
     reading.over.note(WITHOUT, f"{file.path}: {first}", without)
 
 
-def _texts_of_chats(file: SourceFile, kind: Kind, chats: Chats, over: PassedOver) -> Iterator[tuple[Document, int]]:
+def _texts_of_chats(file: SourceFile, kind: Kind, chats: Chats, reading: Reading) -> Iterator[tuple[Document, int]]:
     """The marked texts of a file's chats or pairs, as above."""
     if kind.format == kinds.TEXT:
         raise DataError(
@@ -230,7 +232,11 @@ def _texts_of_chats(file: SourceFile, kind: Kind, chats: Chats, over: PassedOver
             "JSON lines, JSON, CSV, Parquet or Arrow, with their endings"
         )
     for row in rows(file, kind):
-        for text in chats.texts(row.values, f"{file.path}: {row.where}", over):
+        where = f"{file.path}: {row.where}"
+        if not reading.rendered():
+            chats.check(row.values, where)
+            continue
+        for text in chats.texts(row.values, where, reading.over):
             yield Document(text=text, offset=0), row.bad
 
 

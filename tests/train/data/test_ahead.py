@@ -14,8 +14,9 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.job.settings import DataSection, TrainSection
 from plait.core.job.spec import Job
-from plait.train.data import ahead
+from plait.train.data import ahead, documents
 from plait.train.data.check import check_data
+from plait.train.data.rows import rows
 from plait.train.data.sets import prepare_corpus
 from plait.train.data.stream import Batches, Corpus, Stream
 from tests.support.chats import CHATML, say, tokenizer_folder
@@ -108,3 +109,27 @@ def test_chats_and_texts_in_one_mixture(tmp_path: Path) -> None:
     alone = Batches(Corpus.open(tmp_path / "corpus" / "t.txt"), "train", sequence=64, batch=4, masks=True)
     texts = [number for number in range(40) if (found.targets[number] >= 0).sum() >= 63]
     assert found.targets[texts[0]].tolist() in alone.take(0, alone.windows).targets.tolist()
+
+
+def test_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, though the first fill a sequence; of chats only those are rendered."""
+    read = list[str]()
+
+    def counted(file: Any, *told: Any) -> Any:
+        for row in rows(file, *told):
+            read.append(row.where)
+            yield row
+
+    monkeypatch.setattr(documents, "rows", counted)
+    for kind in ("chats", "text"):
+        check_data(chats(tmp_path, f"{kind}.jsonl", (GOOD * 50).encode(), rows=kind), TRAIN, tmp_path / "out")
+        assert read == [f"line {number}" for number in range(1, 51)]
+        read.clear()
+
+
+def test_a_corpus_of_tokens_that_is_too_small_is_counted_again(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(100))
+    short = DataSection(text=str(tmp_path / "a.npy"), sequence_length=16, eval_fraction=0.0)
+    prepare_corpus(short, tmp_path / "out", lambda _: None)
+    with pytest.raises(JobError, match="100 tokens, are for training"):
+        check_data(short.model_copy(update={"sequence_length": 128}), TRAIN, tmp_path / "out")
