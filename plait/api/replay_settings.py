@@ -17,6 +17,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import reason_of
 from plait.core.base.text import counted
 from plait.core.job.place_settings import Weight
+from plait.core.topology.rank_table import RankTable
 from plait.place.readers import Remarks
 
 TIME = re.compile(
@@ -115,9 +116,9 @@ def _seconds(key: str, text: str, *, positive: bool = False) -> float:
 
 
 def zone_of(file: Path, places: dict[str, int], *, spares: bool = False) -> list[int]:
-    """The node numbers of a file: a JSON list of them, or of names, or a rank table or placement with its
+    """The node numbers of a file: a JSON list of them, or of names, or a rank table, or a placement with its
     ``hosts``. places: numbers of names, by a topology. spares: whether those of a placement come behind.
-    Raises JobError for anything else."""
+    Raises JobError for anything else, PlacementError for a rank table that is none."""
 
     def refuse(why: str | Exception) -> JobError:
         fix = "Write [0, 1, 2], or give a rank table and its topology"
@@ -130,10 +131,10 @@ def zone_of(file: Path, places: dict[str, int], *, spares: bool = False) -> list
         raise refuse(error) from None
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
-        value, more = table.get("hosts"), table.get("spares")
+        value, more = list(RankTable.read(file).hosts) if "nodes" in table else table.get("hosts"), table.get("spares")
         value = [*value, *more] if spares and isinstance(value, list) and isinstance(more, list) else value
     if not isinstance(value, list):
-        raise refuse("it is no list, and has no hosts")
+        raise refuse("it is no list, and has neither nodes nor hosts")
     return [_number(node, places, refuse) for node in cast("list[Any]", value)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
+from plait.core.topology.rank_table import RankTable
 from tests.support.command import plait
 from tests.support.workloads import heavy_tailed
 
@@ -166,7 +167,7 @@ def test_a_zone_is_a_list_of_whole_numbers(
     assert "no JSON list of node numbers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["numbers", "hosts", "list of names"])
+@pytest.mark.parametrize("form", ["numbers", "hosts", "list of names", "rank table"])
 def test_a_zone_by_names_of_hosts(
     jobs: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +176,10 @@ def test_a_zone_by_names_of_hosts(
         "SwitchName=core Switches=a,b\nSwitchName=a Nodes=a[0-3]\nSwitchName=b Nodes=b[0-3]\n"
     )
     zone: dict[str, object] = {"numbers": [4, 5], "hosts": {"hosts": ["b1", "b0"]}, "list of names": ["b0", "b1"]}
-    (tmp_path / "zone.json").write_text(json.dumps(zone[form]))
+    if form == "rank table":
+        RankTable(("b1", "b0"), ranks_per_node=8).write(tmp_path / "zone.json")
+    else:
+        (tmp_path / "zone.json").write_text(json.dumps(zone[form]))
     arguments = ["replay", jobs, "nodes=8", "reserve=2@9h", "policy=fifo", "--json"]
     beside = [f"zone={tmp_path / 'zone.json'}", f"topology={tmp_path / 'topology.conf'}"]
     assert status(monkeypatch, *arguments, *beside) in (0, None)
