@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from keeping import commit, keep, make_parser, timed
+from keeping import HERE, commit, keep, make_parser, timed
+
+from plait.launch.local import local_start, run_ranks
 
 
 @pytest.mark.system
@@ -45,3 +48,24 @@ def test_a_kept_figure_says_when_where_and_of_what_it_is(tmp_path: Path) -> None
     assert told["speedup"] == 1.5
     assert {"date", "machine", "load_before", "stolen", "commit", "command"} < told.keys()
     assert told["commit"].rstrip("+") == commit().rstrip("+") and told["load_before"] >= 0
+
+
+@pytest.mark.system
+def test_every_way_brings_a_stage_on_another_mesh_what_it_was_sent(tmp_path: Path) -> None:
+    """A rank that gets something else fails, and so does the run: of h and two skips, of four micro-batches,
+    one rank after a forward and two after a backward, by five ways."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    setup = {
+        "hosts": 3, "ranks_per_host": 1, "degrees": [(1, 2), (1, 1)], "layers": 10, "levels": 2,
+        "micro_batches": 4, "forward": 0.001, "boundary": (16, 2, 32), "rounds": 1,
+    }  # fmt: skip
+    out = tmp_path / "out.json"
+    argv = [sys.executable, str(HERE / "pipeline_meshes_ranks.py"), str(out), json.dumps(setup)]
+    run_ranks(local_start(argv, 3, port), 3, tmp_path / "logs", timeout=120)
+    found = json.loads(out.read_text())
+    assert found["checked"] == 5 * 4 * 3 * (1 + 2)
+    forward, backward = found["transfer_s"]["alpa"]
+    assert backward == pytest.approx(2 * forward)  # to two hosts, a copy each
+    assert forward < found["transfer_s"]["broadcast"][1] < backward

@@ -56,6 +56,25 @@ def test_an_answer_is_a_table_in_a_notebook(job: Path) -> None:
     assert found.text().count("\n") > len(found.candidates)
 
 
+def test_streams_that_no_number_knows_are_said_to_be_unknown(job: Path) -> None:
+    asked = [
+        *SETTINGS,
+        "strategy.tp=2",
+        "strategy.dp=4",
+        "strategy.slices.batch=2",
+        "strategy.slices.columns=1",
+        "train.micro_batch_size=2",
+        "train.global_batch_size=16",
+    ]
+    plain = plan_job(job, asked).answer(evaluate=True)
+    found = plan_job(job, [*asked, "strategy.streams=2"]).answer(evaluate=True)
+    assert found.best.seconds == plain.best.seconds
+    assert "Not modelled: strategy.streams = 2." in found.text()
+    assert "Not modelled" not in plain.text()
+    assert found.to_dict()["not_modelled"] == list(found.unmodelled)
+    assert "not_modelled" not in plain.to_dict()
+
+
 def test_a_plan_is_checked_as_it_stands(job: Path) -> None:
     asked = plan_job(job, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
     plan = asked.plan(asked.answer(evaluate=True).best)
