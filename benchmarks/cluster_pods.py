@@ -48,6 +48,7 @@ class Pods:
             "a rank is killed": self._kill_rank,
             "a container is killed": self._kill_container,
             "a pod is deleted": self._delete,
+            "suspended by a queue": self._suspend,
             "the API is away": lambda: self._outage(25.0),
             "the API is away while a node fails": lambda: self._outage(15.0, node=True),
             "the API is away while a rank is killed": lambda: self._outage(15.0) + self._kill_rank(),
@@ -218,6 +219,17 @@ class Pods:
         pod = pod or self._pod(first=self.drawn.random() < 0.5)
         self.cluster.delete("Pod", pod["metadata"]["name"], False, None)
         return 0.0
+
+    def _suspend(self) -> float:
+        """A queue takes the nodes back, and gives others: pods have the time to save."""
+        name = self._workloads()[-1]
+        self.cluster.store.patch(self.kind, name, {"spec": {"suspend": True}})
+        until = time.monotonic() + 60.0
+        while self.cluster.pods() and time.monotonic() < until:
+            time.sleep(0.2)
+        time.sleep(self.drawn.uniform(0.0, 5.0))
+        self.cluster.store.patch(self.kind, name, {"spec": {"suspend": False}})
+        return 60.0
 
     def _outage(self, seconds: float, *, node: bool = False) -> float:
         """Through which the run goes on, as far as it can."""

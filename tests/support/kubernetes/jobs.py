@@ -64,8 +64,12 @@ def _control(store: Store, job: Object, tick: float) -> None:
         if not pods:
             store.remove(job)
         return
-    if status.get("conditions") or spec.get("suspend"):
+    if status.get("conditions"):
         return
+    if spec.get("suspend"):
+        _suspend(store, pods)
+        return
+    status.setdefault("startTime", stamp())
     done = {pod["metadata"]["labels"][INDEX] for pod in pods if pod["status"]["phase"] == "Succeeded"}
     failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
     never = [pod for pod in failed if _exit(pod) in spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]]
@@ -82,6 +86,14 @@ def _control(store: Store, job: Object, tick: float) -> None:
         for index in map(str, range(spec["completions"])):
             if index not in there:
                 _create(store, job, index)
+
+
+def _suspend(store: Store, pods: list[Object]) -> None:
+    """Pods go, as they do when they are deleted; when it has started stays known
+    (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job)."""
+    for pod in pods:
+        if pod["status"]["phase"] not in OVER and "deletionTimestamp" not in pod["metadata"]:
+            delete_pod(store, pod, None)
 
 
 def _count(store: Store, job: Object, pods: list[Object], failed: list[Object]) -> Object:
@@ -151,7 +163,13 @@ def job_sets(store: Store) -> None:
                 job["metadata"].setdefault("deletionTimestamp", stamp())
             if not jobs:
                 store.remove(one)
-        elif status.get("conditions") or spec.get("suspend"):
+        elif status.get("conditions"):
+            continue
+        elif any(bool(job["spec"].get("suspend")) != bool(spec.get("suspend")) for job in jobs):
+            for job in jobs:
+                job["spec"]["suspend"] = bool(spec.get("suspend"))
+                store.update(job)
+        elif spec.get("suspend"):
             continue
         elif not jobs:
             _create_child(store, one, name, spec)

@@ -122,9 +122,9 @@ class Store:
             if new["metadata"].get("resourceVersion") != old["metadata"].get("resourceVersion"):
                 raise Refusal(409, f"Operation cannot be fulfilled on {kind} {name}: the object has been modified")
             if kind == "Pod":
-                _check_pod(old["spec"], new["spec"])
+                _check_pod(name, old["spec"], new["spec"])
             if kind == "Job":
-                _check_job(old["spec"], new["spec"])
+                _check_job(name, old, new)
             self.objects[kind, name] = new
             self._happened("MODIFIED", new)
             return new
@@ -213,34 +213,66 @@ def _merge(body: Object, changes: Object) -> None:
             body[key] = value
 
 
-def _check_job(old: Object, new: Object) -> None:
-    """What may be changed of a Job: suspension and parallelism, and how long it stays; of one that has not
-    been started also where its pods go (https://kubernetes.io/docs/concepts/workloads/controllers/job/,
-    "mutable scheduling directives")."""
-    for key in old.keys() | new.keys():
-        if key in ("suspend", "parallelism", "ttlSecondsAfterFinished", "backoffLimit", "activeDeadlineSeconds"):
-            continue
-        if key == "template" and old.get("suspend"):
-            continue
-        if old.get(key) != new.get(key):
-            raise Refusal(422, f"Job is invalid: spec.{key}: field is immutable")
+FREE = "suspend", "parallelism", "ttlSecondsAfterFinished", "backoffLimit", "activeDeadlineSeconds"
+"""What may be changed of a Job whenever."""
+DIRECTIVES = "nodeSelector", "tolerations", "schedulingGates", "affinity"
+"""And of its pods' spec, before the first of them was made (of the affinity that to nodes)."""
 
 
-def _check_pod(old: Object, new: Object) -> None:
-    """What may be changed of a pod's spec (ValidatePodUpdate): gates may go; while there are any, the
-    nodeSelector may grow; tolerations may be added, a deadline may be set or brought forward."""
+def _check_job(name: str, old: Object, new: Object) -> None:
+    """What may be changed of a Job (ValidateJobUpdate in pkg/apis/batch/validation): of one that is suspended
+    and has never been started also where its pods go, and what their labels and annotations are
+    (https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives)."""
+    before, after = ({**one["spec"], "template": one["spec"].get("template", {})} for one in (old, new))
+    if before.get("suspend") and not old.get("status", {}).get("startTime"):
+        before, after = ({**one, "template": _fixed(one["template"])} for one in (before, after))
+    for key in sorted(before.keys() | after.keys()):
+        if key not in FREE and before.get(key) != after.get(key):
+            value = json.dumps(after.get(key))[:200]
+            raise Refusal(422, f'Job.batch "{name}" is invalid: spec.{key}: Invalid value: {value}: field is immutable')
+
+
+def _fixed(template: Object) -> Object:
+    """What may not be changed of a template even then."""
+    spec = {key: value for key, value in template.get("spec", {}).items() if key not in DIRECTIVES}
+    near = template.get("spec", {}).get("affinity") or {}
+    kept = {key: value for key, value in near.items() if key != "nodeAffinity"}
+    metadata = template.get("metadata", {}).items()
+    return {
+        "metadata": {key: value for key, value in metadata if key not in ("labels", "annotations")},
+        "spec": {**spec, "affinity": kept},
+    }
+
+
+def _check_pod(name: str, old: Object, new: Object) -> None:
+    """What may be changed of a pod's spec (ValidatePodUpdate in pkg/apis/core/validation): gates may go;
+    while there are any, the nodeSelector may grow; tolerations may be added, a deadline may be set or
+    brought forward."""
+
+    def refuse(why: str) -> Refusal:
+        return Refusal(422, f'Pod "{name}" is invalid: spec{why}')
+
+    changes = "pod updates may not change fields other than `spec.activeDeadlineSeconds`, `spec.tolerations`"
     before, after = old.get("nodeSelector", {}), new.get("nodeSelector", {})
-    if before != after and not (old.get("schedulingGates") and before.items() <= after.items()):
-        raise Refusal(422, "Pod is invalid: spec.nodeSelector: only additions are allowed, and only while gated")
-    gates = [gate["name"] for gate in new.get("schedulingGates", [])]
-    if not set(gates) <= {gate["name"] for gate in old.get("schedulingGates", [])}:
-        raise Refusal(422, "Pod is invalid: spec.schedulingGates: gates cannot be added")
+    if before != after and not old.get("schedulingGates"):
+        raise refuse(f": Forbidden: {changes}")
+    if not before.items() <= after.items():
+        value, why = json.dumps(after), "only additions to spec.nodeSelector are allowed (no mutations or deletions)"
+        raise refuse(f".nodeSelector: Invalid value: {value}: {why}")
+    known = {gate["name"] for gate in old.get("schedulingGates", [])}
+    for place, gate in enumerate(new.get("schedulingGates", [])):
+        if gate["name"] not in known:
+            why = f"only deletion is allowed, but found new scheduling gate '{gate['name']}'"
+            raise refuse(f".schedulingGates[{place}].name: Forbidden: {why}")
     if not all(one in new.get("tolerations", []) for one in old.get("tolerations", [])):
-        raise Refusal(422, "Pod is invalid: spec.tolerations: existing toleration can not be modified except its time")
+        why = "existing toleration can not be modified except its tolerationSeconds"
+        raise refuse(f".tolerations: Forbidden: {why}")
     deadline, was = new.get("activeDeadlineSeconds"), old.get("activeDeadlineSeconds")
     if was is not None and (deadline is None or deadline > was):
-        raise Refusal(422, "Pod is invalid: spec.activeDeadlineSeconds: must be less than or equal to previous value")
+        why = "must be less than or equal to previous value"
+        why = why if deadline else "must not update from a positive integer to nil value"
+        raise refuse(f".activeDeadlineSeconds: Invalid value: {json.dumps(deadline)}: {why}")
     free = "nodeSelector", "schedulingGates", "tolerations", "activeDeadlineSeconds"
     fixed = [{key: value for key, value in one.items() if key not in free} for one in (old, new)]
     if fixed[0] != fixed[1]:
-        raise Refusal(422, "Pod is invalid: spec: pod updates may not change other fields")
+        raise refuse(f": Forbidden: {changes}")
