@@ -202,8 +202,9 @@ def _refuse_short(split: SplitName, counted: _Count) -> None:
         return
     where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"
     of = "" if counted.one.name == "text" else f"of {counted.one.name}, "
-    if counted.one.settings.chats and not documents:
-        raise JobError("no row has an answer to train on", key=counted.key, fix="Name other files")
+    if not documents:
+        what = "no row has an answer to train on" if counted.one.settings.chats else "there is no text or token in it"
+        raise JobError(f"{', '.join(counted.one.source.paths)}: {what}", key=counted.key, fix="Name other files")
     what = f"{of}{counted.documents[split]} of {documents} documents, {have} tokens,"
     fixes = ["Add text"]
     if have > 1:

@@ -259,6 +259,9 @@ _TABLES = {kinds.PARQUET: _parquet, kinds.ARROW: _arrow, kinds.ARROW_STREAM: _ar
 
 def _kept(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
     """The columns to read: those asked for that are there, or all, so that a refusal can name them."""
+    twice = next((name for name in columns or schema.names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"it has the column {shown(twice)} twice")
     there = [name for name in columns or () if name in schema.names]
     return there or None
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float
         pattern=source.pattern or data.pattern, eval_fraction=held_out, text_key=source.text_key or data.text_key,
         dtype=source.dtype, chats=readers.get(rows),
     )  # fmt: skip
-    prepared = [path for path in source.paths if (Path(path).expanduser() / INDEX_FILE).is_file() and _is_corpus(path)]
+    prepared = [path for path in source.paths if _is_corpus(path)]
     if prepared and len(source.paths) > 1:
         raise DataError(f"{prepared[0]}: is a prepared corpus and stands beside other paths; name it as a source alone")
     if prepared:
@@ -108,10 +109,11 @@ def _set(data: DataSection, source: SourceSection, folder: Path, held_out: float
 
 
 def _is_corpus(path: str) -> bool:
-    """Whether a folder with an index holds shards beside it, or spans; other tools have files of that
-    name."""
-    names = {file.suffix for file in Path(path).expanduser().iterdir()}
-    return ".ends" in names
+    """Whether a folder has an index, and shards beside it, or spans; other tools have files of that name."""
+    folder = os.path.expanduser(path)
+    if not os.path.isfile(os.path.join(folder, INDEX_FILE)):  # Path's raises for names that are none
+        return False
+    return ".ends" in {os.path.splitext(name)[1] for name in os.listdir(folder)}
 
 
 def prepare_corpus(

@@ -63,7 +63,7 @@ def find_files(
             seen.add((status.st_dev, status.st_ino))
             if not status.st_size and source != STDLIB:
                 over.note("empty files", str(path))
-            named = path == Path(source).expanduser()
+            named = path == _path(source)
             if path.suffix == ".idx" and not named and path.with_suffix(".bin").is_file():
                 continue  # belongs to the .bin
             found.append(
@@ -76,12 +76,20 @@ def find_files(
     return found
 
 
+def _path(source: str | Path) -> Path:
+    """Where a source is. Raises DataError for what is no path."""
+    told = os.path.expanduser(source)  # Path's raises for users that there are not
+    if not told or "\0" in told:
+        raise DataError(f"{told!r} is no path; name a file or folder, or '.' for the folder that is open")
+    return Path(told)
+
+
 def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: PassedOver) -> list[tuple[Path, str]]:
     """The files of one source that match, each with its path below the source, sorted by that path."""
     if source == STDLIB:
         root, pattern = Path(sysconfig.get_path("stdlib")), "*.py"
     else:
-        root = Path(source).expanduser()
+        root = _path(source)
     try:
         kind = kind_of(root)
         if not kind and kind_of(f"{root}.bin") == kind_of(f"{root}.idx") == "file":  # as Megatron names a pair
@@ -99,7 +107,9 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: Pas
     files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out, over)]
     matching = sorted(((path, name) for path, name in files if fnmatchcase(name, pattern)), key=lambda item: item[1])
     if not matching:
-        endings = ", ".join(sorted({path.suffix or path.name for path, _ in files})[:8]) or "none"
+        if not files:
+            raise DataError(f"{source}: has no file (hidden ones are not read); name a file or folder that has text")
+        endings = ", ".join(sorted({path.suffix or path.name for path, _ in files})[:8])
         raise DataError(
             f"{source}: no file in it matches the pattern {pattern!r}, its files end in {endings}; change the pattern"
         )

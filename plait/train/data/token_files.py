@@ -97,7 +97,7 @@ def _numpy(file: SourceFile, end_of_text: int) -> Tokens:
             "row; write it anew with numpy.save"
         )
     count = int(np.prod(shape, dtype=object))
-    if file.bytes != offset + count * dtype.itemsize:
+    if min(shape) < 0 or file.bytes != offset + count * dtype.itemsize:
         raise _damaged(
             file.path, "a NumPy array", f"{file.bytes} bytes, and its header says {offset + count * dtype.itemsize}"
         )

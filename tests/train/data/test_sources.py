@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from plait.core.base.errors import DataError
+from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import DEEPEST
 from plait.core.base.passed_over import PassedOver
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data import sources
+from plait.train.data.check import check_data
 from plait.train.data.prepare import prepare
 from plait.train.data.sources import find_files
 from plait.train.data.tokenizer import ByteTokenizer
@@ -119,7 +125,7 @@ def test_a_source_without_text_is_refused_in_words(tmp_path: Path) -> None:
     ):
         find_files([tmp_path / "docs"], "*.txt")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="its files end in none; change the pattern"):
+    with pytest.raises(DataError, match="has no file"):
         find_files([tmp_path / "none"], "*")
     with pytest.raises(DataError, match="empty: the corpus is empty; name a file or folder that has text"):
         find_files([tmp_path / "empty"], "*")
@@ -171,3 +177,47 @@ def test_what_comes_after_a_file_without_room_is_left_out_too(tmp_path: Path, mo
     monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sources, "STDLIB_BYTES", 50)
     assert found("python-stdlib") == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "'' is no path"),
+        ("a\0b", "is no path"),
+        ("~nobody-there/x", "no such file or folder"),
+        ("x" * 300, "too long"),
+    ],
+)
+def test_what_is_no_path_is_refused_by_name(tmp_path: Path, source: str, says: str) -> None:
+    with pytest.raises(JobError, match=says) as refused:
+        check_data(DataSection(text=source), TrainSection(), tmp_path)
+    assert refused.value.key == "data.text" and "\0" not in str(refused.value)
+
+
+def test_a_folder_without_files_is_not_a_matter_of_the_pattern(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").write_text("text")
+    with pytest.raises(DataError, match="has no file"):
+        find_files([tmp_path], "*")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt.gz", "a.npy", "a.parquet"])
+def test_files_without_a_document_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(
+        {"a.jsonl": b"\n\n", "a.csv": b"text\n", "a.txt.gz": gzip.compress(b"")}.get(name, b"")
+    )
+    if name == "a.npy":
+        np.save(tmp_path / name, np.zeros(0, np.int32))
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / name)
+    with pytest.raises(JobError, match=rf"{name}: there is no text or token in it") as refused:
+        check_data(DataSection(text=str(tmp_path / name)), TrainSection(eval_every=0), tmp_path / "out")
+    assert refused.value.key == "data.text"
+
+
+def test_a_column_that_comes_twice_and_an_array_of_less_than_nothing(tmp_path: Path) -> None:
+    pq.write_table(pa.table([["a"] * 20, ["b"] * 20], names=["text", "text"]), tmp_path / "a.parquet")
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (-10, -10), }".ljust(117) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header + bytes(800))
+    for name, says in (("a.parquet", "the column 'text' twice"), ("a.npy", "damaged")):
+        with pytest.raises(JobError, match=says):
+            check_data(DataSection(text=str(tmp_path / name)), TrainSection(eval_every=0), tmp_path / "out")
