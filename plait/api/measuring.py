@@ -70,7 +70,9 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
         "run.restarts": 0,
     }  # fmt: skip
     names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]
-    return replace(plan, job=plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names]))
+    job = plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names])
+    train = job.train.model_copy(update={"rampup_batch_size": None})  # steps of the whole batch, as is predicted
+    return replace(plan, job=job.model_copy(update={"train": train}))
 
 
 def _seconds(plan: Plan, place: LaunchTarget) -> float:

@@ -40,6 +40,7 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         options=options_of(job, cluster.device),
         constraints=tuple(map(Constraint.parse, job.plan.constraints)),
         margin=Margin.parse(job.plan.memory_margin),
+        shared=job.train.rampup_batch_size.shared if job.train.rampup_batch_size else 0,
     )
 
 

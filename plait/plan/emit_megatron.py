@@ -32,6 +32,8 @@ def megatron(words: Words) -> Emitted:
         "data.sequence_length": job.data.sequence_length,
     }  # fmt: skip
     flags: dict[str, Any] = {flag: said[key] for flag, key in DEGREES.items()}
+    if rampup := job.train.rampup_batch_size:
+        flags["rampup-batch-size"] = (rampup.start, rampup.increment, rampup.samples)
     sharding = _sharding(words)
     flags |= _context(words) | _tensor(words) | sharding | _pipeline(words) | _recomputed(words) | _precision(words)
     flags |= _recipe(words) | _model(words) | _experts(words)

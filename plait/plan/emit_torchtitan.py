@@ -50,6 +50,8 @@ def torchtitan(words: Words) -> Emitted:
     """The module, as text."""
     job = words.job
     words.common()
+    if job.train.rampup_batch_size:
+        words.cannot("train.rampup_batch_size (its batch has one size)")
     training: dict[str, Any] = {
         "local_batch_size": words.micro * (job.num_micro_batches if words.section.pp > 1 else 1),
         "global_batch_size": job.train.global_batch_size,

@@ -114,10 +114,11 @@ class Recorded:
             raise JobError("was planned without a job file and says nothing of a cluster", file=str(folder))
         if len(set(plan.job.degrees)) > 1:
             raise JobError("has places that differ, which the closed form does not describe", file=str(folder))
-        left = read_seconds(folder)[WARM:]
+        first = WARM + plan.job.train.batches.ramped
+        left = read_seconds(folder)[first:]
         if len(left) < FEWEST:
-            problem = f"has {len(left)} steps after the first {WARM}, which tell too little"
-            raise JobError(problem, file=str(folder / METRICS), fix=f"Train at least {WARM + FEWEST} steps")
+            problem = f"has {len(left)} steps after the first {first}, which tell too little"
+            raise JobError(problem, file=str(folder / METRICS), fix=f"Train at least {first + FEWEST} steps")
         return Recorded(str(folder), plan, statistics.median(left))
 
     @property

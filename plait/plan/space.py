@@ -65,6 +65,13 @@ class SearchRequest:
     can: Callable[[Points], NDArray[np.bool_]] | None = None
     ends: int = 0
     margin: Margin = NO_MARGIN
+    shared: int = 0
+    """What replicas and micro-batches share out evenly, where that is not the whole batch: it ramps up."""
+
+    @property
+    def evenly(self) -> int:
+        """What replicas and micro-batches divide."""
+        return self.shared or self.global_batch
 
     def allows(self, name: str, value: int) -> bool:
         """Whether a value of a column is excluded neither by the job, nor by a constraint on it alone, nor by
@@ -190,7 +197,7 @@ def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
             ):
                 continue
             dp = ranks // (pp * tp * cp)
-            if asked.global_batch % dp or not asked.allows("dp", dp):
+            if asked.evenly % dp or not asked.allows("dp", dp):
                 continue
             whole = bool(asked.options.experts_whole)
             flats = (0, 1) if (coarse.both_streams and not whole) or tp == 1 else (1,)
@@ -261,12 +268,12 @@ class _Known:
 
 def _batches(asked: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
     """Micro-batches, and their slices."""
-    each = asked.global_batch // dp
-    micro = [m for m in _divisors(each) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
+    each, evenly = asked.global_batch // dp, asked.evenly // dp
+    micro = [m for m in _divisors(evenly) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
     micro = [m for m in micro if each // m <= MOST_MICRO]
     found = list[Choice]()
     for size in asked.among("micro", micro):
-        if each % size == 0 and asked.allows("num_micro", each // size):
+        if evenly % size == 0 and asked.allows("num_micro", each // size):
             found += [(size, each // size, *slices) for slices in _slices(asked, tp, cp, coarse) if slices[1] <= size]
     return found
 

@@ -47,7 +47,7 @@ class Engine:
     Tokens are int64 [B, S + 1], of which the last is a target alone; or [B, S] beside ``labels`` [B, S], what
     follows each token, -100 where that does not count. weights [B, S]: of the targets' losses. starts [B, S]:
     for each token the position of its document's first, where attention is to stop at their ends. B is
-    ``train.global_batch_size``.
+    ``batch_size``.
 
     after: functions that are called after every step. Raises JobError, LaunchError and CheckpointError as
     ``plait train`` prints them.
@@ -61,6 +61,8 @@ class Engine:
         self.stopping = False
         """Whether some rank was asked to stop: after this step all leave the loop."""
         self._data, self._loader, self._position = data, None, 0
+        self._passed_over = 0
+        """How many batches of a loader are still to be passed over, which steps before this start took."""
         self._evaluators: dict[int, PipelineExecutor] = {}
         try:
             self._open(job, overrides)
@@ -100,6 +102,12 @@ class Engine:
         return self.run.done
 
     @property
+    def batch_size(self) -> int:
+        """Sequences of the batch that is wanted next: ``train.global_batch_size``, or less while the batch
+        ramps up. While ``batches`` passes over those of earlier steps: of that step."""
+        return self.job.train.batches.at(self.done - self._passed_over)
+
+    @property
     def job(self) -> Job:
         """The job."""
         return self.run.job
@@ -125,9 +133,10 @@ class Engine:
         divisor: what the weighted sum of losses is divided by; the sum of weights (the number of targets) if
         not given. learning_rate: in place of the job's."""
         batches = self._batches(tokens, labels, weights, starts, divisor)
-        size = self.job.train.global_batch_size
+        size = self.batch_size
         if len(tokens) != size:
-            fix = f"Give {size}, or set train.global_batch_size = {len(tokens)}"
+            ramps = self.job.train.rampup_batch_size is not None
+            fix = f"Give {size}" + ("" if ramps else f", or set train.global_batch_size = {len(tokens)}")
             raise JobError(f"a step has {size} sequences and got {len(tokens)}", key="train.global_batch_size", fix=fix)
         metrics, self.stopping = self.run.step(lambda: self.run.part.own(batches), learning_rate)
         self._position += len(tokens)
@@ -208,20 +217,19 @@ class Engine:
         """What a loader gives, epoch after epoch, until ``train.steps`` are done or somebody asks to stop;
         its place is saved with checkpoints. A loader that has ``state_dict`` and ``load_state_dict`` says
         itself where it is, in plain values; of another one as many batches as there were steps are passed
-        over."""
+        over. Where the batch ramps up it asks ``batch_size`` each time how much to give."""
         self._loader = loader
-        keeps = hasattr(loader, "state_dict")
-        skip = 0 if keeps else self.done
+        self._passed_over = 0 if hasattr(loader, "state_dict") else self.done
         while self.done < self.job.train.steps and not self.stopping:
             before = self.done
             for batch in loader:
-                if skip:
-                    skip -= 1
+                if self._passed_over:
+                    self._passed_over -= 1
                     continue
                 yield batch
                 if self.done >= self.job.train.steps or self.stopping:
                     return
-            if before == self.done and not skip:
+            if before == self.done and not self._passed_over:
                 raise JobError("the loader has given nothing", key="loader", fix="Give an iterable of tensors")
 
     def load(self, loader: Any = None) -> Mapping[str, Any] | None:

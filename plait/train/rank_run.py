@@ -90,7 +90,8 @@ class RankRun:
         self.optimizer = Optimizer(part.models, part.gradients, job.train, part.matrices)
         self.part = self._settled(part, sample)
         self.rate = LearningRate.of(job.train)
-        self._rates: Meter | None = None
+        self._peak = 0.0
+        """FLOPs a second of a device; nothing before ``begin``."""
         self._first = 0
         self._doubtful = 0
         """Step of the newest checkpoint, as long as no finite step was made from it."""
@@ -205,8 +206,7 @@ class RankRun:
     def begin(self) -> None:
         """Before the first step of this start."""
         part, job = self.part, self.job
-        peak = job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.train.precision))
-        self._rates = Meter.of(part.plan, job.train.global_batch_size, peak)
+        self._peak = job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.train.precision))
         self._first = self.done
         part.device.synchronize()
         part.device.anchor(anew=True)  # what came before may have taken hours
@@ -220,9 +220,8 @@ class RankRun:
         whether any rank was asked to stop. learning_rate: in place of the job's."""
         part, number, rate = self.part, self.done, learning_rate
         rate = self.rate(number) if rate is None else rate
-        if self._rates is None:
+        if not self._peak:
             self.begin()
-        assert self._rates is not None
         self.control.doing(f"step {number + 1}", step=number)
         is_measured = number == self._first + 1  # the first also makes what stays
         if is_measured:
@@ -246,7 +245,8 @@ class RankRun:
             self._meter.end()
         metrics = {"step": number + 1, **result.metrics, "learning_rate": rate}
         if self.report.speaks:
-            metrics |= self._rates.metrics(seconds, self.recorder.records())
+            meter = Meter.of(part.plan, self.job.train.batches.at(number), self._peak)
+            metrics |= meter.metrics(seconds, self.recorder.records())
         else:  # nobody hears it here; the host's agent reads the ring
             self.recorder.close_step()
         self.done = number + 1

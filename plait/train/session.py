@@ -38,7 +38,7 @@ class Session:
         self.feed = Feed(plan.job, self._prepared())
         self.run = RankRun(
             Started(plan, folder, rank, device, report, control),
-            lambda part: part.cut(self.feed.step(0, part.rows)),
+            lambda part: part.cut(self.feed.sample(part.rows)),
             evaluations=self.feed.evaluations,
         )
 
@@ -47,7 +47,7 @@ class Session:
         run, steps = self.run, self.job.train.steps
         run.load(self._goes_on, of=self.job.data.told)
         start = run.done
-        for line in self.feed.stream.train.told(steps * self.job.train.global_batch_size):
+        for line in self.feed.stream.train.told(self.job.train.batches.before(steps)):
             self.report.say(line)
         if start >= steps:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
@@ -60,7 +60,7 @@ class Session:
             raise NotFinite(f"{error} {run.where_to_go_on()}".rstrip()) from None
         run.write(self._beside(), wait=True)
         run.end()
-        tokens = (run.done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
+        tokens = (self.feed.position(run.done) - self.feed.position(start)) * self.job.data.sequence_length
         stopped = run.done < steps
         seconds = time.perf_counter() - began
         self.report.end(run.done, stopped=stopped, seconds=seconds, tokens=tokens, plan=run.part.plan)

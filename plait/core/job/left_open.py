@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plait.core.base.codec.data import decode
 from plait.core.base.errors import JobError
 from plait.core.job.amounts import tokens_of
+from plait.core.job.rampup import BatchSizes, RampupSection
 from plait.core.job.settings import PLANNABLE, DataSection, TrainSection
 
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
@@ -26,10 +28,20 @@ def budgeted(values: dict[str, Any]) -> dict[str, Any]:
         raise JobError(f"{train['steps']} stands beside train.tokens", key="train.steps", changes=changes)
     said: Any = train["tokens"]
     batch: Any = train.get("global_batch_size", TrainSection().global_batch_size)
+    rampup = _rampup(train.get("rampup_batch_size"))
     sequence: Any = data.get("sequence_length", DataSection().sequence_length)
     if isinstance(said, bool | dict | list) or not all(isinstance(one, int) and one > 0 for one in (batch, sequence)):
         return values  # of a type that is refused where it stands
-    return {**values, "train": {**train, "steps": max(1, -(-tokens_of(said, "train.tokens") // (batch * sequence)))}}
+    sequences = -(-tokens_of(said, "train.tokens") // sequence)
+    return {**values, "train": {**train, "steps": max(1, BatchSizes.of(batch, rampup).steps_for(sequences))}}
+
+
+def _rampup(said: object) -> RampupSection | None:
+    """A ramp of the batch; none where it is not there, or is refused where it stands."""
+    try:
+        return None if said is None else decode(RampupSection, said)
+    except JobError:
+        return None
 
 
 def opened(values: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,9 @@ PEERS: Mapping[str, Names] = {
         "gradient_accumulation_steps", "batch_size total_batch_size",
         "Write global_batch_size: sequences of a step, of all replicas and micro-batches",
     ),
+    "train.rampup_batch_size": Names(
+        "rampup-batch-size", write="Write rampup_batch_size = { start = N, increment = N, samples = N }"
+    ),
     "train.micro_batch_size": Names(
         "micro-batch-size", "local_batch_size", "train_micro_batch_size_per_gpu", "per_device_train_batch_size",
         write="Write micro_batch_size: sequences of one micro-batch of one data-parallel replica",

@@ -18,6 +18,7 @@ TRAIN: Mapping[str, Effect] = {
     "steps": "at once",
     "tokens": "at once",
     "global_batch_size": "noted",
+    "rampup_batch_size": "noted",
     "micro_batch_size": "noted",
     "learning_rate": "noted",
     "min_learning_rate": "noted",
@@ -46,7 +47,8 @@ TRAIN: Mapping[str, Effect] = {
     "log_every": "at once",
     "init_from": "refused",
 }
-"""Of [train]. A batch of another size begins with the sequence after the last that was trained on."""
+"""Of [train]. A batch of another size begins with the sequence after the last that was trained on. So does
+one of another ramp, whose sizes are counted from the first step of the run."""
 DATA: Mapping[str, Effect] = {"sources": "noted", "eval": "at once"}
 """Of [data]; its other keys decide what a position in the data means, and are refused. Sources may be added
 and weights changed: every source goes on where it was."""

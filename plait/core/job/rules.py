@@ -11,6 +11,7 @@ from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import nearest_batch
 from plait.core.job.amounts import tokens_of
 from plait.core.job.constraint import Constraint, Margin
+from plait.core.job.rampup import check_rampup
 from plait.core.job.recipe import check_recipe
 from plait.core.job.settings import STDLIB, RecomputeLayers, StrategySection
 from plait.core.model.experts import check_expert_parallel
@@ -27,6 +28,7 @@ def check_job(job: Job) -> None:
     spec = job.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
     check_stages(job.strategy, spec.num_layers, job.open, ends=0 if job.plan.framework == "plait" else 2)
     _check_batch(job)
+    check_rampup(job)
     _check_rates(job)
     _check_moments(job)
     check_recipe(job, spec)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
 from plait.core.job.data_settings import Fraction, Seed
+from plait.core.job.rampup import BatchSizes, RampupSection
 from plait.core.model.precision import ITEMSIZE, Precision, SmallType, size_in
 from plait.core.parallel.optimizers import OptimizerName
 
@@ -62,6 +63,10 @@ class TrainSection(Section):
     as are needed for them. 0: as ``steps`` says."""
     global_batch_size: Count = 8
     """Sequences of one optimizer step, over all ranks."""
+    rampup_batch_size: RampupSection | None = None
+    """Batch ramp-up: the first steps have less than ``global_batch_size``, as in ``{ start = 16, increment =
+    16, samples = 1000000 }``. Micro-batches keep their size, and a small batch has fewer of them. Plans and
+    predictions are of a step of the whole batch; rates follow steps."""
     micro_batch_size: Natural = 1
     """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of
     the global batch is gradient accumulation. Left out where the planner chooses any key of ``[strategy]``:
@@ -130,6 +135,11 @@ class TrainSection(Section):
     init_from: str | None = None
     """A folder to take the initial weights from: Hugging Face's, a run's or one of its checkpoints
     (``runs/NAME/checkpoints/step-00000100``), or a torch.distributed.checkpoint in torchtitan's names."""
+
+    @property
+    def batches(self) -> BatchSizes:
+        """How many sequences each step has."""
+        return BatchSizes.of(self.global_batch_size, self.rampup_batch_size)
 
     def decay_of(self, name: str, dimensions: int) -> float:
         """Weight decay of a tensor, by its name.

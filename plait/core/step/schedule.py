@@ -205,6 +205,15 @@ class Schedule:
     def _held(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(sorted({op.stage for op in ops})) for ops in self.ranks)
 
+    def first(self, micro_batches: int) -> Schedule:
+        """Of the first so many micro-batches alone, everything in the same order.
+
+        Micro-batches need nothing of each other, so what can run still can when some are left out, and never
+        keeps more of them alive.
+        """
+        kept = tuple(tuple(op for op in ops if op.micro_batch < micro_batches) for ops in self.ranks)
+        return replace(self, ranks=kept)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
         return self._held[rank]

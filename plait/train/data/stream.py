@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plait.core.base.errors import JobError
+from plait.core.job.rampup import BatchSizes
 from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
 from plait.train.data.corpus import Corpus, SplitName
@@ -75,10 +76,6 @@ class Batches:
     def take(self, start: int, count: int) -> Sequences:
         """Sequences ``start .. start + count`` of the stream."""
         return self.gather(self.window_ids(start, count))
-
-    def sample_ids(self, step: int) -> np.ndarray:
-        """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
-        return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
     def gather(self, window_ids: np.ndarray) -> Sequences:
         """Windows as tensors."""
@@ -161,10 +158,6 @@ class Mixed:
             if len(here := np.flatnonzero(sources == number)):
                 yield self.parts[at], here, self.parts[at].windows_of(items[here])
 
-    def sample_ids(self, step: int) -> np.ndarray:
-        """The number in the stream of each sequence of the step's batch: int64 [B]; none repeats in a run."""
-        return np.arange(self.batch, dtype=np.int64) + step * self.batch
-
     def told(self, sequences: int) -> list[str]:
         """What was packed of each source, and the shares of a run of so many sequences, in lines; of one
         source no shares."""
@@ -180,11 +173,11 @@ class Mixed:
             for one in self.shares(sequences)
         ]
 
-    def check_epochs(self, sources: Sequence[SourceSection], sequences: int) -> None:
-        """Raise JobError where a run of so many sequences reads a source more often than it may."""
-        for source, one in zip(sources, self.shares(sequences), strict=True):
+    def check_epochs(self, sources: Sequence[SourceSection], steps: int, sizes: BatchSizes) -> None:
+        """Raise JobError where a run of so many steps reads a source more often than it may."""
+        for source, one in zip(sources, self.shares(sizes.before(steps)), strict=True):
             if source.weight is not None and source.epochs is not None and one.sequences > one.windows * source.epochs:
-                most = int(one.windows * source.epochs / one.share / self.batch)
+                most = sizes.within(int(one.windows * source.epochs / one.share))
                 raise JobError(
                     f"{one.name} would be read {one.epochs:.2f} times, and its epochs are {source.epochs:g}",
                     key="data.sources", fix=f"Give it a lower weight, or train at most {most} steps",
@@ -265,7 +258,7 @@ class Stream:
         corpora = [Corpus.open(one.folder) for one in training_sets(data, folder)]
         parts = [Batches(corpus, "train", **how) for corpus in corpora]
         train = Mixed(parts, [source.called for source in data.train], [(0, weights_of(data.train, parts))])
-        train.check_epochs(data.train, job.train.steps * batch)
+        train.check_epochs(data.train, job.train.steps, job.train.batches)
         if not job.train.eval_every:
             return Stream(train, ())
         if data.eval:

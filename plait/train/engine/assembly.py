@@ -67,9 +67,24 @@ class RankPart:
     @property
     def step(self) -> RankStep:
         """What a training step runs."""
-        return RankStep(
-            self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder
-        )
+        return RankStep(self._run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder)
+
+    def _run(self, batches: Sequence[MicroBatch]) -> Tensor:
+        """A step of so many micro-batches: fewer than the plan's while the batch ramps up."""
+        return self._of_fewer(len(batches)).run(batches)
+
+    def _of_fewer(self, count: int) -> PipelineExecutor:
+        whole, known = self.pipeline, self._shorter
+        if count == whole.schedule.num_micro_batches:
+            return whole
+        if count not in known:
+            known.clear()  # a batch that has grown never shrinks
+            known[count] = whole.under(whole.schedule.first(count))
+        return known[count]
+
+    @cached_property
+    def _shorter(self) -> dict[int, PipelineExecutor]:
+        return {}
 
     @cached_property
     def evaluator(self) -> PipelineExecutor | None:

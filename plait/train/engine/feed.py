@@ -39,18 +39,25 @@ class Feed:
 
     def position(self, step: int) -> int:
         """Sequences that the steps before this one have used up."""
-        return step * self.stream.train.batch + self.ahead
+        return self.job.train.batches.before(step) + self.ahead
 
     def going_on(self, step: int, position: int | None) -> Feed:
-        """The same, of which ``step`` begins at a position; of None, as if all batches had this size."""
-        batch = self.stream.train.batch
-        return replace(self, ahead=0 if position is None else position - step * batch)
+        """The same, of which ``step`` begins at a position; of None, as if the job had always been this
+        one."""
+        return replace(self, ahead=0 if position is None else position - self.job.train.batches.before(step))
 
     def step(self, number: int, rows: Rows = every) -> list[MicroBatch]:
         """Of one optimizer step, counted from 0."""
+        return self._taken(self.position(number), self.job.train.batches.at(number), number, rows)
+
+    def sample(self, rows: Rows = every) -> list[MicroBatch]:
+        """As many as a step of the whole batch has, to time candidates with."""
+        return self._taken(0, self.job.train.global_batch_size, 0, rows)
+
+    def _taken(self, first: int, count: int, number: int, rows: Rows) -> list[MicroBatch]:
         train, size = self.stream.train, self.job.micro_batch
-        samples = torch.from_numpy(train.sample_ids(number) + self.ahead)
-        scale = 1.0 / max(1, train.targets(self.position(number), train.batch))
+        samples = torch.arange(first, first + count)
+        scale = 1.0 / max(1, train.targets(first, count))
         found: list[MicroBatch] = []
         for each in samples.split(size):
             own = each[rows(len(each))]

@@ -80,6 +80,7 @@ class PipelineExecutor:
         courier: Courier,
     ) -> None:
         self.schedule, self.names, self.executors, self.courier = schedule, names, dict(executors), courier
+        self.place = place
         any_of_them = next(iter(self.executors.values()))
         self.device, self.recorder, self.shards = any_of_them.device, any_of_them.recorder, any_of_them.shards
         self.peak: Counter[int] = Counter()
@@ -124,6 +125,10 @@ class PipelineExecutor:
         if self._tokens is not None:
             self._tokens[micro_batch] = executor.token_losses(state)
         return executor.loss(state)
+
+    def under(self, schedule: Schedule) -> PipelineExecutor:
+        """The same stages and wires under another schedule, of computations that this one has, too."""
+        return PipelineExecutor(schedule, self.names, self.place, self.executors, self.courier)
 
     def ahead(self) -> None:
         """Start to gather what the step reads first: while data are loaded, for example."""

@@ -29,7 +29,8 @@ BASE: dict[str, dict[str, Any]] = {
     "strategy": {"tp": 2, "dp": 2, "pp": 2, "slices": {"batch": 1}},
 }
 OTHER_TRAIN: dict[str, Any] = {
-    "steps": 60, "tokens": "10K", "global_batch_size": 16, "micro_batch_size": 4, "learning_rate": 1e-5,
+    "steps": 60, "tokens": "10K", "global_batch_size": 16, "micro_batch_size": 4,
+    "rampup_batch_size": {"start": 4, "increment": 4, "samples": 40}, "learning_rate": 1e-5,
     "min_learning_rate": 1e-6, "warmup_steps": 3, "lr_decay_style": "linear", "lr_decay_steps": 40,
     "lr_wsd_decay_steps": 7, "optimizer": "muon", "muon": {"momentum": 0.9}, "sgd": {"momentum": 0.5},
     "weight_decay": 0.0, "weight_decay_of": {"embedding.*": 0.0}, "adam_betas": [0.8, 0.9], "adam_eps": 1e-6,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import ScheduleError
-from plait.core.step.clock.dry_run import dry_run
+from plait.core.step.clock.dry_run import dry_run, peak_activations
 from plait.core.step.schedule import (
     Op,
     Schedule,
@@ -19,7 +19,13 @@ from plait.core.step.schedule import (
     with_edges,
     with_transfers,
 )
-from plait.core.step.schedules import GENERATORS, Shape, forward_only, generate, parse_schedule
+from plait.core.step.schedules import (
+    GENERATORS,
+    Shape,
+    forward_only,
+    generate,
+    parse_schedule,
+)
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]
 
@@ -39,6 +45,22 @@ def test_every_schedule_is_whole_reads_back_and_never_deadlocks(name: str, ranks
     assert [tuple(op for op in ops if op.computes) for ops in full.ranks] == list(schedule.ranks)
     for mode in ("buffered", "rendezvous"):
         assert sum(p.op.computes for p in dry_run(full, transfers=mode).placed) == sum(map(len, schedule.ranks))
+
+
+@pytest.mark.parametrize(("name", "ranks", "count"), EVERY)
+def test_the_first_micro_batches_alone_run(name: str, ranks: int, count: int) -> None:
+    whole = with_transfers(made(name, ranks, count))
+    for fewer in range(1, count + 1):
+        schedule = whole.first(fewer)
+        check(schedule)
+        assert schedule.num_micro_batches == fewer and schedule.edges == whole.edges
+        dry_run(schedule, transfers="rendezvous")
+        alive, before = peak_activations(schedule), peak_activations(whole)
+        assert all(alive[stage] <= before[stage] for stage in alive)
+        if name in ("gpipe", "1f1b"):
+            assert [tuple(op for op in ops if op.computes) for ops in schedule.ranks] == list(
+                made(name, ranks, fewer).ranks
+            )
 
 
 @given(st.sampled_from(sorted(GENERATORS)), st.integers(1, 5), st.integers(1, 12), st.integers(0, 4), st.data())

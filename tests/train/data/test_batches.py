@@ -108,14 +108,13 @@ def test_the_order_of_the_data_does_not_depend_on_the_number_of_ranks(
     batches = Batches(corpora(257), "train", sequence=8, batch=8)
     for step in (0, 3):
         tokens, targets = batch_at(batches, step)
-        samples = torch.from_numpy(batches.sample_ids(step))
+        samples = torch.arange(step * 8, step * 8 + 8)
         micro = micro_batches(tokens, targets, samples, plan.workload.micro_batch, step)
         for mesh in plan.layout.meshes:
             parts = [(one, plan.rows_of(rank, plan.workload.micro_batch)) for one in micro for rank in mesh.ranks]
             assert torch.equal(torch.cat([one.tokens[rows] for one, rows in parts]), tokens)
             assert torch.equal(torch.cat([one.targets[rows] for one, rows in parts]), targets)
             assert torch.equal(torch.cat([one.samples[rows] for one, rows in parts]), samples)
-            assert samples.tolist() == list(range(step * 8, step * 8 + 8))
 
 
 @settings(max_examples=25, deadline=None)
@@ -153,11 +152,6 @@ def test_epochs_and_seeds_differ(corpora: Callable[[int], Corpus]) -> None:
     other = Batches(corpora(257), "train", sequence=4, batch=4, seed=1)
     assert len(orders | {tuple(other.window_ids(0, other.windows))}) == 6
     assert batches.identity != other.identity
-
-
-def test_sample_ids_number_the_stream(corpora: Callable[[int], Corpus]) -> None:
-    batches = Batches(corpora(257), "train", sequence=4, batch=6)
-    assert batches.sample_ids(2).tolist() == [12, 13, 14, 15, 16, 17]
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 3, 8, 20])

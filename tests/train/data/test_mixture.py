@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
+from plait.core.job.rampup import BatchSizes
 from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
 from plait.train.data import mixture as module
@@ -134,9 +135,9 @@ def test_a_run_that_reads_a_source_too_often_is_refused_with_steps_that_would_do
     with pytest.raises(
         JobError, match=r"b would be read \d+\.\d+ times, and its epochs are 2.*at most (\d+) steps"
     ) as caught:
-        stream.check_epochs(sources, 6000)
+        stream.check_epochs(sources, 1000, BatchSizes.of(6, None))
     most = int(str(caught.value).rpartition("at most ")[2].partition(" ")[0])
-    stream.check_epochs(sources, most * 6)
+    stream.check_epochs(sources, most, BatchSizes.of(6, None))
 
 
 def job_of(folder: Path, sources: list[dict[str, Any]], **data: Any) -> Job:

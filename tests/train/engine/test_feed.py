@@ -55,8 +55,9 @@ def same(one: MicroBatch, other: MicroBatch) -> bool:
 def test_rows_of_all_ranks_are_the_batch(corpus: Corpus, micro: int, count: int, dp: int, step: int, seed: int) -> None:
     """Replicas with unequal shares, and with none, among them."""
     feed = feed_of(corpus, micro * count, micro, seed)
-    tokens, targets, _ = feed.stream.train.take(step * feed.stream.train.batch, feed.stream.train.batch)
-    samples = torch.from_numpy(feed.stream.train.sample_ids(step))
+    size = micro * count
+    tokens, targets, _ = feed.stream.train.take(step * size, size)
+    samples = torch.arange(step * size, (step + 1) * size)
     whole = micro_batches(tokens, targets, samples, micro, step)
     assert all(same(one, other) for one, other in zip(feed.step(step), whole, strict=True))
     ((_, evaluation),) = feed.evaluation()

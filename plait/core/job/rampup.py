@@ -1,0 +1,149 @@
+"""Batch ramp-up: how many sequences each step of a run has.
+
+The rule is Megatron-LM's (``--rampup-batch-size``): the batch begins with ``start`` sequences and grows by
+``increment`` to ``train.global_batch_size``, in equal shares of the first ``samples`` sequences. A step never
+changes size halfway. So a step's batch, and the sequence it begins with, follow from its number alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from plait.core.base.codec.data import Count, Section
+from plait.core.base.errors import JobError
+from plait.core.base.numbers import divisors
+
+if TYPE_CHECKING:
+    from plait.core.job.spec import Job
+
+KEY = "train.rampup_batch_size"
+MOST_SIZES = 1_000
+"""Batch sizes of a ramp."""
+
+
+class RampupSection(Section):
+    """A batch that grows over the first sequences of a run, as Megatron-LM's ``--rampup-batch-size``."""
+
+    start: Count
+    """Sequences of the first step."""
+    increment: Count
+    """So many more each time, until the batch is ``global_batch_size``."""
+    samples: Count
+    """Sequences of the run over which it grows; each size has an equal share of them."""
+
+    @property
+    def shared(self) -> int:
+        """What replicas and micro-batches share out evenly, whatever the step."""
+        return math.gcd(self.start, self.increment)
+
+
+class Stretch(NamedTuple):
+    """Steps with batches of one size: the first of them, and the sequence that it begins with."""
+
+    step: int
+    sequence: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Of every step, counted from 0. stretches: in their order; the last has no end.
+
+    >>> sizes = BatchSizes.of(8, RampupSection(start=2, increment=3, samples=10))
+    >>> [sizes.at(step) for step in range(6)], [sizes.before(step) for step in range(6)]
+    ([2, 2, 2, 5, 8, 8], [0, 2, 4, 6, 11, 19])
+    """
+
+    stretches: tuple[Stretch, ...]
+
+    @staticmethod
+    def of(batch: int, rampup: RampupSection | None) -> BatchSizes:
+        """Of steps of ``batch`` sequences after the ramp, if there is one."""
+        if rampup is None:
+            return BatchSizes((Stretch(0, 0, batch),))
+        return _ramped(rampup.start, rampup.increment, rampup.samples, batch)
+
+    @property
+    def ramped(self) -> int:
+        """The first step that has the whole batch."""
+        return self.stretches[-1].step
+
+    def at(self, step: int) -> int:
+        """Sequences of a step."""
+        return self._stretch(step).batch
+
+    def before(self, step: int) -> int:
+        """Sequences of all steps before this one."""
+        found = self._stretch(step)
+        return found.sequence + (step - found.step) * found.batch
+
+    def within(self, sequences: int) -> int:
+        """How many first steps have at most so many sequences together."""
+        found = next(one for one in reversed(self.stretches) if one.sequence <= sequences)
+        return found.step + (sequences - found.sequence) // found.batch
+
+    def steps_for(self, sequences: int) -> int:
+        """How many first steps have at least so many."""
+        return self.within(sequences - 1) + 1 if sequences > 0 else 0
+
+    def _stretch(self, step: int) -> Stretch:
+        return next(one for one in reversed(self.stretches) if one.step <= step)
+
+
+@lru_cache(maxsize=64)
+def _ramped(start: int, increment: int, samples: int, batch: int) -> BatchSizes:
+    return BatchSizes(tuple(_stretches(start, increment, samples, batch)))
+
+
+def _stretches(start: int, increment: int, samples: int, last: int) -> Iterator[Stretch]:
+    """Every size that some step has: where steps are larger than a size's share, it has none."""
+    step, seen, count = 0, 0, min(MOST_SIZES, max(0, last - start) // increment)
+    for number in range(count):
+        batch, until = start + number * increment, -(-samples * (number + 1) // count)
+        if seen < until:
+            steps = -(-(until - seen) // batch)
+            yield Stretch(step, seen, batch)
+            step, seen = step + steps, seen + steps * batch
+    yield Stretch(step, seen, last)
+
+
+def check_rampup(job: Job) -> None:
+    """Raise JobError for a ramp whose steps cannot all be run as the strategy has it."""
+    rampup, batch, dp = job.train.rampup_batch_size, job.train.global_batch_size, job.degrees[0][0]
+    if rampup is None:
+        return
+    if rampup.start > batch:
+        problem = f"{rampup.start} is more than global_batch_size = {batch}"
+        raise JobError(problem, key=f"{KEY}.start", changes=[{f"{KEY}.start": batch}, {KEY: None}])
+    rise, micro = batch - rampup.start, job.train.micro_batch_size
+    if rise % rampup.increment:
+        problem = f"from {rampup.start} in steps of {rampup.increment} the batch never becomes {batch}"
+        near = [one for one in divisors(rise, rampup.increment) if one % (dp * (micro or 1)) == 0]
+        raise JobError(problem, key=f"{KEY}.increment", changes=[{f"{KEY}.increment": one} for one in near])
+    if rise // rampup.increment > MOST_SIZES:
+        problem = f"{rise // rampup.increment:,} sizes between {rampup.start} and {batch} are more than {MOST_SIZES:,}"
+        raise JobError(problem, key=f"{KEY}.increment", fix="Use a larger one")
+    _check_micro_batches(rampup, micro, dp, left_open="train.micro_batch_size" in job.open)
+
+
+def _check_micro_batches(rampup: RampupSection, micro: int, dp: int, *, left_open: bool) -> None:
+    """Every step has whole micro-batches of one size: a few at first, and more of them later."""
+    shared = rampup.shared
+    fitting: list[dict[str, Any]] = []
+    if shared % dp == 0:
+        fitting = [{"train.micro_batch_size": one} for one in reversed(divisors(shared // dp, micro))]
+    if not micro and not left_open:
+        problem = "the whole batch at once, and a batch that ramps up is so many micro-batches of one size"
+        raise JobError(problem, key="train.micro_batch_size", changes=[*fitting, {KEY: None}])
+    each = (micro or 1) * dp
+    for name in ("start", "increment"):
+        value = getattr(rampup, name)
+        if value % each:
+            below = value // each * each
+            changes = [{f"{KEY}.{name}": one} for one in (below, below + each) if one]
+            problem = f"{value} sequences are not a multiple of micro_batch_size x dp = {micro or 1} x {dp}"
+            raise JobError(problem, key=f"{KEY}.{name}", changes=[*changes, *fitting])
