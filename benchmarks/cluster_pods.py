@@ -246,7 +246,8 @@ class Pods:
         return 0.0
 
     def _answers(self, status: int, times: int) -> float:
-        for method in ("GET", "PATCH", "DELETE"):
+        changes = ("PATCH", "DELETE")
+        for method in changes if status == 409 else ("GET", *changes):  # who reads conflicts with nobody
             self.cluster.faults.append(self._fault(method, "/", status, times=times))
         self._mend.append(self.cluster.faults.clear)
         return self._lose(power=True, first=False) + 30.0

@@ -184,6 +184,7 @@ class _Launcher:
             with _passing():  # a pod that does not come may come on another node
                 ranks = agents.ranks(self._still)
         except _Stopped as stopped:
+            progress.stopping = True
             return stopped.status
         guard = RunGuard(lock=self.lock, suspicion=suspicion, progress=progress)
         sources, signals = list(agents.agents.values()), _Noting(self.signals, self._note_stop)

@@ -205,8 +205,11 @@ def test_a_signal_that_comes_before_ranks_do_ends_the_wait(pod: Pod, number: int
         pytest.fail("it waits on")
 
     pod.coming = coming
+    pod.plan()
     assert kubernetes_pod.main() == ending
     assert (pod.done, pod.told()["status"]) == ([93] if ending == 93 else [], 128 + number)
+    [attempt] = read_attempts(pod.folder)
+    assert (attempt.outcome, attempt.step) == ("stopped", -1)
 
 
 def test_an_agent_that_does_not_end_is_killed(pod: Pod) -> None:
