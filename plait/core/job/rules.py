@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.errors import JobError, nearest
-from plait.core.base.numbers import nearest_batch
+from plait.core.base.numbers import divisors, nearest_batch
 from plait.core.job.amounts import tokens_of
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.rampup import check_rampup
@@ -125,6 +125,10 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
     replicas = dp * job.strategy.cp
     if dp > job.micro_batch:
         changes = [{"strategy.dp": job.micro_batch}, {"train.global_batch_size": dp * job.num_micro_batches}]
+        batch, first = job.train.global_batch_size, job.degrees[0][0]
+        widest = max(each for each, _ in job.degrees)
+        if enough := [one for one in divisors(batch // first, widest) if one * first >= widest]:
+            changes.insert(0, {"train.micro_batch_size": enough[0]})
         problem = f"dp = {dp} shares a micro-batch of {job.micro_batch} sequences"
         raise JobError(problem, key="strategy.dp", changes=changes)
     strategy = replace(job.base_strategy, tp=tp)

@@ -341,3 +341,13 @@ def test_layers_of_stages_of_a_schedule_in_a_file_are_judged_with_the_file(tmp_p
     file.write_text("rank 0: 0F0 0B0")
     given = {"pp": 2, "schedule": str(file), "stage_layers": [1, 2, 3]}
     assert Job.from_dict({"model": GPT, "strategy": given}).strategy.stage_layers == (1, 2, 3)
+
+
+def test_a_wider_place_is_told_a_micro_batch_that_it_can_share() -> None:
+    """Of a micro-batch of one sequence a second replica has nothing, however large the batch is."""
+    strategy = {"pp": 3, "dp": [1, 2, 3], "tp": 1}
+    values: dict[str, Any] = {"model": GPT, "train": {"global_batch_size": 8}, "strategy": strategy}
+    with pytest.raises(JobError) as caught:
+        Job.from_dict(values)
+    assert caught.value.changes[0] == {"train.micro_batch_size": 4}
+    assert Job.from_dict(changed(values, caught.value.changes[0])).micro_batch == 4
