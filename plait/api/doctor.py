@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.text import Part, Shown, Table
 
 if TYPE_CHECKING:
-    from plait.launch.doctor import Finding
+    from plait.launch.doctor import DoctorFinding
 
 
 @dataclass(frozen=True)
 class Examination(Shown):
     """What was found, in order."""
 
-    findings: Sequence[Finding]
+    findings: Sequence[DoctorFinding]
 
     @property
-    def missing(self) -> list[Finding]:
+    def missing(self) -> list[DoctorFinding]:
         """What does not work."""
         return [one for one in self.findings if one.state == "missing"]
 
@@ -55,11 +55,11 @@ def examine_machine(folder: Path) -> Examination:
 
     torch, driver = dict[str, Any](), dict[str, Any]()
 
-    def torch_finding() -> Finding:
+    def torch_finding() -> DoctorFinding:
         torch.update(software.ask_torch())
         return software.torch_finding(torch)
 
-    def driver_finding() -> Finding:
+    def driver_finding() -> DoctorFinding:
         driver.update((found := software.driver_gpus()).values)
         return found
 

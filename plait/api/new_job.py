@@ -39,14 +39,14 @@ class Wish:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
-    def answer(self, question: Question, text: str) -> None:
+    def answer(self, question: JobQuestion, text: str) -> None:
         """Take an answer. Raises JobError that says what is allowed."""
         self.values[question.name] = question.read(text.strip(), self)
         self.text[question.name] = text.strip()
 
 
 @dataclass(frozen=True)
-class Question:
+class JobQuestion:
     """asks: for people. default: what an empty answer stands for. read: the value of an answer."""
 
     name: str
@@ -179,15 +179,15 @@ def _where(text: str, wish: Wish) -> tuple[str, str]:
 
 
 QUESTIONS = (
-    Question("model", f"The model: a preset such as llama3-8b, a Hugging Face folder, or {SMALL} to try",
+    JobQuestion("model", f"The model: a preset such as llama3-8b, a Hugging Face folder, or {SMALL} to try",
              lambda wish: SMALL, _model),
-    Question("accelerators", "Accelerators, as COUNTxKIND: 8xh100, 64xh200, 2xcpu",
+    JobQuestion("accelerators", "Accelerators, as COUNTxKIND: 8xh100, 64xh200, 2xcpu",
              lambda wish: "1xcpu" if wish.text["model"] == SMALL else "8xh100", _accelerators),
-    Question("on", "Where it runs: here, slurm or slurm:PARTITION, kubernetes or kubernetes:NAMESPACE",
+    JobQuestion("on", "Where it runs: here, slurm or slurm:PARTITION, kubernetes or kubernetes:NAMESPACE",
              lambda wish: HERE, _where),
-    Question("sequence-length", "Tokens of a sequence", _proposed_sequence, _sequence),
-    Question("data", "Data: files and folders, with commas between them", lambda wish: "python-stdlib", _data),
-    Question("tokenizer", "The tokenizer: bytes, or a tokenizer.json", _proposed_tokenizer, _tokenizer),
+    JobQuestion("sequence-length", "Tokens of a sequence", _proposed_sequence, _sequence),
+    JobQuestion("data", "Data: files and folders, with commas between them", lambda wish: "python-stdlib", _data),
+    JobQuestion("tokenizer", "The tokenizer: bytes, or a tokenizer.json", _proposed_tokenizer, _tokenizer),
 )  # fmt: skip
 """In the order in which they are asked: a default may depend on the answers before."""
 

@@ -14,7 +14,7 @@ from plait.cli import terminal
 from plait.cli.groups import grouped
 
 if TYPE_CHECKING:
-    from plait.api.new_job import Question, Wish
+    from plait.api.new_job import JobQuestion, Wish
 
 LOOK = 0.2
 """Seconds after which a Ctrl-C at a question is heard at the latest."""
@@ -97,7 +97,7 @@ def _asked(said: dict[str, str], *, defaults: bool) -> Wish:
     return wish
 
 
-def _ask(question: Question, wish: Wish) -> None:
+def _ask(question: JobQuestion, wish: Wish) -> None:
     """Ask until the answer can be used."""
     from plait.core.base.errors import JobError
 

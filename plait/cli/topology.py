@@ -43,7 +43,7 @@ LevelOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Reading(Settings):
+class TopologyReading(Settings):
     """How a topology is read, and what else is known of its nodes."""
 
     format: Annotated[str, "Format of the file, if not found by its content."] = ""
@@ -99,7 +99,7 @@ def show(
             metavar="FILE", help="A file of any format; - for standard input; slurm: or kubernetes: to ask one."
         ),
     ],
-    reading: Reading,
+    reading: TopologyReading,
     output: Output,
     groups: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON of node to group: colours of --draw, and their spread.")

@@ -21,7 +21,7 @@ from plait.core.runs.evidence import spoken_ranks, write_hang
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
 from plait.diagnose.imported import Said, write_notes
-from plait.diagnose.kineto import TraceEvents, Work
+from plait.diagnose.kineto import ComputeEvents, TraceEvents
 from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.trace_columns import LATEST, NS, ForeignSpans
@@ -72,7 +72,7 @@ class _ImportedFile:
     communicates: bool = True
     untold: int = 0
     groups: int = 0
-    work: Work | None = None
+    work: ComputeEvents | None = None
     has_base: bool = True
 
 
@@ -307,7 +307,7 @@ def _timeless(read: Mapping[int, _ImportedFile]) -> list[int]:
     return ranks if len(ranks) < len(read) else []
 
 
-def _unknown(read: Mapping[int, _ImportedFile]) -> dict[int, Work]:
+def _unknown(read: Mapping[int, _ImportedFile]) -> dict[int, ComputeEvents]:
     """Ranks of whose work too much cannot be read."""
     works = {rank: one.work for rank, one in read.items() if one.work and one.work.unread}
     return {rank: work for rank, work in works.items() if work.unread >= LOST * work.count}

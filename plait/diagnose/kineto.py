@@ -86,7 +86,7 @@ class TraceFacts(NamedTuple):
     groups: int
 
 
-class Work(NamedTuple):
+class ComputeEvents(NamedTuple):
     """Events that tell what a rank computes: how many, and how many of them cannot be read."""
 
     kind: str
@@ -178,10 +178,10 @@ class TraceEvents:
     # ---- once all are read ----
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ComputeEvents:
         """Kernels; of a trace without any, operators."""
         kind = "kernels" if self.unread["kernels"] or CODES["kernels"] in self.kind else "operators"
-        return Work(kind, self.unread[kind] + self.kind.count(CODES[kind]), self.unread[kind])
+        return ComputeEvents(kind, self.unread[kind] + self.kind.count(CODES[kind]), self.unread[kind])
 
     def told(self, header: Mapping[str, Any]) -> TraceFacts:
         """Whose it is, as it says itself, or as the members of its groups and its place in them show. Raises

@@ -142,7 +142,7 @@ def _follow_one(
         Objects(cluster, run.kind, f"{RUN}={run.name}") as workloads,
         PodLog(cluster, sys.stdout.buffer) as log,
     ):
-        watching = _Following(cluster, run, pods, workloads, log, lock)
+        watching = _FollowedRun(cluster, run, pods, workloads, log, lock)
         try:
             return watching.to_the_end(signals)
         except Hopeless:
@@ -155,7 +155,7 @@ def _follow_one(
             raise LaunchError(f"{error} {watching.goes_on}") from None
 
 
-class _Following:
+class _FollowedRun:
     """A run that is followed."""
 
     def __init__(

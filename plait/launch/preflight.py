@@ -85,14 +85,14 @@ def gpus_seen(programs: str = os.defpath) -> int:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PreflightVerdict:
     """unfit: why ranks cannot run on a node, by its host. remarks: what may be slow or fail later."""
 
     unfit: Mapping[str, str]
     remarks: tuple[str, ...]
 
 
-def judge(found: Mapping[str, Fitness], came: Mapping[str, float]) -> Verdict:
+def judge(found: Mapping[str, Fitness], came: Mapping[str, float]) -> PreflightVerdict:
     """found: of every host. came: when each was heard, by this machine's clock."""
     unfit, remarks = dict[str, str](), list[str]()
     own = look()
@@ -108,7 +108,7 @@ def judge(found: Mapping[str, Fitness], came: Mapping[str, float]) -> Verdict:
             remarks.append(f"/dev/shm of {host} has {one.shared >> 20} MiB free; NCCL wants 1 GiB")
         if one.asked and 0 <= one.locked < LEAST_LOCKED:
             remarks.append(f"{host} lets processes lock {one.locked >> 10} KiB (ulimit -Hl), too little for RDMA")
-    return Verdict(unfit, tuple(remarks))
+    return PreflightVerdict(unfit, tuple(remarks))
 
 
 def room(folder: Path, needed: int = 1 << 30) -> str:

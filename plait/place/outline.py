@@ -30,7 +30,7 @@ class _Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SwitchRow:
     """One switch, or ``count`` that are alike: leaves of each, and the fewest and the most nodes of one."""
 
     label: str
@@ -57,7 +57,7 @@ class Row:
 HEADER = ("switch", "leaves", "nodes", "free", "busy", "down", "use")
 
 
-def outline(topology: Topology, level: Level | None = None) -> list[Row]:
+def outline(topology: Topology, level: Level | None = None) -> list[SwitchRow]:
     """Rows from the top down to a level. Left out: as deep as ``MOST_ROWS`` allow; where even minipods are
     too many, those of one shape share a row."""
     top = _counted(topology)
@@ -89,9 +89,9 @@ def _counted(topology: Topology) -> _Tree:
     return trees[0]
 
 
-def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[Row]:
+def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[SwitchRow]:
     """Depth first; of neighbours that are alike only the first one's insides are shown."""
-    rows: list[Row] = []
+    rows: list[SwitchRow] = []
     waiting = [([top], "", "")]
     while waiting:
         group, indent, below = waiting.pop()
@@ -117,7 +117,7 @@ def _alike(trees: Sequence[_Tree], same: Literal["form", "shape"]) -> list[list[
     return groups
 
 
-def _row(group: Sequence[_Tree], indent: str) -> Row:
+def _row(group: Sequence[_Tree], indent: str) -> SwitchRow:
     names = [tree.name for tree in group]
     label = fold(names)
     if len(label) > _LONGEST and len(names) > 1:
@@ -127,7 +127,7 @@ def _row(group: Sequence[_Tree], indent: str) -> Row:
         for status in ("free", "busy", "down")
     )
     total = sum((tree.states for tree in group), Counter[str]())
-    return Row(
+    return SwitchRow(
         label=f"{indent}{label}{f'  {len(names)} x' if len(names) > 1 else ''}", count=len(group),
         leaves=group[0].leaves, nodes=group[0].states.total(), free=free, busy=busy, down=down,
         bar=_bar(total["busy"], total["down"], total.total()),

@@ -18,7 +18,7 @@ from plait.place.admission import Admission, Decision, QueuedJobs
 from plait.place.meter import QueueMeter, Series
 from plait.place.policy import QueuePolicy
 from plait.place.pool import OUTSIDE, Held, NodePool
-from plait.place.reservation import NOTHING, ClusterShape, Kept, Planned, Reservation, check_planned, queued
+from plait.place.reservation import NOTHING, ClusterShape, KeptZone, Planned, Reservation, check_planned, queued
 from plait.place.workload import JobTrace
 from plait.place.zone import Zone, check_zone, make_zone
 
@@ -50,7 +50,7 @@ class ReplayOutcome:
     started: Floats
     ended: Floats
     restarts: NDArray[np.int64]
-    planned: tuple[Kept, ...] = ()
+    planned: tuple[KeptZone, ...] = ()
     lost: float = 0.0
     runs: tuple[JobRun, ...] = ()
     series: Series
@@ -86,12 +86,12 @@ def replay(
     be."""
     check_planned(planned, cluster)
     whole = jobs if policy.reserves else queued(jobs, planned, cluster)
-    run = _Run(whole, cluster, policy, planned, rules)
+    run = _Replay(whole, cluster, policy, planned, rules)
     run.play(progress)
     return run.outcome(len(planned))
 
 
-class _Run:
+class _Replay:
     """One replay under way."""
 
     def __init__(
@@ -333,7 +333,9 @@ class _Run:
         kept = tuple(one.kept for one in self.reserved)
         if not self.policy.reserves:
             at = {-1 - int(number[row]): row for row in np.flatnonzero(~keep)}
-            kept = tuple(Kept(start=float(self.started[at[i]]), end=float(self.ended[at[i]])) for i in range(planned))
+            kept = tuple(
+                KeptZone(start=float(self.started[at[i]]), end=float(self.ended[at[i]])) for i in range(planned)
+            )
             own = np.where(keep, np.cumsum(keep) - 1, number).tolist()
             self.runs = [run._replace(job=own[run.job]) for run in self.runs]
         return ReplayOutcome(

@@ -50,7 +50,7 @@ class ClusterShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptZone:
     """What came of one planned job. zone: the nodes kept for it, in the end, spares: those beside them;
     pp_spread, dp_spread: minipods of its most spread PP group and DP group, if it was placed; moved: how
     many nodes were exchanged for others meanwhile. lent: starts of preemptible jobs on the spares.
@@ -90,7 +90,7 @@ class Reservation:
     planned: Planned
     zone: Zone = NOTHING
     closed: bool = False
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptZone = field(default_factory=KeptZone)
 
     @property
     def part(self) -> int:

@@ -62,7 +62,7 @@ def settle(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> A
     return best._replace(bound=problem.score(*left[0]))
 
 
-class _Told(NamedTuple):
+class _Solved(NamedTuple):
     """cells: of the best target that was found, if one was; its number, or how many there are; the first that
     may be had for all that is known; work that the solver did."""
 
@@ -74,13 +74,13 @@ class _Told(NamedTuple):
 
 def _asked(
     problem: Problem, targets: Sequence[Spreads], allowed: tuple[float, float], *, ordered: bool, together: bool
-) -> _Told:
+) -> _Solved:
     """The best of some targets. allowed: work and seconds, at most. ordered: rows and columns are. together:
     patterns, of which each target has its own, are not counted."""
     from ortools.sat.python import cp_model
 
     if min(allowed) <= 0:
-        return _Told(None, len(targets), 0, 0.0)
+        return _Solved(None, len(targets), 0, 0.0)
     wanted, solver = _wanted(problem, targets), cp_model.CpSolver()
     parameters: Any = solver.parameters
     down = max(down for _, down in wanted.targets)
@@ -96,10 +96,10 @@ def _asked(
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         at = round(solver.objective_value) if len(targets) > 1 else 0
         least = max(0, round(solver.best_objective_bound)) if len(targets) > 1 else 0
-        return _Told(made.cells(solver), at, least, used)
+        return _Solved(made.cells(solver), at, least, used)
     if status == cp_model.INFEASIBLE:
-        return _Told(None, len(targets), len(targets), used)
-    return _Told(None, len(targets), max(0, round(solver.best_objective_bound)) if len(targets) > 1 else 0, used)
+        return _Solved(None, len(targets), len(targets), used)
+    return _Solved(None, len(targets), max(0, round(solver.best_objective_bound)) if len(targets) > 1 else 0, used)
 
 
 def _wanted(problem: Problem, targets: Sequence[Spreads]) -> _Wanted:

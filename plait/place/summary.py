@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.place.replay import ReplayOutcome
-from plait.place.reservation import Kept, Planned
+from plait.place.reservation import KeptZone, Planned
 from plait.place.workload import JobTrace
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Delay:
 class OfPlanned:
     """Of one planned job. delay: seconds from planned arrival to start. announced, before, at: share of its
     nodes that others held when it was announced, just before the planned arrival, and just after; None where
-    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``Kept`` has it."""
+    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``KeptZone`` has it."""
 
     nodes: int
     delay: float | None
@@ -53,7 +53,7 @@ class OfPlanned:
     dp_spread: int | None
 
     @classmethod
-    def of(cls, planned: Planned, kept: Kept) -> OfPlanned:
+    def of(cls, planned: Planned, kept: KeptZone) -> OfPlanned:
         """What came of it."""
         return cls(
             nodes=planned.nodes,

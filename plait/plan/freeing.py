@@ -42,7 +42,7 @@ Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Change:
+class FreeingChange:
     """One change of a strategy. kind: of memory that it is about; what: in words; point: with it."""
 
     kind: str
@@ -55,7 +55,7 @@ class Freed:
     """A change that was tried. held: bytes of its kind without it, on the fullest device. freed: bytes of the
     fullest device that it frees. longer: by how much a step takes longer, as a share."""
 
-    change: Change
+    change: FreeingChange
     held: int
     freed: int
     longer: float
@@ -81,30 +81,32 @@ def told_together(found: Sequence[Freed]) -> str:
     return f"What would free memory: {'; '.join(one.told for one in found)}." if found else ""
 
 
-def possible(point: Point, layers: int, local: int) -> Iterator[Change]:
+def possible(point: Point, layers: int, local: int) -> Iterator[FreeingChange]:
     """Changes of a point that may free memory. layers: of the largest stage. local: ranks of a node that hold
     the same weights."""
     base = dict(point)
     again = 0 if point["recompute"] != FULL else layers if point["recompute_layers"] < 0 else point["recompute_layers"]
     if point["recompute"] == NONE:
-        yield Change("activations", "selective recomputation", base | {"recompute": SELECTIVE, "recompute_layers": -1})
+        yield FreeingChange(
+            "activations", "selective recomputation", base | {"recompute": SELECTIVE, "recompute_layers": -1}
+        )
     for part in sorted({layers * quarter // 4 for quarter in (1, 2, 3, 4)}):
         if part > again:
             what = f"full recomputation of {part - again} more" if again else f"full recomputation of {part}"
             full = {"recompute": FULL, "recompute_layers": part if part < layers else -1}
-            yield Change("activations", f"{what} of a stage's {layers} layers", base | full)
+            yield FreeingChange("activations", f"{what} of a stage's {layers} layers", base | full)
     if point["micro"] % 2 == 0:
         half = point["micro"] // 2
         fewer = {"micro": half, "num_micro": 2 * point["num_micro"], "p1": min(point["p1"], half)}
-        yield Change("activations", f"micro-batches of {half}", base | fewer)
+        yield FreeingChange("activations", f"micro-batches of {half}", base | fewer)
     if point["tp"] > 1 and not point["sequence_parallel"]:
-        yield Change("activations", "sequence parallelism", base | {"sequence_parallel": 1})
+        yield FreeingChange("activations", "sequence parallelism", base | {"sequence_parallel": 1})
     if point["pp"] > 1 and point["schedule"] != PLAIN:
-        yield Change("activations", "the schedule 1f1b", base | {"schedule": PLAIN, "virtual": 1})
+        yield FreeingChange("activations", "the schedule 1f1b", base | {"schedule": PLAIN, "virtual": 1})
     yield from _sharded(base, factors(point["dp"] * point["cp"], local))
 
 
-def _sharded(base: dict[str, int], tried: Sequence[int]) -> Iterator[Change]:
+def _sharded(base: dict[str, int], tried: Sequence[int]) -> Iterator[FreeingChange]:
     """States over more ranks; what is shared out no less follows."""
     names = list(SHARDED)
     for at, name in enumerate(names):
@@ -114,7 +116,7 @@ def _sharded(base: dict[str, int], tried: Sequence[int]) -> Iterator[Change]:
                 changed = [SHARDED[one] for one in after if after[one] != base[one]]
                 words = " and ".join([", ".join(changed[:-1]), changed[-1]] if changed[1:] else changed)
                 words = words.replace("optimizer", "optimizer states")
-                yield Change(SHARDED[name], f"sharding {words} over {ranks:,} ranks", base | after)
+                yield FreeingChange(SHARDED[name], f"sharding {words} over {ranks:,} ranks", base | after)
 
 
 def freed(
@@ -122,7 +124,7 @@ def freed(
 ) -> list[Freed]:
     """Of a job's strategy. point: where it stands. memory: what fills its places. options: of its runtime."""
     layers = -(-model.num_layers // (point["pp"] * point["virtual"]))
-    tried = [Change("", "", point), *possible(point, layers, max(1, cluster.ranks_per_node // point["tp"]))]
+    tried = [FreeingChange("", "", point), *possible(point, layers, max(1, cluster.ranks_per_node // point["tp"]))]
     points = Points.of([one.point for one in tried])
     told: dict[str, Any] = {"sequence": job.data.sequence_length, "precision": job.train.precision, "options": options}
     held = step_memory(model, points, overhead=cluster.overhead, **told).total
@@ -140,7 +142,7 @@ def freed(
 
 
 def best_changes(
-    changes: Sequence[Change],
+    changes: Sequence[FreeingChange],
     kinds: Mapping[str, int],
     held: Column,
     seconds: Column,

@@ -24,7 +24,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
 from plait.plan.megatron_flags import BRIDGE, PUBLISHED, SWITCHES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told
-from plait.plan.read_literals import Called, Settings, python_settings
+from plait.plan.read_literals import Called, LiteralSettings, python_settings
 from plait.plan.read_megatron import megatron_told
 from plait.plan.read_shell import Argument, arguments
 from plait.plan.read_torchtitan import torchtitan_told
@@ -88,7 +88,7 @@ def _toml(path: Path) -> Told | None:
     flat = {f"{table}.{key}": value for table, some in values.items() if isinstance(some, Mapping)
             for key, value in cast("Mapping[str, Any]", some).items()}  # fmt: skip
     old = {key.replace("experimental.", "parallelism."): value for key, value in flat.items()}
-    return torchtitan_told(str(path), Settings(values=old), python=False)
+    return torchtitan_told(str(path), LiteralSettings(values=old), python=False)
 
 
 def _python(path: Path) -> Told:
@@ -104,7 +104,7 @@ def _python(path: Path) -> Told:
     raise JobError("imports neither torchtitan nor megatron", file=str(file), fix=fix)
 
 
-def _bridge(file: str, settings: Settings) -> Told:
+def _bridge(file: str, settings: LiteralSettings) -> Told:
     """A recipe: the last part of each name is a flag's, with ``_`` for ``-``."""
     plain = {key.rpartition(".")[2]: value for key, value in settings.values.items() if not isinstance(value, Called)}
     inverse = {"share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",

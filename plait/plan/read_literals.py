@@ -21,7 +21,7 @@ _UNKNOWN = object()
 
 
 @dataclass
-class Settings:
+class LiteralSettings:
     """values: by ``table.key``; of a value that is a call, the name of what is called, as ``Called``. calls:
     with their first argument, if it is a text. modules: that are imported. computed: what no literal says."""
 
@@ -35,7 +35,7 @@ class Called(str):
     """The dotted name of what is called for a value."""
 
 
-def python_settings(text: str, file: str, function: str = "") -> Settings:
+def python_settings(text: str, file: str, function: str = "") -> LiteralSettings:
     """Of one function of a module. Raises JobError for what is no Python, and where it has several and none
     is named.
 
@@ -48,7 +48,7 @@ def python_settings(text: str, file: str, function: str = "") -> Settings:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise JobError(f"is no Python: {error}", file=file, fix="Name a module, or file.py:function") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    reader = _Reader(functions, Settings())
+    reader = _LiteralReader(functions, LiteralSettings())
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             reader.found.modules.append("." * node.level + (node.module or ""))
@@ -77,9 +77,9 @@ def _chosen(functions: Mapping[str, ast.FunctionDef], file: str, function: str) 
 
 
 @dataclass
-class _Reader:
+class _LiteralReader:
     functions: Mapping[str, ast.FunctionDef]
-    found: Settings
+    found: LiteralSettings
     constants: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def statement(self, node: ast.stmt, known: dict[str, Any], table: str, depth: int) -> None:
@@ -182,7 +182,7 @@ def _computed(op: ast.operator, a: int, b: int) -> Any:
     return a * b if isinstance(op, ast.Mult) else a + b if isinstance(op, ast.Add) else a - b
 
 
-def _defaults(own: ast.FunctionDef, reader: _Reader) -> dict[str, Any]:
+def _defaults(own: ast.FunctionDef, reader: _LiteralReader) -> dict[str, Any]:
     """By parameter."""
     arguments = own.args
     plain = arguments.args[len(arguments.args) - len(arguments.defaults) :]

@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.plan.emit_torchtitan import DETAILS, FLAVORS, SCHEDULES, TYPES
 from plait.plan.megatron_flags import ROPE_ORIGINAL
-from plait.plan.read_literals import Called, Settings
+from plait.plan.read_literals import Called, LiteralSettings
 from plait.plan.told import Told, whole_number
 
 TABLES = {"training", "parallelism", "model", "activation_checkpoint", "compile"}
@@ -50,7 +50,7 @@ hf_assets_path dump_folder description training.debug_moe_force_load_balance com
 HARMLESS = frozenset(_HARMLESS.split())
 
 
-def torchtitan_told(file: str, settings: Settings, *, python: bool) -> Told:
+def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> Told:
     """The job of a configuration. Raises JobError for contradictions and for values that are none."""
     told, values = Told("torchtitan", file), settings.values
     _sorted(told, settings)
@@ -74,7 +74,7 @@ def torchtitan_told(file: str, settings: Settings, *, python: bool) -> Told:
     return told
 
 
-def _sorted(told: Told, settings: Settings) -> None:
+def _sorted(told: Told, settings: LiteralSettings) -> None:
     for key, value in settings.values.items():
         table = key.partition(".")[0]
         if key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
@@ -90,7 +90,7 @@ def _sorted(told: Told, settings: Settings) -> None:
     told.unknown += [f"{one} (computed)" for one in settings.computed if "module_fqns_per_model_part" not in one]
 
 
-def _model(told: Told, settings: Settings, *, python: bool) -> None:
+def _model(told: Told, settings: LiteralSettings, *, python: bool) -> None:
     """A flavor's shapes, as the table that emission uses has them."""
     values, flavor = settings.values, str(settings.values.get("model.flavor", ""))
     family = str(values.get("model.name", ""))

@@ -64,7 +64,7 @@ RATES: Mapping[str, Callable[[Cluster, float], Cluster]] = {
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurningPoint:
     """A rate so many times as high as it is, with which the other strategy is as fast."""
 
     rate: str
@@ -92,7 +92,7 @@ class Sensitivity:
     """Changes with which the runner-up is the faster one, the least first. proposed: how many of the closed
     form's were simulated. how: they were confirmed; of jobs that are never simulated, in closed form."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[TurningPoint]
     proposed: int
     how: str = "simulated"
 
@@ -121,7 +121,7 @@ def sensitivity(planner: Planner, best: Candidate, other: Candidate) -> Sensitiv
     return Sensitivity(sorted(held, key=lambda turn: turn.size), len(proposed), how)
 
 
-def _proposed(planner: Planner, best: Candidate, other: Candidate) -> Iterator[Turn]:
+def _proposed(planner: Planner, best: Candidate, other: Candidate) -> Iterator[TurningPoint]:
     """In closed form, scaled to what is predicted of each as things are."""
     job, cluster, pair = best.job, planner.cluster, Points.of([dict(one.point) for one in (best, other)])
     options = options_of(job, cluster.device, planner.framework)
@@ -136,10 +136,10 @@ def _proposed(planner: Planner, best: Candidate, other: Candidate) -> Iterator[T
 
     for name, changed in RATES.items():
         for factor in _turning(lambda factor, changed=changed: lost(changed(cluster, factor)), _most(name, cluster)):
-            yield Turn(name, factor)
+            yield TurningPoint(name, factor)
 
 
-def _confirmed(planner: Planner, best: Candidate, other: Candidate, turn: Turn) -> Turn | None:
+def _confirmed(planner: Planner, best: Candidate, other: Candidate, turn: TurningPoint) -> TurningPoint | None:
     """A change with which the other is faster when both are predicted anew: the one proposed, or a larger
     one. None if none within ``TRIED`` is found."""
     limit = math.log(min(_most(turn.rate, planner.cluster), TRIED[-1]) if turn.factor > 1 else TRIED[-1])
@@ -150,7 +150,7 @@ def _confirmed(planner: Planner, best: Candidate, other: Candidate, turn: Turn) 
         there = replace(planner, cluster=RATES[turn.rate](planner.cluster, factor))
         now = there.seconds(other.job) - there.seconds(best.job)
         if now < 0:
-            return Turn(turn.rate, factor)
+            return TurningPoint(turn.rate, factor)
         if now >= loss or at >= limit:
             return None
         at, before, loss = min(limit, at + BEYOND * now * (at - before) / (loss - now)), at, now

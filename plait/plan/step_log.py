@@ -41,7 +41,7 @@ class StepLine(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class LoggedSteps:
     """seconds: of a step. error: relative, of this median. lines: that count. left_out: lines, by why."""
 
     seconds: float
@@ -54,7 +54,7 @@ class StepTimes:
         return f"{self.seconds:.4g} s a step, the median of {self.lines:,} lines" + (f"; left out: {left}" * bool(left))
 
 
-def step_times(lines: Sequence[StepLine], batch: int | None, file: str, over: PassedOver) -> StepTimes:
+def step_times(lines: Sequence[StepLine], batch: int | None, file: str, over: PassedOver) -> LoggedSteps:
     """Of a log's lines. batch: the full one's sequences. Raises JobError where too few lines are left."""
     first_ranks = _of_one_rank(lines, over)
     full = [one for one in first_ranks if batch is None or one.batch in (None, batch)]
@@ -72,7 +72,7 @@ def step_times(lines: Sequence[StepLine], batch: int | None, file: str, over: Pa
         raise JobError(problem, file=file, fix=fix)
     middle = statistics.median(kept)
     error = _deviation(kept) * math.sqrt(math.pi / 2 / len(kept))
-    return StepTimes(seconds=middle, error=error, lines=len(kept), left_out=left_out)
+    return LoggedSteps(seconds=middle, error=error, lines=len(kept), left_out=left_out)
 
 
 def add_line(lines: list[StepLine], line: StepLine, file: str) -> None:

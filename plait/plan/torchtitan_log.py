@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from plait.core.base.codec.json_text import parse_json
 from plait.core.base.passed_over import PassedOver
-from plait.plan.read_literals import Settings
+from plait.plan.read_literals import LiteralSettings
 from plait.plan.read_torchtitan import torchtitan_told
 from plait.plan.step_log import StepLine, add_line
 from plait.plan.told import Told
@@ -162,8 +162,8 @@ class TorchtitanLog:
             values["parallelism.pipeline_parallel_microbatch_size"] = max(
                 1, values["training.local_batch_size"] // micro
             )
-        told = torchtitan_told(self.file, Settings(values={k: v for k, v in values.items() if "expert" not in k}),
-                               python=False)  # fmt: skip
+        plain = LiteralSettings(values={key: value for key, value in values.items() if "expert" not in key})
+        told = torchtitan_told(self.file, plain, python=False)
         pp = told.get("strategy.pp", 1)
         if stages > pp and stages % pp == 0 and told.get("strategy.schedule") == "interleaved":
             told.set("strategy.virtual_stages", stages // pp)

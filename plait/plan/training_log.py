@@ -31,7 +31,7 @@ from plait.plan.asking import point_of
 from plait.plan.frameworks import Framework, framework_of
 from plait.plan.job_options import options_of
 from plait.plan.megatron_log import MegatronLog
-from plait.plan.step_log import StepTimes, step_times
+from plait.plan.step_log import LoggedSteps, step_times
 from plait.plan.told import Told
 from plait.plan.torchtitan_log import TorchtitanLog
 
@@ -63,7 +63,7 @@ class LoggedRun:
     """A log's run as the closed form knows it. folder: the log's name. framework: that ran it."""
 
     folder: str
-    times: StepTimes
+    times: LoggedSteps
     job: Job
     model: ModelSpec
     point: dict[str, int]

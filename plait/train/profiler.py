@@ -60,7 +60,7 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
     job = Job.read(asked.job) if asked.job else None
     control.doing("importing", patient=True)
     from plait.train.comm.world import joined
-    from plait.train.profile.measure import Order, measure_profile
+    from plait.train.profile.measure import MeasureRequest, measure_profile
     from plait.train.screen import Screen
 
     cores = usable_cores()  # before this rank takes some for itself
@@ -80,7 +80,9 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
             profile = measure_spreads(pod, rank, device, deadline=deadline, cores=cores, say=say)
         else:
             deadline = started + asked.seconds
-            order = Order(seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {}))
+            order = MeasureRequest(
+                seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {})
+            )
             profile = measure_profile(order, rank, device, deadline=deadline, cores=cores, say=say)
         screen.live("")
         if rank.rank == 0:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from plait.core.base.files import replacing
 from plait.core.base.text import paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
-from plait.core.job.refine import Measurements, Timed
+from plait.core.job.refine import Measurements, TimedTrial
 from plait.core.runs.missing import Missing
 from plait.core.step.clock.dry_run import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
@@ -145,7 +145,7 @@ class Reporter:
             )
 
 
-def _timed(timed: Sequence[Timed], plan: Plan, width: int | None) -> list[str]:
+def _timed(timed: Sequence[TimedTrial], plan: Plan, width: int | None) -> list[str]:
     """Candidates, the fastest first."""
     best = min(one.seconds for one in timed)
     header = ("batch slices", "column slices", "sequence parallel", "sharding hides", "ms", "against best", "")

@@ -9,7 +9,7 @@ from unittest import mock
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
 from plait.train.profile import collectives, compute, measure
-from plait.train.profile.measure import Order, measure_profile
+from plait.train.profile.measure import MeasureRequest, measure_profile
 from tests.dist.equality import DEVICE
 
 MODEL = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
@@ -27,7 +27,7 @@ def whole_profile(rank: int, world: int, per_node: int, seconds: float) -> tuple
         mock.patch.object(collectives, "LARGEST", {"gloo": 1 << 20}),
     ):
         found = measure_profile(
-            Order(seconds=seconds, model=MODEL, batch=2),
+            MeasureRequest(seconds=seconds, model=MODEL, batch=2),
             env,
             DEVICE,
             deadline=start + seconds,

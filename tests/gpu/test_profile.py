@@ -11,7 +11,7 @@ from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
 from plait.plan.profiled import here
 from plait.train.machine.gpu import device_of
-from plait.train.profile.measure import Order, measure_profile
+from plait.train.profile.measure import MeasureRequest, measure_profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 MODEL = ModelSpec(family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hidden=1024, vocab=1000, max_sequence=512)
@@ -19,7 +19,7 @@ MODEL = ModelSpec(family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hid
 
 def test_a_profile_of_one_gpu() -> None:
     device = device_of(0)
-    order = Order(seconds=10, model=MODEL)
+    order = MeasureRequest(seconds=10, model=MODEL)
     found = measure_profile(order, RankEnv(), device, deadline=time.monotonic() + 10, cores=1, say=lambda what: None)
     assert (found.machine.kind, found.machine.backend) == ("cuda", "nccl")
     assert found.machine.memory > 1 << 30

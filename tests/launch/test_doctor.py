@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from plait.launch.doctor import Finding, Probe, answer_of, examine
+from plait.launch.doctor import DoctorFinding, Probe, answer_of, examine
 from plait.launch.doctor_software import gpus, packages, torch_finding
 
 pytestmark = pytest.mark.system
@@ -127,14 +127,16 @@ def test_with_a_slurm_that_does_not_answer(tmp_path: Path) -> None:
 def test_a_probe_that_hangs_is_told_and_the_others_are_answered() -> None:
     stuck = threading.Event()
 
-    def hangs() -> Finding:
+    def hangs() -> DoctorFinding:
         stuck.wait()
-        return Finding("disk", "late")
+        return DoctorFinding("disk", "late")
 
-    def fails() -> Finding:
+    def fails() -> DoctorFinding:
         raise OSError(5, "Input/output error")
 
-    found = examine([Probe("disk", hangs, 0.1), Probe("name", lambda: Finding("name", "here")), Probe("other", fails)])
+    found = examine(
+        [Probe("disk", hangs, 0.1), Probe("name", lambda: DoctorFinding("name", "here")), Probe("other", fails)]
+    )
     stuck.set()
     assert [(one.what, one.state) for one in found] == [("disk", "missing"), ("name", "fine"), ("other", "look")]
     assert found[0].found == "no answer within 0 s" and "Input/output error" in found[2].found

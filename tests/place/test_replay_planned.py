@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import PlacementError
 from plait.place.policy import POLICIES
 from plait.place.replay import ReplayRules, replay
-from plait.place.reservation import Kept, Planned, check_planned
+from plait.place.reservation import KeptZone, Planned, check_planned
 from plait.place.summary import summary
 from tests.place.queues import CLUSTER, NODES, PLANNED, REPLAN, ROWS, SIZE, several
 from tests.support.workloads import jobs_of
@@ -165,8 +165,8 @@ def test_planned_jobs_that_cannot_be_together(second: Planned, says: str) -> Non
 def test_of_several_planned_jobs_the_worst_is_told() -> None:
     planned = [Planned(nodes=2, arrival=30.0, notice=5.0), Planned(nodes=3, arrival=50.0, notice=5.0)]
     kept = (
-        Kept(start=31.0, announced=0.5, before=0.4, at=0.3, moved=1, admitted=8, flexible=3, late=1, held=2),
-        Kept(start=57.0, announced=0.1, before=0.2, at=0.6, admitted=2, flexible=1, late=2, held=5),
+        KeptZone(start=31.0, announced=0.5, before=0.4, at=0.3, moved=1, admitted=8, flexible=3, late=1, held=2),
+        KeptZone(start=57.0, announced=0.1, before=0.2, at=0.6, admitted=2, flexible=1, late=2, held=5),
     )
     outcome = replay(jobs_of([(0.0, 3.0, 1)]), CLUSTER, POLICIES["fifo"])
     one = replace(outcome, planned=kept, restarts=np.array([2]), lost=7200.0)
@@ -180,7 +180,7 @@ def test_of_several_planned_jobs_the_worst_is_told() -> None:
         "planned_delay": 7.0, "retention_before": 0.4, "retention_at": 0.6,
     }  # fmt: skip
     assert [(each.nodes, each.delay, each.moved) for each in found.planned] == [(2, 1.0, 1), (3, 7.0, 0)]
-    nothing = summary(replace(outcome, planned=(Kept(),)), jobs_of([]), planned[:1], NODES, NODES * SIZE)
+    nothing = summary(replace(outcome, planned=(KeptZone(),)), jobs_of([]), planned[:1], NODES, NODES * SIZE)
     assert (nothing.planned_delay, nothing.retention_at) == (None, None)
 
 

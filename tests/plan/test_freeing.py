@@ -12,7 +12,7 @@ from plait.core.job.spec import Job
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at, point_of
-from plait.plan.freeing import SHARDED, Change, best_changes, possible, told_together
+from plait.plan.freeing import SHARDED, FreeingChange, best_changes, possible, told_together
 
 GIB = 1 << 30
 FULL, INTERLEAVED = RECOMPUTES.index("full"), SCHEDULES.index("interleaved")
@@ -68,7 +68,7 @@ def test_sharding_keeps_the_order_of_factors() -> None:
 def test_of_each_kind_the_cheapest_is_told() -> None:
     """Six changes of 100 bytes and 10 seconds; a rule forbids the third."""
     kinds = ["", "activations", "activations", "activations", "gradients", "gradients", "parameters"]
-    tried = [Change(kind, f"change {at}", point(micro=at + 1)) for at, kind in enumerate(kinds)]
+    tried = [FreeingChange(kind, f"change {at}", point(micro=at + 1)) for at, kind in enumerate(kinds)]
     memory = np.array([100.0, 80, 60, 50, 99.9, 90, 100])
     seconds = np.array([10.0, 11, 12, 10, 10, 10.05, 10])
     held = {"activations": 70, "gradients": 20, "parameters": 10}

@@ -11,7 +11,7 @@ from plait.core.job.spec import Job
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
 from plait.plan.candidate import Candidate
-from plait.plan.sensitivity import MATMUL, RATES, TRIED, Sensitivity, Turn, sensitivity
+from plait.plan.sensitivity import MATMUL, RATES, TRIED, Sensitivity, TurningPoint, sensitivity
 
 H100 = Cluster.preset("h100")
 
@@ -87,7 +87,7 @@ def test_a_rate_that_is_lower_makes_no_step_shorter(name: str) -> None:
 
 
 def test_a_change_is_told_as_faster_or_slower() -> None:
-    told = Sensitivity([Turn("attention", 1 / 1.12), Turn("links between nodes", 1.4)], 2).told()
+    told = Sensitivity([TurningPoint("attention", 1 / 1.12), TurningPoint("links between nodes", 1.4)], 2).told()
     assert told == (
         "The runner-up would be the faster one if attention were 1.12 times as slow, or links between nodes were 1.4 "
         "times as fast (each alone, simulated)."

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from plait.core.cluster.hardware import HERE
-from plait.core.job.refine import Measurements, Timed, Times
+from plait.core.job.refine import Measurements, TimedTrial, Times
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import Strategy
 from plait.plan.make import make_plan
@@ -240,8 +240,10 @@ def test_a_live_line_fits_80_columns_where_a_terminal_does_not_say_how_many_it_h
     assert max(len(line) for line in said.getvalue().split("\r")) == 79
 
 
-def timed(*seconds: float) -> tuple[Timed, ...]:
-    return tuple(Timed(Strategy(tp=2, p1=at + 1, sequence_parallel=at == 1), each) for at, each in enumerate(seconds))
+def timed(*seconds: float) -> tuple[TimedTrial, ...]:
+    return tuple(
+        TimedTrial(Strategy(tp=2, p1=at + 1, sequence_parallel=at == 1), each) for at, each in enumerate(seconds)
+    )
 
 
 def test_what_was_measured_before_training_is_a_table_the_fastest_first(tmp_path: Path) -> None:

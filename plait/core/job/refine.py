@@ -18,7 +18,7 @@ is a high price for less."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedTrial:
     """A candidate and its median seconds for a step, the slowest rank's."""
 
     strategy: Strategy
@@ -41,10 +41,10 @@ class Measurements:
     only. compiled: in whether they are compiled; graphed: in whether they are captured."""
 
     costs: Mapping[bool, SegmentCosts] = field(default_factory=dict[bool, SegmentCosts])
-    strategies: tuple[Timed, ...] = ()
-    overlaps: tuple[Timed, ...] = ()
-    compiled: tuple[Timed, ...] = ()
-    graphed: tuple[Timed, ...] = ()
+    strategies: tuple[TimedTrial, ...] = ()
+    overlaps: tuple[TimedTrial, ...] = ()
+    compiled: tuple[TimedTrial, ...] = ()
+    graphed: tuple[TimedTrial, ...] = ()
     times: Times | None = None
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -72,7 +72,7 @@ def refine(plan: Plan, found: Measurements) -> Plan:
     )
 
 
-def fastest(timed: tuple[Timed, ...], otherwise: Strategy) -> Strategy:
+def fastest(timed: tuple[TimedTrial, ...], otherwise: Strategy) -> Strategy:
     """The candidate that took least time."""
     return min(timed, key=lambda one: one.seconds).strategy if timed else otherwise
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plait.core.base.errors import CheckpointError
 from plait.core.reshard.layouts import Box
-from plait.train.checkpoint.symbolic_pickle import Elsewhere, Made, Named, Pairs, assert_kind, read, write
+from plait.train.checkpoint.symbolic_pickle import Elsewhere, Named, Pairs, PickledObject, assert_kind, read, write
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +69,10 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
                 places[at["fqn"], _size(at["offset"])] = _fields(info)
         found: dict[str, StoredTensor] = {}
         for name, about in assert_kind(whole["state_dict_metadata"], Pairs).named().items():
-            if assert_kind(about, Made).of != Named(_KINDS, "TensorStorageMetadata"):
+            if assert_kind(about, PickledObject).of != Named(_KINDS, "TensorStorageMetadata"):
                 continue
             fields = _fields(about)
-            dtype = assert_kind(fields["properties"], Made).state[0]
+            dtype = assert_kind(fields["properties"], PickledObject).state[0]
             if not isinstance(dtype, Named) or dtype.module != "torch" or dtype.name not in _STORAGES.values():
                 continue
             chunks = tuple(_chunk(name, one, places) for one in fields["chunks"])
@@ -94,18 +94,18 @@ def _chunk(name: str, about: Any, places: Mapping[tuple[str, tuple[int, ...]], A
 
 
 def _fields(made: Any) -> dict[str, Any]:
-    return assert_kind(assert_kind(made, Made).state, Pairs).named()
+    return assert_kind(assert_kind(made, PickledObject).state, Pairs).named()
 
 
 def _state(made: Any, name: str) -> dict[str, Any]:
-    if assert_kind(made, Made).of != Named(_KINDS, name):
+    if assert_kind(made, PickledObject).of != Named(_KINDS, name):
         raise ValueError(f"{made.of} in place of {name}")
     return _fields(made)
 
 
 def _size(made: Any) -> tuple[int, ...]:
     """A torch.Size."""
-    if assert_kind(made, Made).of != Named("torch", "Size"):
+    if assert_kind(made, PickledObject).of != Named("torch", "Size"):
         raise ValueError(f"{made.of} in place of a size")
     (sizes,) = made.args
     if not all(isinstance(one, int) and 0 <= one < 1 << 48 for one in assert_kind(sizes, tuple)):
@@ -166,7 +166,7 @@ def _rows(file: Path, chunk: Chunk, dtype: torch.dtype, rows: range) -> Tensor:
 
 def _numbers(made: Any, dtype: str, shape: tuple[int, ...]) -> str:
     """The name of the storage of a saved tensor whose numbers lie one after the other from its beginning."""
-    if assert_kind(made, Made).of != Named("torch._utils", "_rebuild_tensor_v2"):
+    if assert_kind(made, PickledObject).of != Named("torch._utils", "_rebuild_tensor_v2"):
         raise ValueError(f"{made.of} in place of a plain tensor")
     storage, offset, sizes, strides = made.args[:4]
     kind, typed, key, _, _ = assert_kind(storage, Elsewhere).what
@@ -226,8 +226,8 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Made] = {}
-    places: list[tuple[Made, Made]] = []
+    about: dict[str, PickledObject] = {}
+    places: list[tuple[PickledObject, PickledObject]] = []
     with (folder / DATA).open("wb") as stream:
         for name, tensor in tensors:
             offset, saved = stream.tell(), io.BytesIO()
@@ -237,27 +237,27 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
             index = {"fqn": name, "offset": _made_size([0] * tensor.ndim), "index": 0}
             place = {"relative_path": DATA, "offset": offset, "length": stream.tell() - offset}
             info = Named("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-            places.append((Made(Named(_KINDS, "MetadataIndex"), (), index), Made(info, (), place)))
+            places.append((PickledObject(Named(_KINDS, "MetadataIndex"), (), index), PickledObject(info, (), place)))
         stream.flush()
         os.fsync(stream.fileno())
     planned = {name: (name,) for name in about}
     whole = {"state_dict_metadata": about, "planner_data": planned, "storage_data": Pairs([*places]),
              "storage_meta": None, "version": "1.0.0"}  # fmt: skip
     partial = folder / f"{METADATA}.partial"
-    partial.write_bytes(write(Made(Named(_KINDS, "Metadata"), (), whole)))
+    partial.write_bytes(write(PickledObject(Named(_KINDS, "Metadata"), (), whole)))
     partial.rename(folder / METADATA)
 
 
-def _made_size(sizes: Sequence[int]) -> Made:
-    return Made(Named("torch", "Size"), (tuple(sizes),))
+def _made_size(sizes: Sequence[int]) -> PickledObject:
+    return PickledObject(Named("torch", "Size"), (tuple(sizes),))
 
 
-def _described(tensor: Tensor) -> Made:
-    layout = Made(Named("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory = Made(Named(_KINDS, "_MEM_FORMAT_ENCODING"), (0,))
+def _described(tensor: Tensor) -> PickledObject:
+    layout = PickledObject(Named("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory = PickledObject(Named(_KINDS, "_MEM_FORMAT_ENCODING"), (0,))
     dtype = Named("torch", str(tensor.dtype).removeprefix("torch."))
-    properties = Made(Named(_KINDS, "TensorProperties"), (), (dtype, layout, False, memory, False))
+    properties = PickledObject(Named(_KINDS, "TensorProperties"), (), (dtype, layout, False, memory, False))
     chunk = {"offsets": _made_size([0] * tensor.ndim), "sizes": _made_size(tensor.shape)}
     fields = {"properties": properties, "size": _made_size(tensor.shape),
-              "chunks": [Made(Named(_KINDS, "ChunkStorageMetadata"), (), chunk)]}  # fmt: skip
-    return Made(Named(_KINDS, "TensorStorageMetadata"), (), fields)
+              "chunks": [PickledObject(Named(_KINDS, "ChunkStorageMetadata"), (), chunk)]}  # fmt: skip
+    return PickledObject(Named(_KINDS, "TensorStorageMetadata"), (), fields)

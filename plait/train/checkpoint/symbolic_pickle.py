@@ -1,10 +1,10 @@
 """Pickles as values, not as programs: names stay names, calls stay calls, and nothing is imported or run.
 
-``read`` keeps what a pickle would make as ``Made``: which name would have been called, with what, and the
-state it would have been given. ``write`` makes a pickle of such values. Instructions are decoded by the
-standard library's ``pickletools``, which executes none of them.
+``read`` keeps what a pickle would make as ``PickledObject``: which name would have been called, with what,
+and the state it would have been given. ``write`` makes a pickle of such values. Instructions are decoded by
+the standard library's ``pickletools``, which executes none of them.
 
->>> text = write({"shape": Made(Named("torch", "Size"), ((2, 3),))})
+>>> text = write({"shape": PickledObject(Named("torch", "Size"), ((2, 3),))})
 >>> read(text)
 Pairs(items=[('shape', Made(of=Named(module='torch', name='Size'), args=((2, 3),), state=None))])
 """
@@ -26,7 +26,7 @@ class Named(NamedTuple):
 
 
 @dataclass(eq=False)
-class Made:
+class PickledObject:
     """What a pickle would make: ``of(*args)``, given ``state``. As a key it is only itself."""
 
     of: Any
@@ -105,11 +105,11 @@ def _acts(stack: list[Any], memo: dict[int, Any]) -> dict[str, Callable[[Any], N
 
     def make(_: Any) -> None:
         args, of = stack.pop(), stack.pop()
-        stack.append(Made(of, assert_kind(args, tuple)))
+        stack.append(PickledObject(of, assert_kind(args, tuple)))
 
     def build(_: Any) -> None:
         state = stack.pop()
-        assert_kind(stack[-1], Made).state = state
+        assert_kind(stack[-1], PickledObject).state = state
 
     def name(_: Any) -> None:
         last, first = stack.pop(), stack.pop()
@@ -153,8 +153,8 @@ def assert_kind(value: Any, kind: type) -> Any:
 
 
 def write(value: Any) -> bytes:
-    """A pickle of protocol 2 of plain values and ``Made``. A state that is a tuple or a dict is given as
-    such."""
+    """A pickle of protocol 2 of plain values and ``PickledObject``. A state that is a tuple or a dict is
+    given as such."""
     return b"\x80\x02" + _written(value) + b"."
 
 
@@ -172,7 +172,7 @@ def _written(value: Any) -> bytes:
             return b"X" + struct.pack("<I", len(text)) + text
         case Named():
             return f"c{value.module}\n{value.name}\n".encode()
-        case Made():
+        case PickledObject():
             made = _written(value.of) + _written(value.args) + (b"\x81" if value.state is not None else b"R")
             return made if value.state is None else made + _written(value.state) + b"b"
         case tuple():

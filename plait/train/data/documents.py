@@ -24,7 +24,7 @@ from plait.train.data import kinds
 from plait.train.data.chats import Chats
 from plait.train.data.compressed import opened
 from plait.train.data.corpus import SplitName
-from plait.train.data.kinds import Kind, kind_of_file
+from plait.train.data.kinds import FileKind, kind_of_file
 from plait.train.data.rows import Row, rows
 from plait.train.data.sources import SourceFile
 from plait.train.data.utf8 import UNDECODABLE, too_many, undecodable
@@ -178,7 +178,7 @@ def documents(file: SourceFile, reading: Reading | None = None) -> Iterator[Docu
     reading.over.note(UNDECODABLE, str(file.path), count)
 
 
-def _pieces(file: SourceFile, kind: Kind) -> Iterator[tuple[Document, int]]:
+def _pieces(file: SourceFile, kind: FileKind) -> Iterator[tuple[Document, int]]:
     """A file of text, in pieces, each with its bytes that are zero or no UTF-8."""
     with opened(file.path, kind.compression) as stream:
         text, offset = stream.read(WHOLE + 1), 0
@@ -200,7 +200,7 @@ def _cut(text: bytes) -> int:
     return len(text)
 
 
-def _texts_of_rows(file: SourceFile, kind: Kind, reading: Reading) -> Iterator[tuple[Document, int]]:
+def _texts_of_rows(file: SourceFile, kind: FileKind, reading: Reading) -> Iterator[tuple[Document, int]]:
     """The texts of a file's rows, each with its bytes that were no UTF-8."""
     count = without = 0
     first = ""
@@ -224,7 +224,7 @@ def _texts_of_rows(file: SourceFile, kind: Kind, reading: Reading) -> Iterator[t
     reading.over.note(WITHOUT, f"{file.path}: {first}", without)
 
 
-def _texts_of_chats(file: SourceFile, kind: Kind, chats: Chats, reading: Reading) -> Iterator[tuple[Document, int]]:
+def _texts_of_chats(file: SourceFile, kind: FileKind, chats: Chats, reading: Reading) -> Iterator[tuple[Document, int]]:
     """The marked texts of a file's chats or pairs, as above."""
     if kind.format == kinds.TEXT:
         raise DataError(

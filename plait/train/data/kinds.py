@@ -139,7 +139,7 @@ _MARKS = (
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """What a file is: one of ``FORMATS``, and its compression, empty for none. problem: why it is refused;
     empty if it is read."""
 
@@ -180,7 +180,7 @@ def look_at(files: Sequence[SourceFile], most: int | None = None, dtype: str = "
     return counts
 
 
-def kind_of_file(file: SourceFile, dtype: str = "") -> Kind:
+def kind_of_file(file: SourceFile, dtype: str = "") -> FileKind:
     """What a file is, by its name and what it holds at its beginning, middle and end. Raises DataError for
     one that cannot be read."""
     try:
@@ -188,7 +188,9 @@ def kind_of_file(file: SourceFile, dtype: str = "") -> Kind:
         if dtype:
             found = _content(blocks[0])
             return (
-                Kind(problem=f"is {found} by its content, no bare numbers; leave dtype out") if found else Kind(TOKENS)
+                FileKind(problem=f"is {found} by its content, no bare numbers; leave dtype out")
+                if found
+                else FileKind(TOKENS)
             )
         kind = kind_of(file.name, blocks[0] if blocks else b"", beside=_beside(file.path))
         if kind.problem:
@@ -198,29 +200,29 @@ def kind_of_file(file: SourceFile, dtype: str = "") -> Kind:
     except OSError as error:
         raise DataError(f"{file.path}: cannot read this source file: {error.strerror}; repair or remove it") from error
     if kind.format in PLAIN and (problem := _undecodable(blocks)):
-        return Kind(problem=problem)
+        return FileKind(problem=problem)
     return kind
 
 
-def _inside(file: SourceFile, outer: Kind) -> Kind:
+def _inside(file: SourceFile, outer: FileKind) -> FileKind:
     """What a compressed file holds."""
     name = _without_ending(file.name)
     try:
         with opened(file.path, outer.compression) as stream:
             begin = stream.read(_LINE)
     except DataError as error:
-        return Kind(problem=str(error).removeprefix(f"{file.path}: "))
+        return FileKind(problem=str(error).removeprefix(f"{file.path}: "))
     inner = kind_of(name, begin)
     if not inner.problem and (inner.compression or inner.format not in PLAIN):
-        return Kind(problem=f"is {inner.compression or inner.format} in {outer.compression}; decompress it")
+        return FileKind(problem=f"is {inner.compression or inner.format} in {outer.compression}; decompress it")
     if not inner.problem and begin and (problem := _undecodable([begin])):
-        inner = Kind(problem=problem)
+        inner = FileKind(problem=problem)
     if inner.problem:
-        return Kind(problem=f"is {outer.compression}, and what it holds {inner.problem}")
-    return Kind(inner.format, outer.compression)
+        return FileKind(problem=f"is {outer.compression}, and what it holds {inner.problem}")
+    return FileKind(inner.format, outer.compression)
 
 
-def kind_of(name: str, begin: bytes, *, beside: str = "") -> Kind:
+def kind_of(name: str, begin: bytes, *, beside: str = "") -> FileKind:
     """What a file of this name that begins so is. beside: its Megatron index (``.idx``), for a ``.bin``.
 
     >>> kind_of("a.txt", b"\\x1f\\x8b\\x08").problem
@@ -232,25 +234,25 @@ def kind_of(name: str, begin: bytes, *, beside: str = "") -> Kind:
     """
     for mark, encoding in _MARKS:
         if begin.startswith(mark):
-            return Kind(problem=f"is text in {encoding}; write it anew as UTF-8 (iconv -f {encoding} -t UTF-8)")
+            return FileKind(problem=f"is text in {encoding}; write it anew as UTF-8 (iconv -f {encoding} -t UTF-8)")
     ending = ending_of(name)
     says, found = _ENDINGS.get(ending, ""), _content(begin)
     if found and found not in (*FORMATS, *COMPRESSED):
-        return Kind(problem=f"is {found}")
+        return FileKind(problem=f"is {found}")
     if says and says not in (*FORMATS, *COMPRESSED):
-        return Kind(problem=f"is, by its ending {ending}, {says}")
+        return FileKind(problem=f"is, by its ending {ending}, {says}")
     if found and ending and ending not in _SAYS[found]:
         better = name + _SAYS[found][0] if found in COMPRESSED else str(Path(name).with_suffix(_SAYS[found][0]))
-        return Kind(problem=f"is {found} by its content, and its ending is {ending}; name it {Path(better).name}")
+        return FileKind(problem=f"is {found} by its content, and its ending is {ending}; name it {Path(better).name}")
     if found in COMPRESSED:
-        return Kind(_ENDINGS.get(ending_of(_without_ending(name)), TEXT), found)
+        return FileKind(_ENDINGS.get(ending_of(_without_ending(name)), TEXT), found)
     if found:
-        return Kind(found)
+        return FileKind(found)
     if says == TOKENS:
-        return Kind(MEGATRON) if beside else Kind(problem=_RAW.format(ending=ending))
+        return FileKind(MEGATRON) if beside else FileKind(problem=_RAW.format(ending=ending))
     if says and says not in PLAIN:
-        return Kind(problem=f"is, by its ending {ending}, {says}, and does not begin as {says} does")
-    return Kind(says or TEXT)
+        return FileKind(problem=f"is, by its ending {ending}, {says}, and does not begin as {says} does")
+    return FileKind(says or TEXT)
 
 
 _RAW = (

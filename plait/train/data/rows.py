@@ -28,7 +28,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.train.data import kinds
 from plait.train.data.compressed import opened
-from plait.train.data.kinds import Kind
+from plait.train.data.kinds import FileKind
 from plait.train.data.sources import SourceFile
 from plait.train.data.utf8 import Decoder, not_utf8
 
@@ -51,7 +51,7 @@ class Row:
     bad: int = 0
 
 
-def rows(file: SourceFile, kind: Kind, columns: Sequence[str] | None = None) -> Iterator[Row]:
+def rows(file: SourceFile, kind: FileKind, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows of a file in their order. columns: which of a Parquet or Arrow table are read; None: all.
 
     Raises DataError naming file, row and what is wrong with it.
@@ -270,7 +270,7 @@ def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
     return batch.select(names) if names else batch
 
 
-def _table_rows(file: SourceFile, kind: Kind, columns: Sequence[str] | None) -> Iterator[Row]:
+def _table_rows(file: SourceFile, kind: FileKind, columns: Sequence[str] | None) -> Iterator[Row]:
     import pyarrow as pa
 
     number = 0

@@ -38,7 +38,7 @@ class Sequences(NamedTuple):
     starts: Tensor | None
 
 
-class Row(NamedTuple):
+class TokenSequence(NamedTuple):
     """One sequence: tokens, targets, and starts of documents; int64 [S] each."""
 
     tokens: np.ndarray
@@ -69,7 +69,7 @@ class View(Protocol):
         """What decides, beside the tokens, which sequences there are."""
         ...
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> TokenSequence:
         """One of them."""
         ...
 
@@ -98,7 +98,7 @@ class Windows:
         """How documents are taken."""
         return ("mask",) if self.masks else ()
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> TokenSequence:
         """A window."""
         size = self.sequence
         both = self.corpus.read(self.split, number * size, size + 1)
@@ -109,7 +109,7 @@ class Windows:
             targets[ends - 1] = IGNORED
             starts[ends[ends < size]] = ends[ends < size]
             starts = np.maximum.accumulate(starts)
-        return Row(tokens, targets, starts)
+        return TokenSequence(tokens, targets, starts)
 
     def _ends(self, number: int) -> np.ndarray:
         """Where documents end in a window, 1 to S: behind their last tokens."""
@@ -173,7 +173,7 @@ class Packed:
         first = np.minimum(begins, total)
         return (before[np.clip(first + sizes, 0, total)] - before[first]).astype(np.int64)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> TokenSequence:
         """A packed sequence."""
         size = self.sequence
         tokens, targets = np.full(size, self.corpus.index.end_of_text), np.full(size, IGNORED)
@@ -186,7 +186,7 @@ class Packed:
             targets[here] = np.where(ids[1:] >= MARK, plain[1:], IGNORED)
             at += inputs
         starts[at:] = at
-        return Row(tokens, targets, starts)
+        return TokenSequence(tokens, targets, starts)
 
     def targets(self, numbers: np.ndarray) -> int:
         """Tokens of answers."""

@@ -183,17 +183,17 @@ class Mixed:
                     key="data.sources", fix=f"Give it a lower weight, or train at most {most} steps",
                 )  # fmt: skip
 
-    def shares(self, sequences: int) -> list[Share]:
+    def shares(self, sequences: int) -> list[SourceShare]:
         """What the first so many sequences are made of."""
         before = self.mixture.before(sequences).tolist()
         read = [before[self._order.index(at)] for at in range(len(self.parts))]
         return [
-            Share(name, part.corpus.num_tokens(part.split), part.windows, count, count / max(1, sequences))
+            SourceShare(name, part.corpus.num_tokens(part.split), part.windows, count, count / max(1, sequences))
             for name, part, count in zip(self.names, self.parts, read, strict=True)
         ]
 
 
-class Share(NamedTuple):
+class SourceShare(NamedTuple):
     """Of a source: its tokens and windows, how many sequences a run reads of it, which share of all that
     is."""
 

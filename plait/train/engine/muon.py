@@ -101,7 +101,7 @@ def matrices_of(models: Share, members: Sequence[Member], sharding: Sharding) ->
     return {name: Matrix(name, *each, tuple(tuple(own[name]) for own in held)) for name, each in about.items()}
 
 
-class Way(NamedTuple):
+class MuonExchange(NamedTuple):
     """One exchange of a round, of this rank. gives: parts that it sends, in order; takes: parts that come.
     splits: how many numbers of which rank. moves: whether anything leaves any rank."""
 
@@ -111,14 +111,14 @@ class Way(NamedTuple):
     moves: bool
 
 
-def way(parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank: int, size: int) -> Way:
+def way(parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank: int, size: int) -> MuonExchange:
     """This rank's exchange. parts: by sender and receiver, everybody's."""
 
     def numbers(source: int, target: int) -> int:
         return sum(part.box.elements for _, part in parts.get((source, target), ()))
 
     ranks = range(size)
-    return Way(
+    return MuonExchange(
         gives=tuple(one for target in ranks for one in parts.get((rank, target), ())),
         takes=tuple(one for source in ranks for one in parts.get((source, rank), ())),
         splits=Splits(
@@ -130,17 +130,17 @@ def way(parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank
     )
 
 
-class Round(NamedTuple):
+class MuonRound(NamedTuple):
     """Of this rank: its matrix, if it owns one, and what travels."""
 
     own: Matrix | None
-    there: Way
-    back: Way
+    there: MuonExchange
+    back: MuonExchange
 
 
-def rounds_of(matrices: Mapping[str, Matrix], rank: int, size: int) -> list[Round]:
+def rounds_of(matrices: Mapping[str, Matrix], rank: int, size: int) -> list[MuonRound]:
     """All rounds of a step, as member ``rank`` of ``size`` sees them."""
-    found: list[Round] = []
+    found: list[MuonRound] = []
     for owned in rounds({name: one.shape for name, one in matrices.items()}, size):
         there, back = (defaultdict[tuple[int, int], list[tuple[Matrix, ShardBox]]](list) for _ in range(2))
         for owner, name in sorted(owned.items()):
@@ -149,7 +149,7 @@ def rounds_of(matrices: Mapping[str, Matrix], rank: int, size: int) -> list[Roun
                 there[member, owner] += [(matrix, part) for part in given]
                 back[owner, member] += [(matrix, part) for part in matrix.parts[member]]
         own = matrices[owned[rank]] if rank in owned else None
-        found.append(Round(own, way(there, rank, size), way(back, rank, size)))
+        found.append(MuonRound(own, way(there, rank, size), way(back, rank, size)))
     return found
 
 
@@ -224,7 +224,7 @@ class Muon:
 
     # ---- what travels ----
 
-    def _start(self, one: Way, source: str, target: str, at: int) -> BackgroundHandle | None:
+    def _start(self, one: MuonExchange, source: str, target: str, at: int) -> BackgroundHandle | None:
         """Begin an exchange of round ``at`` from one buffer to another; None where nothing leaves any rank,
         and it is over."""
         given, into = self._slot(source, at, sum(one.splits.out)), self._slot(target, at, sum(one.splits.into))

@@ -38,7 +38,7 @@ SAID = {"exp_avg": "first moment of", "exp_avg_sq": "second moment of", "momentu
 Kept = dict[Unit, Tensor]
 
 
-class Run(NamedTuple):
+class ShardRun(NamedTuple):
     """A run of numbers of a unit's optimizer shard. updates: how many it had, for AdamW's correction of its
     averages."""
 
@@ -61,7 +61,7 @@ WIDENED = 1 << 20
 """Numbers whose states are in the type of masters at a time, where they are kept in less."""
 
 
-def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, Run]]:
+def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, ShardRun]]:
     """The unit's shard on this rank, all of it, cut where the weight decay is another, with that; padding
     goes with what is before it."""
     numbers = store.numel // store.sharding.optim
@@ -70,7 +70,7 @@ def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, Run]
     ends = [*(start for start, _ in starts[1:]), numbers]
     for number, ((start, decay), end) in enumerate(zip(starts, ends, strict=True)):
         count = torch.zeros((), dtype=torch.float32, device=store.kept.device)
-        yield decay, Run(store.unit, slice(start if number else 0, end), count)
+        yield decay, ShardRun(store.unit, slice(start if number else 0, end), count)
 
 
 class Optimizer:
@@ -98,7 +98,7 @@ class Optimizer:
         kinds = [kind for rule in rules_of(self.train.optimizer) for kind in STATES[rule]]
         self.states: dict[str, Kept] = {kind: {} for kind in kinds}
         """Moments and momentum, by kind and unit; kinds in one order on all ranks."""
-        self.runs: dict[tuple[Rule, float], list[Run]] = {}
+        self.runs: dict[tuple[Rule, float], list[ShardRun]] = {}
         """What is updated, by rule and weight decay."""
         for unit, master in self.masters.items():
             rule = rule_of(self.train.optimizer, unit)
@@ -188,13 +188,13 @@ class Optimizer:
                 if wide is not kept:
                     kept.copy_(wide)
 
-    def _batch(self, runs: Sequence[Run], kinds: Sequence[str]) -> _Batch:
+    def _batch(self, runs: Sequence[ShardRun], kinds: Sequence[str]) -> _Batch:
         """Of these runs, whole."""
         every: list[Mapping[Unit, Tensor]] = [self.masters, self.gradients.final, *(self.states[one] for one in kinds)]
         masters, gradients, *states = ([by_unit[run.unit][run.at] for run in runs] for by_unit in every)
         return _Batch(masters, gradients, states, [run.updates for run in runs])
 
-    def _widened(self, run: Run, kinds: Sequence[str]) -> Iterator[tuple[_Batch, list[Tensor]]]:
+    def _widened(self, run: ShardRun, kinds: Sequence[str]) -> Iterator[tuple[_Batch, list[Tensor]]]:
         """Of a run, part by part, copies of its states in the type of masters; and the states."""
         whole = self._batch([run], kinds)
         every = (whole.masters, whole.gradients, *whole.states)

@@ -48,7 +48,7 @@ BYTES_A_PARAMETER = 16
 
 
 @dataclass(frozen=True)
-class Order:
+class MeasureRequest:
     """What to measure. model: its shapes, and its sequences; none: a usual one's. batch: sequences of a
     micro-batch of one rank. nodes_per_minipod: 0 if there are no minipods."""
 
@@ -60,7 +60,13 @@ class Order:
 
 
 def measure_profile(
-    order: Order, rank: RankEnv, device: RankDevice, *, deadline: float, cores: int, say: Callable[[str], object]
+    order: MeasureRequest,
+    rank: RankEnv,
+    device: RankDevice,
+    *,
+    deadline: float,
+    cores: int,
+    say: Callable[[str], object],
 ) -> Profile:
     """Called by all ranks at the same point; the same profile on all. deadline: by the monotonic clock.
     cores: of this node."""
@@ -100,7 +106,7 @@ def measure_profile(
 
 
 def _modules(
-    order: Order,
+    order: MeasureRequest,
     precision: Precision,
     lines: Lines | None,
     device: RankDevice,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import get_args
 
 from plait.core.job.plan import Plan
-from plait.core.job.refine import Measurements, Timed, Times, refine, with_overlap
+from plait.core.job.refine import Measurements, TimedTrial, Times, refine, with_overlap
 from plait.core.job.worth_timing import ROUNDS, Timing, affordable, worth_compiling
 from plait.core.parallel.strategy import ShardOverlap, Strategy
 from plait.core.record.timeline import OpSpan
@@ -143,7 +143,7 @@ class _PlainSteps:
         return affordable(seconds, hideable, runs, len(tried), beside=beside)
 
 
-def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[TimedTrial, ...], str]:
     """Steps with every overlap of sharding's communication that timing can pay for, the optimizer left out;
     and a note."""
     plan, step = part.plan, _steps(batches)
@@ -154,7 +154,7 @@ def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) ->
     return _time(part, plans, step, timing.rounds) if plans else (), _note(timing)
 
 
-def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[TimedTrial, ...], str]:
     """Steps compiled and not, if compiling is possible and can pay; and a note."""
     plan, step = part.plan, _steps(batches)
     (plain,) = _time(part, [plan], step, rounds=1)
@@ -169,7 +169,7 @@ def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) ->
     return timed, f"{done}; a step takes {compiled:.1f} ms, {op_by_op:.1f} ms if not compiled"
 
 
-def _graphed(part: RankPart, batches: Sequence[MicroBatch]) -> tuple[tuple[Timed, ...], str]:
+def _graphed(part: RankPart, batches: Sequence[MicroBatch]) -> tuple[tuple[TimedTrial, ...], str]:
     """Steps captured and not, if that is possible; and a note."""
     plan, step = part.plan, _steps(batches)
     if not part.device.captures:
@@ -198,11 +198,11 @@ def _steps(batches: Sequence[MicroBatch]) -> Step:
     return step
 
 
-def _time(part: RankPart, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[Timed, ...]:
+def _time(part: RankPart, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[TimedTrial, ...]:
     """Seconds of a step under each plan, not recorded."""
     silent = replace(part, recorder=None)
     seconds = time_interleaved([step(silent.under(plan)) for plan in plans], part.device, rounds=rounds)
-    return tuple(Timed(plan.strategy, taken) for plan, taken in zip(plans, seconds, strict=True))
+    return tuple(TimedTrial(plan.strategy, taken) for plan, taken in zip(plans, seconds, strict=True))
 
 
 def _times(part: RankPart, batches: Sequence[MicroBatch]) -> Times:

@@ -13,7 +13,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.plan import Choices, Plan
-from plait.core.job.refine import Measurements, Timed, Times, refine, slack_schedule
+from plait.core.job.refine import Measurements, TimedTrial, Times, refine, slack_schedule
 from plait.core.job.spec import Job
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
@@ -104,8 +104,8 @@ def test_a_damaged_plan_of_a_run_is_refused_with_the_way_out(plan: Plan, tmp_pat
 def test_a_run_goes_on_with_what_was_measured_unless_its_shape_changes(tmp_path: Path) -> None:
     file, asked = tmp_path / "plan.json", {"strategy": {"slices": "auto", "sequence_parallel": "auto"}}
     fresh = make(**asked)
-    fastest = Timed(fresh.choices.strategies[-1], 1.0)
-    refined = refine(fresh, Measurements(strategies=(Timed(fresh.strategy, 2.0), fastest)))
+    fastest = TimedTrial(fresh.choices.strategies[-1], 1.0)
+    refined = refine(fresh, Measurements(strategies=(TimedTrial(fresh.strategy, 2.0), fastest)))
     refined.write(file)
     again = make(**asked, train={"steps": 900}, run={"name": "other"}).continued(file)
     assert again.strategy == fastest.strategy
@@ -119,7 +119,9 @@ def test_refining_closes_what_was_open_once() -> None:
     assert set(fresh.reshards) == {False, True}
     costs = {False: SegmentCosts({}, {}), True: SegmentCosts({"attn.F": 1.0}, {})}
     parallel = next(one for one in fresh.choices.strategies if one.sequence_parallel)
-    refined = refine(fresh, Measurements(costs=costs, strategies=(Timed(parallel, 1.0), Timed(fresh.strategy, 2.0))))
+    refined = refine(
+        fresh, Measurements(costs=costs, strategies=(TimedTrial(parallel, 1.0), TimedTrial(fresh.strategy, 2.0)))
+    )
     assert refined.strategy == parallel and refined.costs == costs[True]
     assert set(refined.reshards) == {True}
     assert not refined.choices.any
@@ -129,7 +131,7 @@ def test_refining_closes_what_was_open_once() -> None:
 
 @pytest.mark.parametrize("key", ["compile", "cuda_graphs"])
 def test_whether_to_compile_and_to_capture_are_choices_of_timed_steps(tmp_path: Path, key: str) -> None:
-    def found(*timed: Timed) -> Measurements:
+    def found(*timed: TimedTrial) -> Measurements:
         return Measurements(compiled=timed) if key == "compile" else Measurements(graphed=timed)
 
     fresh = make(strategy={key: "auto", "slices": {"batch": 2}})
@@ -137,7 +139,7 @@ def test_whether_to_compile_and_to_capture_are_choices_of_timed_steps(tmp_path: 
     fresh.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == fresh
     with_it = replace(fresh.strategy, **{key: True})
-    both = Timed(fresh.strategy, 1.0), Timed(with_it, 0.9)
+    both = TimedTrial(fresh.strategy, 1.0), TimedTrial(with_it, 0.9)
     assert refine(fresh, found(*both)).strategy == with_it
     for nothing in (Measurements(), found(both[0], replace(both[1], seconds=1.1))):
         refined = refine(fresh, nothing)

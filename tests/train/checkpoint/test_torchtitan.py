@@ -24,7 +24,7 @@ from plait.core.reshard.layouts import Box
 from plait.train.checkpoint import torchtitan
 from plait.train.checkpoint.dcp import METADATA, read_box, tensors_in
 from plait.train.checkpoint.initial import check_initial, kind_of
-from plait.train.checkpoint.symbolic_pickle import Made, Named, read
+from plait.train.checkpoint.symbolic_pickle import Named, PickledObject, read
 from plait.train.checkpoint.torchtitan_names import names_of
 from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.models import llama
@@ -132,7 +132,7 @@ class Evil:
 def test_nothing_of_a_pickle_runs(tmp_path: Path) -> None:
     target = tmp_path / "ran"
     made = read(pickle.dumps({"a": Evil(target)})).named()["a"]
-    assert isinstance(made, Made) and made.args and not target.exists()
+    assert isinstance(made, PickledObject) and made.args and not target.exists()
     folder = saved(tmp_path / "dcp", state_of(model()))
     (folder / METADATA).write_bytes(pickle.dumps(Evil(target)))
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint of torch"):

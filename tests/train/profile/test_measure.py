@@ -10,7 +10,7 @@ import pytest
 from plait.core.base.env import RankEnv
 from plait.core.cluster.profile import Profile
 from plait.train.profile import collectives, compute
-from plait.train.profile.measure import Order, machine_of, measure_profile
+from plait.train.profile.measure import MeasureRequest, machine_of, measure_profile
 from tests.dist.equality import DEVICE
 from tests.dist.profiling import MODEL
 from tests.support.models import gpt
@@ -23,7 +23,7 @@ def measured(world: int, per_node: int, **order: Any) -> tuple[Profile, list[str
     def measure(rank: int) -> tuple[Profile, list[str]]:
         said: list[str] = []
         env = RankEnv(rank=rank, world_size=world, local_rank=rank % per_node, local_world_size=per_node)
-        wanted = Order(**{"seconds": 0.0, "model": MODEL, "batch": 2, **order})
+        wanted = MeasureRequest(**{"seconds": 0.0, "model": MODEL, "batch": 2, **order})
         return measure_profile(wanted, env, DEVICE, deadline=0.0, cores=2, say=said.append), said
 
     with (

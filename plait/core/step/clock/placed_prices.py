@@ -23,7 +23,7 @@ WIRE: dict[str, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossing:
+class MinipodCrossing:
     """Of groups that run at once. spread: minipods of the most spread one; flows: most of them that leave one
     minipod, or come into one, at once; hosts: in the group that has fewest ranks on a host."""
 
@@ -86,7 +86,7 @@ class PlacedPrices(ClusterPrices):
     def _hosts(self, ranks: Sequence[int]) -> list[int]:
         return list(dict.fromkeys(rank // self.cluster.ranks_per_node for rank in ranks))
 
-    def _crossing(self, ranks: int, stride: int, place: int | None) -> Crossing:
+    def _crossing(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
         key = ranks, stride, place
         found = self._known.get(key)
         if found is None:
@@ -94,10 +94,10 @@ class PlacedPrices(ClusterPrices):
         return found
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int, int | None], Crossing]:
+    def _known(self) -> dict[tuple[int, int, int | None], MinipodCrossing]:
         return {}
 
-    def _crossing_of(self, ranks: int, stride: int, place: int | None) -> Crossing:
+    def _crossing_of(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
         """Spread of a place's groups, and flows of all places' groups of the kind, which send at about
         the same time."""
         every = [list(self._groups(ranks, stride, at)) for at in range(len(self.step.layout.meshes))]
@@ -105,7 +105,7 @@ class PlacedPrices(ClusterPrices):
         if own.spread == 1:
             return own
         both = self._over([one for groups in every for one in groups])
-        return Crossing(spread=own.spread, flows=both.flows, hosts=own.hosts)
+        return MinipodCrossing(spread=own.spread, flows=both.flows, hosts=own.hosts)
 
     def _groups(self, ranks: int, stride: int, place: int) -> Iterator[list[tuple[int, int]]]:
         """Rings of the hosts of a place's groups; of all ranks, where a group is larger than a place."""
@@ -118,7 +118,7 @@ class PlacedPrices(ClusterPrices):
                 hosts = self._hosts(range(at, at + ranks * stride, stride)[:ranks])
                 yield [(host, hosts[(number + 1) % len(hosts)]) for number, host in enumerate(hosts)]
 
-    def _over(self, rings: Sequence[Sequence[tuple[int, int]]]) -> Crossing:
+    def _over(self, rings: Sequence[Sequence[tuple[int, int]]]) -> MinipodCrossing:
         """Of groups, each given by the hosts that send to each other."""
         pods, out, into, spread, hosts = self.pods, Counter[int](), Counter[int](), 1, 1
         for ring in rings:
@@ -129,4 +129,4 @@ class PlacedPrices(ClusterPrices):
                     out[pods[a]] += 1
                     into[pods[b]] += 1
         flows = max([*out.values(), *into.values()], default=0)
-        return Crossing(spread=spread, flows=flows, hosts=hosts)
+        return MinipodCrossing(spread=spread, flows=flows, hosts=hosts)

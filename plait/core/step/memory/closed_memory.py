@@ -138,7 +138,7 @@ def step_memory(
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
         return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
-    step = _Step(model, points, sequence, ITEMSIZE[precision], told, among)
+    step = _StepMemory(model, points, sequence, ITEMSIZE[precision], told, among)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
         return step.columns(overhead)
@@ -154,7 +154,7 @@ def _spread(column: NDArray[Any], possible: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepMemory:
     model: ModelSpec
     points: Points
     sequence: int

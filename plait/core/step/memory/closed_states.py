@@ -45,7 +45,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldStates:
     """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers);
     matrices: of them, those of layers' matrices, by numbers. copies: numbers that tensor-parallel ranks hold
     alike; tied: numbers of tied embeddings that the first and the last stage both hold. tables: bytes of
@@ -65,7 +65,7 @@ class Held:
 def held_by(
     model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...], *, sequence: int, itemsize: int,
     ends_shared: bool = False,
-) -> Held:  # fmt: skip
+) -> HeldStates:  # fmt: skip
     """What a place with these stages holds. ends_shared: of embedding and head as much as every other
     stage."""
     num_stages = stages[0].num_stages
@@ -80,7 +80,7 @@ def held_by(
     if shared:
         words = -(-model.vocab // (strategy.tp * num_stages)) * model.hidden
         sizes[False, words] += len(stages) * (1 if model.tied_embeddings else 2)
-    return Held(
+    return HeldStates(
         sizes,
         Counter(numel for unit, numel in units.items() if unit[0] in LAYERS),
         sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
@@ -90,7 +90,7 @@ def held_by(
     )
 
 
-def place_states(place: Held, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
+def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
     """[KINDS, points]."""
     master = master_size(itemsize)
     moment = master if options.moment_bytes is None else options.moment_bytes
@@ -132,7 +132,7 @@ def place_states(place: Held, factors: Factors, *, itemsize: int, options: Memor
     return found
 
 
-def _fewer(place: Held, factors: Factors, optimizer: OptimizerName) -> Column:
+def _fewer(place: HeldStates, factors: Factors, optimizer: OptimizerName) -> Column:
     """Numbers that an optimizer keeps fewer of than AdamW."""
     step, found = factors.optim * np.maximum(1, factors.secondary), np.zeros(len(factors.optim))
     everything = [(numel, count) for (_, numel), count in place.units.items()]

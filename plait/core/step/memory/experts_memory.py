@@ -19,7 +19,7 @@ from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.core.step.columns.shapes import LooseModel, Shapes
-from plait.core.step.memory.closed_states import Factors, Held
+from plait.core.step.memory.closed_states import Factors, HeldStates
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -62,11 +62,11 @@ def _dense(model: ModelSpec, width: float, changed: dict[str, Any] | None = None
     return LooseModel(**values, gated_mlp=model.gated, trained_positions=model.learned_positions)
 
 
-def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: int) -> Held:
+def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: int) -> HeldStates:
     """The routed experts of a place with these stages: every layer's are a unit."""
     layers = sum(model.experts.at(layer) for stage in stages for layer in stage.layers) if model.experts else 0
     each = model.routed_parameters // (ep * tp)
-    return Held({(False, each): layers}, {each: layers}, experts=True) if layers else Held({}, experts=True)
+    return HeldStates({(False, each): layers}, {each: layers}, experts=True) if layers else HeldStates({}, experts=True)
 
 
 def expert_factors(factors: Factors, ep: int, among: int = 1) -> Factors:

@@ -31,7 +31,7 @@ Number = Any
 """A number, or a column of as many as there are points."""
 
 
-class Kind(NamedTuple):
+class MatrixKind(NamedTuple):
     """Matrices of one shape, of a place."""
 
     rows: Number
@@ -50,10 +50,10 @@ class MuonPrices:
     exchange: Callable[[Number, Number], Number]
 
 
-def kinds_of(sites: Mapping[Site, Number], letters: Letters) -> list[Kind]:
+def kinds_of(sites: Mapping[Site, Number], letters: Letters) -> list[MatrixKind]:
     """Matrices of so many attentions, MLPs and others; those that a model has."""
     found = [
-        Kind(letters.size(weight.shape[0]), letters.size(weight.shape[1]), count * letters.has(weight.when))
+        MatrixKind(letters.size(weight.shape[0]), letters.size(weight.shape[1]), count * letters.has(weight.when))
         for site, count in sites.items()
         for weight in matrices_of(site)
     ]
@@ -67,7 +67,7 @@ def group_of(tp: Number, replicas: Number, optim: Number) -> tuple[Number, Numbe
     return tp * optim * shared, tp * optim
 
 
-def muon_seconds(kinds: list[Kind], ranks: Number, parts: Number, prices: MuonPrices) -> Number:
+def muon_seconds(kinds: list[MatrixKind], ranks: Number, parts: Number, prices: MuonPrices) -> Number:
     """Of a place's matrices, which ``ranks`` ranks share that hold 1 / parts of each."""
     if not kinds:
         return 0.0
@@ -77,7 +77,7 @@ def muon_seconds(kinds: list[Kind], ranks: Number, parts: Number, prices: MuonPr
     ways = list[tuple[Number, Number]]()
     apart = np.maximum(1, np.asarray(ranks) - 1)
     for rows, columns, count in sorted(kinds, key=lambda kind: -float(np.mean(flops(_sides(kind))))):
-        short, long = _sides(Kind(rows, columns, count))
+        short, long = _sides(MatrixKind(rows, columns, count))
         size = short * long * prices.itemsize
         there = prices.exchange(size * (1 - 1 / parts) * ranks / apart, ranks)
         back = prices.exchange(size * ranks / parts, ranks)
@@ -103,5 +103,5 @@ def cluster_prices(cluster: Cluster, precision: Precision, steps: Number, itemsi
     return MuonPrices(steps, itemsize, partial(rates.matmul, cluster, kind or unquantised(precision)), exchange)
 
 
-def _sides(kind: Kind) -> tuple[Number, Number]:
+def _sides(kind: MatrixKind) -> tuple[Number, Number]:
     return np.minimum(kind.rows, kind.columns), np.maximum(kind.rows, kind.columns)

@@ -13,7 +13,7 @@ from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.closed_states import Factors, Held, held_by, place_states
+from plait.core.step.memory.closed_states import Factors, HeldStates, held_by, place_states
 from plait.core.step.memory.experts_memory import expert_factors, held_experts
 from plait.core.step.memory.memory_options import PLAIT, MatrixBytes, MemoryOptions
 from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
@@ -184,6 +184,6 @@ def test_factors_are_of_replicas_that_have_the_same_experts() -> None:
 
 
 def test_a_place_without_units_holds_what_libraries_keep() -> None:
-    assert not place_states(Held({}), factors(SHARDINGS), itemsize=2, options=MemoryOptions(gpu=False)).any()
-    found = place_states(Held({}), factors(SHARDINGS), itemsize=2, options=PLAIT)
+    assert not place_states(HeldStates({}), factors(SHARDINGS), itemsize=2, options=MemoryOptions(gpu=False)).any()
+    found = place_states(HeldStates({}), factors(SHARDINGS), itemsize=2, options=PLAIT)
     assert (found == np.array([0, 0, 0, WORKSPACE, 0])[:, None]).all()

@@ -16,7 +16,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.closed_form import Options, step_seconds
-from plait.core.step.seconds.muon_time import Kind, MuonPrices, cluster_prices, group_of, kinds_of, muon_seconds
+from plait.core.step.seconds.muon_time import MatrixKind, MuonPrices, cluster_prices, group_of, kinds_of, muon_seconds
 from plait.train.engine.muon import Member, matrices_of, rounds_of
 from plait.train.model.transformer import Transformer
 from tests.plan.layers import LLAMA, MIXTRAL
@@ -36,7 +36,9 @@ def multiply_adds(m: float, k: float, n: float) -> float:
 @pytest.mark.parametrize("number", range(40))
 def test_products_are_those_of_each_rounds_most_costly_matrix(number: int) -> None:
     draw = random.Random(number)
-    kinds = [Kind(draw.randint(2, 40), draw.randint(2, 40), draw.randint(1, 9)) for _ in range(draw.randint(1, 6))]
+    kinds = [
+        MatrixKind(draw.randint(2, 40), draw.randint(2, 40), draw.randint(1, 9)) for _ in range(draw.randint(1, 6))
+    ]
     ranks, steps = draw.randint(1, 12), draw.randint(1, 6)
     shapes = {f"{at}.{one}": kind[:2] for at, kind in enumerate(kinds) for one in range(kind.count)}
     told = sum(max(flops(shapes[name], steps) for name in owned.values()) for owned in rounds(shapes, ranks))
@@ -70,7 +72,7 @@ def test_what_travels_is_what_the_runtime_sends(tp: int, optim: int, replicas: i
     assert sum(each) == pytest.approx(sent, rel=0.05 if optim > 1 else 1e-9)
 
 
-def _shapes(kinds: list[Kind]) -> Counter[tuple[int, int]]:
+def _shapes(kinds: list[MatrixKind]) -> Counter[tuple[int, int]]:
     found = Counter[tuple[int, int]]()
     for rows, columns, count in kinds:
         found[rows, columns] += count
@@ -80,9 +82,9 @@ def _shapes(kinds: list[Kind]) -> Counter[tuple[int, int]]:
 def test_what_is_between_the_first_way_in_and_the_last_way_out_hides() -> None:
     """Two rounds of one matrix each rank: one way in and one way out stand alone."""
     prices = MuonPrices(1, 1, lambda *_: 1.0, lambda nbytes, _: 10.0)
-    assert muon_seconds([Kind(4, 4, 4)], 2, 2, prices) == 10 + 10 + 20
+    assert muon_seconds([MatrixKind(4, 4, 4)], 2, 2, prices) == 10 + 10 + 20
     slow = MuonPrices(1, 1, lambda *_: 100.0, lambda nbytes, _: 10.0)
-    assert muon_seconds([Kind(4, 4, 4)], 2, 2, slow) == 10 + 600 + 10
+    assert muon_seconds([MatrixKind(4, 4, 4)], 2, 2, slow) == 10 + 600 + 10
     assert muon_seconds([], 2, 2, slow) == 0
 
 
