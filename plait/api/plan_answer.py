@@ -24,7 +24,7 @@ Told = tuple[str, Callable[[Candidate], str]]
 """A column's name, and its text for a strategy."""
 
 
-class WhatIf(NamedTuple):
+class Hypothesis(NamedTuple):
     """Factors by which the cluster is other than it is, and the best strategy as it is; None where nothing
     fits."""
 
@@ -53,7 +53,7 @@ class PlanAnswer(Shown):
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
     explain: bool = False
-    change: WhatIf | None = None
+    change: Hypothesis | None = None
     hints: Sequence[Hint] = ()
     turned: Sensitivity | None = None
 

@@ -43,7 +43,7 @@ class Planning(Shown):
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
         """The best strategies; with evaluate, or of a plan, its own strategy alone. explain: whether the
         answer shows all of its columns. Raises InfeasiblePlan."""
-        from plait.api.plan_answer import PlanAnswer, WhatIf
+        from plait.api.plan_answer import Hypothesis, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan
         from plait.plan.divisors import divisor_hints
         from plait.plan.sensitivity import sensitivity
@@ -53,13 +53,13 @@ class Planning(Shown):
         def found(planner: Planner) -> Answer:
             return planner.checked(self.written) if own else planner.answer()
 
-        change: WhatIf | None = None
+        change: Hypothesis | None = None
         if self.unchanged:
             try:
                 before = found(self.unchanged).best
             except InfeasiblePlan:
                 before = None
-            change = WhatIf(self.factors, before)
+            change = Hypothesis(self.factors, before)
         answer = found(self.planner)
         fastest = min(answer.candidates, key=lambda one: one.seconds)
         hints = [] if own else divisor_hints(self.planner, fastest)
