@@ -55,12 +55,13 @@ SAID = 16_384
 """Characters of a log's end that are sent to the launcher."""
 
 
-def main(patience: float = PATIENCE, *, again: bool = False) -> int:
+def main(patience: float = PATIENCE, *, again: bool = False, told: str = "") -> int:
     """Serve one run; returns the run's exit status if the launcher has said it, else 0 if all ranks were
     started and have ended, or the launcher wanted no more. patience: seconds to wait for it, and for other
     agents. again: a launcher that hangs up without saying how the run has ended, or is lost, is waited for,
-    or another one in its place, unless this agent was asked to end."""
-    address, word = take_agent().rsplit(" ", 1)
+    or another one in its place, unless this agent was asked to end. told: what was taken as
+    ``take_agent``."""
+    address, word = (told or take_agent()).rsplit(" ", 1)
     raise_limits()
     with catching_signals() as signals:
         while True:

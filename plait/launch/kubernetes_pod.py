@@ -60,10 +60,10 @@ def main(suspicion: Suspects = lambda plan, folder: None, order: PodOrder | None
     with catching_signals() as signals:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
-        with guarded(said["name"], task_number()):
-            if task_number():
-                return agent.main(patience=said["wait"], again=True)
-            return _Launcher(pod, said, signals, suspicion, order).run()
+        launcher = None if task_number() else _Launcher(pod, said, signals, suspicion, order)
+        told = "" if launcher else take_agent()
+        with guarded(said["name"], task_number()):  # whose thread reads all variables: none may go meanwhile
+            return launcher.run() if launcher else agent.main(patience=said["wait"], again=True, told=told)
 
 
 class _Ended(NamedTuple):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -103,6 +105,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
         def done(self, status: int) -> None:
             made.done.append(status)
 
+    monkeypatch.setattr(kubernetes_pod, "guarded", lambda run, index: nullcontext())  # a thread that reads variables
     monkeypatch.setattr(kubernetes_pod, "Agents", Agents)
     monkeypatch.setattr(kubernetes_pod.subprocess, "Popen", lambda *_, **__: made.own)
     monkeypatch.setattr(kubernetes_pod, "watched", lambda *_, **__: made.ends())
@@ -137,7 +140,7 @@ def test_nodes_are_ordered_at_every_start_where_a_topology_was_sent(
 
 def test_any_pod_but_the_first_is_an_agent_alone(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    monkeypatch.setattr("plait.launch.agent.main", lambda patience, again: 7 if patience == 33.0 and again else 8)
+    monkeypatch.setattr("plait.launch.agent.main", lambda patience, again, told: 7 if patience == 33.0 and again else 8)
     assert kubernetes_pod.main() == 7
     assert not pod.ended.exists()
 
@@ -194,6 +197,24 @@ def test_a_first_pod_without_its_own_agent_does_not_wait_for_others(pod: Pod) ->
     pod.own.status = 0
     assert kubernetes_pod.main() == 1
     assert "the first pod's own agent has ended" in pod.told()["message"]
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_no_variable_goes_while_the_guard_reads_them(pod: Pod, monkeypatch: pytest.MonkeyPatch, index: str) -> None:
+    """It would die of a KeyError, and lost nodes would be nobody's."""
+    there = list[bool]()
+
+    def guarded(run: str, index: int) -> AbstractContextManager[None]:
+        there.append("PLAIT_AGENT" in os.environ)
+        return nullcontext()
+
+    told = list[str]()
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", index)
+    monkeypatch.setattr(kubernetes_pod, "guarded", guarded)
+    monkeypatch.setattr("plait.launch.agent.main", lambda **given: told.append(given["told"]) or 0)
+    assert kubernetes_pod.main() == 0
+    assert there == [False]
+    assert told == (["10.0.0.9:29400 sesame"] if index == "1" else [])
 
 
 @pytest.mark.parametrize(("number", "ending"), [(signal.SIGTERM, 143), (signal.SIGINT, 93)])
