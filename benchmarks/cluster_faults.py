@@ -22,6 +22,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -102,6 +103,14 @@ def summary(where: str, seed: int, names: list[str], batches: list[dict[str, Any
     }  # fmt: skip
 
 
+def _hear_signals() -> None:
+    """nohup and a shell's background have signals ignored, and so would be those that are to stop a run: what
+    is handled here, a child hears again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
 def main() -> int:
     """Print what became of each fault, and write the results."""
     asked = argparse.ArgumentParser(description=__doc__)
@@ -114,6 +123,7 @@ def main() -> int:
     asked.add_argument("--part", default="1/1", help="which part of what is left")
     asked.add_argument("--only", default="", help="faults whose names match this expression")
     given = asked.parse_args()
+    _hear_signals()
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         keep = Path(given.keep or place).absolute()
         keep.mkdir(parents=True, exist_ok=True)
