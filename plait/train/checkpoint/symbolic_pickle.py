@@ -6,7 +6,7 @@ the standard library's ``pickletools``, which executes none of them.
 
 >>> text = write({"shape": PickledObject(Named("torch", "Size"), ((2, 3),))})
 >>> read(text)
-Pairs(items=[('shape', Made(of=Named(module='torch', name='Size'), args=((2, 3),), state=None))])
+Pairs(items=[('shape', PickledObject(of=Named(module='torch', name='Size'), args=((2, 3),), state=None))])
 """
 
 from __future__ import annotations

@@ -228,9 +228,9 @@ def kind_of(name: str, begin: bytes, *, beside: str = "") -> FileKind:
     >>> kind_of("a.txt", b"\\x1f\\x8b\\x08").problem
     'is gzip by its content, and its ending is .txt; name it a.txt.gz'
     >>> kind_of("a.jsonl.gz", b"\\x1f\\x8b\\x08")
-    Kind(format='JSON lines', compression='gzip', problem='')
+    FileKind(format='JSON lines', compression='gzip', problem='')
     >>> kind_of("a.txt", b"text with {braces}")
-    Kind(format='text', compression='', problem='')
+    FileKind(format='text', compression='', problem='')
     """
     for mark, encoding in _MARKS:
         if begin.startswith(mark):

@@ -148,7 +148,7 @@ def follow_resume(table: str, more: dict[str, Any], choice: int = 0) -> list[str
                 continue
             assert error.key, refusals
             values = done(values, error, choice)
-            assert len(refusals) <= 2 * len(more) + 2, refusals
+            assert len(refusals) <= 2 * len(more) + 5, refusals  # a table may lack three keys
         return refusals
 
 
@@ -167,7 +167,7 @@ ALLOWED: list[tuple[str, Callable[[re.Match[str]], Any]]] = [
     (r'Allowed: "([^"]+)"', lambda found: found[1]),
     (r"Allowed: true or false", lambda _: True),
     (r"Allowed: a list of 2, each a number of at least 0", lambda _: [0.5, 0.5]),
-    (r"Allowed: a (?:whole )?number of at least (\d+)", lambda found: int(found[1])),
+    (r"(?:Allowed:|Give) a (?:whole )?number of at least (\d+)", lambda found: int(found[1])),
     (r"Allowed: a (?:whole )?number above (\d+)", lambda found: int(found[1]) + 0.5),
     (r"Allowed: a list", lambda _: []),
     (r"Allowed: a text", lambda _: "x"),
