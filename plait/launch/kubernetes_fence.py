@@ -26,6 +26,8 @@ LONG = 300.0
 """Seconds beyond its grace where the node does: its kubelet may have much to do."""
 LOST = ("DeletionByTaintManager", "DeletionByPodGC")
 """Why a pod was told to end whose node does not answer."""
+GIVEN_UP = "NodeLost"
+"""The reason of a pod that was set to Failed here, and is still to be deleted."""
 
 
 class Fence:
@@ -60,14 +62,17 @@ class Fence:
                 self.say(f"pod {name} on {node} does not end, and cannot be given up: {error}")
 
     def _give_up(self, pod: Object, name: str) -> None:
-        failed = {"phase": "Failed", "reason": "NodeLost", "message": "Its node does not answer."}
-        with suppress(NotThere, Conflict):  # somebody else was quicker, or it is another of the same name
-            self.cluster.patch("Pod", name, {"metadata": {"uid": uid(pod)}, "status": failed}, status=True)
+        failed = {"phase": "Failed", "reason": GIVEN_UP, "message": "Its node does not answer."}
+        if lives(pod):
+            with suppress(NotThere, Conflict):  # somebody else was quicker, or it is another of the same name
+                self.cluster.patch("Pod", name, {"metadata": {"uid": uid(pod)}, "status": failed}, status=True)
         self.cluster.delete("Pod", name, grace=0, uid=uid(pod))
 
 
 def allowed(pod: Object) -> float:
     """Seconds that a pod may take to end."""
+    if not lives(pod):
+        return 0.0  # the server went away between the two requests that give it up
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     why = {
         one.get("reason")
@@ -78,4 +83,5 @@ def allowed(pod: Object) -> float:
 
 
 def _terminating(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp")) and lives(pod)
+    given_up = pod.get("status", {}).get("reason") == GIVEN_UP
+    return bool(pod["metadata"].get("deletionTimestamp")) and (lives(pod) or given_up)

@@ -106,6 +106,26 @@ def test_a_server_that_is_away_is_asked_by_who_follows(scene: Scene) -> None:
     assert scene.look(MARGIN + 1)
 
 
+def test_a_server_that_goes_away_before_the_second_request_is_asked_it_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set to Failed and not deleted, a pod of a lost node would keep its Job from ever being deleted."""
+
+    def away(verb: str, kind: str, name: str) -> None:
+        if verb == "delete":
+            raise Away("no answer.")
+
+    scene.ends()
+    scene.look()
+    scene.cluster.before = away
+    with pytest.raises(Away):
+        scene.look(MARGIN + 1)
+    assert scene.cluster.store.get("Pod", "plait-test-1")["status"]["phase"] == "Failed"
+    scene.cluster.before = lambda verb, kind, name: None
+    Fence(scene.cluster.api, scene.said.append).look(scene.cluster.pods())  # whoever looks
+    assert [pod["metadata"]["name"] for pod in scene.cluster.pods()] == ["plait-test-0"]
+
+
 def test_force_alone_does_not_free_a_pod_that_its_job_has_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a real cluster, whose Job takes its finalizer away from failed pods only."""
     store, run = Store(), a_run()
