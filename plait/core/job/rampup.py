@@ -41,7 +41,7 @@ class RampupSection(Section):
         return math.gcd(self.start, self.increment)
 
 
-class Stretch(NamedTuple):
+class BatchStretch(NamedTuple):
     """Steps with batches of one size: the first of them, and the sequence that it begins with."""
 
     step: int
@@ -58,13 +58,13 @@ class BatchSizes:
     ([2, 2, 2, 5, 8, 8], [0, 2, 4, 6, 11, 19])
     """
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[BatchStretch, ...]
 
     @staticmethod
     def of(batch: int, rampup: RampupSection | None) -> BatchSizes:
         """Of steps of ``batch`` sequences after the ramp, if there is one."""
         if rampup is None:
-            return BatchSizes((Stretch(0, 0, batch),))
+            return BatchSizes((BatchStretch(0, 0, batch),))
         return _ramped(rampup.start, rampup.increment, rampup.samples, batch)
 
     @property
@@ -90,7 +90,7 @@ class BatchSizes:
         """How many first steps have at least so many."""
         return self.within(sequences - 1) + 1 if sequences > 0 else 0
 
-    def _stretch(self, step: int) -> Stretch:
+    def _stretch(self, step: int) -> BatchStretch:
         return next(one for one in reversed(self.stretches) if one.step <= step)
 
 
@@ -99,16 +99,16 @@ def _ramped(start: int, increment: int, samples: int, batch: int) -> BatchSizes:
     return BatchSizes(tuple(_stretches(start, increment, samples, batch)))
 
 
-def _stretches(start: int, increment: int, samples: int, last: int) -> Iterator[Stretch]:
+def _stretches(start: int, increment: int, samples: int, last: int) -> Iterator[BatchStretch]:
     """Every size that some step has: where steps are larger than a size's share, it has none."""
     step, seen, count = 0, 0, min(MOST_SIZES, max(0, last - start) // increment)
     for number in range(count):
         batch, until = start + number * increment, -(-samples * (number + 1) // count)
         if seen < until:
             steps = -(-(until - seen) // batch)
-            yield Stretch(step, seen, batch)
+            yield BatchStretch(step, seen, batch)
             step, seen = step + steps, seen + steps * batch
-    yield Stretch(step, seen, last)
+    yield BatchStretch(step, seen, last)
 
 
 def check_rampup(job: Job) -> None:
