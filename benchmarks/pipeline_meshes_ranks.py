@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pipeline_ranks import DEVICE, Awaited
+from slowest import timed_together
 from torch import Tensor
 
 from plait.core.cluster.hardware import Hosts
@@ -181,13 +182,9 @@ def main() -> None:
     for number in range(setup.rounds + 1):
         for name, run in runs.items():
             stand_in.checking = number == 0 and name != "bound"
-            dist.barrier()
-            start = time.perf_counter()
-            run()
-            spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            spent = timed_together(run)
             if number:
-                seconds[name].append(spent.item())
+                seconds[name].append(spent)
     checked = torch.tensor([stand_in.checked])
     dist.all_reduce(checked)
     if rank == 0:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
+from slowest import timed_together
 from steady import steady_period
 from torch import Tensor
 
@@ -228,13 +229,9 @@ def main() -> None:
         for name, (run, _) in runs.items():
             if name in bench.stand_ins:
                 bench.stand_ins[name].spans.clear()
-            dist.barrier()
-            start = time.perf_counter()
-            run()
-            spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            spent = timed_together(run)
             if number:
-                seconds[name].append(spent.item())
+                seconds[name].append(spent)
                 if name in periods:
                     periods[name].append(_period(bench, name))
     _write(out, bench, runs, seconds, periods)
@@ -248,14 +245,8 @@ def _compute(bench: Bench) -> list[float]:
         return [3 * bench.setup.forward] * bench.setup.places
     run = bench.ours("probe", "gpipe", bench.signals)
     run()
-    dist.barrier()
-    start = time.perf_counter()
-    run()
-    took = torch.tensor(
-        [(time.perf_counter() - start) / (bench.setup.micro_batches + bench.setup.places - 1)], dtype=torch.float64
-    )
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return [took.item()] * bench.setup.places
+    took = timed_together(run) / (bench.setup.micro_batches + bench.setup.places - 1)
+    return [took] * bench.setup.places
 
 
 def _period(bench: Bench, name: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slowest import timed_together
 from typical import typical_costs
 
 from plait.core.base.env import RankEnv
@@ -90,13 +90,9 @@ def main() -> None:
     for number in range(setup["rounds"] + 1):
         turned = number % len(names)
         for name in names[turned:] + names[:turned]:  # nobody always comes after the same one
-            dist.barrier()
-            start = time.perf_counter()
-            runs[name]()
-            taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            taken = timed_together(runs[name])
             if number:
-                times[name].append(taken.item())
+                times[name].append(taken)
     if rank.rank == 0:
         Path(out).write_text(json.dumps({"seconds": times}))
     dist.barrier()

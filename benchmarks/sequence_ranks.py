@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slowest import slowest
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
@@ -100,10 +101,9 @@ def timed(setup: Setup, rank: int) -> dict[str, Any]:
     for number in range(setup.rounds + 1):
         for name, variant in variants.items():
             dist.barrier()
-            spent = torch.tensor([variant.step()], dtype=torch.float64)
-            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            spent = slowest(variant.step())
             if number:
-                seconds[name].append(spent.item())
+                seconds[name].append(spent)
     return {
         "seconds": seconds,
         "within": {name: DEVICE.allocated(variant.step).peak for name, variant in variants.items()},

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sharding_peer import fsdp_step
+from slowest import slowest
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
@@ -169,10 +170,9 @@ def main() -> None:
             before, start = _sent(), time.perf_counter()
             for at in range(STEPS):
                 run(at == STEPS - 1)
-            spent = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
-            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            spent = slowest((time.perf_counter() - start) / STEPS)
             if number:
-                seconds[name].append(spent.item())
+                seconds[name].append(spent)
                 link[name] = (_sent() - before) // STEPS
     if rank.rank == 0:
         Path(out).write_text(json.dumps({"seconds": seconds, "link": link, "formula": bench.formula}))

@@ -35,6 +35,18 @@ class Scene:
         pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
         return pod
 
+    def look_while_away(self, *verbs: str) -> None:
+        """A look, later, while nobody answers requests of these verbs; without any, no request."""
+
+        def before(verb: str, kind: str, name: str) -> None:
+            if not verbs or verb in verbs:
+                raise Away("no answer.")
+
+        self.cluster.before = before
+        with pytest.raises(Away):
+            self.look(MARGIN + 1)
+        self.cluster.before = lambda verb, kind, name: None
+
     def look(self, after: float = 0.0) -> list[tuple[Any, ...]]:
         self.now += after
         self.fence.look(self.cluster.pods())
@@ -93,35 +105,19 @@ def test_who_may_not_is_told_so_and_not_without_end(scene: Scene) -> None:
 
 
 def test_a_server_that_is_away_is_asked_by_who_follows(scene: Scene) -> None:
-    def away(verb: str, kind: str, name: str) -> None:
-        raise Away("no answer.")
-
     scene.ends()
     scene.look()
-    scene.cluster.before = away
-    with pytest.raises(Away):
-        scene.look(MARGIN + 1)
-    scene.cluster.before = lambda verb, kind, name: None
+    scene.look_while_away()
     scene.look()
     assert scene.look(MARGIN + 1)
 
 
-def test_a_server_that_goes_away_before_the_second_request_is_asked_it_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_goes_away_before_the_second_request_is_asked_it_again(scene: Scene) -> None:
     """Set to Failed and not deleted, a pod of a lost node would keep its Job from ever being deleted."""
-
-    def away(verb: str, kind: str, name: str) -> None:
-        if verb == "delete":
-            raise Away("no answer.")
-
     scene.ends()
     scene.look()
-    scene.cluster.before = away
-    with pytest.raises(Away):
-        scene.look(MARGIN + 1)
+    scene.look_while_away("delete")
     assert scene.cluster.store.get("Pod", "plait-test-1")["status"]["phase"] == "Failed"
-    scene.cluster.before = lambda verb, kind, name: None
     Fence(scene.cluster.api, scene.said.append).look(scene.cluster.pods())  # whoever looks
     assert [pod["metadata"]["name"] for pod in scene.cluster.pods()] == ["plait-test-0"]
 

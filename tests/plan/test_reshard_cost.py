@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Box, Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import Chain, ReshardStep, Way, messages
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
@@ -219,3 +220,16 @@ def test_no_load_has_no_density() -> None:
     assert densest({frozenset(): 5, frozenset({1}): 0}) == (0, 1)
     assert densest({frozenset({1}): 3, frozenset({1, 2}): 9}) == (12, 2)
     assert densest({frozenset({1}): 8, frozenset({1, 2}): 1}) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rate": 0.0}, {"rate": -1.0}, {"rate": float("inf")}, {"rate": float("nan")}, {"local_rate": 0.0},
+        {"latency": -1e-9}, {"latency": float("inf")}, {"nics_per_host": 0},
+    ],
+)  # fmt: skip
+def test_a_fabric_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    Fabric(hosts=(0,), rate=0.5, local_rate=0.5, latency=0.0, nics_per_host=1)
+    with pytest.raises(ReshardError, match="must be positive"):
+        Fabric(**{"hosts": (0,), "rate": 1.0, **changed})
