@@ -62,6 +62,11 @@ class Guard:
     on = False
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument and number: gzip holds the time of writing, and workers must agree on names."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test its tier.
 
