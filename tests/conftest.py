@@ -63,7 +63,7 @@ class Guard:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name bytes by their argument and number: gzip holds the time of writing, and workers must agree on names."""
+    """Name bytes by argument and number: gzip holds the time of writing, and workers must agree on names."""
     return argname if isinstance(val, bytes) else None
 
 
