@@ -26,7 +26,7 @@ def run_command(
         typer.Argument(
             metavar="LAB",
             help="HOSTSxRANKS@RATE, such as 2x1@1gbit; further 2pods@300mbit (minipods below a slower core), "
-            "mtu=1500, segment=262144, by commas.",
+            "nics=2 (links of a host), mtu=1500, segment=262144, by commas.",
         ),
     ],
     command: Annotated[

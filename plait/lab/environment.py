@@ -11,7 +11,7 @@ from pathlib import Path
 from plait.core.base.env import MASTER_PORT, RankEnv, inherited
 from plait.core.base.errors import LaunchError
 from plait.core.base.files import explained
-from plait.core.base.lab_hosts import IFNAME, address
+from plait.core.base.lab_hosts import address, interface, nic_of
 from plait.lab.spec import LabSpec
 
 
@@ -29,7 +29,8 @@ def rank_environment(spec: LabSpec, name: str, rank: int, nodes: Sequence[int]) 
         lab=name,
     )
     threads = inherited().get("OMP_NUM_THREADS", "1")
-    return {**me.variables(), "GLOO_SOCKET_IFNAME": IFNAME if len(nodes) > 1 else "lo", "OMP_NUM_THREADS": threads}
+    link = interface(nic_of(me.local_rank, me.local_world_size, spec.nics)) if len(nodes) > 1 else "lo"
+    return {**me.variables(), "GLOO_SOCKET_IFNAME": link, "OMP_NUM_THREADS": threads}
 
 
 def runtime_dir() -> Path:

@@ -54,7 +54,7 @@ class Lab:
             tool(program)
         try:
             network = self._start_keeper()
-            network.build(self.spec)
+            network.build()
             self._entry = note(self._wanted_name, self.spec, network, self.command)
         except BaseException:
             self.close()
@@ -80,7 +80,7 @@ class Lab:
         reply = json.loads(answer or '{"error": "?", "message": "its first process ended early"}')
         if "error" in reply:
             raise LaunchError(_why_not(reply["error"], reply["message"]))
-        return LabNetwork(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu, self.spec.pods)
+        return LabNetwork(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec)
 
     def close(self) -> None:
         """End every process on the hosts at once, and remove the network."""

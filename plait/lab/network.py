@@ -1,10 +1,12 @@
-"""The lab's network: one link per host to a switch, each link limited in both directions, changed while it
-runs.
+"""The lab's network: links of hosts to switches, each limited in both directions, changed while it runs.
 
-The switch is a bridge in a namespace of its own, so the machine's own network is never touched. Host i is the
+Switches are bridges in a namespace of their own, so the machine's own network is never touched. Host i is the
 far end of the switch's port ``host<i>``, called ``eth0`` inside the host. Of several minipods each has a
 bridge ``sw<p>`` there, whose port ``pod<p>`` leads to the port ``core<p>`` of one more bridge, ``core``:
 whatever crosses minipods shares these links.
+
+All this stands once for each link that a host has: names of the second have ``n1`` at their end, and the far
+end of ``host<i>n1`` is ``eth1``. Its addresses are a subnet of their own, so a host reaches each by its link.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from plait.core.base.errors import JobError, LaunchError
-from plait.core.base.lab_hosts import FIRST_ADDRESS, IFNAME, address, format_rate, name, parse_rate, to_bits
+from plait.core.base.lab_hosts import address, format_rate, interface, name, parse_rate, to_bits
 from plait.core.base.process import path_of
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec
 
@@ -64,9 +66,14 @@ def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
     ]
 
 
+def _rail(nic: int) -> str:
+    """What names of a link's switches and ports end with."""
+    return f"n{nic}" if nic else ""
+
+
 @dataclass(frozen=True)
 class HostState:
-    """How a host's link is now."""
+    """How each of a host's links is now. address: of the first."""
 
     host: int
     address: str
@@ -90,8 +97,7 @@ class LabNetwork:
     keeper: int
     fds: tuple[int, ...]
     userns: bool
-    mtu: int
-    pods: int = 1
+    spec: LabSpec
 
     def enter(self, host: int | None, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on a host, or on the switch (None)."""
@@ -105,88 +111,100 @@ class LabNetwork:
             raise JobError(f"host {host} does not exist", fix=f"This lab has hosts 0 to {len(self.fds) - 1}")
         return host
 
-    def build(self, spec: LabSpec) -> None:
-        """Make the switch, the hosts' links and their limits."""
+    def build(self) -> None:
+        """Make switches, the hosts' links and their limits."""
+        self._batch(None, "ip", ["link set lo up"])
+        for host in range(self.spec.hosts):
+            self._batch(host, "ip", ["link set lo up"])
+        for nic in range(self.spec.nics):
+            self._build(nic)
+
+    def _build(self, nic: int) -> None:
+        """The switches of one link of each host."""
+        spec, rail, link = self.spec, _rail(nic), interface(nic)
         several = range(spec.pods if spec.pods > 1 else 0)
-        bridges = [*(f"sw{pod}" for pod in range(spec.pods)), *(["core"] if several else [])]
-        switch = ["link set lo up"]
+        bridges = [*(f"sw{pod}{rail}" for pod in range(spec.pods)), *([f"core{rail}"] if several else [])]
+        switch: list[str] = []
         for bridge in bridges:
             kind = "type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
             switch += [f"link add name {bridge} mtu {spec.mtu} {kind}", f"link set {bridge} up"]
         for pod in several:
-            switch.append(f"link add name pod{pod} mtu {spec.mtu} type veth peer name core{pod} mtu {spec.mtu}")
-            switch.append(f"link set pod{pod} addrgenmode none master sw{pod} up")
-            switch.append(f"link set core{pod} addrgenmode none master core up")
+            up, down = f"pod{pod}{rail}", f"core{pod}{rail}"
+            switch.append(f"link add name {up} mtu {spec.mtu} type veth peer name {down} mtu {spec.mtu}")
+            switch.append(f"link set {up} addrgenmode none master sw{pod}{rail} up")
+            switch.append(f"link set {down} addrgenmode none master core{rail} up")
         for host, fd in enumerate(self.fds):
-            far_end = f"peer name {IFNAME} mtu {spec.mtu} netns /proc/{self.keeper}/fd/{fd}"
-            switch.append(f"link add name {name(host)} mtu {spec.mtu} type veth {far_end}")
+            far_end = f"peer name {link} mtu {spec.mtu} netns /proc/{self.keeper}/fd/{fd}"
+            switch.append(f"link add name {name(host)}{rail} mtu {spec.mtu} type veth {far_end}")
             # Without IPv6 addresses a link is silent until a rank speaks.
-            switch.append(f"link set {name(host)} addrgenmode none master sw{spec.pod_of(host)} up")
+            switch.append(f"link set {name(host)}{rail} addrgenmode none master sw{spec.pod_of(host)}{rail} up")
         self._batch(None, "ip", switch)
-        rates = {name(host): spec.rate for host in range(spec.hosts)}
-        rates |= {f"{end}{pod}": spec.core_rate for pod in several for end in ("pod", "core")}
+        rates = {f"{name(host)}{rail}": spec.rate for host in range(spec.hosts)}
+        rates |= {f"{end}{pod}{rail}": spec.core_rate for pod in several for end in ("pod", "core")}
         self._batch(None, "tc", [f"qdisc replace dev {port} {_QUEUE}" for port in rates])
         self._batch(None, "tc", [line for port, rate in rates.items() for line in shaper(port, rate, spec.mtu)])
+        subnet = IPv4Network((address(0, nic), _PREFIX), strict=False)
         for host in range(spec.hosts):
-            up = [
-                f"link set {IFNAME} addrgenmode none up",
-                "link set lo up",
-                f"addr add {address(host)}/{_PREFIX} dev {IFNAME} noprefixroute",
-            ]
-            subnet = IPv4Network((str(FIRST_ADDRESS), _PREFIX), strict=False)
-            route = f"route add {subnet} dev {IFNAME} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
-            self._batch(host, "ip", [*up, route])
-            self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
+            up = f"link set {link} addrgenmode none up"
+            own = f"addr add {address(host, nic)}/{_PREFIX} dev {link} noprefixroute"
+            route = f"route add {subnet} dev {link} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
+            self._batch(host, "ip", [up, own, route])
+            self._batch(host, "tc", [f"qdisc replace dev {link} {_QUEUE}", *shaper(link, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
-            for host, devices in [(None, [*bridges, *rates]), *((host, [IFNAME]) for host in range(spec.hosts))]:
+            for host, devices in [(None, [*bridges, *rates]), *((host, [link]) for host in range(spec.hosts))]:
                 self._call(
                     self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), ""
                 )
 
     def cut(self, host: int) -> None:
-        """Pull the host's cable: its packets go nowhere, and none reach it."""
-        self._batch(None, "ip", [f"link set {name(self.checked(host))} down"])
+        """Pull the host's cables: its packets go nowhere, and none reach it."""
+        self._set(name(self.checked(host)), "down")
 
     def heal(self, host: int) -> None:
-        """Plug the host's cable in again."""
-        self._batch(None, "ip", [f"link set {name(self.checked(host))} up"])
+        """Plug the host's cables in again."""
+        self._set(name(self.checked(host)), "up")
 
     def cut_pod(self, pod: int) -> None:
         """Pull the cable between a minipod and the core."""
-        self._batch(None, "ip", [f"link set pod{self.checked_pod(pod)} down"])
+        self._set(f"pod{self.checked_pod(pod)}", "down")
 
     def heal_pod(self, pod: int) -> None:
         """Plug a minipod's cable in again."""
-        self._batch(None, "ip", [f"link set pod{self.checked_pod(pod)} up"])
+        self._set(f"pod{self.checked_pod(pod)}", "up")
+
+    def _set(self, port: str, state: str) -> None:
+        self._batch(None, "ip", [f"link set {port}{_rail(nic)} {state}" for nic in range(self.spec.nics)])
 
     def slow_pod(self, pod: int, rate: str) -> None:
         """Give a minipod's link to the core another rate, in both directions."""
         bits = parse_rate(rate)
         for port in (f"pod{self.checked_pod(pod)}", f"core{pod}"):
-            self._batch(None, "tc", shaper(port, bits, self.mtu))
+            for nic in range(self.spec.nics):
+                self._batch(None, "tc", shaper(f"{port}{_rail(nic)}", bits, self.spec.mtu))
 
     def checked_pod(self, pod: int) -> int:
         """``pod`` if there is one of that number with a link to a core."""
-        if self.pods == 1:
+        if self.spec.pods == 1:
             raise JobError("this lab has one minipod, and no core", fix="Start one with several: --pods 2")
-        if not 0 <= pod < self.pods:
-            raise JobError(f"minipod {pod} does not exist", fix=f"This lab has minipods 0 to {self.pods - 1}")
+        if not 0 <= pod < self.spec.pods:
+            raise JobError(f"minipod {pod} does not exist", fix=f"This lab has minipods 0 to {self.spec.pods - 1}")
         return pod
 
     def slow(self, host: int, rate: str) -> None:
-        """Give the host's link another rate, in both directions."""
+        """Give each of the host's links another rate, in both directions."""
         bits = parse_rate(rate)
-        self._batch(None, "tc", shaper(name(self.checked(host)), bits, self.mtu))
-        self._batch(host, "tc", shaper(IFNAME, bits, self.mtu))
+        for nic in range(self.spec.nics):
+            self._batch(None, "tc", shaper(f"{name(self.checked(host))}{_rail(nic)}", bits, self.spec.mtu))
+            self._batch(host, "tc", shaper(interface(nic), bits, self.spec.mtu))
 
     def state(self) -> list[HostState]:
-        """How each host's link is, as the kernel has it."""
+        """How each host's links are, as the kernel has the first; all are changed together."""
         found = self._links([name(host) for host in range(len(self.fds))])
         return [HostState(host, address(host), rate, cut) for host, (rate, cut) in enumerate(found)]
 
     def pod_state(self) -> list[PodState]:
         """How each minipod's link to the core is; none where there is no core."""
-        found = self._links([f"pod{pod}" for pod in range(self.pods)]) if self.pods > 1 else []
+        found = self._links([f"pod{pod}" for pod in range(self.spec.pods)]) if self.spec.pods > 1 else []
         return [PodState(pod, rate, cut) for pod, (rate, cut) in enumerate(found)]
 
     def _links(self, ports: Sequence[str]) -> list[tuple[str, bool]]:

@@ -78,7 +78,7 @@ class LabEntry:
         pid, started, keeper_started, keeper, *fds = map(
             index, (values["pid"], values["started"], values["keeper_started"], told["keeper"], *told["fds"])
         )
-        network = LabNetwork(keeper, tuple(fds), told["userns"], spec.mtu, spec.pods)
+        network = LabNetwork(keeper, tuple(fds), told["userns"], spec)
         return LabEntry(words[0], pid, started, spec, network, keeper_started, tuple(words[1:]))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base import lab_hosts
 from plait.core.base.errors import JobError
-from plait.core.base.lab_hosts import UNLIMITED, parse_rate
+from plait.core.base.lab_hosts import MOST_NICS, UNLIMITED, parse_rate
 
 if TYPE_CHECKING:
     from plait.core.cluster.hardware import Hosts
@@ -24,14 +24,18 @@ SEGMENT, MAX_SEGMENT = (
 )  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
 _SPEC = re.compile(
     r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,([0-9]{1,9})pods(?:@([^,]*))?)?"
-    r"(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?"
+    r"(?:,nics=([0-9]{1,9}))?(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?"
 )
 
 
 @dataclass(frozen=True)
 class LabSpec:
-    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind one link of rate
+    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind ``nics`` links of rate
     ``nic``.
+
+    nics: links of a host, shared out among its ranks in order. Links of equal numbers meet at switches of
+    their own (rails), which lead to a core of their own. A rank reaches another by the link that the other
+    uses.
 
     pods: minipods; hosts lie evenly under one switch each, in order. core: rate of the link between each of
     these switches and the core, where there are several.
@@ -51,9 +55,14 @@ class LabSpec:
     segment: int = SEGMENT
     pods: int = 1
     core: str = UNLIMITED
+    nics: int = 1
 
     def __post_init__(self) -> None:
-        for key, value, limit in (("hosts", self.hosts, MAX_HOSTS), ("ranks_per_host", self.ranks_per_host, 1024)):
+        for key, value, limit in (
+            ("hosts", self.hosts, MAX_HOSTS),
+            ("ranks_per_host", self.ranks_per_host, 1024),
+            ("nics", self.nics, MOST_NICS),
+        ):
             if not 1 <= value <= limit:
                 raise JobError(f"a lab cannot have {key} = {value}", fix=f"Choose {key} from 1 to {limit}")
         if not MIN_MTU <= self.mtu <= MAX_MTU:
@@ -75,24 +84,26 @@ class LabSpec:
 
     @classmethod
     def parse(cls, text: str) -> LabSpec:
-        """Read ``HOSTSxRANKS[@NIC][,PODSpods[@CORE]][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit``,
-        ``4x2@400mbit,mtu=1500`` or ``4x1@1gbit,2pods@300mbit``."""
+        """Read ``HOSTSxRANKS[@NIC][,PODSpods[@CORE]][,nics=NICS][,mtu=MTU][,segment=BYTES]``, such as
+        ``2x1@1gbit``, ``4x2@400mbit,nics=2`` or ``4x1@1gbit,2pods@300mbit``."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
             raise JobError(
                 f"{text!r} does not describe a lab",
-                fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit, 4x2@400mbit,mtu=1500 or 4x1@1gbit,2pods@300mbit",
+                fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit, 4x2@400mbit,nics=2,mtu=1500 or 4x1@1gbit,2pods@300mbit",
             )
-        hosts, ranks, nic, pods, core, mtu, segment = match.groups()
+        hosts, ranks, nic, pods, core, nics, mtu, segment = match.groups()
         return cls(
             int(hosts), int(ranks), cls.nic if nic is None else nic, int(mtu or cls.mtu), int(segment or cls.segment),
             cls.pods if pods is None else int(pods), cls.core if core is None else core,
+            cls.nics if nics is None else int(nics),
         )  # fmt: skip
 
     def __str__(self) -> str:
         segment = "" if self.segment == SEGMENT else f",segment={self.segment}"
         pods = "" if self.pods == 1 else f",{self.pods}pods@{self.core}"
-        return f"{self.hosts}x{self.ranks_per_host}@{self.nic}{pods},mtu={self.mtu}{segment}"
+        nics = "" if self.nics == 1 else f",nics={self.nics}"
+        return f"{self.hosts}x{self.ranks_per_host}@{self.nic}{pods}{nics},mtu={self.mtu}{segment}"
 
     @property
     def world_size(self) -> int:
@@ -101,7 +112,7 @@ class LabSpec:
 
     @property
     def rate(self) -> int | None:
-        """Bits per second of a host's link in each direction; None when unlimited."""
+        """Bits per second of each of a host's links in each direction; None when unlimited."""
         return parse_rate(self.nic)
 
     @property
@@ -120,7 +131,7 @@ class LabSpec:
         from plait.core.topology.wiring import Wiring, build
 
         names = [lab_hosts.name(host) for host in range(self.hosts)]
-        hardware = {name: Hardware(gpus=self.ranks_per_host, nics=1, rails=1) for name in names}
+        hardware = {name: Hardware(gpus=self.ranks_per_host, nics=self.nics, rails=self.nics) for name in names}
         each = self.hosts // self.pods
         pods = [Wiring(f"pod{pod}", nodes=names[pod * each : (pod + 1) * each]) for pod in range(self.pods)]
         top = [Wiring("core", [pod.name for pod in pods])] if self.pods > 1 else []
@@ -135,11 +146,11 @@ class LabSpec:
         """The hosts and their links, as plans see them.
 
         >>> LabSpec.parse("2x4@10gbit").as_hosts
-        Hosts(ranks_per_host=4, rate=1250000000.0)
+        Hosts(ranks_per_host=4, rate=1250000000.0, nics=1)
         """
         from plait.core.cluster.hardware import Hosts  # slow to load, and most of the lab needs none
 
-        return Hosts(ranks_per_host=self.ranks_per_host, rate=self.rate / 8 if self.rate else None)
+        return Hosts(ranks_per_host=self.ranks_per_host, rate=self.rate / 8 if self.rate else None, nics=self.nics)
 
     def host_of(self, rank: int) -> int:
         """The host a rank lives on: ranks fill one host after the other."""

@@ -210,7 +210,7 @@ class _Boundaries:
             work = self.workload
             shape = (work.sequence >> level, work.micro_batch, self.hidden)
             rate = self.hosts.rate or MEMORY_RATE
-            fabric = Fabric(hosts=self._hosts, rate=rate)
+            fabric = Fabric(hosts=self._hosts, rate=rate, nics_per_host=self.hosts.nics)
             found = self._known[alike] = plan_reshard(Reshard(source, target, shape, work.itemsize), fabric)
         return found.moved(first - min(*found.source.ranks, *found.destination.ranks))
 

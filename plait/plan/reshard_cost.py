@@ -26,6 +26,7 @@ from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 from plait.core.base.errors import ReshardError
+from plait.core.base.lab_hosts import nic_of
 from plait.core.reshard.layouts import UnitTask
 from plait.core.reshard.plan import WAYS, Chain, Way, broadcast_hops
 
@@ -67,8 +68,7 @@ class Fabric:
         ranks_on, seen = Counter(self.hosts), Counter[int]()
         found: list[int] = []
         for host in self.hosts:
-            used = min(self.nics_per_host, ranks_on[host])
-            found.append(host * self.nics_per_host + seen[host] * used // ranks_on[host])
+            found.append(host * self.nics_per_host + nic_of(seen[host], ranks_on[host], self.nics_per_host))
             seen[host] += 1
         return tuple(found)
 

@@ -50,8 +50,8 @@ def _like_the_lab(name: str, given: Hosts, *, hosts: int, device: str) -> Cluste
     tiers = [inner.model_copy(update={"ranks": each if hosts > 1 else 0})]
     if hosts > 1:
         rate = outer.rate
-        if given.rate:
-            told = {"value": given.rate / each, "source": "a host's link, shared by its ranks"}
+        if given.rank_rate:
+            told = {"value": given.rank_rate, "source": "a host's links, shared by its ranks"}
             rate = rate.model_copy(update=told)
         tiers.append(outer.model_copy(update={"ranks": 0, "rate": rate}))
     return lab.model_copy(

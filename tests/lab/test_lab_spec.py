@@ -14,8 +14,8 @@ from plait.lab import LabSpec
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))
 specs = st.builds(
-    lambda pods, each, ranks, nic, mtu, segment, core: LabSpec(
-        pods * each, ranks, nic, mtu, segment, pods, core if pods > 1 else "unlimited"
+    lambda pods, each, ranks, nic, mtu, segment, core, nics: LabSpec(
+        pods * each, ranks, nic, mtu, segment, pods, core if pods > 1 else "unlimited", nics
     ),
     st.integers(1, 20),
     st.integers(1, 50),
@@ -24,6 +24,7 @@ specs = st.builds(
     st.integers(576, 65535),
     st.integers(65536, 524280),
     rates.map(format_rate),
+    st.integers(1, 16),
 )
 
 
@@ -57,6 +58,7 @@ def test_ranks_fill_one_host_after_the_other(spec: LabSpec) -> None:
         ("1x8@unlimited,mtu=1500", LabSpec(1, 8, "unlimited", 1500)),
         ("2x1@1gbit,mtu=1500,segment=262144", LabSpec(2, 1, "1gbit", 1500, 262144)),
         ("4x1@1gbit,2pods@300mbit", LabSpec(4, 1, "1gbit", pods=2, core="300mbit")),
+        ("4x8@100gbit,2pods@1gbit,nics=8,mtu=1500", LabSpec(4, 8, "100gbit", 1500, pods=2, core="1gbit", nics=8)),
         ("4x1,4pods,mtu=1500", LabSpec(4, 1, "1gbit", 1500, pods=4)),
         (" 2x1@2.5GBIT ", LabSpec(2, 1, "2.5gbit", 9000)),
     ],

@@ -11,17 +11,33 @@ from ipaddress import IPv4Address
 from plait.core.base.errors import JobError
 
 IFNAME = "eth0"
-"""What every host calls its link."""
+"""What every host calls its first link; the others are eth1, eth2, ..."""
 FIRST_ADDRESS = IPv4Address("10.77.0.1")
 MOST = 1000
 """Hosts of a lab: a Linux bridge takes 1024 ports."""
+MOST_NICS = 16
+"""Links of a host: each lies in a subnet of its own, the next one after that of :data:`FIRST_ADDRESS`."""
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _NAME = re.compile(r"host(0|[1-9][0-9]{0,3})")
 
 
-def address(host: int) -> str:
-    """The address of a host on the lab's network."""
-    return str(FIRST_ADDRESS + host)
+def interface(nic: int) -> str:
+    """What a host calls its link of this number."""
+    return f"eth{nic}"
+
+
+def nic_of(local_rank: int, ranks: int, nics: int) -> int:
+    """The link that a rank of a host uses: they are shared out in order.
+
+    >>> [nic_of(rank, 4, 2) for rank in range(4)]
+    [0, 0, 1, 1]
+    """
+    return local_rank * min(nics, ranks) // ranks
+
+
+def address(host: int, nic: int = 0) -> str:
+    """The address of a host's link."""
+    return str(FIRST_ADDRESS + (nic << 16) + host)
 
 
 def name(host: int) -> str:

@@ -34,11 +34,18 @@ sizes."""
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts of equally many ranks, each host behind one link. ranks_per_host: 0 if all ranks share one host.
-    rate: bytes per second of a host's link, each way; None if nothing limits it."""
+    """Hosts of equally many ranks, each host behind ``nics`` links, which its ranks share out in order.
+    ranks_per_host: 0 if all ranks share one host. rate: bytes per second of a link, each way; None if nothing
+    limits it."""
 
     ranks_per_host: int = 0
     rate: float | None = None
+    nics: int = 1
+
+    @property
+    def rank_rate(self) -> float | None:
+        """Bytes per second of a rank while all of its host send; None if nothing limits them."""
+        return self.rate and self.rate * min(self.nics, self.ranks_per_host) / self.ranks_per_host
 
     def of(self, world_size: int) -> tuple[int, ...]:
         """The host of every rank: ranks fill one host after the other."""
