@@ -38,7 +38,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     or of another model. Nothing is checked for a place that does not read the files of this machine. dry:
     whether no run follows, which would look at the values of weights. Raises JobError or DataError.
     """
-    from plait.api.choose import job_note, model_notes
+    from plait.api.choose import model_notes, unmodelled, vocabulary_note
     from plait.api.places.base import Managed
     from plait.core.base.errors import JobError, LaunchError
     from plait.train.checkpoint.initial import check_initial
@@ -59,7 +59,7 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, job_note(job, vocab))
+    return Checked(over, " ".join([*unmodelled(job), vocabulary_note(job, vocab)]).strip())
 
 
 def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:

@@ -51,23 +51,32 @@ def model_notes(job: Job) -> PassedOver:
     return over
 
 
-UNMODELLED = 'data.documents = "mask": seconds are predicted for attention over whole sequences'
+def unmodelled(job: Job) -> list[str]:
+    """What a job asks for and no prediction has, in words."""
+    found: list[str] = []
+    if job.data.masks:
+        found.append('data.documents = "mask": seconds are predicted for attention over whole sequences')
+    if job.strategy.streams > 1:
+        found.append(
+            f"strategy.streams = {job.strategy.streams}: slices are counted one after the other, as on one stream, and "
+            "what kernels of several slices gain by running at once is unknown"
+        )
+    return [f"Not modelled: {one}." for one in found]
 
 
-def job_note(job: Job, vocab: int) -> str:
-    """What is to be said of a job before it is planned or trained: a preset's vocabulary, of which the byte
-    tokenizer gives ``vocab``; what predictions leave out. Empty if nothing is."""
+def vocabulary_note(job: Job, vocab: int) -> str:
+    """What is to be said of a preset's vocabulary, of which the byte tokenizer gives ``vocab``. Empty if
+    nothing is."""
     from plait.core.job.settings import BYTES
 
-    found = [UNMODELLED] if job.data.masks else []
     if "preset" in job.model and "vocab" not in job.model and job.data.tokenizer == BYTES:
         spec = job.model_spec(vocab)
-        found.append(
+        return (
             f"the model has the vocabulary of {job.model['preset']}, {spec.vocab:,} tokens ({spec.num_parameters:,} "
             f"parameters), of which the byte tokenizer gives {vocab}; the others are never sampled. data.tokenizer "
             "names another one"
         )
-    return ". ".join(found)
+    return ""
 
 
 def told(job: Job) -> str:

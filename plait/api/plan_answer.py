@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from plait.api.choose import unmodelled
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
@@ -81,21 +82,10 @@ class PlanAnswer(Shown):
             told["expense"] = Expense.of(one, self.answer.cluster).to_dict()
         values["runner_up_wins_if"] = self.turned and [turn.to_dict() for turn in self.turned.turns]
         values["hints"] = [hint.to_dict() for hint in self.hints]
-        if self.unmodelled:
-            values["not_modelled"] = list(self.unmodelled)
+        if left_out := unmodelled(self.best.job):
+            values["not_modelled"] = left_out
         before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
-
-    @property
-    def unmodelled(self) -> tuple[str, ...]:
-        """What the job asks for and no number here has, in words."""
-        streams = self.best.job.strategy.streams
-        if streams == 1:
-            return ()
-        return (
-            f"Not modelled: strategy.streams = {streams}. Slices are counted one after the other, as on one stream; "
-            "what kernels of several slices gain by running at once is unknown.",
-        )
 
     def parts(self) -> Iterator[Part]:
         """A line for each strategy, and why the first is the first. Settings that all of them share stand
@@ -122,7 +112,7 @@ class PlanAnswer(Shown):
         yield f"{name}: {what}; of 1, {tensors} and {beside}."
         yield f"1 {found.best.memory.told}."
         yield Expense.of(found.best, found.cluster).told
-        yield from self.unmodelled
+        yield from unmodelled(self.best.job)
         if frees := told_together(found.frees):
             yield frees
         yield from found.why

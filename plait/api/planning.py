@@ -97,7 +97,7 @@ def plan_job(
     place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
     Raises JobError and DataError.
     """
-    from plait.api.choose import job_note, model_notes, the_cluster
+    from plait.api.choose import model_notes, the_cluster, vocabulary_note
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
@@ -122,7 +122,7 @@ def plan_job(
         over, vocab, weights = model_notes(job), load_tokenizer(job.data.tokenizer).vocab, job.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
             over.add(check_initial(Path(weights), job.model_spec(vocab)))
-        note = "" if told else job_note(job, vocab)
+        note = "" if told else vocabulary_note(job, vocab)
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)

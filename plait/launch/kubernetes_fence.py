@@ -51,10 +51,9 @@ class Fence:
             self._since[uid(pod)] = now  # of one that cannot be deleted nobody is told without end
             try:
                 self._give_up(pod, name)
-                self.say(
-                    f"pod {name} has not ended for {waited:.0f} s, its node {node} seems to be lost: it was given up "
-                    "and deleted by force, and another takes its place"
-                )
+                late = f"has not ended for {waited:.0f} s, its node {node} seems to be lost: it was given up and"
+                why = late if lives(pod) else "was given up, and is"
+                self.say(f"pod {name} {why} deleted by force, and another takes its place")
             except Away:
                 del self._since[uid(pod)]
                 raise
