@@ -161,6 +161,18 @@ MORE |= {
 }
 
 
+EQUAL = {"ffn_hidden": 256}  # attention and MLP have as many numbers
+JOBS |= {"zero3 of a block of equal branches": job(BLOCK | EQUAL, {"dp": 2, "shard": "zero3"}, batch=4)}
+MORE |= {
+    "zero2 of a block of equal branches": job(BLOCK | EQUAL, {"dp": 2, "shard": "zero2"}, batch=4),
+    "zero3 of equal modules": job(GPT | EQUAL, {"dp": 2, "shard": "zero3"}, batch=4),
+    "zero2 of equal modules": job(GPT | EQUAL, {"dp": 2, "shard": "zero2"}, batch=4),
+    "zero3 of equal modules, not hidden": job(
+        GPT | EQUAL, {"dp": 2, "shard": "zero3", "overlap": {"shard": "none"}}, batch=4
+    ),
+}
+
+
 def masked(values: dict[str, Any]) -> dict[str, Any]:
     """With attention that stops at documents' ends."""
     return values | {"data": values["data"] | {"documents": "mask"}}

@@ -18,9 +18,11 @@ every segment reads some. So are the few matrices with which a U-Transformer cha
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors
@@ -31,6 +33,7 @@ Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
 WHOLE = ("vectors", "down", "up")
 """Kinds of units that are cut for the optimizer only."""
+_Size = TypeVar("_Size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +141,18 @@ def unit_of(parameter: str, ndim: int) -> Unit:
     if words[0] == "layers":
         return words[2], int(words[1])
     return (words[0], int(words[1])) if words[0] in ("down", "up") else (words[0], 0)
+
+
+def buffer_counts(units: Iterable[tuple[str, _Size]]) -> Counter[_Size]:
+    """How many buffers there are of each size, for units of kinds and sizes.
+
+    Two of a kind and size, of which one is filled while the other is used; one where there is one such unit.
+    Units of several kinds are there at once (a layer's attention and MLP), also where they have one size.
+
+    >>> dict(buffer_counts([("attn", 8), ("attn", 8), ("attn", 8), ("mlp", 8), ("head", 4)]))
+    {8: 3, 4: 1}
+    """
+    found = Counter[_Size]()
+    for (_, size), count in Counter(units).items():
+        found[size] += min(2, count)
+    return found

@@ -3,8 +3,7 @@ publishes what optimizers changed.
 
 The segment lists say what happens when (``core.parallel.sharding.with_units``). One background thread
 communicates, in the order of those lists, which is the same on every rank. Gathered units and open gradients
-live in buffers that are allocated once, before any activation: two of each size, of which one is filled while
-the other is used.
+live in buffers that are allocated once, before any activation (``core.parallel.sharding.buffer_counts``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.core.model.precision import SmallType
-from plait.core.parallel.sharding import VECTORS, Level, Unit
+from plait.core.parallel.sharding import VECTORS, Level, Unit, buffer_counts
 from plait.core.record.ring import RecordKind
 from plait.core.step.segments import Collective
 from plait.core.step.units import UnitOp, UnitVerb
@@ -76,13 +75,14 @@ class Shards:
         """What the verbs do that need to know no more than the unit."""
 
     def _reserve(self) -> None:
-        """Two buffers for every size of unit, one where there is one such unit only."""
-        sizes = Counter(store.numel for store in self.units.values() if store.params > 1)
-        whole = Counter(store.numel for store in self.units.values() if store.grads > 1)
-        model = next(iter(self.units.values())).kept.dtype
+        """The buffers of units that are gathered, and of gradients that are cut."""
+        stores = self.units.values()
+        sizes = buffer_counts((store.unit[0], store.numel) for store in stores if store.params > 1)
+        whole = buffer_counts((store.unit[0], store.numel) for store in stores if store.grads > 1)
+        model = next(iter(stores)).kept.dtype
         for found, dtype in ((sizes, model), (whole, self.gradients.dtype)):
             for numel, count in found.items():
-                self._free[numel, dtype] += [self._new(numel, dtype) for _ in range(min(2, count))]
+                self._free[numel, dtype] += [self._new(numel, dtype) for _ in range(count)]
         if self._rounds:
             self._reserve_rounded()
 

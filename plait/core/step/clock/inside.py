@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from plait.core.parallel.sharding import buffer_counts
 from plait.core.step.clock.phase import (
     DIGITS,
     LAST,
@@ -88,15 +89,10 @@ class Inside:
         return walk.outcome()
 
     def _buffers(self) -> tuple[tuple[Size, int], ...]:
-        """Two of every size, one where there is one such unit only."""
-        parameters, gradients = (
-            Counter(size for size in sizes if size)
-            for sizes in ([one.parameters for one in self.units], [one.gradient for one in self.units])
-        )
-        free = Counter[Size]()
-        for found in (parameters, gradients):
-            free.update({size: min(2, count) for size, count in found.items()})
-        return tuple(sorted(free.items()))
+        """For gathered parameters and for gradients, as the runtime has them."""
+        gathered = buffer_counts((one.kind, one.parameters) for one in self.units if one.parameters)
+        opened = buffer_counts((one.kind, one.gradient) for one in self.units if one.gradient)
+        return tuple(sorted((gathered + opened).items()))
 
 
 class _PhaseRun:

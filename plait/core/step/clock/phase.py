@@ -64,7 +64,7 @@ class Price(NamedTuple):
 @dataclass(frozen=True)
 class UnitPrices:
     """Prices of one unit. None where there is nothing to do. gradient, parameters: the buffers that a whole
-    gradient and gathered parameters take. whole: reduced at the step's end alone."""
+    gradient and gathered parameters take. whole: reduced at the step's end alone. kind: of the unit."""
 
     forward: Price | None
     backward: Price | None
@@ -74,6 +74,7 @@ class UnitPrices:
     gradient: Size | None
     parameters: Size | None
     whole: bool
+    kind: str = ""
 
 
 class State(NamedTuple):

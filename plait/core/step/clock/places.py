@@ -60,9 +60,9 @@ class PlaceLists:
             sent=strategy.overlap != "no-communication",
         )
         programmes = {key: self._priced(key[0], listed) for key, listed in self.listed.items()}
-        prices = {(one.numel, one.whole): one for one in place.units}  # units as large cost as much
+        prices = {(one.unit[0], one.numel): one for one in place.units}  # such units cost as much
         found = {kind: self._unit_prices(one) for kind, one in prices.items()}
-        return Inside(programmes, [found[one.numel, one.whole] for one in place.units], rules)
+        return Inside(programmes, [found[one.unit[0], one.numel] for one in place.units], rules)
 
     @cached_property
     def _costs(self) -> SegmentCosts:
@@ -117,6 +117,7 @@ class PlaceLists:
             gradient=(unit.numel, unit.gradient) if unit.grads > 1 else None,
             parameters=(unit.numel, unit.itemsize) if gathered else None,
             whole=unit.whole,
+            kind=unit.unit[0],
         )
 
     def _price(self, found: Sequence[Sent]) -> Price:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.optimizers import OptimizerName
-from plait.core.parallel.sharding import WHOLE, Sharding
+from plait.core.parallel.sharding import WHOLE, Sharding, buffer_counts
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
 from plait.core.step.memory.states import WORKSPACE, position_tables
@@ -32,6 +32,8 @@ Ints = NDArray[np.int64]
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
 """Kinds of bytes that ``place_states`` gives. ends: buffers of the sums at the end of a step, which reuse the
 memory of its activations."""
+EXPERTS = "experts"
+"""Kind of the units that are one layer's routed experts."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,22 @@ class Factors:
 
 @dataclass(frozen=True)
 class HeldStates:
-    """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers);
-    matrices: of them, those of layers' matrices, by numbers. copies: numbers that tensor-parallel ranks hold
-    alike; tied: numbers of tied embeddings that the first and the last stage both hold. tables: bytes of
-    tables of positions. rounds: how many stages it holds. experts: it is a place's routed experts, and what
-    is fixed is counted with the rest."""
+    """What a place holds. units: how many there are by kind and numbers. copies: numbers that tensor-parallel
+    ranks hold alike; tied: numbers of tied embeddings that the first and the last stage both hold. tables:
+    bytes of tables of positions. rounds: how many stages it holds. experts: it is a place's routed experts,
+    and what is fixed is counted with the rest."""
 
-    units: Mapping[tuple[bool, int], int]
-    matrices: Mapping[int, int] = field(default_factory=dict[int, int])
+    units: Mapping[tuple[str, int], int]
     copies: int = 0
     tied: int = 0
     tables: int = 0
     rounds: int = 1
     experts: bool = False
+
+    @cached_property
+    def matrices(self) -> Mapping[tuple[str, int], int]:
+        """Of the units, those of layers' matrices."""
+        return {one: count for one, count in self.units.items() if one[0] in (*LAYERS, EXPERTS)}
 
 
 @cache
@@ -76,13 +81,13 @@ def held_by(
     for stage in stages:
         units |= unit_sizes(model, strategy, stage, Sharding())
     ends = any(stage.embeds or stage.heads for stage in stages)
-    sizes = Counter((unit[0] in WHOLE, numel) for unit, numel in units.items())
+    sizes = Counter((unit[0], numel) for unit, numel in units.items())
     if shared:
         words = -(-model.vocab // (strategy.tp * num_stages)) * model.hidden
-        sizes[False, words] += len(stages) * (1 if model.tied_embeddings else 2)
+        for kind in ("embedding",) if model.tied_embeddings else ("embedding", "head"):
+            sizes[kind, words] += len(stages)
     return HeldStates(
         sizes,
-        Counter(numel for unit, numel in units.items() if unit[0] in LAYERS),
         sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
         -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
@@ -104,7 +109,8 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
     params, grads, optim, second = factors.params, factors.grads, factors.optim, factors.secondary
     step, copy = optim * np.maximum(1, second), np.maximum(1, second)
     found = np.zeros((len(KINDS), len(params)))
-    for (whole, numel), count in place.units.items():
+    for (kind, numel), count in place.units.items():
+        whole = kind in WHOLE
         padded = -(-numel // step) * step
         p, g = (1, 1) if whole else (params, grads)
         stays = (p == 1) & (optim > 1) & options.gathers_stay
@@ -113,11 +119,11 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
         own = (g == 1) & (optim > 1) & options.rounds_reduce
         found[1] += count * np.where(own, padded // optim + padded / place.rounds, padded // g) * each[1]
         found[2] += count * (padded // optim * each[2])
-        if not whole:  # two of a size
-            found[3] += min(2, count) * padded * ((params > 1) * each[3] + (grads > 1) * each[1])
     found[2] -= _fewer(place, factors, options.optimizer) * moment
     if options.matrices is not None:
         found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3])
+    for numel, count in _buffers(place.units).items():
+        found[3] += count * (-(-numel // step) * step) * ((params > 1) * each[3] + (grads > 1) * each[1])
     found[3] += place.tables
     if not options.gpu:
         found[3] += _reductions(place.units, factors) * reduced
@@ -132,39 +138,45 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
     return found
 
 
+def _buffers(units: Mapping[tuple[str, int], int]) -> Counter[int]:
+    """How many buffers there are of each size."""
+    return buffer_counts(one for one, count in units.items() if one[0] not in WHOLE for _ in range(count))
+
+
 def _fewer(place: HeldStates, factors: Factors, optimizer: OptimizerName) -> Column:
     """Numbers that an optimizer keeps fewer of than AdamW."""
     step, found = factors.optim * np.maximum(1, factors.secondary), np.zeros(len(factors.optim))
-    everything = [(numel, count) for (_, numel), count in place.units.items()]
-    for numel, count in {"adamw": (), "muon": place.matrices.items(), "sgd": everything}[optimizer]:
+    fewer: Mapping[OptimizerName, Mapping[tuple[str, int], int]] = {"muon": place.matrices, "sgd": place.units}
+    for (_, numel), count in fewer.get(optimizer, {}).items():
         found += count * (-(-numel // step) * step // factors.optim)
     return found
 
 
 def _quantised(
-    matrices: Mapping[int, int], factors: Factors, own: MatrixBytes, *, kept: float, gathered: float
+    matrices: Mapping[tuple[str, int], int], factors: Factors, own: MatrixBytes, *, kept: float, gathered: float
 ) -> Column:
     """[KINDS, points] that layers' matrices take more than other parameters, of whose numbers ``kept`` bytes
     are kept, and ``gathered``; fewer are negative."""
     params, second = factors.params, factors.secondary
     step, copy = factors.optim * np.maximum(1, second), np.maximum(1, second)
     found = np.zeros((len(KINDS), len(params)))
-    for numel, count in matrices.items():
+    for (_, numel), count in matrices.items():
         padded = -(-numel // step) * step
         each = np.where(params > 1, own.share, own.whole) - kept
         found[0] += count * (padded // params * each + padded // copy * (second > 0) * (own.share - kept))
-        found[3] += min(2, count) * padded * (params > 1) * (own.gathered - gathered)
+    for numel, count in _buffers(matrices).items():
+        found[3] += count * (-(-numel // step) * step) * (params > 1) * (own.gathered - gathered)
     return found
 
 
-def _roundings(units: Mapping[tuple[bool, int], int], factors: Factors) -> Column:
+def _roundings(units: Mapping[tuple[str, int], int], factors: Factors) -> Column:
     """Numbers of what gradients are rounded in, and their sums come in: as ``rounding_buffers``, of ranks
     that all share the optimizer's states."""
     params, grads, optim = factors.params, factors.grads, factors.optim
     step, given, come = optim * np.maximum(1, factors.secondary), np.zeros(len(params)), np.zeros(len(params))
-    for whole, numel in units:
+    for kind, numel in units:
         padded = -(-numel // step) * step
-        reduces = np.full(len(params), whole) | (grads > 1)
+        reduces = np.full(len(params), kind in WHOLE) | (grads > 1)
         levels = [(padded, params * reduces), (padded // params, grads // params * reduces)]
         for size, ranks in (*levels, (padded // grads, optim // grads)):
             given = np.maximum(given, np.where(ranks > 1, size, 0))
@@ -173,7 +185,7 @@ def _roundings(units: Mapping[tuple[bool, int], int], factors: Factors) -> Colum
     return given + come
 
 
-def _reductions(units: Mapping[tuple[bool, int], int], factors: Factors) -> Column:
+def _reductions(units: Mapping[tuple[str, int], int], factors: Factors) -> Column:
     """Numbers of what gloo's reduce-scatters keep: as ``reduction_buffers``."""
     params, grads, optim = factors.params, factors.grads, factors.optim
     step = optim * np.maximum(1, factors.secondary)

@@ -19,7 +19,7 @@ from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.core.step.columns.shapes import LooseModel, Shapes
-from plait.core.step.memory.closed_states import Factors, HeldStates
+from plait.core.step.memory.closed_states import EXPERTS, Factors, HeldStates
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -66,7 +66,7 @@ def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: in
     """The routed experts of a place with these stages: every layer's are a unit."""
     layers = sum(model.experts.at(layer) for stage in stages for layer in stage.layers) if model.experts else 0
     each = model.routed_parameters // (ep * tp)
-    return HeldStates({(False, each): layers}, {each: layers}, experts=True) if layers else HeldStates({}, experts=True)
+    return HeldStates({(EXPERTS, each): layers} if layers else {}, experts=True)
 
 
 def expert_factors(factors: Factors, ep: int, among: int = 1) -> Factors:

@@ -5,14 +5,13 @@ allocates.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.optimizers import OptimizerName, states_of
-from plait.core.parallel.sharding import WHOLE, Sharding, Unit
+from plait.core.parallel.sharding import WHOLE, Sharding, Unit, buffer_counts
 from plait.core.parallel.strategy import Strategy
 
 WORKSPACE = 32 << 20
@@ -43,7 +42,6 @@ def states(
     of the model's; moment: of one that the optimizer remembers, as of a master if not given."""
     master = master_size(itemsize)
     parameters = gradients = kept = 0
-    gathered, opened = Counter[int](), Counter[int]()
     for unit, numel in units.items():
         whole = unit[0] in WHOLE
         params, grads = (1, 1) if whole else (sharding.params, sharding.grads)
@@ -54,13 +52,9 @@ def states(
         each = states_of(optimizer, unit) * (moment or master)
         each += master * (master != itemsize)  # masters, where the model's numbers are smaller
         kept += each * (numel // sharding.optim)
-        if params > 1:
-            gathered[numel * itemsize] += 1
-        if grads > 1:
-            opened[numel * master] += 1
-    buffers = sum(
-        size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items()
-    )  # two of a size
+    shared = buffer_counts((unit[0], numel) for unit, numel in units.items() if unit[0] not in WHOLE)
+    numbers = sum(numel * count for numel, count in shared.items())
+    buffers = numbers * (itemsize * (sharding.params > 1) + master * (sharding.grads > 1))
     return States(parameters, gradients, kept, buffers)
 
 

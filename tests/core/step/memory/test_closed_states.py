@@ -131,11 +131,24 @@ def test_quantised_matrices_are_layers_only() -> None:
     assert experts[0].tolist() == [2 * 8 * EACH // 8 * 3]
 
 
+def test_units_of_several_kinds_and_one_size_have_buffers_of_their_own() -> None:
+    """A layer's attention and MLP are there at once; of GPT both have 4 H^2 numbers where F is 2 H."""
+    equal = replace(GPT, ffn_hidden=64)
+    sharding = Sharding(params=4, grads=4, optim=4)
+    numbers = 2 * 4 * 32 * 32 * 2 + 48 * 32 + 64 * 32  # two of attention, two of MLPs, embedding, positions
+    assert states(unit_sizes(equal, Strategy(), WHOLE, sharding), sharding, itemsize=2).buffers == numbers * (2 + 4)
+    assert found(equal, (WHOLE,), [sharding])[3].tolist() == [numbers * (2 + 4) + WORKSPACE]
+    told = MemoryOptions(matrices=MatrixBytes(whole=2.0, share=2.0, gathered=3.0))
+    more = found(equal, (WHOLE,), [sharding], options=told) - found(equal, (WHOLE,), [sharding])
+    assert more[3].tolist() == [2 * 4 * 32 * 32 * 2]
+
+
 def test_what_a_place_holds() -> None:
     told = {"sequence": 32, "itemsize": 2}
     one = held_by(LLAMA, Strategy(tp=2), (FIRST, INNER), **told)
     assert one.units == {
-        (False, 24 * 32): 1, (False, 32 * (32 + 8)): 3, (False, 32 * 48 * 3): 3, (True, 2 * 32): 1, (True, 4 * 32): 1,
+        ("embedding", 24 * 32): 1, ("attn", 32 * (32 + 8)): 3, ("mlp", 32 * 48 * 3): 3,
+        ("vectors", 2 * 32): 1, ("vectors", 4 * 32): 1,
     }  # fmt: skip
     assert (one.copies, one.tied, one.tables) == (0, 0, 2 * 2 * 32 * 4 * 2)
     tied = held_by(GPT, Strategy(tp=2, sequence_parallel=True), (LAST,), **told)

@@ -1,0 +1,52 @@
+"""Units that are gathered or open at once find a buffer each, in lists of drawn strategies whose attention
+and MLP have as many numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from plait.core.parallel.sharding import WHOLE, Unit, buffer_counts
+from plait.core.step.orders.known import known_order
+from plait.core.step.step import Place
+from plait.core.step.units import UnitAction, with_units
+from tests.dist.test_strategies import sample
+from tests.support import drawn
+
+
+def most_at_once(place: Place) -> Counter[int]:
+    """How many units of each size are gathered or open at most, one phase after the other."""
+    sizes, most = place.unit_sizes, Counter[int]()
+    for at, phase in place.phases:
+        graph = replace(place.graph(at), phase=phase)
+        actions = known_order(graph, place.strategy.overlap, place.step.order_costs(place.index), place.share)
+        gathered, opened = set[Unit](), set[Unit]()
+        for action in with_units(graph, actions, place.held[at], place.strategy):
+            if not isinstance(action, UnitAction) or action.op.unit[0] in WHOLE:
+                continue
+            verb, unit, _ = action.op
+            if verb in ("gather", "need") and place.sharding.params > 1:
+                gathered.add(unit)
+            elif verb == "open" and place.sharding.grads > 1:
+                opened.add(unit)
+            gathered -= {unit} if verb == "drop" else set()
+            opened -= {unit} if verb == "close" else set()
+            here = Counter(sizes[one] for one in (*gathered, *opened))
+            most |= here
+    return most
+
+
+@pytest.mark.parametrize("number", [182, 1055, 33, 125, 132, 192, 1058, 139, 1087, 1181])
+@pytest.mark.parametrize("costs", [False, True])
+def test_no_more_units_of_a_size_are_there_at_once_than_buffers(number: int, costs: bool) -> None:
+    """In fp64, so that a gathered unit and a gradient can take each other's."""
+    plan, chance = sample(number, levels=number < 1000)
+    plan = replace(plan, costs=drawn.measured(chance, plan) if costs else None)
+    for index in range(len(plan.layout.degrees)):
+        place = Place(plan, index)
+        units = [(unit[0], numel) for unit, numel in place.unit_sizes.items() if unit[0] not in WHOLE]
+        times = (place.sharding.params > 1) + (place.sharding.grads > 1)
+        kept = Counter({size: count * times for size, count in buffer_counts(units).items()})
+        assert most_at_once(place) <= kept
