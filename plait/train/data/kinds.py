@@ -53,7 +53,6 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (257, b"ustar", "a tar archive"),
     (0, b"PAR1", PARQUET),
     (0, b"ARROW1", ARROW),
-    (0, b"\xff\xff\xff\xff", ARROW_STREAM),
     (0, b"FEA1", "Feather of version 1; write it anew as Arrow or Parquet"),
     (0, b"Obj\x01", "Avro"),
     (0, b"MMIDIDX\x00\x00", MEGATRON),
@@ -79,7 +78,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 )
 """Where, which bytes, and what they say."""
 _PATTERNS: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"BZh[1-9]1AY&SY"), BZIP2),
+    # A message: its length (int32, below 2^28), and where its table begins in it (uint32, near).
+    (re.compile(rb"\xff{4}[\s\S]{3}[\x00-\x0f][\s\S]{2}\x00\x00"), ARROW_STREAM),
+    (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), BZIP2),
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle of Python"),
     (re.compile(rb"[\s\S]{5}\x00{3}\{"), "safetensors weights"),
     (re.compile(rb"WARC/[0-9.]+\r?\n"), "WARC, pages of a crawl"),
