@@ -1,4 +1,4 @@
-"""Fifty odd documents, in every format, give the tokens that the format's own library gives in a few lines."""
+"""Fifty odd documents, in every format, give the tokens that its own library gives in a few lines."""
 
 from __future__ import annotations
 
