@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes
+from plait.core.base.uncollected import uncollected
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.plan import Plan
@@ -124,6 +125,7 @@ class Planner:
         """Whether simulating a finalist takes little."""
         return self.model.num_layers <= LIGHT
 
+    @uncollected()
     def answer(self) -> Answer:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
         fits."""
@@ -134,6 +136,7 @@ class Planner:
         found = self._safest_first(found) if self.margin.safest else found
         return self.told(found[:shown], searched=searched)
 
+    @uncollected()
     def chosen(self) -> Candidate:
         """The best, of fewer finalists than ``answer`` simulates. Raises as it does."""
         found, _ = self._finalists(FEW)
@@ -151,6 +154,7 @@ class Planner:
         safest = min(near, key=lambda one: (-min(SURELY, one.memory.likely), one.seconds))
         return [safest, *(one for one in found if one.point != safest.point)]
 
+    @uncollected()
     def checked(self, plan: Plan | None = None) -> Answer:
         """The job's own strategy. plan: the job's as it stands, if there is one, with the slices and the
         costs that timed steps found. Raises JobError where it leaves something open, InfeasiblePlan where it
@@ -186,9 +190,15 @@ class Planner:
             if tried.found and "strategy.overlap" in self.job.open:
                 tried.instead(lambda point: [*reasons.without(point).values(), *self._other_overlaps(point)])
             if tried.found:
+                self._seconds.update({frozenset(point.items()): one.seconds for point, one in tried.found})
                 return sorted((one for _, one in tried.found), key=lambda one: one.seconds), len(ranked.space)
         why = self._refusal(tried.refused[0]) if tried.refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
+
+    @cached_property
+    def _seconds(self) -> dict[frozenset[tuple[str, int]], float]:
+        """Of a step, by points that were finalists."""
+        return {}
 
     def _other_overlaps(self, point: Mapping[str, int]) -> list[dict[str, int]]:
         """Sharding that hides less, where the closed form finds it faster: what is hidden slows down what
@@ -384,6 +394,8 @@ class Planner:
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""
+        if known := self._seconds.get(frozenset(off.items())):
+            return known
         try:
             other = job_at(best.job, off)
             return self.seconds(other)

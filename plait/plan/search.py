@@ -29,7 +29,7 @@ from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
 from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
 
-FIRST, BLOCK = 1 << 10, 1 << 14
+FIRST, BLOCK = 1 << 10, 1 << 15
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
 then eight times as many each time up to the second number. Not fewer: kinds of structures are walked for all
 that are asked together."""

@@ -107,3 +107,19 @@ def test_an_overlap_that_does_not_pay_costs() -> None:
     found = Planner(job(strategy=strategy, cluster=ON), A100, 256).checked()
     assert found.best.closed_form is None
     assert all(" gains -" not in line for line in found.why)
+
+
+def test_what_overlaps_gain_is_not_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies without an overlap were finalists: a planner that does not know that says the same."""
+    one = job(
+        SMALL | {"hidden": 4096, "num_heads": 32},
+        cluster={**ON, "ranks": 8},
+        strategy={"tp": "auto", "overlap": "auto"},
+    )
+    first = Planner(one, A100, 256)
+    answer = first.answer()
+    simulated = list[Job]()
+    real = Planner.simulated
+    monkeypatch.setattr(Planner, "simulated", lambda self, it: simulated.append(it) or real(self, it))
+    assert first.why(answer.candidates) and not simulated
+    assert Planner(one, A100, 256).why(answer.candidates) == first.why(answer.candidates) and simulated

@@ -95,10 +95,12 @@ def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit
     unit that is read at both ends of a forward (tied embeddings) has a window for each.
     """
     exist, found = set(units), dict[tuple[Unit, bool], Window]()
+    head = _head(exist)
     for at, (verb, op) in enumerate(actions):
-        for unit in exist.intersection(read_by(graph, op, _head(exist)) if verb == "run" else ()):
-            key = unit, op.site == "head"
-            found[key] = Window(unit, found[key].first if key in found else at, at, op.forward)
+        for unit in read_by(graph, op, head) if verb == "run" else ():
+            if unit in exist:
+                key = unit, op.site == "head"
+                found[key] = Window(unit, found[key].first if key in found else at, at, op.forward)
     groups: list[list[Window]] = []
     for window in sorted(found.values(), key=lambda one: (one.first, one.unit)):
         follows = bool(groups) and groups[-1][-1].unit == ("attn", window.unit[1]) and window.unit[0] == "mlp"
@@ -112,9 +114,11 @@ def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit
 def adding(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[Window]:
     """When the list of one phase adds to the gradients of ``units``."""
     exist, found = set(units), dict[Unit, Window]()
+    head = _head(exist)
     for at, (verb, op) in enumerate(actions):
-        for unit in exist.intersection(added_to_by(graph, op, _head(exist)) if verb == "run" else ()):
-            found[unit] = Window(unit, found[unit].first if unit in found else at, at, False)
+        for unit in added_to_by(graph, op, head) if verb == "run" else ():
+            if unit in exist:
+                found[unit] = Window(unit, found[unit].first if unit in found else at, at, False)
     return sorted(found.values(), key=lambda one: one.first)
 
 
@@ -156,7 +160,9 @@ def with_units(
             after[one.last].append(UnitOp("settle", one.unit, False))
     merged: list[Action | UnitAction] = []
     for at, action in enumerate(actions):
-        merged += [UnitAction("unit", op) for op in before[at]]
+        if at in before:
+            merged += [UnitAction("unit", op) for op in before[at]]
         merged.append(action)
-        merged += [UnitAction("unit", op) for op in after[at]]
+        if at in after:
+            merged += [UnitAction("unit", op) for op in after[at]]
     return merged

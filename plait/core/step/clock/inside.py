@@ -124,9 +124,7 @@ class _PhaseRun:
         for position, step in enumerate(programme):
             start = rank.now
             if isinstance(step, Compute):
-                rank.launch(step.launch)
-                start = rank.now
-                rank.compute(step.seconds)
+                start = rank.work(step.launch, step.seconds)
                 self.done.append((position, "compute", start, rank.now))
             elif isinstance(step, Start):
                 if self.rules.sent:

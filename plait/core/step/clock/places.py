@@ -16,7 +16,7 @@ from plait.core.step.clock.prices import Prices
 from plait.core.step.orders.known import known_order, later
 from plait.core.step.seconds.costs import Launches
 from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
-from plait.core.step.segments import Action, Collective, Phase
+from plait.core.step.segments import Action, Collective, Phase, SegmentGraph, SegmentOp
 from plait.core.step.step import Place
 from plait.core.step.unit_traffic import Sent, UnitTraffic
 from plait.core.step.units import UnitAction, with_units
@@ -82,11 +82,12 @@ class PlaceLists:
         return self.prices.tier(*ways[kind]) if kind in ways else None
 
     def _priced(self, at: int, listed: Listed) -> Programme:
-        """One list with its prices."""
-        place = self.place
-        graph = place.graph(at)
-        durations, host = Durations(graph, self._costs, place.share), self._launches
-        numbers = {one.unit: number for number, one in enumerate(place.units)}
+        """One list with its prices. Ops that differ in nothing but the layer cost the same."""
+        graph = self.place.graph(at)
+        again = graph.num_layers if graph.recomputed is None else graph.recomputed
+        recomputed = graph.first_layer + again  # from there on layers are not
+        numbers = {one.unit: number for number, one in enumerate(self.place.units)}
+        computed, sent = dict[object, Compute](), dict[object, tuple[float, int | None, float]]()
         slots: dict[object, int] = {}
         programme: list[Compute | Start | Wait | UnitStep] = []
         for action in listed:
@@ -95,15 +96,31 @@ class PlaceLists:
                 programme.append(UnitStep(verb, numbers.get(unit, -1), forward))
                 continue
             verb, op = action
-            if verb == "run":
-                programme.append(Compute(durations.compute(op), host.of(op)))
-            elif verb == "start":
-                slots[op] = len(slots)
-                tier = self._tier(graph.collective(op))
-                programme.append(Start(slots[op], durations.collective(op), tier, host.collective))
-            else:
+            if verb == "wait":
                 programme.append(Wait(slots[op]))
+                continue
+            site, layer, kind, of_slice, part = op
+            sort = site, kind, of_slice, part, layer < recomputed
+            if verb == "run":
+                known = computed.get(sort)
+                if known is None:
+                    known = computed[sort] = self._compute(graph, op)
+                programme.append(known)
+            else:
+                slots[op] = slot = len(slots)
+                start = sent.get(sort)
+                if start is None:
+                    start = sent[sort] = self._start(graph, op)
+                programme.append(Start(slot, *start))
         return programme
+
+    def _compute(self, graph: SegmentGraph, op: SegmentOp) -> Compute:
+        return Compute(Durations(graph, self._costs, self.place.share).compute(op), self._launches.of(op))
+
+    def _start(self, graph: SegmentGraph, op: SegmentOp) -> tuple[float, int | None, float]:
+        """What a ``Start`` says beside its slot."""
+        seconds = Durations(graph, self._costs, self.place.share).collective(op)
+        return seconds, self._tier(graph.collective(op)), self._launches.collective
 
     def _unit_prices(self, unit: UnitTraffic) -> UnitPrices:
         gathered = unit.params > 1

@@ -67,6 +67,21 @@ class Rank:
         self.now = max(self.now, self.host)
         self.compute_seconds += self.now - begin
 
+    def work(self, launch: float, seconds: float) -> float:
+        """Let the host launch something, and the processor work on it; the moment at which it begins."""
+        tp, dp = self.queues
+        if tp or dp:
+            self.launch(launch)
+            begin = self.now
+            self.compute(seconds)
+            return begin
+        self.host = host = self.host + launch
+        begin = max(self.now, host)
+        self.compute_seconds += begin - self.now
+        self.compute_seconds += seconds
+        self.now = begin + seconds
+        return begin
+
     def compute(self, seconds: float) -> None:
         """Let the processor work."""
         self.compute_seconds += seconds

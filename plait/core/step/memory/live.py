@@ -191,8 +191,9 @@ def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]],
 def _largest(rows: Counts) -> Counts:
     """Without rows that another exceeds or equals in every count."""
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
-    kept: list[Counts] = []
-    while len(rows):
-        kept.append(rows[0])  # nothing after it exceeds it, for its sum is the largest
-        rows = rows[(rows > rows[0]).any(axis=1)]
-    return np.stack(kept)
+    small = rows.astype(np.int16) if rows.max(initial=0) < 1 << 15 else rows  # is compared four times as fast
+    kept, left = list[int](), np.arange(len(rows))
+    while len(left):
+        kept.append(int(left[0]))  # nothing after it exceeds it, for its sum is the largest
+        left = left[(small[left] > small[left[0]]).any(axis=1)]
+    return rows[kept]

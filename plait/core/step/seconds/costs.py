@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,14 @@ def cluster_costs(
     Layers of a U-Transformer cost their mean over the lengths at which they work. Raises JobError where the
     device has no peak for ``precision``.
     """
-    return _Costs(model, strategy, load, cluster, precision).costs
+    return _known_costs(model, strategy, load, _Itself(cluster), precision).costs
 
 
 def cluster_launches(
     model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
 ) -> Launches:
     """Seconds in which the host launches the ops of that micro-batch. Raises JobError as above."""
-    return _Costs(model, strategy, load, cluster, precision).launches
+    return _known_costs(model, strategy, load, _Itself(cluster), precision).launches
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,25 @@ class _Costs:
         factor = self.cluster.efficiency.elementwise.value * ITEMSIZE[self.precision]
         moved = float(rates.memory_bound(self.cluster, mean * hidden * 2 * factor))
         return {"down.N": down + moved, "down.J": 2 * down + moved, "up.N": up + moved, "up.J": 2 * up + moved}
+
+
+class _Itself:
+    """A cluster that is equal to itself alone: a file's worth of numbers is not compared."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def __hash__(self) -> int:
+        return id(self.cluster)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.cluster is other.cluster
+
+
+@lru_cache(maxsize=64)
+def _known_costs(model: ModelSpec, strategy: Strategy, load: Load, cluster: _Itself, precision: Precision) -> _Costs:
+    """Places of a pipeline have the same, and so have many finalists."""
+    return _Costs(model, strategy, load, cluster.cluster, precision)
 
 
 def _number(column: Any) -> float:
