@@ -15,6 +15,8 @@ Seed = Annotated[int, Field(ge=-MOST_SEED - 1, le=MOST_SEED)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 STDLIB, BYTES = "python-stdlib", "bytes"
+LEAST_SHARE = 1 / (1 << 20)
+"""Of a source in a mixture: the order of sources repeats after so many sequences at most."""
 _NAME = re.compile(r"\w[\w.+ -]{0,100}")
 
 
@@ -151,6 +153,15 @@ class DataSection(Section):
         if any(given) and not all(given):
             raise JobError("some sources have a weight and others have none", key="data.sources",
                            fix="Give each a weight, or none")  # fmt: skip
+        weights = [source.weight for source in self.sources if source.weight is not None]
+        if weights and (share := min(weights) / sum(weights)) < LEAST_SHARE:
+            raise JobError(
+                f"the weight {min(weights):g} is a share of {share:.3g}, and the least is one sequence in "
+                f"{1 / LEAST_SHARE:,.0f}", key="data.sources", fix="Give the source a larger weight, or leave it out"
+            )  # fmt: skip
+        if self.eval and "eval" in [source.called for source in self.sources]:
+            raise JobError("a source is called 'eval', as the folder of what is evaluated on", key="data.sources",
+                           fix='Give it another name = "..."')  # fmt: skip
         if any(source.weight or source.epochs for source in self.eval):
             raise JobError("what is evaluated on has no weight and no epochs", key="data.eval", fix="Leave them out")
         return self

@@ -77,7 +77,7 @@ def _opened(address: str) -> tuple[Any, str]:
         client = CLIENTS.get(scheme, "")
         fix = f"install it ({how_to_install(client)})" if client else "install what it needs"
         raise DataError(f"{address}: {_one_line(error)}; {fix}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # of an archive in the address, too
         raise DataError(f"{address}: {_one_line(error)}; correct the address") from None
 
 

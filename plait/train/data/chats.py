@@ -147,14 +147,24 @@ class Chats:
             raise WrongChat("is a text alone, no row with keys")
         settings = self.settings
         if settings.rows == "chats":
-            return _messages(values, settings.messages)
-        prompt, answer = (_present(values, key) for key in (settings.prompt, settings.answer))
+            return _messages(values, settings.messages, "messages_key")
+        prompt, answer = (
+            _present(values, settings.prompt, "prompt_key"),
+            _present(values, settings.answer, "answer_key"),
+        )
         if isinstance(prompt, str) and isinstance(answer, str):
             return _Pair(prompt, answer)
+        if isinstance(prompt, str) != isinstance(answer, str):
+            told = " and ".join(
+                f"{shown(key)} is {shown(value)}"
+                for key, value in ((settings.prompt, prompt), (settings.answer, answer))
+            )
+            raise WrongChat(f"{told}; both are texts, or both lists of messages")
         before = [
-            one | {"weight": 0} if one.get("role") == ANSWERS else one for one in _messages(values, settings.prompt)
+            one | {"weight": 0} if one.get("role") == ANSWERS else one
+            for one in _messages(values, settings.prompt, "prompt_key")
         ]
-        return [*before, *_messages(values, settings.answer)]
+        return [*before, *_messages(values, settings.answer, "answer_key")]
 
     def _marked(self, one: Rendered | _Pair) -> bytes:
         if isinstance(one, _Pair):
@@ -179,17 +189,17 @@ class _Pair:
     answer: str
 
 
-def _present(values: Mapping[str, Any], key: str) -> Any:
-    """What a row has under a key. Raises WrongChat."""
+def _present(values: Mapping[str, Any], key: str, setting: str) -> Any:
+    """What a row has under a key, which a setting of ``[data]`` names. Raises WrongChat."""
     if values.get(key) is None:
         names = ", ".join(shown(one) for one in list(values)[:12] if values[one] is not None) or "nothing"
-        raise WrongChat(f"has no {shown(key)}, but {names}")
+        raise WrongChat(f"has no {shown(key)}, but {names}; name its key with data.{setting}")
     return values[key]
 
 
-def _messages(values: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _messages(values: Mapping[str, Any], key: str, setting: str) -> list[dict[str, Any]]:
     """The messages of a row, each with a role. Raises WrongChat."""
-    given = _present(values, key)
+    given = _present(values, key, setting)
     if isinstance(given, str):  # tables without lists
         given = _parsed(given, key)
     if not isinstance(given, list) or not given:
@@ -213,6 +223,8 @@ def _message(given: Any, where: str) -> dict[str, Any]:
         raise WrongChat(f"{where} has no content")
     if content is not None and not isinstance(content, str | list):
         raise WrongChat(f"{where} has the content {shown(content)}, neither a text nor a list")
+    if message.get("weight") not in (None, 0, 1):
+        raise WrongChat(f"{where} has the weight {shown(message['weight'])}, and it is 0 or 1")
     return {key: value for key, value in message.items() if value is not None}
 
 

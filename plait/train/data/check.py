@@ -53,8 +53,9 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     held_out = SPLITS if train.eval_every and not data.eval else ("train",)
     for one in _sets(partial(training_sets, readers=readers), data, out, key):
         _check_set(_Count(one, tokenizer, data, held_out, key), over)
-    for one in _sets(partial(evaluation_sets, readers=readers), data, out, "data.eval") if train.eval_every else ():
-        _check_set(_Count(one, tokenizer, data, ("train",), "data.eval"), over)
+    evaluated = ("train",) if train.eval_every else ()  # it is prepared in any case
+    for one in _sets(partial(evaluation_sets, readers=readers), data, out, "data.eval"):
+        _check_set(_Count(one, tokenizer, data, evaluated, "data.eval"), over)
     return over
 
 
@@ -203,7 +204,11 @@ def _refuse_short(split: SplitName, counted: _Count) -> None:
     where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"
     of = "" if counted.one.name == "text" else f"of {counted.one.name}, "
     if not documents:
-        what = "no row has an answer to train on" if counted.one.settings.chats else "there is no text or token in it"
+        what = (
+            "no row has an answer to train on (of the role assistant)"
+            if counted.one.settings.chats
+            else "there is no text or token in it"
+        )
         raise JobError(f"{', '.join(counted.one.source.paths)}: {what}", key=counted.key, fix="Name other files")
     what = f"{of}{counted.documents[split]} of {documents} documents, {have} tokens,"
     fixes = ["Add text"]

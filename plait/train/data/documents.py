@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
@@ -247,9 +248,18 @@ def _text_of(row: Row, file: SourceFile, key: str) -> str | None:
         return value
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    raise DataError(
-        f"{file.path}: {row.where}: {shown(key)} is {shown(value)}, no text; name another key with data.text_key"
-    )
+    fix = "name another key with data.text_key"
+    if isinstance(value, list) and value and all(isinstance(one, int) for one in cast("list[Any]", value)):
+        fix = "token ids are read from .npy, and from .bin with .idx; write them so, or name the key of the texts"
+    raise DataError(f"{file.path}: {row.where}: {shown(key)} is {shown(value)}, no text; {fix}")
+
+
+def _is_chat(value: object) -> bool:
+    """Whether a value is a list of messages."""
+    if not isinstance(value, list) or not value:
+        return False
+    first = cast("list[Any]", value)[0]
+    return isinstance(first, dict) and bool({"role", "from"} & cast("dict[str, Any]", first).keys())
 
 
 def _encoded(text: str) -> tuple[bytes, int]:
@@ -268,4 +278,8 @@ def _no_key(file: SourceFile, values: dict[str, object], key: str) -> DataError:
     names = ", ".join(map(shown, list(values)[:12])) or "nothing"
     best = max(texts, key=lambda name: len(str(values[name])), default="")
     fix = f"set data.text_key = {shown(best)}" if best else "name the key of its texts with data.text_key"
+    if len(values) == 1 and re.search(r"[,;|\t]", best) and re.search(r"[,;|\t]", str(values[best])):
+        fix = "its fields are not separated by what its ending says: commas in .csv, tabs in .tsv; write it anew"
+    if chats := next((name for name, value in values.items() if _is_chat(value)), ""):
+        fix = 'set data.rows = "chats"' + (f" and data.messages_key = {shown(chats)}" if chats != "messages" else "")
     return DataError(f"{file.path}: its rows have no {shown(key)}, but {names}; {fix}, or take the file out")

@@ -19,7 +19,9 @@ from math import gcd, lcm
 
 import numpy as np
 
-MOST = 1 << 20
+from plait.core.job.data_settings import LEAST_SHARE
+
+MOST = round(1 / LEAST_SHARE)
 """Places after which an order repeats, at most."""
 _BLOCK = 1 << 14
 

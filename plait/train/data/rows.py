@@ -76,8 +76,7 @@ def _json_lines(stream: IO[bytes]) -> Iterator[Row]:
         number += 1
         if len(line) > LARGEST_ROW:
             raise _Wrong(f"line {number} is longer than {LARGEST_ROW:,} bytes")
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+        line = line.removeprefix(b"\xef\xbb\xbf")  # also where files were put one behind the other
         if line.isspace():
             continue
         bad = not_utf8(line)
@@ -190,7 +189,8 @@ def _separated(delimiter: str) -> Callable[[IO[bytes]], Iterator[Row]]:
                 bad, told = decoder.bad - told, decoder.bad
                 yield Row(where, dict(zip(names, fields, strict=True)), bad)
         except csv.Error as error:
-            raise _Wrong(f"line {reader.line_num}: {error}") from None
+            problem = "a line ends with CR alone; write line ends anew" if "new-line character" in str(error) else error
+            raise _Wrong(f"line {reader.line_num}: {problem}") from None
 
     return read
 

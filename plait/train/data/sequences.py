@@ -208,12 +208,17 @@ def view_of(corpus: Corpus, split: SplitName, sequence: int, *, masks: bool) -> 
     """The sequences of a split. Raises DataError where there is none."""
     packed = corpus.index.vocab > MARK
     view: View = (Packed if packed else Windows)(corpus, split, sequence, masks=masks)
+    if view.count < 1 and packed:
+        where = "a larger data.eval_fraction, or train.eval_every = 0" if split == "eval" else "other chats or pairs"
+        raise DataError(
+            f"{corpus.folder}: in the {split} split no answer begins within the first {sequence} tokens of its text; "
+            f"use a larger data.sequence_length, {where}"
+        )
     if view.count < 1:
         more = " or a larger data.eval_fraction, or turn evaluation off (train.eval_every = 0)"
         tokens = corpus.num_tokens(split)
-        needs = "no document has an answer within so many" if packed else f"needs {sequence + 1}"
         raise DataError(
-            f"{corpus.folder}: the {split} split has {tokens} tokens and one sequence of {sequence} {needs}; "
-            f"use more text, a smaller data.sequence_length{more if split == 'eval' else ''}"
+            f"{corpus.folder}: the {split} split has {tokens} tokens and one sequence of {sequence} needs "
+            f"{sequence + 1}; use more text, a smaller data.sequence_length{more if split == 'eval' else ''}"
         )
     return view

@@ -19,6 +19,8 @@ STDLIB = "python-stdlib"
 STDLIB_BYTES = (
     20 << 20
 )  # the library is 14 MB without its tests (3.11); the cap keeps preparation to seconds if it grows
+FOOTERS = {"_metadata", "_common_metadata"}
+"""What Spark, Dask and pyarrow write beside the files of a Parquet folder."""
 STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -100,6 +102,8 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: Pas
         return [(root, root.name)]
     if kind != "folder":
         problem = f"is a {kind}, no regular file" if kind else "no such file or folder"
+        if not kind and set("*?[") & set(str(source)):
+            raise DataError(f"{source}: {problem}; name a folder, and its files with data.pattern")
         raise DataError(f"{source}: {problem}; correct the path, or use {STDLIB!r} for text that is always there")
     if saved := saved_files(root, over):
         return saved
@@ -138,5 +142,7 @@ def _walk(root: Path, skipped: set[str], leave_out: Path | None, over: PassedOve
         for name in (*folders, *names):
             if name.startswith("."):
                 over.note("hidden files and folders", str(Path(folder, name)))
+        for name in FOOTERS.intersection(names):
+            over.note("footer(s) of a Parquet folder, which have no rows", str(Path(folder, name)))
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (Path(folder, name) for name in names if not name.startswith(".") and name not in FOOTERS)

@@ -90,6 +90,7 @@ def test_what_was_cut_off_goes_on(store: MemoryFileSystem, tmp_path: Path, monke
     [
         ("memory://bucket/none.txt", "no such file or folder; correct the address"),
         ("nothing://x/y", "Protocol not known: nothing"),
+        ("zip://a.txt::file:///nothing/there.zip", "No such file or directory"),
     ],
 )
 def test_what_cannot_be_fetched_is_named(store: MemoryFileSystem, tmp_path: Path, address: str, says: str) -> None:

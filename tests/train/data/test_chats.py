@@ -120,6 +120,9 @@ WRONG = (
     ({"messages": [{"role": "user"}]}, "has no content"),
     ({"messages": [{"role": "user", "content": 3}]}, "neither a text nor a list"),
     ({"messages": [{"role": "assistant", "content": ["a"]}]}, "cannot render|refuses"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "has the weight 0.5, and it is 0 or 1"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "has the weight '0', and it is 0 or 1"),
+    ({"conversations": [{"from": "human", "value": "a"}]}, "but 'conversations'; name its key with data.messages_key"),
 )
 
 
@@ -127,6 +130,24 @@ WRONG = (
 def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
     chats, _ = made(tmp_path, CHATML)
     with pytest.raises(DataError, match=f"line 7: .*({said})"):
+        list(chats.texts(row, "line 7", PassedOver()))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"instruction": "a", "completion": "b"},
+            "has no 'prompt', but 'instruction', 'completion'; name its key with",
+        ),
+        ({"prompt": "a", "output": "b"}, "name its key with data.answer_key"),
+        ({"prompt": "a", "completion": 3}, "'prompt' is 'a' and 'completion' is 3; both are texts, or both lists"),
+        ({"prompt": say("a"), "completion": "b"}, "'completion' is 'b'; both are texts, or both lists of messages"),
+    ],
+)
+def test_what_is_no_pair_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
+    chats, _ = made(tmp_path, CHATML, PAIRS)
+    with pytest.raises(DataError, match=f"line 7: .*{said}"):
         list(chats.texts(row, "line 7", PassedOver()))
 
 

@@ -226,3 +226,14 @@ def test_no_more_is_encoded_than_is_needed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(check, "documents", lambda file, reading: (Document(text=one, offset=1) for one in texts_of))
     check_data(*sections(texts, eval_fraction=0.5, sequence_length=8), tmp_path / "corpus")
     assert encoded == [b"t2345678", b"e23", b"t234", b"e23456789"] or encoded == [b"t2345678", b"e23", b"e23456789"]
+
+
+def test_what_is_evaluated_on_is_looked_at_whether_or_not_it_is_evaluated(tmp_path: Path) -> None:
+    """It is prepared in any case."""
+    texts = write(tmp_path / "texts", [b"words " * 200])
+    data, train = sections(texts, eval_every=0, eval=[{"path": str(tmp_path / "none.txt")}])
+    with pytest.raises(JobError, match=r"none\.txt: no such file or folder") as caught:
+        check_data(data, train, tmp_path / "out")
+    assert caught.value.key == "data.eval"
+    short = write(tmp_path / "short", [b"a"])
+    check_data(*sections(texts, eval_every=0, eval=[{"path": str(short)}]), tmp_path / "out")

@@ -148,6 +148,17 @@ def job_of(folder: Path, sources: list[dict[str, Any]], **data: Any) -> Job:
     }, folder)  # fmt: skip
 
 
+def test_a_share_too_small_for_the_order_and_a_name_taken_are_refused(tmp_path: Path) -> None:
+    few = [{"path": "a", "weight": 1e-9}, {"path": "b", "weight": 1}]
+    with pytest.raises(
+        JobError, match=r"the weight 1e-09 is a share of 1e-09, and the least is one sequence in 1,048,576"
+    ):
+        job_of(tmp_path, few)
+    job_of(tmp_path, [{"path": "a", "weight": 1e-6}, {"path": "b", "weight": 1}])
+    with pytest.raises(JobError, match="a source is called 'eval'"):
+        job_of(tmp_path, [{"path": "a", "name": "eval"}, {"path": "b"}], eval=[{"path": "c"}])
+
+
 def texts(folder: Path, name: str, count: int) -> None:
     (folder / name).mkdir()
     for number in range(count):

@@ -72,5 +72,7 @@ def test_sequences_are_whole_chats(tmp_path: Path, sequence: int, masks: bool) -
 
 def test_chats_that_are_too_long_for_any_answer_are_refused(tmp_path: Path) -> None:
     corpus, _ = corpus_of(tmp_path, [say("a question that is long " * 20, "yes")])
-    with pytest.raises(DataError, match="no document has an answer within so many"):
+    with pytest.raises(
+        DataError, match=r"no answer begins within the first 16 tokens of its text; use a larger data\.seq"
+    ):
         view_of(corpus, "train", 16, masks=True)

@@ -137,6 +137,27 @@ def test_a_source_without_text_is_refused_in_words(tmp_path: Path) -> None:
         find_files([tmp_path / "docs"], "*.txt")
 
 
+def test_a_pattern_in_a_path_is_told_where_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(DataError, match=r"no such file or folder; name a folder, and its files with data\.pattern"):
+        find_files([tmp_path / "*.txt"], "*")
+    (tmp_path / "[x].txt").write_text("text")
+    assert found(tmp_path / "[x].txt") == ["[x].txt"]
+
+
+def test_footers_of_a_parquet_folder_are_no_files_of_rows(tmp_path: Path) -> None:
+    part = tmp_path / "lang=en" / "part-0.parquet"
+    part.parent.mkdir()
+    footers: list[pq.FileMetaData] = []
+    pq.write_table(pa.table({"text": ["words"] * 9}), part, metadata_collector=footers)
+    footers[0].set_file_path("lang=en/part-0.parquet")
+    pq.write_metadata(pa.schema([("text", pa.string())]), tmp_path / "_metadata", footers)
+    pq.write_metadata(pa.schema([("text", pa.string())]), tmp_path / "_common_metadata")
+    over = PassedOver()
+    assert found(tmp_path, over=over) == ["lang=en/part-0.parquet"]
+    assert over.counts == {"footer(s) of a Parquet folder, which have no rows": 2}
+
+
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "closed").mkdir()
     (tmp_path / "a").write_text("text")
