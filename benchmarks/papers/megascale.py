@@ -85,7 +85,7 @@ def steps() -> Found:
 
 def _with_their_layout() -> Candidate:
     """Parallel blocks and Plait's overlap in the paper's layout, at 12,288 GPUs."""
-    asked = planning(PAPER, OWN + _asked(12288) + LAYOUT + settings(strategy__dp=192)).planner
+    asked = planning(PAPER, OWN + _asked(12288) + LAYOUT + settings(strategy__dp=192), evaluate=True).planner
     return asked.predict(asked.job)
 
 
@@ -97,7 +97,7 @@ def decoupled() -> Found:
     for gpus in (256, 12288):
         batch = 256 if gpus == 256 else BATCHES[gpus]  # table 3's
         wanted = settings(cluster__ranks=gpus, train__global_batch_size=batch, strategy__dp=gpus // 64)
-        asked = planning(PAPER, OWN + wanted + LAYOUT)
+        asked = planning(PAPER, OWN + wanted + LAYOUT, evaluate=True)
         schedule, costs = stage_costs(asked)
         for slower in (1, 4, 16):
             taken = _interleaved(schedule, costs, slower)

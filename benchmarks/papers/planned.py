@@ -33,15 +33,16 @@ def command(paper: str, asked: Sequence[str], *flags: str) -> str:
 
 
 @cache
-def planning(paper: str, asked: Settings, changes: Settings = ()) -> Planning:
-    """The paper's job with settings, and with the cluster changed."""
-    return plan_job(job_file(paper), asked, changes=changes)
+def planning(paper: str, asked: Settings, changes: Settings = (), *, evaluate: bool = False) -> Planning:
+    """The paper's job with settings, and with the cluster changed. evaluate: for the strategy that they
+    give."""
+    return plan_job(job_file(paper), asked, changes=changes, evaluate=evaluate)
 
 
 @cache
 def predict(paper: str, asked: Settings, changes: Settings = ()) -> Candidate | None:
     """The strategy that the settings give (``--evaluate``), as predicted; None where it does not fit."""
-    planner = planning(paper, asked, changes).planner
+    planner = planning(paper, asked, changes, evaluate=True).planner
     found = planner.predict(planner.job)
     return found if found.memory.fits else None
 

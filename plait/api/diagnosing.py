@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from plait.core.job.plan import Plan
     from plait.core.runs.evidence import Evidence, Verdict
+    from plait.diagnose.alike import Alike
     from plait.diagnose.compare import Prediction
     from plait.diagnose.importing import Imported
     from plait.diagnose.reading import RecordedRun
-    from plait.diagnose.recording import Recording
     from plait.diagnose.report import Report
 
 COMPARED = 64
@@ -138,9 +138,11 @@ def explain_trace(traces: Sequence[Path], meta: Path | None) -> Report:
 def report_of(run: RecordedRun) -> Report:
     """The report of a run that was read, beside what its plan predicts."""
     from plait.core.runs.memory_peaks import PROCESS, peaks_of
+    from plait.diagnose.alike import alike
     from plait.diagnose.explain import explain
 
-    prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
+    some = alike(run.recording, run.metrics)
+    prediction, notes = _prediction(run.plan, some) if run.plan else (None, [])
     memory = {}
     if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
         memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan)}
@@ -286,22 +288,25 @@ def page_predictions() -> Callable[[Plan, Sequence[int]], Any]:
     return predicted
 
 
-def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:
-    """Prediction of a recording by a plan of measured costs; and sentences on a plan that predicts
-    nothing."""
+def _prediction(plan: Plan, steps: Alike) -> tuple[Prediction | None, list[str]]:
+    """Prediction of steps by a plan of measured costs; and sentences on a plan that predicts nothing of
+    them."""
     from plait.core.base.errors import PlaitError
     from plait.diagnose.compare import UNMEASURED, against
     from plait.plan.simulate import simulate_plan
 
     if plan.costs is None:
         return None, [UNMEASURED]
+    whole = plan.workload.micro_batch * plan.workload.num_micro_batches * plan.workload.sequence
+    if steps.tokens not in (None, whole):
+        return None, [f"The plan predicts steps of {whole:,} tokens, and the recorded ones have {steps.tokens:,}."]
     world = plan.layout.world_size
     ranks = None if world <= COMPARED else [rank for mesh in plan.layout.meshes for rank in mesh.ranks[:1]]
     try:
         timeline = simulate_plan(plan).timeline((1,), ranks)
     except PlaitError as error:
         return None, [f"The plan cannot be simulated: {error}"]
-    return against(recording, timeline, _spans(plan, timeline)), []
+    return against(steps.recording, timeline, _spans(plan, timeline)), []
 
 
 def _spans(plan: Plan, timeline: Any) -> Any:

@@ -71,8 +71,14 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
     }  # fmt: skip
     names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]
     job = plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names])
-    train = job.train.model_copy(update={"rampup_batch_size": None})  # steps of the whole batch, as is predicted
-    return replace(plan, job=job.model_copy(update={"train": train}))
+    return of_whole_batches(replace(plan, job=job))
+
+
+def of_whole_batches(plan: Plan) -> Plan:
+    """The same plan without a ramp: every step has the whole batch, as is predicted."""
+    assert plan.job
+    train = plan.job.train.model_copy(update={"rampup_batch_size": None})
+    return replace(plan, job=plan.job.model_copy(update={"train": train}))
 
 
 def _seconds(plan: Plan, place: LaunchTarget) -> float:

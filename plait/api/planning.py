@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 class Planning(Shown):
     """A job on a cluster, ready to be planned.
 
-    written: the plan, if one was given in place of a job. factors: changes of the cluster that are only
+    written: the plan, if one was given in place of a job. alone: whether the job's own strategy alone is
+    asked for. factors: changes of the cluster that are only
     tried; unchanged: the planner without them. warning: a sentence on a device that is not the cluster's.
-    note: a sentence on the vocabulary, or nothing. over: what readers passed over. told: what a
-    configuration of another framework says, if one was given in place of a job.
+    note: sentences on the vocabulary and on keys that nobody chose, or nothing. over: what readers passed
+    over. told: what a configuration of another framework says, if one was given in place of a job.
     """
 
     planner: Planner
     written: Plan | None = None
+    alone: bool = False
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
     unchanged: Planner | None = None
     warning: str = ""
@@ -41,14 +43,14 @@ class Planning(Shown):
     told: Told | None = None
 
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
-        """The best strategies; with evaluate, or of a plan, its own strategy alone. explain: whether the
-        answer shows all of its columns. Raises InfeasiblePlan."""
+        """The best strategies; of a plan, and with evaluate, here or before, its own strategy alone.
+        explain: whether the answer shows all of its columns. Raises InfeasiblePlan."""
         from plait.api.plan_answer import Hypothesis, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan
         from plait.plan.divisors import divisor_hints
         from plait.plan.sensitivity import sensitivity
 
-        own = evaluate or self.written or (self.told and not self.planner.job.open)
+        own = evaluate or self.alone or self.written or (self.told and not self.planner.job.open)
 
         def found(planner: Planner) -> Answer:
             return planner.checked(self.written) if own else planner.answer()
@@ -89,17 +91,20 @@ class Planning(Shown):
 
 
 def plan_job(
-    file: Path | str, overrides: Sequence[str] = (), place: LaunchTarget | None = None, changes: Sequence[str] = ()
-) -> Planning:
+    file: Path | str, overrides: Sequence[str] = (), place: LaunchTarget | None = None, changes: Sequence[str] = (),
+    *, evaluate: bool = False,
+) -> Planning:  # fmt: skip
     """Read a job file (TOML), a plan (``plan.json``) or a configuration of another framework
     (``plait.plan.read_config``), and find its cluster.
 
     place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
+    evaluate: for the job's own strategy alone; keys that neither the job nor ``overrides`` say are not left
+    open by a job without [strategy], if ``overrides`` say any.
     Raises JobError and DataError.
     """
     from plait.api.choose import model_notes, the_cluster, vocabulary_note
     from plait.core.base.errors import JobError
-    from plait.core.job.plan import Plan
+    from plait.core.job.plan import Plan, told_left_out
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
     from plait.plan.read_config import read_configuration
@@ -118,11 +123,14 @@ def plan_job(
         written = Plan.read(file)
         job, vocab = job_of(written, file), written.model.vocab
     else:
-        job = (told.job(overrides) if told else Job.read(file, overrides)).named(file.stem.partition(".")[0])
+        job = (told.job(overrides) if told else Job.read(file, overrides, searched=not evaluate)).named(
+            file.stem.partition(".")[0]
+        )
         over, vocab, weights = model_notes(job), load_tokenizer(job.data.tokenizer).vocab, job.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
             over.add(check_initial(Path(weights), job.model_spec(vocab)))
-        note = "" if told else vocabulary_note(job, vocab)
+        left_out = "" if told or evaluate else told_left_out(job)
+        note = "" if told else ". ".join(filter(None, (vocabulary_note(job, vocab), left_out)))
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)
@@ -132,8 +140,8 @@ def plan_job(
     if told:
         over.add(told.over())
     return Planning(
-        planner=planner, written=written, factors=factors, unchanged=unchanged, warning=warning, note=note, over=over,
-        told=told,
+        planner=planner, written=written, alone=evaluate, factors=factors, unchanged=unchanged, warning=warning,
+        note=note, over=over, told=told,
     )  # fmt: skip
 
 

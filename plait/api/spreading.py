@@ -242,6 +242,7 @@ def _spreads(asked: Placing, hosts: Sequence[str]) -> tuple[int, int]:
 
 def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
     """Train in that order; the median step."""
+    from plait.api.measuring import of_whole_batches
     from plait.api.places import place_of, with_table
     from plait.api.training import prepare, run_plan
     from plait.core.base.errors import LaunchError
@@ -253,7 +254,7 @@ def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
         RankTable(tuple(hosts), each).write(Path(name) / "table.json")
         place = with_table(place_of(on), Path(name) / "table.json")
         settings = [f"run.folder={name}", "run.name=run", "train.checkpoint_every=0", "train.eval_every=0"]
-        plan = prepare(file, settings, place, refuse=False).plan
+        plan = of_whole_batches(prepare(file, settings, place, refuse=False).plan)
         status = run_plan(plan, folder, place, silent=True)
         if status:
             logs = " ".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])

@@ -137,7 +137,7 @@ def plan(
         check_target(draw, fix="Choose another with --draw")
     with naming(job, given):
         place = place_of(question.on)
-        asked = plan_job(job, given, place, what_if or [])
+        asked = plan_job(job, given, place, what_if or [], evaluate=question.evaluate)
         target = _target(asked, job, out, what_if=bool(what_if))
         _remark(asked)
         for wanted, doing in ((measure, "measured"), (draw, "drawn")):
@@ -146,7 +146,7 @@ def plan(
                 asked.planner.refuse_framework(doing)
         if emit:
             check_emits(asked, emit)
-        found, placed = asked.answer(evaluate=question.evaluate, explain=shown.show == DETAILS), None
+        found, placed = asked.answer(explain=shown.show == DETAILS), None
         where = asked.planner.job.place.changed(given)
         if where.topology or where.rank_table:
             found, placed = place_steps(asked, found, given)

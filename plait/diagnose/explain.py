@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from plait.diagnose.alike import alike
 from plait.diagnose.compare import Prediction
 from plait.diagnose.imbalance import batches_of, stages_of
 from plait.diagnose.late import late_of
@@ -31,16 +32,16 @@ def explain(
 ) -> Report:
     """run: whose folder the recording came from, for its metrics, checkpoints and attempts. memory: bytes
     that are predicted for a rank of each stage."""
-    said = run.said if run else None
+    said, metrics = run.said if run else None, run.metrics if run else ()
+    some = alike(recording, metrics)
     unknown = set(said.unknown) if said else set[int]()
     found = verdicts(recording)
     kept = tuple(one for one in found.stragglers if one.what == "slow link" or not unknown & set(one.ranks))
     found = replace(found, stragglers=kept, arrivals=found.arrivals if said is None or said.one_clock else ())
     named = [one.ranks for one in found.stragglers if one.what != "slow link"]
     since = max((one.since for one in found.stragglers), default=None)
-    replayed = what_if(recording, named, since)
+    replayed = what_if(some.recording, named, since)
     costs = iter(replayed.costs if replayed and not (said and _unlinked(recording)) else ())
-    metrics = run.metrics if run else ()
     in_steps = said is None or said.steps
     late = None
     if said and said.one_clock and not found.stragglers:
@@ -51,14 +52,14 @@ def explain(
         name=name,
         ranks=recording.ranks,
         axes=_axes(recording) if run is None or run.plan else {},
-        steps=steps_of(recording, metrics) if in_steps else None,
-        shares=tuple(shares(recording)) if in_steps else (),
+        steps=steps_of(some.recording, some.metrics) if in_steps else None,
+        shares=tuple(shares(some.recording)) if in_steps else (),
         verdicts=found,
         costs=tuple(None if one.what == "slow link" else next(costs, None) for one in found.stragglers),
         what_if=replayed,
-        stages=stages_of(recording),
-        batches=batches_of(recording),
-        drift=drift_of(recording),
+        stages=stages_of(some.recording),
+        batches=batches_of(some.recording),
+        drift=drift_of(some.recording),
         prediction=prediction,
         loss=loss_of(metrics),
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
@@ -66,7 +67,7 @@ def explain(
         memory=memory_use(metrics, memory or {}),
         late=late,
         passed_over=run.passed_over if run else recording.passed_over,
-        notes=(*notes, *recording.notes),
+        notes=(*notes, *filter(None, (some.note,)), *recording.notes),
     )
 
 

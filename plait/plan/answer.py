@@ -160,9 +160,10 @@ class Planner:
         costs that timed steps found. Raises JobError where it leaves something open, InfeasiblePlan where it
         does not fit: what is too much, by how much, and the nearest change."""
         if self.job.open:
-            raise JobError(
-                "is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out --evaluate"
-            )
+            first, *others = self.job.open
+            more = f", and so are {', '.join(one.removeprefix('strategy.') for one in others)}" if others else ""
+            fix = "Say it, or search: leave out --evaluate. A [strategy] in the job has defaults for what it leaves out"
+            raise JobError(f"is left to the planner{more}", key=first, fix=fix)
         check_size(self.job, self.vocab, None)
         world, ranks = self.job.world_size, ranks_of(self.job, self.cluster)
         if ranks != world:

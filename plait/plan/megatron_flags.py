@@ -61,7 +61,7 @@ disable-bias-linear use-rope-scaling recompute-activations grad-reduce-in-bf16
 accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-position-embeddings
 no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split
 account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer
-apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather
+apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather decrease-batch-size-if-needed
 """
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
@@ -105,7 +105,7 @@ UNMODELLED_STARTS = ("muon-", "mtp-")
 _STEPS = """
 train-iters train-samples train-sync-interval exit-interval exit-duration-in-mins exit-signal-handler
 exit-signal manual-gc manual-gc-interval manual-gc-eval empty-unused-memory-level iterations-to-skip
-skip-train calculate-per-token-loss decrease-batch-size-if-needed
+skip-train calculate-per-token-loss
 """
 _RATES = """
 lr min-lr lr-decay-style lr-decay-iters lr-decay-samples lr-warmup-fraction lr-warmup-iters lr-warmup-samples

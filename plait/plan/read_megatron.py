@@ -88,8 +88,25 @@ def _degrees(told: Told, flags: Flags) -> None:
             if value < 1:
                 raise told.refuse(f"--{name}", f"{value} is not positive", "Use at least 1")
             told.set(key, value)
-    for name in {"rampup-batch-size", "step-batch-size-schedule"} & flags.keys():
-        told.notes.append(f"--{name}: what is predicted is a step of the full batch.")
+    _ramp(told, flags)
+
+
+def _ramp(told: Told, flags: Flags) -> None:
+    """The ramp of the batch; one that Megatron-LM rounds down to what fits is no setting of ours."""
+    name, rounds = "rampup-batch-size", "decrease-batch-size-if-needed"
+    if name in flags:
+        if len(flags[name]) != 3:
+            problem = f"it has {len(flags[name])} numbers"
+            raise told.refuse(f"--{name}", problem, "Give three: the first batch, the increment, the samples")
+        start, increment, samples = (whole_number(told, f"--{name}", one) for one in flags[name])
+        if start != told.get("train.global_batch_size"):  # its own ramp of no rise
+            ramp = {"start": start, "increment": increment, "samples": samples}
+            if rounds in flags:
+                told.unmodelled.append(f"--{rounds}")
+            else:
+                told.set("train.rampup_batch_size", ramp)
+    for each in sorted({name, "step-batch-size-schedule"} & flags.keys()):
+        told.notes.append(f"--{each}: what is predicted is a step of the full batch.")
 
 
 def _tensor(told: Told, flags: Flags) -> None:

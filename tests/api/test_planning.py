@@ -38,6 +38,13 @@ def job(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture
+def table(job: Path) -> Path:
+    """The job with a strategy, whose keys have their defaults."""
+    job.write_text(f"{JOB}[strategy]\n")
+    return job
+
+
 def test_a_jobs_best_strategy_becomes_a_plan_that_is_predicted_alike(job: Path) -> None:
     asked = plan_job(job, SETTINGS)
     best = asked.answer().best
@@ -56,7 +63,7 @@ def test_an_answer_is_a_table_in_a_notebook(job: Path) -> None:
     assert found.text().count("\n") > len(found.candidates)
 
 
-def test_streams_that_no_number_knows_are_said_to_be_unknown(job: Path) -> None:
+def test_streams_that_no_number_knows_are_said_to_be_unknown(table: Path) -> None:
     asked = [
         *SETTINGS,
         "strategy.tp=2",
@@ -66,8 +73,8 @@ def test_streams_that_no_number_knows_are_said_to_be_unknown(job: Path) -> None:
         "train.micro_batch_size=2",
         "train.global_batch_size=16",
     ]
-    plain = plan_job(job, asked).answer(evaluate=True)
-    found = plan_job(job, [*asked, "strategy.streams=2"]).answer(evaluate=True)
+    plain = plan_job(table, asked).answer(evaluate=True)
+    found = plan_job(table, [*asked, "strategy.streams=2"]).answer(evaluate=True)
     assert found.best.seconds == plain.best.seconds
     assert "Not modelled: strategy.streams = 2:" in found.text()
     assert "Not modelled" not in plain.text()
@@ -78,10 +85,10 @@ def test_streams_that_no_number_knows_are_said_to_be_unknown(job: Path) -> None:
     assert "not_modelled" not in plain.to_dict()
 
 
-def test_a_plan_is_checked_as_it_stands(job: Path) -> None:
-    asked = plan_job(job, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
+def test_a_plan_is_checked_as_it_stands(table: Path) -> None:
+    asked = plan_job(table, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
     plan = asked.plan(asked.answer(evaluate=True).best)
-    file = job.with_name("plan.json")
+    file = table.with_name("plan.json")
     plan.write(file)
     of_plan = plan_job(file)
     assert of_plan.written is not None
@@ -118,9 +125,20 @@ def test_a_slow_node_uses_less_of_the_devices(job: Path) -> None:
     assert slow.mfu == pytest.approx(as_it_is.mfu * as_it_is.seconds / slow.seconds)
 
 
-def test_what_fits_only_if_things_were_other_is_said_so(job: Path) -> None:
+def test_settings_beside_evaluate_are_all_of_a_strategy(job: Path) -> None:
+    given = ["cluster.preset=h100", "cluster.ranks=2", "strategy.tp=2", "train.micro_batch_size=1"]
+    alone = plan_job(job, given, evaluate=True).answer()
+    assert alone.to_dict()["searched"] == 1 and alone.best.point["tp"] == 2 and alone.best.point["p1"] == 1
+    searched = plan_job(job, given)
+    found = searched.answer()
+    assert all(one.point["tp"] == 2 for one in found.candidates) and found.to_dict()["searched"] > 1
+    with pytest.raises(JobError, match=r"left to the planner, and so are pp, schedule, .*A \[strategy\] in the job"):
+        searched.answer(evaluate=True)
+
+
+def test_what_fits_only_if_things_were_other_is_said_so(table: Path) -> None:
     small = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=8", "model.hidden=8192", "model.num_layers=40"]
-    found = plan_job(job, small, changes=["memory=16x"]).answer(evaluate=True)
+    found = plan_job(table, small, changes=["memory=16x"]).answer(evaluate=True)
     assert found.change and found.change.before is None
     assert found.to_dict()["unchanged"] is None
     assert "then this fits, and nothing does as things are" in found.text()
@@ -245,10 +263,10 @@ def test_measured_candidates_are_beside_their_predictions_and_the_fastest_is_cho
     assert "chosen" not in found.to_dict()
 
 
-def test_two_plans_differ_in_their_settings_and_their_seconds(job: Path, tmp_path: Path) -> None:
+def test_two_plans_differ_in_their_settings_and_their_seconds(table: Path, tmp_path: Path) -> None:
     for name, tp in (("a", 1), ("b", 2)):
         degrees = [f"strategy.tp={tp}", f"strategy.dp={8 // tp}", "train.global_batch_size=8"]
-        asked = plan_job(job, [*SETTINGS, *degrees])
+        asked = plan_job(table, [*SETTINGS, *degrees])
         asked.plan(asked.answer(evaluate=True).best).write(tmp_path / f"{name}.json")
     found = compare_plans(tmp_path / "a.json", tmp_path / "b.json")
     text = found.text()

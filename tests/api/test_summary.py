@@ -29,6 +29,7 @@ sequence_length = 64
 steps = 1500
 global_batch_size = 16
 micro_batch_size = 0
+[strategy]
 """
 
 

@@ -28,10 +28,10 @@ from plait.train.data.stream import Stream
 
 job, corpus, *overrides = sys.argv[1:]
 with plait.Engine(job, overrides) as engine:
-    size, stream = engine.job.train.global_batch_size, Stream.open(engine.job, Path(corpus)).train
+    stream, sizes = Stream.open(engine.job, Path(corpus)).train, engine.job.train.batches
     engine.load()
     while engine.done < engine.job.train.steps and not engine.stopping:
-        taken = stream.take(engine.done * size, size)
+        taken = stream.take(sizes.before(engine.done), engine.batch_size)
         engine.step(taken.tokens, taken.targets, starts=taken.starts)
         if engine.done % 5 == 0:
             engine.save()
@@ -109,11 +109,21 @@ def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_a_loop_of_ones_own_is_plait_train_bit_for_bit(tmp_path: Path) -> None:
-    """Under tensor and data parallelism, sharded, in several micro-batches; interrupted and gone on with."""
+RAMP = "train.rampup_batch_size={ start = 4, increment = 4, samples = 12 }"
+WAYS = {
+    "one size": ["strategy.dp=2", "strategy.shard=zero2", "train.micro_batch_size=2"],
+    "a ramp": ["strategy.dp=2", "strategy.shard=zero2", "train.micro_batch_size=1", "train.global_batch_size=12", RAMP],
+    "a ramp through a pipeline": ["strategy.pp=2", "strategy.tp=2", "train.micro_batch_size=1", RAMP,
+                                  "train.global_batch_size=12"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_of_ones_own_is_plait_train_bit_for_bit(tmp_path: Path, way: str) -> None:
+    """Under tensor and data parallelism, sharded, in several micro-batches, in steps that grow; interrupted
+    and gone on with."""
     job = write_job(tmp_path, steps=8)
-    shape = ["strategy.dp=2", "strategy.shard=zero2", "train.micro_batch_size=2", "strategy.slices.batch=1",
-             "train.eval_every=0", "train.lr_decay_steps=8"]  # fmt: skip
+    shape = [*WAYS[way], "strategy.slices.batch=1", "train.eval_every=0", "train.lr_decay_steps=8"]
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
     script = tmp_path / "loop.py"

@@ -114,6 +114,18 @@ def test_checking_a_strategy_given_by_hand(job: Path) -> None:
     assert json.loads(plait(job, "--evaluate", "--json"))["searched"] == 1
 
 
+def test_keys_that_nobody_asked_for_are_named(job: Path) -> None:
+    job.write_text(JOB + STRATEGY)
+    done = CliRunner().invoke(app, ["plan", str(job)], catch_exceptions=False)
+    assert "note: [strategy] leaves out pp, schedule, " in " ".join(done.stderr.split())
+    job.write_text(JOB)
+    done = CliRunner().invoke(app, ["plan", str(job), "strategy.tp=2"], catch_exceptions=False)
+    assert "leaves out" not in done.stderr
+    plan = Plan.read(job.with_name("plan.json"))
+    assert plan.chosen["strategy.tp"] == "given" and plan.chosen["strategy.pp"] == "searched"
+    assert plan.job and plan.job.strategy.tp == 2 and plan.layout.world_size == 4
+
+
 def test_a_strategy_that_does_not_fit_says_by_how_much_and_what_would(job: Path) -> None:
     job.write_text(JOB + STRATEGY.replace('"zero1"', '"ddp"'))
     big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64"]

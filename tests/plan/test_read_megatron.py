@@ -242,6 +242,30 @@ def test_a_job_of_settings_of_its_own_beside_a_file() -> None:
     assert one.plan.framework == "megatron"
 
 
+def test_a_ramp_of_the_batch_both_ways() -> None:
+    told = read(flags(global_batch_size="256", rampup_batch_size="32 32 1000"))
+    ramp = told.job().train.rampup_batch_size
+    assert ramp and (ramp.start, ramp.increment, ramp.samples) == (32, 32, 1000)
+    assert any("a step of the full batch" in line for line in told.lines())
+    one = job_at(ONE, dict(SPACE.row(0)))
+    batch = one.train.global_batch_size
+    grown = one.changed([f"train.rampup_batch_size={{ start = {batch // 2}, increment = {batch // 2}, samples = 99 }}"])
+    back = emitted(grown).job([f"cluster.ranks={one.world_size}", f"model.vocab={one.model_spec(257).vocab}"])
+    assert back.train.rampup_batch_size == grown.train.rampup_batch_size is not None
+
+
+def test_a_ramp_that_megatron_rounds_or_does_not_have() -> None:
+    told = read(flags(global_batch_size="256", rampup_batch_size="4 4 1000", decrease_batch_size_if_needed=""))
+    assert told.job().train.rampup_batch_size is None and "--decrease-batch-size-if-needed" in told.unmodelled
+    assert read(flags(global_batch_size="256", rampup_batch_size="256 1 9")).job().train.rampup_batch_size is None
+    for said, problem in (("32 32", "it has 2 numbers"), ("32 32 1e9", "'1e9' is not a whole number")):
+        with pytest.raises(JobError, match=problem) as refused:
+            read(flags(global_batch_size="256", rampup_batch_size=said))
+        assert refused.value.key == "--rampup-batch-size"
+    with pytest.raises(JobError, match="4 sequences are not a multiple"):
+        read(flags(global_batch_size="256", rampup_batch_size="4 4 1000")).job()
+
+
 def test_copies_of_the_optimizer_s_shards() -> None:
     told = read(flags(use_distributed_optimizer="", num_distributed_optimizer_instances="2"))
     assert told.job().sharding(8).optim == 4

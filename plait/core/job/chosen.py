@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from plait.core.job.left_open import MICRO
-from plait.core.job.settings import StrategySection
+from plait.core.job.settings import PLANNABLE, StrategySection
 from plait.core.job.spec import Job
 
 By = Literal["given", "searched", "timed", "default"]
@@ -44,3 +44,20 @@ def told_by(chosen: Mapping[str, By]) -> str:
         by.setdefault(who, []).append(key.removeprefix("strategy."))
     order = ("given", "searched", "timed", "default")
     return "strategy: " + "; ".join(f"{who} {', '.join(by[who])}" for who in order if who in by)
+
+
+def told_left_out(job: Job) -> str:
+    """A sentence on keys of a ``[strategy]`` that the planner could choose and was not asked for; empty where
+    there are none.
+
+    >>> told_left_out(Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"compile": True}}))[:50]
+    '[strategy] leaves out tp, dp, pp, schedule, virtua'
+    """
+    found = chosen_by(job)
+    keys = [key for key in PLANNABLE if found[f"strategy.{key}"] == "default"]
+    if not keys:
+        return ""
+    return (
+        f"[strategy] leaves out {', '.join(keys)}: each has its default and is not searched; auto leaves it to the "
+        "planner"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.core.base.codec.data import decode
@@ -42,6 +43,14 @@ def _rampup(said: object) -> RampupSection | None:
         return None if said is None else decode(RampupSection, said)
     except JobError:
         return None
+
+
+def spelled_out(values: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """``values`` with the ``[strategy]`` that they leave out, where ``settings`` name a key of it: the keys
+    that are not named stay the planner's."""
+    if "strategy" in values or not any(one.lstrip().startswith("strategy.") for one in settings):
+        return dict(values)
+    return {**values, "strategy": dict.fromkeys(PLANNABLE, "auto")}
 
 
 def opened(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from plait.core.base.files import replacing
 from plait.core.job.chosen import By as By
 from plait.core.job.chosen import chosen_by as chosen_by
 from plait.core.job.chosen import told_by as told_by
+from plait.core.job.chosen import told_left_out as told_left_out
 from plait.core.job.renamed import renamed
 from plait.core.job.settings import Seed
 from plait.core.job.spec import Job

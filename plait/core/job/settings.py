@@ -108,9 +108,11 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 class StrategySection(Section):
     """How the model is split, and how its communication is hidden. Any key may be ``auto``: the planner
-    chooses it. A job without this table is planned whole. Where the keys without which no rank can start are
-    given, ``slices`` and ``sequence_parallel`` are not predicted but timed before training, as many
-    candidates as can pay in the steps of the run."""
+    chooses it. A job without this table is planned whole, and a setting on the command line changes its own
+    key alone: the others stay the planner's. A table that is there is not searched beyond its ``auto``: what
+    it leaves out has its default. Where the keys without which no rank can start are given, ``slices`` and
+    ``sequence_parallel`` are not predicted but timed before training, as many candidates as can pay in the
+    steps of the run."""
 
     tp: Degrees = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""

@@ -24,7 +24,7 @@ from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitEr
 from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
-from plait.core.job.left_open import budgeted, opened
+from plait.core.job.left_open import budgeted, opened, spelled_out
 from plait.core.job.paths import located
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
@@ -72,11 +72,13 @@ class Job(Section):
     """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
 
     @staticmethod
-    def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
-        """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
-        and key."""
+    def read(path: str | Path, overrides: Sequence[str] = (), *, searched: bool = True) -> Job:
+        """The job in a TOML file, with ``section.key=value`` overrides applied: each changes its own key
+        alone. searched: if not, overrides of a strategy are all of it where the file has none, and other keys
+        have their defaults. Raises JobError naming file and key."""
         with naming(path, overrides):
-            values, _ = override(located(read_toml(path), Path(path).parent), overrides, _is_text)
+            written = located(read_toml(path), Path(path).parent)
+            values, _ = override(spelled_out(written, overrides) if searched else written, overrides, _is_text)
             try:
                 return Job.from_dict(values)
             except JobError as error:

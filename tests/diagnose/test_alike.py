@@ -1,0 +1,49 @@
+"""While a batch ramps up, and after it was changed: what is told of a step is of steps of one size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.diagnose.alike import FEW, alike
+from plait.diagnose.shares import drift_of, steps_of
+from tests.diagnose.test_shares import lasting
+
+
+def run(*sizes: int) -> tuple[Any, list[dict[str, Any]]]:
+    """Steps that take as many seconds as they have sequences, of ten tokens each; the first half more."""
+    seconds = {n: float(size) * (1.5 if n == 0 else 1.0) for n, size in enumerate(sizes)}
+    lines = [
+        {"step": n + 1, "seconds": seconds[n], "tokens_per_second": 10 * size / seconds[n]}
+        for n, size in enumerate(sizes)
+    ]
+    return lasting(seconds), lines
+
+
+def test_of_a_ramp_the_steps_of_the_whole_batch_are_told() -> None:
+    seen, lines = run(*[2] * 20, *[4] * 20, *[8] * FEW)
+    assert drift_of(seen) is not None, "which is the batch's, not a machine's"
+    found = alike(seen, lines)
+    assert sorted(found.recording.seconds) == list(range(40, 40 + FEW)) == found.recording.steps
+    assert found.recording.spans["step"].min() == 40 and found.tokens == 80
+    steps = steps_of(found.recording, found.metrics)
+    assert steps and (steps.median, steps.tokens_per_second) == (8.0, 10.0)
+    assert drift_of(found.recording) is None
+    assert found.note.startswith(
+        f"Steps have batches of 3 sizes: what is told of a step is of the {FEW} with 80 tokens"
+    )
+    assert "from 41 to 48" in found.note
+
+
+def test_of_a_ramp_that_goes_on_the_size_that_most_steps_have_is_told() -> None:
+    found = alike(*run(*[2] * 20, *[4] * 30, *[8] * (FEW - 1)))
+    assert found.tokens == 40 and sorted(found.recording.seconds) == list(range(20, 50))
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": 1, "seconds": 1e300, "tokens_per_second": 1e300}, {"step": "x"}]])
+def test_what_is_of_one_size_or_of_none_stays_whole(lines: list[dict[str, Any]]) -> None:
+    seen, told = run(*[4] * 12)
+    assert alike(seen, lines).recording is seen and alike(seen, lines).tokens is None
+    same = alike(seen, told)
+    assert (same.recording, same.tokens, same.note) == (seen, 40, "")
