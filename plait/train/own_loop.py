@@ -30,8 +30,7 @@ from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
-from plait.train.model.documents import are_starts
-from plait.train.model.loss import IGNORED
+from plait.train.own_values import check_own, own_batch, own_number
 from plait.train.rank_run import RankRun, evaluated
 from plait.train.states import named_states
 from plait.train.worker import joined_run, meet, run_plan
@@ -41,8 +40,8 @@ After = Callable[["Engine", dict[str, Any]], object]
 
 
 class Engine:
-    """One rank of a run. job: a file, with ``section.key=value`` overrides, or a Job. data: names what is
-    trained on; a checkpoint of other data is refused.
+    """One rank of a run. job: a file, a Job or its plain values, with ``section.key=value`` overrides.
+    data: names what is trained on; a checkpoint of other data is refused.
 
     Tokens are int64 [B, S + 1], of which the last is a target alone; or [B, S] beside ``labels`` [B, S], what
     follows each token, -100 where that does not count. weights [B, S]: of the targets' losses. starts [B, S]:
@@ -54,7 +53,11 @@ class Engine:
     """
 
     def __init__(
-        self, job: str | Path | Job, overrides: Sequence[str] = (), *, data: str = "a loop of its own"
+        self,
+        job: str | Path | Job | Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        *,
+        data: str = "a loop of its own",
     ) -> None:
         self._held = ExitStack()
         self.after: list[After] = []
@@ -70,9 +73,11 @@ class Engine:
             self._held.close()
             raise
 
-    def _open(self, job: str | Path | Job, overrides: Sequence[str]) -> None:
+    def _open(self, job: str | Path | Job | Mapping[str, Any], overrides: Sequence[str]) -> None:
         held, rank = self._held, RankEnv.read()
         control = held.enter_context(Control())
+        if isinstance(job, Mapping):
+            job = Job.from_dict(dict(job))
         if isinstance(job, Job):
             file = Path(f".{job.run.name or 'run'}.rank-{rank.rank}.toml")
             file.write_text(job.named(job.run.name or "run").to_toml())
@@ -134,6 +139,10 @@ class Engine:
         not given. learning_rate: in place of the job's."""
         batches = self._batches(tokens, labels, weights, starts, divisor)
         size = self.batch_size
+        if learning_rate is not None:
+            learning_rate = own_number("learning_rate", learning_rate, zero=True)
+        elif self.done == self.job.train.steps:
+            self.run.report.warn(f"warning: train.steps = {self.done} are done: rates stay at their end from here on")
         if len(tokens) != size:
             ramps = self.job.train.rampup_batch_size is not None
             fix = f"Give {size}" + ("" if ramps else f", or set train.global_batch_size = {len(tokens)}")
@@ -175,29 +184,16 @@ class Engine:
         self, tokens: Tensor, labels: Tensor | None, weights: Tensor | None, starts: Tensor | None,
         divisor: float | None,
     ) -> list[MicroBatch]:  # fmt: skip
-        """Whole micro-batches. Raises JobError for tensors of other shapes, and tokens that the model has
-        not."""
-        if labels is None:
-            tokens, labels = tokens[:, :-1], tokens[:, 1:]
-        work, vocab = self.run.part.plan.workload, self.run.part.plan.model.vocab
-        for name, one in {"tokens": tokens, "labels": labels, "weights": weights, "starts": starts}.items():
-            if one is not None and (one.ndim != 2 or one.shape[1] != work.sequence or len(one) != len(tokens)):
-                problem = f"{name} have shape {tuple(one.shape)}, and the others are [{len(tokens)}, {work.sequence}]"
-                raise JobError(problem, key="data.sequence_length", fix="Give tensors of [B, data.sequence_length]")
-        for name, one, least in (("tokens", tokens, 0), ("labels", labels, IGNORED)):
-            low, high = int(one.min()), int(one.max())
-            if low < least or high >= vocab or bool(((one < 0) & (one != IGNORED)).any()):
-                problem = f"{name} from {low} to {high} are not all below the model's {vocab}"
-                raise JobError(problem, key="model.vocab", fix=f"Ids are 0 to {vocab - 1}")
-        if starts is not None and not are_starts(starts.cpu()):
-            raise JobError("starts are not, for each token, the position of its document's first", key="starts",
-                           fix="Of documents of 2 and 3 tokens they are 0, 0, 2, 2, 2")  # fmt: skip
-        samples = torch.arange(len(tokens)) + self._position
-        cpu = [one.to("cpu") if one is not None else None for one in (weights, starts)]
+        """Whole micro-batches. Raises JobError for tensors of other shapes, tokens that the model has not,
+        and numbers that are none."""
+        work = self.run.part.plan.workload
+        one = own_batch(tokens, labels, weights, starts, sequence=work.sequence, vocab=self.run.part.plan.model.vocab)
+        if divisor is not None:
+            divisor = own_number("divisor", divisor, zero=False)
+        samples = torch.arange(len(one.tokens)) + self._position
         found = micro_batches(
-            tokens.cpu().long().contiguous(), labels.cpu().long().contiguous(), samples, work.micro_batch, self.done,
-            weights=cpu[0], starts=cpu[1],
-        )  # fmt: skip
+            one.tokens, one.labels, samples, work.micro_batch, self.done, weights=one.weights, starts=one.starts
+        )
         return found if divisor is None else [replace(one, scale=1.0 / divisor) for one in found]
 
     def _evaluator(self, count: int, tokens: Tensor) -> PipelineExecutor:
@@ -246,6 +242,7 @@ class Engine:
         """Write a checkpoint in the background; wait: and return when it is on disk. own: plain values that
         ``load`` gives back. eval_loss: of an evaluation now; the checkpoint of the least stays
         (``train.keep_best``)."""
+        check_own(own)
         beside: dict[str, Any] = {"data": self._data, "position": self._position, "own": dict(own or {})}
         beside |= evaluated(eval_loss)
         if hasattr(self._loader, "state_dict"):
