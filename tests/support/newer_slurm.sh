@@ -14,6 +14,7 @@ if [ ! -x "$root/usr/sbin/slurmctld" ]; then
     debootstrap --variant=minbase --include=$packages "$release" "$root" http://deb.debian.org/debian >&2
     chroot "$root" slurmctld -V >&2
 fi
+cp /etc/hosts "$root/etc/hosts" # Slurm looks its own machine up
 inside='
 root=$1 repository=$2; shift 2
 mount --rbind "$root" "$root"
