@@ -77,6 +77,12 @@ def test_rules_by_hand(rule: str, value: float, holds: bool) -> None:
     assert verdicts.judge(claim, {"claims": {"1": {"a": value}}}).reproduced == holds
 
 
+def test_two_gains_of_two_jobs_are_judged_each_by_its_own() -> None:
+    claim = {"number": 1, "rule": "gain", "each": {"small": 1.05, "large": 1.1}}
+    told = verdicts.judge(claim, {"claims": {"1": {"small": 1.03, "large": 1.03}}})
+    assert told.failed == {"large": 1.03}
+
+
 def test_a_claim_of_which_nothing_was_computed_is_not_reproduced() -> None:
     none = verdicts.judge({"number": 1, "rule": "holds"}, None)
     assert not none.reproduced and none.word == "not computed"

@@ -4,6 +4,7 @@ anew."""
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,25 +12,30 @@ from typing import Any
 
 from benchmarks.papers.found import ROOT
 
-COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
-    "domino": ("domino-2core.json", ("--share", "0.3", "--share", "0.485", "--share", "0.52")),
-    "reshard": ("reshard-2core.json", ("--rounds", "7")),
-    "pipeline": ("pipeline-2core.json", ("--rounds", "6")),
-}
-"""The file that has the result, and what the benchmark is asked."""
+COMMANDS: dict[str, tuple[str, str, Sequence[str]]] = {
+    "domino": ("domino", "domino-2core.json", ("--share", "0.3", "--share", "0.485", "--share", "0.52")),
+    "reshard": ("reshard", "reshard-2core.json", ("--rounds", "7")),
+    "alpa": ("reshard", "reshard-alpa-2core.json", (
+        "--rounds", "4", "--case", "one(1,2)", "--case", "one(4,2)", "--case", "many3", "--case", "many4",
+        "--case", "many7",
+    )),
+    "pipeline": ("pipeline", "pipeline-2core.json", ("--rounds", "6")),
+    "meshes": ("pipeline_meshes", "pipeline-meshes-2core.json", ("--rounds", "5")),
+}  # fmt: skip
+"""The benchmark, the file that has the result, and what it is asked."""
 
 
 def shown(name: str) -> str:
     """The command."""
-    file, words = COMMANDS[name]
-    return " ".join(["python", f"benchmarks/{name}.py", *words, "--save", f"benchmarks/results/{file}"])
+    script, file, words = COMMANDS[name]
+    return shlex.join(["python", f"benchmarks/{script}.py", *words, "--save", f"benchmarks/results/{file}"])
 
 
 def measured(name: str, *, again: bool) -> dict[str, Any]:
     """A benchmark's result. again: measured now, and kept."""
-    file, words = COMMANDS[name]
+    script, file, words = COMMANDS[name]
     kept = ROOT / "benchmarks" / "results" / file
     if again:
-        argv = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words, "--save", str(kept)]
+        argv = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *words, "--save", str(kept)]
         subprocess.run(argv, check=True, cwd=ROOT)
     return json.loads(kept.read_text())

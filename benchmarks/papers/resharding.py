@@ -244,6 +244,12 @@ def on_lab(*, again: bool) -> Found:
         rows.append(Row(name=name, value=value, command=lab.shown("reshard"), note=note))
         for way, one in variants.items():
             points.setdefault(way, []).append((name, round(one["bytes_per_second"] * 8 / 1e9, 3)))
+    for name, case in lab.measured("alpa", again=again)["cases"].items():
+        alpa = case["variants"]["Alpa"]
+        low, high = alpa["spread"]
+        rows.append(Row(name=f"{name}, over Alpa", value=round(alpa["over_ours"], 2), command=lab.shown("alpa"),
+                        note=f"Alpa {low:.3f} to {high:.3f} s"))  # fmt: skip
+        points.setdefault("Alpa", []).append((name, round(alpa["bytes_per_second"] * 8 / 1e9, 3)))
     pipelines = {one["case"]: one for one in lab.measured("pipeline", again=again)["cases"]}
     for case, name in (("gpt", "GPT"), ("u", "U-Transformer")):
         variants = pipelines[case]["variants"]
@@ -253,7 +259,24 @@ def on_lab(*, again: bool) -> Found:
     return Found(rows=rows, series=[Series(name=name, points=own) for name, own in points.items()])
 
 
-EMULATED: dict[str, Callable[..., Found]] = {"emulated": on_lab}
+def meshes_on_lab(*, again: bool) -> Found:
+    """Two stages on meshes that differ, trained by every way; eager over Alpa's."""
+    rows: list[Row] = []
+    series: list[Series] = []
+    found = lab.measured("meshes", again=again)
+    for name, case in found["cases"].items():
+        model, meshes = name.split()
+        ways = case["ways"]
+        shares = [(way, round(one["of_bound"], 3)) for way, one in ways.items() if way != "bound"]
+        low, high = ways["eager"]["spread"]
+        told = f"{'GPT' if model == 'gpt' else 'U-Transformer'}, {meshes}"
+        note = ", ".join(f"{way} {share:.0%} of bound" for way, share in shares) + f"; eager {low:.2f} to {high:.2f} s"
+        rows.append(Row(name=told, value=round(ways["eager"]["over_alpa"], 2), command=lab.shown("meshes"), note=note))
+        series.append(Series(name=told, points=shares))
+    return Found(rows=rows, series=series, facts={"rounds": found["rounds"], "load": found["load_before"]})
+
+
+EMULATED: dict[str, Callable[..., Found]] = {"emulated": on_lab, "emulated-meshes": meshes_on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {
     "one-to-many": one_to_many, "many-to-many": many_to_many, "orders": orders, "training": training,
 }  # fmt: skip

@@ -5,7 +5,8 @@
     within  every value lies from ``low`` to ``high``
     holds   everything that the claim says holds
 
-A claim of which one value fails is not reproduced. Then ``why`` says why, with figures of the JSON.
+``each`` of a claim has what is published for single values, by name, in place of ``low`` and ``high``. A
+claim of which one value fails is not reproduced. Then ``why`` says why, with figures of the JSON.
 """
 
 from __future__ import annotations
@@ -52,5 +53,6 @@ def judge(claim: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Verdict:
     values = (kept or {}).get("claims", {}).get(str(claim["number"]))
     if not values:
         return Verdict(values={}, failed=None)
-    rule, low, high = RULES[claim["rule"]], claim.get("low", 0.0), claim.get("high", 0.0)
-    return Verdict(values=values, failed={name: one for name, one in values.items() if not rule(one, low, high)})
+    rule, both, each = RULES[claim["rule"]], (claim.get("low", 0.0), claim.get("high", 0.0)), claim.get("each", {})
+    ends = {name: (each[name], each[name]) if name in each else both for name in values}
+    return Verdict(values=values, failed={name: one for name, one in values.items() if not rule(one, *ends[name])})

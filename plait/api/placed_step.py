@@ -126,7 +126,8 @@ def _crossing(one: Candidate, network: Network, dp: int, pp: int) -> float:
     """Seconds that spreading adds to what the closed form has exposed: it knows no groups, only axes.
     Experts' tokens count as their DP groups' do."""
     down = sum(one.parts.get(axis, 0.0) for axis in ("dp", "ep"))
-    return down * (network.collective_factor(dp) - 1) + one.parts.get("pp", 0.0) * (network.p2p_factor(pp) - 1)
+    along = one.parts.get("pp", 0.0) if pp > 1 else 0.0
+    return down * (network.collective_factor(dp) - 1) + along * (network.pair_factor - 1)
 
 
 def _as_measured(cluster: Cluster, network: Network) -> Cluster:

@@ -2,8 +2,9 @@
 
 Of a group spread evenly over s minipods, 1 - 1/s of all pairs lie in different ones: that share of the
 most that can be lost (``specs/placement/network.toml``) is lost. Published figures give the most only, so
-what lies between is this assumption. The slowest group counts, and nothing is taken to hide it: these are
-seconds to compare placements by, not seconds of a step. ``core`` says more of a network: what all flows
+what lies between is this assumption. By the same one, two neighbours in different minipods lose all of it
+(``pair_factor``). The slowest group counts, and nothing is taken to hide it: these are seconds to compare
+placements by, not seconds of a step. ``core`` says more of a network: what all flows
 of a minipod to others share (``plait.core.step.clock.placed_prices``).
 """
 
@@ -69,9 +70,10 @@ class Network:
         """How many times as long a collective takes as inside one minipod."""
         return self._seconds(self.rate, spread, self.collective_loss)
 
-    def p2p_factor(self, spread: int) -> float:
-        """The same of what neighbours send."""
-        return self._seconds(self.rate, spread, self.p2p_loss)
+    @property
+    def pair_factor(self) -> float:
+        """The same of what two neighbours in different minipods send: all of it crosses."""
+        return self.conflicts / (1 - self.p2p_loss)
 
     def _seconds(self, sent: float, spread: int, most: float) -> float:
         crossing = self.conflicts if spread > 1 else 1.0

@@ -4,7 +4,7 @@ A cluster's own prices are of groups that cross no minipod. Of one that does the
 (``Network``). Where the rate of a minipod's link to the core is known, flows that cross it at once share
 it: collectives as rings over a group's hosts in the order of their ranks, all groups of a kind at once;
 what a stage hands on, for all replicas at once. Else a group over several minipods loses the share that
-was published.
+was published, and two stages of which one replica crosses all of it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlacedPrices(ClusterPrices):
         if crossing.spread == 1:
             return inside
         if self.network.core is None:
-            return inside * self.network.p2p_factor(crossing.spread)
+            return inside * self.network.pair_factor
         places = [self.step.schedule.rank_of[stage] for stage in (source, target)]
         tile = max(self.step.crossing_bytes(at, (source, target), self.step.largest_share(at)) for at in places)
         tp = min(self.step.layout.meshes[at].tp for at in places)
