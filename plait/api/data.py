@@ -91,7 +91,7 @@ def prepare_data(
     import time
 
     from plait.core.base.codec.data import decode
-    from plait.core.base.errors import JobError
+    from plait.core.base.errors import DataError, JobError
     from plait.core.base.passed_over import PassedOver
     from plait.core.job.settings import DataSection
     from plait.core.job.spec import Job
@@ -113,6 +113,8 @@ def prepare_data(
     tokenizer = load_tokenizer(data.tokenizer)
     readers = readers_of(data, tokenizer)
     sets = [*training_sets(data, folder, readers), *evaluation_sets(data, folder, readers)]
+    if not is_job and sets[0].made:
+        raise DataError(f"{what[0]}: is a prepared corpus already; name it as data.text, or as a source, of a job")
     if not is_job:
         sets = [sets[0].at(folder)]
     over = PassedOver()
@@ -147,6 +149,7 @@ def show_data(folder: Path, tokenizer: str | None = None, document: int | None =
 def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
     import numpy as np
 
+    from plait.core.base.errors import JobError
     from plait.train.data.chats import MARK, unmarked
 
     index, notes = corpus.index, list[str]()
@@ -161,7 +164,10 @@ def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
         rows.append((split, found.documents, found.tokens, int(lengths.min()), *percentiles, int(lengths.max()),
                      _without_end(corpus, split, ends)))  # fmt: skip
         if tokenizer and not samples:
-            at = min(found.documents // 2 if document is None else document, found.documents - 1)
+            at = found.documents // 2 if document is None else document
+            if not 0 <= at < found.documents:
+                raise JobError(f"{at} is none of the {found.documents:,} documents of {corpus.folder}",
+                               key="--document", fix=f"Use 0 to {found.documents - 1}")  # fmt: skip
             ids = corpus.read(split, int(ends[at] - lengths[at]), min(SAMPLE, int(lengths[at])))
             samples.append(printable(repr(tokenizer.decode(unmarked(ids)))))
     spelled = f"{index.end_of_text}"

@@ -170,7 +170,11 @@ class RankRun:
         for warning in restored.warnings:
             self.report.say(f"warning: {warning}")
         if not goes_on(restored.step, restored.state):
-            raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {of}")
+            raise CheckpointError(
+                f"{self.folder / 'checkpoints'} belongs to other data than {of}: a source that was trained on "
+                "is gone, or has other tokens now (its files, or the part that is kept for evaluation, have changed). "
+                "Sources may be added and weights changed; for all else name another run with run.name=NAME"
+            )
         self.done = self._doubtful = restored.step
         self.optimizer.loaded(self.done, skipped=restored.state.get("skipped", 0))
         self.recorder.begins(self.done)

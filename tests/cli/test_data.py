@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from plait.train.data.corpus import Corpus
+from plait.train.data.prepare import CorpusSettings, prepare
+from plait.train.data.tokenizer import ByteTokenizer
 from tests.support.command import plait
 
 TIER = "unit"
@@ -62,6 +64,9 @@ def test_a_prepared_corpus_is_a_source_of_a_job(texts: Path, tmp_path: Path) -> 
         (("prepare", "a.jsonl", "--out", "x", "--text-key", "body"), "have no 'body', but 'text', 'id'"),
         (("prepare", "a.jsonl", "--out", "x", "--tokenizer", "none.json"), "none.json: no such tokenizer file"),
         (("prepare", "a.jsonl", "--out", "x", "--eval-fraction", "2"), "eval_fraction"),
+        (("show", "corpus", "--document", "20"), "--document: 20 is none of the 20 documents of corpus. Use 0 to 19"),
+        (("show", "corpus", "--document", "-1"), "--document: -1 is none of the 20 documents"),
+        (("prepare", "corpus", "--out", "x"), "corpus: is a prepared corpus already; name it as data.text"),
         (("show", "."), "is no prepared corpus and no folder of a run"),
     ],
 )
@@ -69,6 +74,8 @@ def test_a_mistake_is_one_paragraph(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "corpus" in arguments:
+        prepare([texts], ByteTokenizer(), tmp_path / "corpus", CorpusSettings(eval_fraction=0))
     done = plait("data", *arguments)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())

@@ -99,5 +99,39 @@ class Change:
     allowed: bool
 
     def __str__(self) -> str:
-        before, now = ("not set" if value is None else shown(value) for value in (self.before, self.now))
-        return f"{self.key} was {before} and is {now}"
+        if tables := _tables(self.before, self.now):
+            return f"{self.key}: {', '.join(tables)}"
+        return f"{self.key} {_was(self.before, self.now)}"
+
+
+def _was(before: Any, now: Any) -> str:
+    told = ("not set" if value is None else shown(value) for value in (before, now))
+    return "was {} and is {}".format(*told)
+
+
+def _tables(before: Any, now: Any) -> list[str]:
+    """What is another in a list of tables with paths, as sources of data are; empty for other values.
+
+    >>> _tables([{"path": "/a", "weight": 1.0}], [{"path": "/b"}, {"path": "/a", "weight": 2.0}])
+    ["'/b' came", "weight of '/a' was 1.0 and is 2.0"]
+    """
+    old, new = (_by_path([] if value is None else value) for value in (before, now))
+    if old is None or new is None or not (old or new):
+        return []
+    found = [f"{shown(path)} came" for path in new if path not in old]
+    found += [f"{shown(path)} went" for path in old if path not in new]
+    for path in new:
+        was, is_ = old.get(path, new[path]), new[path]
+        keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
+        found += [f"{key} of {shown(path)} {_was(was.get(key), is_.get(key))}" for key in keys]
+    return found or ["another order"] * (before != now)
+
+
+def _by_path(value: Any) -> dict[str, dict[str, Any]] | None:
+    """Tables by their paths; None for what is no list of such."""
+    if not isinstance(value, list):
+        return None
+    tables = cast("list[Any]", value)
+    if not all(isinstance(one, dict) and "path" in one for one in tables):
+        return None
+    return {str(one["path"]): one for one in tables}

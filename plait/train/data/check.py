@@ -219,6 +219,8 @@ def _refuse_short(split: SplitName, counted: _Count) -> None:
         if counted.documents["train"] > 1 and fraction < 1:
             fixes.append(f"set data.eval_fraction = {fraction} or more")
         fixes.append("set train.eval_every = 0")
+    elif documents == 1 and counted.documents["eval"]:  # which no fraction shares out
+        fixes.append("set data.eval_fraction = 0 and train.eval_every = 0")
     elif counted.documents["eval"]:
         fixes.append(f"lower data.eval_fraction ({data.eval_fraction:g})")
     raise JobError(

@@ -16,7 +16,7 @@ from plait.core.base.errors import JobError, ScheduleError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.advice import changed
 from plait.core.job.plan import Plan
-from plait.core.job.resuming import TRAIN, effect_of
+from plait.core.job.resuming import TRAIN, Change, effect_of
 from plait.core.job.settings import StrategySection, TrainSection
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
@@ -187,3 +187,21 @@ def resumed(file: Path, values: dict[str, Any]) -> JobError | None:
     except ScheduleError as error:  # which names what there is
         return JobError("is no schedule", key="strategy.schedule", fix=str(error))
     return None
+
+
+def test_sources_that_changed_are_told_one_by_one() -> None:
+    a, b = {"path": "/a", "weight": 2.0}, {"path": ["/b", "/c"], "weight": 1.0}
+    for before, now, said in (
+        ([a], [b, a], "\"['/b', '/c']\" came"),
+        ([a, b], [a], "\"['/b', '/c']\" went"),
+        ([a, b], [b, a], "another order"),
+        (
+            [a],
+            [a | {"weight": 5.0, "name": "x"}],
+            "weight of '/a' was 2.0 and is 5.0, name of '/a' was not set and is 'x'",
+        ),
+        (None, [a], "'/a' came"),
+    ):
+        assert str(Change("data.sources", before, now, True)) == f"data.sources: {said}"
+    for before, now in ((None, 0), ([], 0.5), ([1], [2]), ([], None)):
+        assert " was " in str(Change("train.clip_norm", before, now, True))

@@ -237,3 +237,10 @@ def test_what_is_evaluated_on_is_looked_at_whether_or_not_it_is_evaluated(tmp_pa
     assert caught.value.key == "data.eval"
     short = write(tmp_path / "short", [b"a"])
     check_data(*sections(texts, eval_every=0, eval=[{"path": str(short)}]), tmp_path / "out")
+
+
+def test_a_text_that_no_fraction_shares_out_is_told_what_does(tmp_path: Path) -> None:
+    texts = write(tmp_path / "texts", [b"words " * 200])
+    told = told_of(texts, tmp_path, eval_fraction=0.999999)
+    assert "set data.eval_fraction = 0 and train.eval_every = 0" in told and "lower" not in told
+    check_data(*sections(texts, eval_fraction=0.0, eval_every=0), tmp_path / "out")
