@@ -51,8 +51,8 @@ class PlanOutput:
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="details: more columns, where the step goes, what fills the memory; torchtitan or megatron: the "
-            "strategy as its settings instead.",
+            help="details: more columns, where the step goes, what fills the memory; torchtitan, megatron "
+            "or deepspeed: the strategy as its settings instead.",
         ),
     ] = None
     draw: Annotated[

@@ -3,6 +3,7 @@ with, which may be Plait's own runtime."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from plait.core.base.errors import PlaitError
@@ -12,6 +13,7 @@ from plait.plan.answer import Planner
 from plait.plan.candidate import Candidate
 from plait.plan.emit_words import Emitted
 from plait.plan.frameworks import FRAMEWORKS
+from plait.plan.read_deepspeed import deepspeed_told
 from plait.plan.read_literals import python_settings
 from plait.plan.read_megatron import megatron_told
 from plait.plan.read_shell import arguments
@@ -23,14 +25,25 @@ WHERE = "what is emitted"
 
 def read_back(emitted: Emitted, framework: str, job: Job) -> Told:
     """The settings as their reader has them. job: which they were made of; it gives the model, which a
-    framework may have only nearly, the ranks and the cluster. Raises JobError."""
+    framework may have only nearly, the ranks and the cluster, and what programs say
+    that DeepSpeed configures. Raises JobError."""
     if framework == "megatron":
         told = megatron_told(WHERE, arguments(emitted.text))
+    elif framework == "deepspeed":
+        told = deepspeed_told(WHERE, json.loads(emitted.text))
+        told.set("data.sequence_length", job.data.sequence_length)
+        if job.strategy.pp == 1 and told.get("strategy.recompute") is None:
+            told.set("strategy.recompute", _whole(job))
     else:
         told = torchtitan_told(WHERE, python_settings(emitted.text, WHERE), python=True)
     told.values["model"] = dict(job.model)
     told.values["cluster"] = job.cluster.model_dump(exclude_none=True) | {"ranks": job.world_size}
     return told
+
+
+def _whole(job: Job) -> str:
+    """What a model's code computes again where it does so layer by layer."""
+    return "full" if job.base_strategy.recompute in ("full", "layer") else "none"
 
 
 def as_emitted(planner: Planner, emitted: Emitted, framework: str, job: Job) -> Candidate:

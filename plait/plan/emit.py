@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.job.spec import Job
+from plait.plan.emit_deepspeed import deepspeed
 from plait.plan.emit_megatron import megatron
 from plait.plan.emit_torchtitan import torchtitan
 from plait.plan.emit_words import Emitted, Words
 
-FRAMEWORKS: Mapping[str, Callable[[Words], Emitted]] = {"torchtitan": torchtitan, "megatron": megatron}
+FRAMEWORKS: Mapping[str, Callable[[Words], Emitted]] = {
+    "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed,
+}  # fmt: skip
 
 
 def check_framework(framework: str) -> None:
@@ -25,12 +28,13 @@ def check_framework(framework: str) -> None:
 PROGRAMS = {
     "megatron": "pretrain_gpt.py ARGUMENTS",
     "torchtitan": "-m torchtitan.train --module plait_plan --config planned",
+    "deepspeed": "PROGRAM --deepspeed_config ds_config.json",
 }
 """What torchrun starts, by framework."""
 
 
 def emit(job: Job, framework: str, ranks_per_node: int = 0) -> Emitted:
-    """A job that leaves nothing open, for ``torchtitan`` or ``megatron``; with lines that start it, where it
+    """A job that leaves nothing open, for a framework of these; with lines that start it, where it
     is told how many ranks a node has. Raises JobError for other names."""
     check_framework(framework)
     words = Words(job)

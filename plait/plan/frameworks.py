@@ -5,8 +5,21 @@ keep in memory and hide behind computation.
 |---|---|---|
 | megatron | Megatron-LM d98e8a64, August 2026 | its arguments.py and core; arXiv 2205.05198, 2104.04473 |
 | torchtitan | 0.3.0, with torch's FSDP2 | its configuration; torch/distributed/pipelining/stage.py |
-| deepspeed | 0.17 | ZeRO (arXiv 1910.02054); deepspeed/runtime/zero and /pipe/engine.py |
+| deepspeed | 0.19.8 | ZeRO (arXiv 1910.02054); what its files below say |
 | llama3 | Meta's training of Llama 3, not public | arXiv 2407.21783, section 3.3.2, taken at its word |
+
+DeepSpeed, by file of ``deepspeed/runtime``:
+
+| file | fact |
+|---|---|
+| engine.py, get_data_types | gradients are summed in the model's type, unless grad_accum_dtype says another |
+| engine.py, allreduce_gradients | without ZeRO they are summed in buckets after the last backward |
+| engine.py | ZeRO shares out over the ranks of a sequence, too; no overlap_comm within a pipeline |
+| zero/stage_1_and_2.py, step | of its shard a rank copies gradients to fp32, while they are applied |
+| zero/stage_1_and_2.py, step | new parameters are gathered at a step's end, and waited for |
+| zero/parameter_offload.py | ZeRO-3 gathers on a stream of its own if overlap_comm, its default |
+| pipe/engine.py | refuses ZeRO-2 and 3 |
+| tensor_parallel/config.py | tp_overlap_comm hides all-reduces |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
 ``KEPT`` has what published memory tells of these and of others (docs/adr/0014).
@@ -57,7 +70,7 @@ KEPT: Mapping[str, MemoryOptions] = {
         _FSDP, logit_bytes=4.0, shared_logit_bytes=20.0
     ),  # torch.compile makes one kernel of the loss, but not of one over shards of the vocabulary
     "deepspeed": replace(
-        _OTHER, main_gradient_bytes=2.0, update_bytes=4.0, gradient_bytes=2.0
+        _OTHER, main_gradient_bytes=2.0, update_bytes=4.0, gradient_bytes=2.0, sums_late=True
     ),  # 2 + 2 + 12 bytes (arXiv 1910.02054, section 3.1), and a shard's gradients in fp32 while they are applied
     "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
 }  # fmt: skip
@@ -239,7 +252,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     ),
     "deepspeed": Framework(
         name="deepspeed",
-        version="DeepSpeed 0.17",
+        version="DeepSpeed 0.19.8",
         options=KEPT["deepspeed"],
         has={"p1": (1,), "p2": (1,), "sequence_parallel": (0,)} | {
             "overlap": _numbers(OVERLAPS, "sync", "async"),

@@ -18,7 +18,8 @@ zero_optimization.offload_optimizer.device zero_optimization.offload_optimizer.r
 train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization.stage
 zero_optimization.overlap_comm zero_optimization.zero_hpz_partition_size bf16.enabled bfloat16.enabled
 fp16.enabled tensor_parallel.autotp_size pipeline.stages data_types.grad_accum_dtype communication_data_type
-sequence_parallel_size
+sequence_parallel_size tensor_parallel.tp_overlap_comm pipeline.activation_checkpoint_interval optimizer.type
+activation_checkpointing.partition_activations activation_checkpointing.cpu_checkpointing
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
@@ -27,7 +28,7 @@ zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nont
 zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size
 zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_max_live_parameters
 zero_optimization.stage3_max_reuse_distance zero_optimization.mics_shard_size
-zero_optimization.mics_hierarchical_params_gather compile optimizer.type prescale_gradients
+zero_optimization.mics_hierarchical_params_gather compile prescale_gradients
 zero_optimization.round_robin_gradients zero_optimization.contiguous_gradients
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
@@ -64,6 +65,8 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
     flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
     _batches(told, flat)
     _sharding(told, flat)
+    _recomputed(told, flat)
+    _optimizer(told, flat)
     half = [key for key in ("bf16.enabled", "bfloat16.enabled", "fp16.enabled") if flat.get(key) is True]
     if "fp16.enabled" in half and len(half) > 1:
         raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
@@ -121,12 +124,34 @@ def _sharding(told: Told, flat: Mapping[str, Any]) -> None:
         raise told.refuse("zero_optimization.stage", f"{stage} is unknown", f"Use {', '.join(map(str, STAGES))}")
     told.set("strategy.shard", STAGES[stage])
     overlap = flat.get("zero_optimization.overlap_comm", stage == 3)
-    told.set("strategy.overlap", {"tp": "sync", "shard": "both" if overlap else "none"})
+    beside = flat.get("tensor_parallel.tp_overlap_comm", False)
+    told.set("strategy.overlap", {"tp": "async" if beside else "sync", "shard": "both" if overlap else "none"})
     if (near := flat.get("zero_optimization.zero_hpz_partition_size", 1)) not in (0, 1):
-        told.unmodelled.append(f"zero_optimization.zero_hpz_partition_size = {near}")
+        told.secondary = whole_number(told, "zero_optimization.zero_hpz_partition_size", near)
     if flat.get("zero_optimization.offload_optimizer.device") == "cpu":
-        ratio = flat.get("zero_optimization.offload_optimizer.ratio", 1.0)
+        ratio = flat.get("zero_optimization.offload_optimizer.ratio", 1.0) if stage == 3 else 1.0
         told.set("recipe.optimizer_offload_fraction", number(told, "zero_optimization.offload_optimizer.ratio", ratio))
     kind = flat.get("communication_data_type")
     if kind in ("fp32", "fp16", "bfp16", "bf16"):
         told.options["gradient_bytes"] = 4.0 if kind == "fp32" else 2.0
+
+
+def _recomputed(told: Told, flat: Mapping[str, Any]) -> None:
+    """Which layers are computed again a pipeline says; of other models their code alone knows."""
+    key = "pipeline.activation_checkpoint_interval"
+    if key in flat:
+        every = whole_number(told, key, flat[key])
+        told.set("strategy.recompute", "full" if every else "none")
+        if every > 1:
+            told.notes.append(f"{key} = {every} is predicted as 1: each layer's input is kept.")
+    for name in ("partition_activations", "cpu_checkpointing"):
+        if flat.get(f"activation_checkpointing.{name}") is True:
+            told.unmodelled.append(f"activation_checkpointing.{name} = True")
+
+
+def _optimizer(told: Told, flat: Mapping[str, Any]) -> None:
+    kind = str(flat.get("optimizer.type", "AdamW"))
+    known = {"adam": "adamw", "adamw": "adamw", "muon": "muon", "sgd": "sgd"}.get(kind.lower())
+    if known is None:
+        told.unmodelled.append(f"optimizer.type = {kind} (AdamW is predicted)")
+    told.set("train.optimizer", known or "adamw")

@@ -34,9 +34,10 @@ MISSING = {
 @dataclass
 class Told:
     """values: of a job, by section and key. options: of the framework's time and memory. instances: copies of
-    the shards. local: sequences of a step of one replica, 0 where none are said. freed: columns that take
-    values that the framework has only nearly. harmless: settings. unmodelled, unknown: settings as they
-    stand. notes: sentences on what is predicted otherwise than said."""
+    the shards. local: sequences of a step of one replica, 0 where none are said. secondary: ranks of a second
+    copy of parameters. freed: columns that take values that the framework has only nearly. harmless:
+    settings. unmodelled, unknown: settings as they stand. notes: sentences on what is predicted otherwise
+    than said."""
 
     framework: str
     file: str
@@ -44,6 +45,7 @@ class Told:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     instances: int = 1
     local: int = 0
+    secondary: int = 0
     freed: tuple[str, ...] = ()
     harmless: list[str] = field(default_factory=list[str])
     unmodelled: list[str] = field(default_factory=list[str])
@@ -139,6 +141,8 @@ class Told:
                 problem = f"{self.instances} do not divide the {replicas} ranks that hold the same weights"
                 raise JobError(problem, file=self.file, key="copies of the shards", fix="Use a divisor of them")
             strategy["shard"] = _shares(strategy.get("shard", "ddp"), replicas // self.instances)
+        if self.secondary:
+            strategy["shard"] = _shares("fsdp", replicas) | {"secondary": self.secondary}
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
         if not model:

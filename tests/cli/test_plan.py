@@ -191,7 +191,7 @@ def test_mistakes(job: Path, words: list[str], error: type[Exception], told: str
 
 
 def test_what_is_emitted_for_nobody_is_refused_before_anything_is_planned(job: Path) -> None:
-    for words in (("--show", "deepspeed"), ("--out", job.with_name("folder.json"))):
+    for words in (("--show", "fairscale"), ("--out", job.with_name("folder.json"))):
         job.with_name("folder.json").mkdir(exist_ok=True)
         with pytest.raises((JobError, LaunchError)):
             plait(job, *words)

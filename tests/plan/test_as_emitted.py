@@ -19,7 +19,7 @@ from tests.plan.test_emit_rules import broken
 from tests.plan.test_frameworks import job
 
 H100 = Cluster.preset("h100")
-EMITTED = ("megatron", "torchtitan")
+EMITTED = ("megatron", "torchtitan", "deepspeed")
 
 
 def planner(one: Job) -> Planner:
@@ -40,7 +40,7 @@ def test_what_was_planned_for_a_framework_is_read_back_and_predicted_alike(frame
         found, own = emit(one, framework), planner(one)
         told = read_back(found, framework, one)
         assert told.unknown == told.unmodelled == [], str(one.strategy)
-        assert framework == "torchtitan" or broken(one) == []
+        assert framework != "megatron" or broken(one) == []
         before, after = own.predict(one), as_emitted(own, found, framework, one)
         degrees = {"overlap": before.point["tp"], "shard_overlap": before.point["dp"] * before.point["cp"]}
         idle = {key for key, ranks in degrees.items() if ranks == 1}  # nothing is sent

@@ -13,6 +13,7 @@ from plait.core.job.spec import Job
 from plait.plan.asking import asked_of, job_at
 from plait.plan.emit import emit
 from plait.plan.space import enumerate_space
+from tests.plan.test_as_emitted import drawn as for_framework
 from tests.plan.test_asking import H100
 from tests.plan.test_asking import job as open_job
 from tests.support.frameworks import answer, installed
@@ -64,6 +65,17 @@ for values in json.load(sys.stdin):
             parallel_state.set_pipeline_model_parallel_rank(rank)
             layers.append(get_num_layers_to_build(config, vp_stage=stage if rounds else None, pp_rank=rank))
     found.append(layers)
+print(json.dumps(found))
+"""
+DEEPSPEED = """
+import json, sys
+from deepspeed.runtime import config
+found = []
+for text, ranks in json.load(sys.stdin):
+    config.dist.get_rank, config.dist.get_world_size = lambda: 0, lambda ranks=ranks: ranks
+    told = config.DeepSpeedConfig(json.loads(text))
+    found.append([told.zero_config.stage, told.train_batch_size, told.gradient_accumulation_steps,
+                  told.zero_config.overlap_comm, told.pipeline["activation_checkpoint_interval"]])
 print(json.dumps(found))
 """
 NUMBERS = {
@@ -137,3 +149,17 @@ def test_megatron_takes_what_is_emitted(tmp_path: Path) -> None:
         assert sum(layers) == one.model_spec(vocab=1).num_layers
         sizes = list(one.strategy.stage_layers) or [max(layers), min(layers)]
         assert (layers == sizes) if one.strategy.stage_layers else max(layers) - min(layers) <= 1
+
+
+def test_deepspeed_takes_what_is_emitted(tmp_path: Path) -> None:
+    """By the rules of its own configuration, which refuses keys that it does not know and batches that do not
+    divide."""
+    jobs = [*NAMED, *drawn(40), *for_framework("deepspeed", 40)]
+    asked = [(emit(one, "deepspeed").text, one.degrees[0][0] * one.strategy.cp) for one in jobs]
+    found = answer(installed("deepspeed", tmp_path), DEEPSPEED, asked)
+    for one, (stage, batch, times, overlap, interval) in zip(jobs, found, strict=True):
+        factors = one.sharding(one.degrees[0][0] * one.strategy.cp)
+        assert stage == sum(factor > 1 for factor in (factors.params, factors.grads, factors.optim))
+        assert (batch, times) == (one.train.global_batch_size, one.num_micro_batches)
+        assert overlap == (one.base_strategy.shard_overlap != "none")
+        assert interval == (one.strategy.pp > 1 and one.base_strategy.recompute == "full")

@@ -181,3 +181,31 @@ def test_transfers_of_interleaved_stages_are_hidden_and_others_are_not() -> None
     assert hidden.parts["pp"] < seen.parts["pp"] and np.isclose(hidden.parts["compute"], seen.parts["compute"])
     flat = planner(job("megatron", pp=4, dp=4, shard="zero1", schedule="1f1b"))
     assert flat.predict(flat.job).seconds == replace(flat, told_framework=other).predict(flat.job).seconds
+
+
+def of_overlap(kind: str, **strategy: Any) -> float:
+    """Seconds of a step."""
+    one = planner(job("deepspeed", **strategy, overlap={"tp": "sync", "shard": kind}))
+    return one.predict(one.job).seconds
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hidden"),
+    [
+        ({"shard": "ddp", "dp": 16}, False),
+        ({"shard": "zero1", "dp": 16}, True),
+        ({"shard": "zero2", "dp": 16}, True),
+        ({"shard": "fsdp", "dp": 16}, True),
+        ({"shard": "zero1", "dp": 8, "pp": 2}, False),
+    ],
+)
+def test_what_deepspeed_s_overlap_comm_hides(strategy: dict[str, Any], hidden: bool) -> None:
+    """Nothing without ZeRO, and nothing within a pipeline."""
+    seconds = [of_overlap(kind, **strategy) for kind in ("both", "none")]
+    assert (seconds[0] < seconds[1]) == hidden and seconds[0] <= seconds[1]
+
+
+def test_deepspeed_s_new_parameters_are_gathered_beside_nothing_unless_they_are_shared_out() -> None:
+    for shard, beside in (("zero1", False), ("zero2", False), ("fsdp", True)):
+        both, backward = (of_overlap(kind, dp=16, shard=shard) for kind in ("both", "backward"))
+        assert (both < backward) == beside, shard

@@ -206,6 +206,31 @@ def test_what_deepspeed_does_not_say_is_asked_for(
     assert error.value.key == key and str(error.value.file).endswith("ds.json")
 
 
+@pytest.mark.parametrize(
+    ("more", "key", "value", "unmodelled"),
+    [
+        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 1}}, "strategy.recompute", "full", 0),
+        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 0}}, "strategy.recompute", "none", 0),
+        ({"optimizer": {"type": "Muon"}}, "train.optimizer", "muon", 0),
+        ({"optimizer": {"type": "OneBitAdam"}}, "train.optimizer", "adamw", 1),
+        ({"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}}, "strategy.overlap.tp", "async", 0),
+        ({"activation_checkpointing": {"cpu_checkpointing": True}}, "strategy.recompute", None, 1),
+    ],
+)
+def test_what_deepspeed_s_keys_say(
+    tmp_path: Path, more: dict[str, Any], key: str, value: str | None, unmodelled: int
+) -> None:
+    before = len(told(tmp_path, "ds.json", json.dumps(DEEPSPEED)).unmodelled)
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED | more))
+    assert one.get(key) == value and len(one.unmodelled) == before + unmodelled
+
+
+def test_a_second_copy_of_parameters_is_zero_plus_plus_s(tmp_path: Path) -> None:
+    zero = {"stage": 3, "zero_hpz_partition_size": 8}
+    found = point(told(tmp_path, "ds.json", json.dumps(DEEPSPEED | {"zero_optimization": zero})), *ASKED[1:])
+    assert (found["params"], found["secondary"]) == (64, 8)
+
+
 def test_micro_batches_and_ranks_make_a_batch(tmp_path: Path) -> None:
     values = {key: value for key, value in DEEPSPEED.items() if key != "train_batch_size"}
     one = told(tmp_path, "ds.json", json.dumps(values)).job([*ASKED, "cluster.ranks=16"])

@@ -20,6 +20,7 @@ PACKAGES = {
         "docstring-parser", "einops", "triton", "tensorboard", "tensorboard-data-server", "markdown", "grpcio",
         "datasets<4.8", "dill", "multiprocess", "xxhash", "httpx", "httpcore",
     ),
+    "deepspeed": ("deepspeed==0.19.8", "hjson", "py-cpuinfo", "msgpack", "psutil", "einops"),
 }  # fmt: skip
 """Of a framework: what importing its configurations needs."""
 
@@ -27,7 +28,8 @@ PACKAGES = {
 def installed(framework: str, folder: Path) -> Path:
     """The folder with a framework's packages. Skips the test where the registry cannot be reached."""
     where = folder / framework
-    argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--target"]
+    argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+    argv += ["--no-build-isolation", "--target"]  # DeepSpeed's archive asks for the version of torch
     done = subprocess.run([*argv, str(where), *PACKAGES[framework]], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"{framework} could not be installed: {done.stderr.strip()[-200:]}")

@@ -6,12 +6,12 @@ Python's collector goes through new objects again and again to find circles, whi
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected() -> Generator[None]:
     """Without the collector, which runs afterwards as before."""
     ran = gc.isenabled()
     gc.disable()

@@ -293,7 +293,11 @@ class _SharedParts:
         behind = [layers * (batch.back + back), layers * (batch.ahead + ahead)]
         # What sharding sends for these micro-batches hides there, too.
         others = [layers * batch.reduced, layers * batch.gathered]
-        hides = [table[self.asked.points.shard_overlap] for table in (HIDE_BACKWARD, HIDE_FORWARD)]
+        points, late = self.asked.points, np.asarray(self.asked.options.sums_late)
+        hides = [
+            HIDE_BACKWARD[points.shard_overlap] & ~(late & ((points.optim == 1) | (points.pp > 1))),
+            HIDE_FORWARD[points.shard_overlap] & ~(late & (points.params == 1)),
+        ]
 
         def beside(busy: Column, sent: Column) -> Column:
             return rates.together(cluster, busy, sent)

@@ -14,6 +14,8 @@ class Options:
     kernels in use take than those that the cluster's constants are about. recompute_attention: selective
     recomputation repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
+    sums_late: new parameters that every rank keeps whole are gathered at a step's end, beside nothing; and so
+    are gradients summed where optimizer states are not shared out, and within a pipeline (DeepSpeed).
     transfers_hidden: transfers between stages run beside computation; rounds_hide_transfers: in interleaved
     schedules alone (Megatron-LM's overlap_p2p_comm, which its 1F1B has not). gradient_bytes: of a gradient on
     its way. weight_bytes: of a gathered parameter; quantised: of one of a layer's matrices, so many times
@@ -35,6 +37,7 @@ class Options:
     norm_work: Any = 1.0
     recompute_attention: Any = False
     recompute_collectives: Any = False
+    sums_late: Any = False
     transfers_hidden: Any = False
     rounds_hide_transfers: Any = False
     gradient_bytes: Any = 4.0
