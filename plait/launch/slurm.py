@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plait.core.base import programs
+from plait.core.base.cluster_env import forget, sbatch_variables
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.process import command_of
 from plait.core.job.settings import RunSection
@@ -25,6 +26,7 @@ from plait.core.topology import slurm_lines
 from plait.core.topology.hostlist import expand, fold
 from plait.core.topology.rank_table import RankTable
 from plait.launch.run_folder import forget_stop
+from plait.launch.slurm_options import CPUS, MEMORY, asks_for_gpus, check, check_gres, named, undoing
 from plait.launch.slurm_step import resources
 from plait.launch.watch import say
 
@@ -36,6 +38,8 @@ PATIENCE = 1800.0
 meanwhile."""
 SCRIPT = "slurm.sh"
 """The batch script, in the run's folder."""
+HOSTS = ("-w", "--nodelist", "-F", "--nodefile")
+"""Options of sbatch that name hosts, as a rank table does."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 GONE = "Invalid job id"
 """What Slurm says of a job that it has forgotten."""
@@ -79,13 +83,13 @@ class Batch:
     def script(self) -> str:
         """The batch script. It starts ``plait.api.in_slurm`` on the first node."""
         one = self.settings
-        shared = not one.exclusive and not _names(one.options, CPUS)
+        shared = not one.exclusive and not named(one.options, CPUS)
         asked = {
             "job-name": self.name,
             "nodes": self.nodes + one.spares,
             "ntasks-per-node": 1,
             "cpus-per-task": one.cpus if shared else "",
-            "mem": one.mem or (0 if one.exclusive and not _names(one.options, MEMORY) else ""),
+            "mem": one.mem or (0 if one.exclusive and not named(one.options, MEMORY) else ""),
             "gres": resources(one, one.gpus if isinstance(one.gpus, int) else 0),
             "segment": one.segment or "",
             "output": self.log("%j", written="%%"),
@@ -112,32 +116,13 @@ class Batch:
         return Path(str(self.folder.absolute()).replace("%", written)) / "logs" / f"slurm-{job}.log"
 
 
-CPUS = ("-c", "--cpus-per-task", "--cpus-per-gpu")
-MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-GPUS = ("-G", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
-
-
-def _names(options: Sequence[str], known: Sequence[str]) -> bool:
-    """Whether the user's own options say one of these already."""
-    for option in options:
-        word = option.split("=")[0].split()[0] if option.strip() else ""
-        if word in known or (not word.startswith("--") and word[:2] in known):
-            return True
-    return False
-
-
-def asks_for_gpus(options: Sequence[str]) -> bool:
-    """Whether options of sbatch ask for GPUs.
-
-    >>> asks_for_gpus(["--gres=gpu:h100:8"]), asks_for_gpus(["-G 8"]), asks_for_gpus(["--gres=nic:1"])
-    (True, True, False)
-    """
-    return _names(options, GPUS) or any(re.match(r"--gres[=\s].*\bgpu\b", option) for option in options)
-
-
 def asked(settings: SlurmSection, world_size: int, table: RankTable | None, run: RunSection) -> SlurmSection:
     """The settings with a number of nodes, and of GPUs and processors of each. Raises JobError for what does
     not fit together, LaunchError where Slurm is to be asked and does not answer."""
+    check(settings)
+    if table and named(settings.options, HOSTS):
+        problem = f"has '{named(settings.options, HOSTS)}', and the rank table has hosts of its own"
+        raise JobError(problem, key="slurm.options", fix="Leave one of the two out")
     if table and table.world_size != world_size:
         problem = f"the rank table has {table.world_size} ranks, and the job needs {world_size}"
         raise JobError(problem, key="--rank-table", fix="Make it for this plan")
@@ -153,6 +138,7 @@ def asked(settings: SlurmSection, world_size: int, table: RankTable | None, run:
         raise JobError(f"{world_size} ranks do not spread evenly over {nodes} nodes", key="slurm.nodes", fix=fix)
     ranks = world_size // nodes
     gpus = _gpus(settings, ranks, run.device, table.hosts if table else ())
+    check_gres(settings, gpus)
     return settings.model_copy(update={"nodes": nodes, "gpus": gpus, "cpus": settings.cpus or ranks * run.threads})
 
 
@@ -242,9 +228,18 @@ def submit(batch: Batch) -> SubmittedSlurmJob:
     else:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
     forget_stop(batch.folder)
-    job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    job = sbatch(script)
     hosts = batch.table.hosts if batch.table else ()
     return SubmittedSlurmJob(job, batch.log(job), before.get(batch.log(job), 0), hosts, batch.folder)
+
+
+def sbatch(script: Path, *options: str) -> str:
+    """Submit a batch script; the job's number. Variables by which sbatch would do other than it says are
+    forgotten, also by the job itself: they count for more than a script does."""
+    if undone := undoing(script.read_text(), sbatch_variables()):
+        say(f"{', '.join(undone)} would undo what {script.name} says, and is passed over")
+        forget(undone)
+    return command("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 
 def queue() -> list[tuple[str, Path]]:

@@ -50,8 +50,7 @@ def _jobs(folder: Path) -> list[str]:
 
 def begin_next(folder: Path, job: str) -> None:
     """Submit the job that follows. Raises LaunchError."""
-    script = str(folder.absolute() / "slurm.sh")
-    following = slurm.command("sbatch", "--parsable", f"--dependency=afterany:{job}", script).strip().partition(";")[0]
+    following = slurm.sbatch(folder.absolute() / slurm.SCRIPT, f"--dependency=afterany:{job}")
     before = _jobs(folder)
     jobs = [*before[: before.index(job)], job, following] if job in before else [job, following]
     with replacing(folder / FILE) as draft:

@@ -34,6 +34,7 @@ from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, last_job, starts_in_vain
 from plait.launch.slurm_nodes import JobNodes, Order
+from plait.launch.slurm_options import check_gres, check_step
 from plait.launch.slurm_step import NOT_BESIDE_HOSTS, python, srun
 from plait.launch.watch import RunGuard, say, watched
 
@@ -60,6 +61,8 @@ def run(
     nodes = JobNodes(folder, expand(listed), world_size, settings.spares)
     table = nodes.table(plan, hooks.order)
     gpus = _gpus(job, settings, table, plan.job.run.device if plan and plan.job else "auto")
+    check_step(settings)
+    check_gres(settings, gpus, "srun_options")
     step = _Step(folder, argv, srun(settings, folder, len(table.hosts), gpus), gpus, timeout)
     if plan is None:
         return step.run(table, hooks.guarded(Progress(world_size)), nodes)

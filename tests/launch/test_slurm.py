@@ -115,7 +115,9 @@ def test_nodes_follow_from_the_gpus_of_a_node(
         ({"options": ["--gpus-per-node=8"]}, "{}", ["--gpus-per-node=8"]),
         ({"options": ["--gpus-per-task 8"]}, "{}", ["--gpus-per-task 8"]),
         ({"options": ["-G16"]}, "{}", ["-G16"]),
-        ({"options": ["--gres=nic:1"]}, "{}", ["--gres=gpu:2", "--gres=nic:1"]),
+        ({"options": ["--tres-per-node=gres:gpu:4"]}, "{}", []),
+        ({"gpus": 2, "options": ["--gres=gpu:h100:2"]}, "{}", ["--gres=gpu:2", "--gres=gpu:h100:2"]),
+        ({"options": ["--gres=nic:1"]}, '{"device": "cpu"}', ["--gres=nic:1"]),
     ],
 )
 def test_gpus_are_asked_for(settings: dict[str, Any], run: str, gres: list[str]) -> None:

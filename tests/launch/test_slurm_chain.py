@@ -19,8 +19,9 @@ NEXT = ("sbatch", "--parsable", "--dependency=afterany:7")
 
 
 @pytest.fixture
-def told(said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def told(said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
     """What Slurm is told; the next job is 8."""
+    (tmp_path / slurm.SCRIPT).write_text("#!/bin/bash\n")
 
     def command(*argv: str) -> str:
         said.append(argv[:3] if argv[0] == "sbatch" else argv)

@@ -56,6 +56,7 @@ class InSlurm(Managed):
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
+        from plait.core.base.cluster_env import sbatch_variables
         from plait.core.base.errors import JobError
         from plait.core.job.one_line import one_line
         from plait.core.topology.rank_table import RankTable
@@ -68,7 +69,8 @@ class InSlurm(Managed):
             raise JobError(f"{folder} holds a backslash, which Slurm does not take in paths", key="run.folder", fix=fix)
         table = RankTable.read(self.table) if self.table else None
         network = [f"export {name}=${{{name}:-{value}}}" for name, value in job.run.network_variables.items()]
-        changed = {"partition": self.partition or job.slurm.partition, "setup": (*job.slurm.setup, *network)}
+        partition = self.partition or job.slurm.partition or sbatch_variables().get("SBATCH_PARTITION", "")
+        changed = {"partition": partition, "setup": (*job.slurm.setup, *network)}
         settings = job.slurm.model_copy(update=changed)
         return Batch(
             folder=folder, name=job.run.name, world_size=world_size, table=table,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +109,17 @@ def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
 def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Slurm's number of the job that we are in, and its nodes; empty outside of one."""
     return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+
+
+def sbatch_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Options of sbatch that the user's environment says (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+    return {name: value for name, value in environ.items() if name.startswith("SBATCH_")}
+
+
+def forget(names: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, and all that it starts, know nothing of some variables."""
+    for name in names:
+        environ.pop(name, None)
 
 
 def task_number(environ: Mapping[str, str] = os.environ) -> int:

@@ -33,9 +33,10 @@ that orders ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE 
 TORCHELASTIC_RESTART_COUNT, which it sets as well, say whether ranks meet at the agent's store, and how
 often they were started before. Of Slurm: SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start
 of which job), SLURM_JOB_NODELIST (its nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere),
-SLURM_PROCID (a task's number). In a pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS,
-PLAIT_BY_NODES, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the
-launcher and the pod set (``PodEnv``).
+SLURM_PROCID (a task's number); of sbatch: SBATCH_PARTITION (where its nodes are), and those that would undo
+what a batch script says. In a pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_BY_NODES,
+PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set
+(``PodEnv``).
 """
 
 from __future__ import annotations
