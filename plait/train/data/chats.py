@@ -14,6 +14,7 @@ answer is its id plus ``MARK``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +27,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection
-from plait.train.data.chat_template import ANSWERS, ChatTemplate, Message, Rendered, WrongChat
+from plait.train.data.chat_template import ANSWERS, REASONING, ChatTemplate, Message, Rendered, WrongChat
 from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
 
@@ -34,6 +35,8 @@ BEGIN, END, STOP = b"\xff", b"\xfe", b"\xfd"
 MARK = 1 << 31
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Of messages that say ``from``."""
+READ_AS: Mapping[str, Sequence[str]] = dict.fromkeys(REASONING, REASONING[:2])
+"""By which names a template finds what a message calls otherwise."""
 NO_ANSWER, TOO_LONG = "chat(s) without an answer", "chat(s) of more than 6 MB"
 MOST_BYTES = 6 << 20
 
@@ -117,6 +120,8 @@ class Chats:
         if not any(BEGIN in one for one in found):
             over.note(NO_ANSWER, where)
             return
+        for key in self._unwritten(values):
+            over.note(f"{key} of chats, which the chat template does not write", where)
         self.cut += len(found) > 1
         for one in found:
             if len(one) > MOST_BYTES:
@@ -130,6 +135,18 @@ class Chats:
             self._given(values)
         except WrongChat as error:
             raise DataError(f"{where}: {error}") from None
+
+    def _unwritten(self, values: Mapping[str, Any] | str) -> list[str]:
+        """Of tools, calls of these and reasoning, what a chat has and the template never names."""
+        if self.template is None or isinstance(values, str):
+            return []
+        given, source = self._given(values), self.template.source
+        if isinstance(given, _Pair):
+            return []
+        found = [key for key in ("tool_calls", *REASONING) if any(one.get(key) for one in given)]
+        found += ["tools"] * bool(values.get("tools"))
+        names = {key: READ_AS.get(key, (key,)) for key in found}
+        return [key for key in found if not any(re.search(rf"\b{name}\b", source) for name in names[key])]
 
     def _rendered(self, values: Mapping[str, Any] | str) -> list[Rendered] | list[_Pair]:
         given = self._given(values)
@@ -146,6 +163,12 @@ class Chats:
         if isinstance(values, str):
             raise WrongChat("is a text alone, no row with keys")
         settings = self.settings
+        if (
+            settings.rows == "chats"
+            and settings.messages not in values
+            and {settings.prompt, settings.answer} <= {*values}
+        ):
+            raise WrongChat(f'has {shown(settings.prompt)} and {shown(settings.answer)}; set data.rows = "pairs"')
         if settings.rows == "chats":
             return _messages(values, settings.messages, "messages_key")
         prompt, answer = (

@@ -44,6 +44,7 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
     over = PassedOver()
     with _of("data.tokenizer"):
         tokenizer = load_tokenizer(data.tokenizer)
+    with _of("data.chat_template" if data.chat_template else "data.tokenizer"):
         readers = readers_of(data, tokenizer)
     if train.eval_every and not data.eval and not data.eval_fraction:
         fix = "Set a fraction such as 0.02, name data.eval, or train.eval_every = 0"

@@ -14,7 +14,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.passed_over import PassedOver
 from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
-from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, say, tokenizer_folder
+from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, TOOLS, say, tokenizer_folder
 
 CHAT, PAIRS = ChatSettings(rows="chats"), ChatSettings(rows="pairs")
 
@@ -92,6 +92,24 @@ def test_what_has_no_answer_is_counted(tmp_path: Path) -> None:
     assert encoded(pairs, {"prompt": "a", "completion": ""}) == []
 
 
+def test_what_a_template_does_not_write_is_counted(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    rows = [
+        {"messages": say("a", "b")},
+        {"messages": [*say("a", "b"), {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS},
+        {"messages": [say("a")[0], {"role": "assistant", "content": "b", "thinking": "hm"}]},
+        {"messages": [say("a")[0], {"role": "assistant", "content": "b", "reasoning": "hm"}]},
+    ]
+    said = "of chats, which the chat template does not write"
+    for template, want in (
+        (CHATML, {"tool_calls": 1, "tools": 1, "thinking": 1, "reasoning": 1}), (TEMPLATES["qwen3"], {"tool_calls": 1}),
+    ):  # fmt: skip
+        (chats, _), over = made(tmp_path, template), PassedOver()
+        for row in rows:
+            list(chats.texts(row, "here", over))
+        assert over.counts == {f"{key} {said}": count for key, count in want.items()}
+
+
 def test_a_chat_whose_earlier_answers_change_is_cut(tmp_path: Path) -> None:
     ours = made(tmp_path, TEMPLATES["qwen3"])
     assert len(encoded(ours, {"messages": CHATS[2]})) == 2
@@ -122,6 +140,7 @@ WRONG = (
     ({"messages": [{"role": "assistant", "content": ["a"]}]}, "cannot render|refuses"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "has the weight 0.5, and it is 0 or 1"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "has the weight '0', and it is 0 or 1"),
+    ({"prompt": "a", "completion": "b"}, "has 'prompt' and 'completion'; set data.rows = \"pairs\""),
     ({"conversations": [{"from": "human", "value": "a"}]}, "but 'conversations'; name its key with data.messages_key"),
 )
 

@@ -25,6 +25,7 @@ from plait.train.data.tokenizer import FileTokenizer, Tokenizer
 from tests.support.chats import tokenizer_folder
 from tests.train.data.preparing import BYTES
 from tests.train.data.test_rows import ODD
+from tests.train.data.test_saved import save
 from tests.train.data.test_token_files import write_megatron
 
 MORE = [
@@ -230,6 +231,16 @@ def test_a_folder_of_fifty_texts(tmp_path: Path, ways: Ways, packing: str) -> No
     else:
         parts = [np.append(np.frombuffer(one, "u1").astype(np.int64), 256) for one in contents if one]
         assert_equal(found, np.concatenate(parts))
+
+
+def test_a_saved_folder_of_fifty_documents(tmp_path: Path) -> None:
+    """As Hugging Face datasets saves one: its files in the order of ``state.json``."""
+    texts = [one.decode(errors="replace") for one in DOCUMENTS]
+    folder = save(tmp_path / "saved", [texts[:9], texts[9:30], texts[30:]])
+    names = [one["filename"] for one in json.loads((folder / "state.json").read_text())["_data_files"]]
+    found = [text for name in names for text in of_arrow(io.BytesIO((folder / name).read_bytes()), pa.ipc.open_stream)]
+    assert sorted(found) == sorted(texts) and found != texts
+    assert_equal(tokens(folder, BYTES), Script(None)(found))
 
 
 def test_megatrons_files_and_numpys(tmp_path: Path, ways: Ways) -> None:
