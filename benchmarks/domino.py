@@ -2,6 +2,7 @@
 one emulated link.
 
     python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.52 | --nic 1gbit ...] [--rounds 9]
+                                [--whole] [--family gpt|llama|parallel]
 
 Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and
 backward of one batch by every variant with equal shapes, one thread a rank, every rank on a core of its own;
@@ -12,6 +13,8 @@ the plain variant's collectives; the limit is the slower of the two. hidden = (s
 ``comm_share`` is what communication adds to the synchronous step, as a share of it. A point is given by this
 share, because what a rate means depends on how fast the machine computes today: a few steps before it find
 the link rate at which communication has it.
+``--whole``: a step also reads its batch, completes and clips gradients and updates by AdamW, as in training.
+``--family parallel``: a GPT of parallel blocks. PyTorch's own is left out of both.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def main() -> int:
 
 def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: int) -> dict[str, Any]:
     """What the ranks measured on a lab with this link."""
-    shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, rounds)]
+    sizes = (options.layers, options.hidden, options.sequence, options.batch, rounds, int(options.whole))
+    shape = [str(value) for value in sizes]
     return ranks_on_lab(
         LabSpec(2, 1, nic, segment=SEGMENT), "domino_ranks.py", ",".join(variants), options.family, *shape
     )
@@ -63,7 +67,8 @@ def rate_for(share: float, options: argparse.Namespace) -> str:
 
 def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run every variant with this link and work the times out."""
-    point = work_out(nic, run(nic, options, VARIANTS, options.rounds))
+    alone = options.whole or options.family == "parallel"
+    point = work_out(nic, run(nic, options, VARIANTS[:-1] if alone else VARIANTS, options.rounds))
     if not options.json:
         show(point)
     return point
@@ -72,6 +77,7 @@ def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
 def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
     """Medians of seconds, and medians over rounds of ratios."""
     times: dict[str, list[float]] = found["seconds"]
+    names = list(times)
     times["limit"] = [max(none, comm) for none, comm in zip(times["none"], times["comm"], strict=True)]
 
     def ratio(above: str, below: str) -> float:
@@ -87,21 +93,22 @@ def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
             "limit": ratio("limit", name),
             "hidden": hidden(name),
         }
-        for name in VARIANTS
+        for name in names
     }
     domino = against["domino"]
     point: dict[str, Any] = {"nic": nic, "comm_share": 1 - ratio("none", "sync")}
-    point |= {f"{name}_s": statistics.median(times[name]) for name in VARIANTS}
+    point |= {f"{name}_s": statistics.median(times[name]) for name in names}
+    if "dtensor" in times:
+        point["dtensor_over_domino"] = ratio("dtensor", "domino")
     return point | {
         "domino_speedup": domino["sync"],
         "of_none": domino["none"],
         "of_limit": domino["limit"],
         "hidden": domino["hidden"],
         "column_hidden": hidden("column"),
-        "dtensor_over_domino": ratio("dtensor", "domino"),
         "recorded_hidden": found["recorded_hidden"],
         "against": against,
-        "spread": {name: (min(times[name]), max(times[name])) for name in VARIANTS},
+        "spread": {name: (min(times[name]), max(times[name])) for name in names},
         "cpu_s": {name: statistics.median(values) for name, values in found["cpu"].items()},
         "rounds": len(times["sync"]),
     }
@@ -111,7 +118,7 @@ def show(point: dict[str, Any]) -> None:
     """One table for people."""
     columns = ("variant", "median ms", "spread", "against sync", "of none", "of limit", "hidden", "CPU s")
     table = Table(*columns, title=f"{point['nic']}: communication is {point['comm_share']:.0%} of the synchronous step")
-    for name in VARIANTS:
+    for name in point["against"]:
         low, high = point["spread"][name]
         found = point["against"][name]
         ratios = (f"{found['sync']:.2f}x", f"{found['none']:.0%}", f"{found['limit']:.0%}", f"{found['hidden']:.0%}")
@@ -135,7 +142,8 @@ def _options() -> argparse.Namespace:
         type=float,
         help="a share of communication to find the rate for (default 0.3 and 0.52)",
     )
-    parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
+    parser.add_argument("--family", choices=("gpt", "llama", "parallel"), default="gpt", help="PyTorch's is a GPT")
+    parser.add_argument("--whole", action="store_true", help="data, clipping and optimizer, too")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--sequence", type=int, default=256)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from dtensor_tp import DTensorGpt, dtensor_step
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from typical import typical_costs
 
 from plait.core.base.env import RankEnv
+from plait.core.job.settings import TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.exposure import Exposure
@@ -27,6 +29,8 @@ from plait.train.comm.wire import Wire, open_wire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.learning_rate import LearningRate
+from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
@@ -69,10 +73,15 @@ class Bench:
             gradients=self.gradients,
         )
 
-    def step(self, executor: SegmentExecutor) -> Callable[[], object]:
+    def step(self, executor: SegmentExecutor, rest: StepRest | None = None) -> Callable[[], object]:
+        """Forward and backward; with ``rest`` all of a training step."""
+
         def run() -> None:
+            batch = rest.batch() if rest else self.batch
             self.gradients.zero()
-            executor.run(self.batch)
+            executor.run(batch)
+            if rest:
+                rest.update()
 
         return run
 
@@ -88,10 +97,40 @@ class Bench:
         return run
 
 
+class StepRest:
+    """Of a step what is neither forward nor backward: the next batch of a file of tokens; gradients
+    completed, clipped by their norm and applied by AdamW, at the learning rate of the step's number."""
+
+    def __init__(self, bench: Bench, folder: str) -> None:
+        self.bench, self.number = bench, 0
+        train = TrainSection(steps=1000, warmup_steps=100)
+        self.rate, self.clip = LearningRate.of(train), train.clip_grad
+        self.optimizer = Optimizer(bench.model, bench.gradients, train)
+        path = Path(folder, f"tokens-{dist.get_rank()}")
+        np.random.default_rng(1).integers(0, bench.spec.vocab, 1 << 20, dtype=np.uint16).tofile(path)
+        self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
+
+    def batch(self) -> MicroBatch:
+        """Rows of the file, one after the other."""
+        size, sequence = self.bench.batch.tokens.shape
+        own = (self.number * size * sequence) % (len(self.tokens) - size * sequence - 1)
+        read = torch.from_numpy(self.tokens[own : own + size * sequence + 1].astype(np.int64))
+        tokens, targets = read[:-1].view(size, sequence), read[1:].view(size, sequence)
+        return MicroBatch(tokens, targets, torch.arange(size), 1.0 / tokens.numel(), 0)
+
+    def update(self) -> None:
+        """Equal on both ranks."""
+        bench = self.bench
+        bench.gradients.finish(bench.wire, sequence_parallel=False)
+        norm = float(bench.gradients.norm(bench.wire))
+        self.optimizer.step(self.rate(self.number), norm=norm, clip=self.clip)
+        self.number += 1
+
+
 def main() -> None:
     """Rank 0 writes what it measured to the file named first."""
     out, names, family, *shape = sys.argv[1:]
-    layers, hidden, sequence, size, rounds = map(int, shape)
+    layers, hidden, sequence, size, rounds, whole = map(int, shape)
     torch.set_num_threads(1)
     rank = RankEnv.read()
     take_cores(*rank.place_among_cores, threads=1)
@@ -100,13 +139,15 @@ def main() -> None:
     recorder = Recorder(bench.device)
     costs = _costs(bench, recorder)
     asked = names.split(",")
-    runs = {name: bench.step(bench.executor(strategy, costs)) for name, strategy in SLICED.items() if name in asked}
-    peer = DTensorGpt(bench.spec, DeviceMesh("cpu", [0, 1]))
-    others: dict[str, Callable[[], object]] = {
-        "comm": bench.collectives(),
-        "dtensor": lambda: dtensor_step(peer, bench.batch.tokens, bench.batch.targets),
+    rest = StepRest(bench, str(Path(out).parent)) if whole else None
+    runs = {
+        name: bench.step(bench.executor(strategy, costs), rest) for name, strategy in SLICED.items() if name in asked
     }
-    runs |= {name: run for name, run in others.items() if name in asked}
+    if "comm" in asked:
+        runs["comm"] = bench.collectives()
+    if "dtensor" in asked:
+        peer = DTensorGpt(bench.spec, DeviceMesh("cpu", [0, 1]))
+        runs["dtensor"] = lambda: dtensor_step(peer, bench.batch.tokens, bench.batch.targets)
     result = _time(runs, rounds)
     recorded = [name for name in ("async", "domino", "column", "hybrid") if name in asked]
     result["recorded_hidden"] = {name: _recorded(bench, SLICED[name], costs, recorder) for name in recorded}
@@ -126,6 +167,7 @@ def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> B
         num_heads=heads,
         vocab=256,
         max_sequence=sequence,
+        parallel_block=family == "parallel",
         **more,
     )
     model = Transformer(spec, Strategy(tp=2), ModelCut(tp_rank=dist.get_rank()))
