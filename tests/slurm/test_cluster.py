@@ -29,6 +29,9 @@ def test_two_clusters_at_once_and_nothing_is_left() -> None:
         assert [cluster.name for cluster in running()] == ["other", "slurm"]
         assert ask(first, "srun", "-N2", "hostname").split().__len__() == 2
         assert ask(second, "srun", "hostname").split() == ["n1"]
+        assert ask(first, "srun", "-N1", "grep", "SigBlk", "/proc/self/status").split()[1].strip("0") == "", (
+            "they hear all"
+        )
         with pytest.raises(JobError, match="a cluster called 'other' is running already"):
             up(SlurmSpec.tree(1), "other")
         with pytest.raises(JobError, match="several clusters"):

@@ -90,8 +90,14 @@ class Keeper:
             self.processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=_environment(),
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  (there are no threads)
+                preexec_fn=_as_a_service,  # noqa: PLW1509  (there are no threads)
             )  # fmt: skip
+
+
+def _as_a_service() -> None:
+    """End with the keeper, and hear all signals: newer daemons hand what is blocked on to the jobs."""
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _environment() -> dict[str, str]:
