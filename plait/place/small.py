@@ -6,9 +6,9 @@ orders. So the longer side is counted: an integer for every pattern, which is th
 row (or column), that says how many have it. Where there are too many patterns a variable says of each cell
 in which minipod it lies, with rows and columns in the order of the minipods that they touch.
 
-What there is is sought first, of all pairs together; then each that is left is asked for by itself. Time is
-the work that the solver counts, so that equal problems get equal answers, unless the machine is so slow that
-the problem's limit comes first.
+What there is is sought first, of all pairs together; then each that is left is asked for by itself, and what
+is left then is annealed. Time is the work that the solver counts, so that equal problems get equal answers,
+unless the machine is so slow that the problem's limit comes first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import combinations, pairwise, product
 from math import comb
 from typing import Any, NamedTuple
 
+from plait.place.anneal import annealed
 from plait.place.answer import Assignment
 from plait.place.problem import Cells, Problem
 
@@ -59,6 +60,11 @@ def settle(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> A
                 break  # those that come after it are no better
         if not left:
             return best
+    assert problem.shape is not None
+    found = ((one, annealed(problem.capacity, problem.shape, one)) for one in left)
+    better = next(((one, cells) for one, cells in found if cells), None)
+    if better:
+        best = Assignment(better[1], bound=problem.score(*better[0]), note="annealed")
     return best._replace(bound=problem.score(*left[0]))
 
 

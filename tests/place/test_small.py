@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.baselines.brute import brute_force
-from plait.place import small
+from benchmarks.placement_tight import drawn
+from plait.place import anneal, small
 from plait.place.answer import Assignment
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.placing import place
 from plait.place.problem import Problem, check_legal, spread_of
 from plait.place.small import patterns, patterns_of, settle
+
+TIGHT = (4, 10), [4, 5, 7, 3, 6, 4, 2, 2, 4, 4, 3], 0.683
 
 
 def scored(problem: Problem, found: Assignment) -> float:
@@ -83,10 +86,36 @@ def test_patterns_are_counted_as_they_are_made() -> None:
 
 def test_what_the_time_does_not_suffice_for_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small, "LIMIT", 1e-3)
+    monkeypatch.setattr(anneal, "TRIES", 0)
     problem = Problem.plain(5, 6, [8, 5, 4, 1, 4, 6, 5], alpha=0.819)
     found = exact(problem)
     assert found.bound == pytest.approx(2.181)
     assert scored(problem, found) == pytest.approx(2.362)
+
+
+@pytest.mark.parametrize(
+    ("shape", "free", "alpha", "best"),
+    [((6, 7), [8, 2, 1, 1, 4, 3, 11, 7, 4, 1, 3], 0.488, 3.0), (*TIGHT, 2.951)],
+)
+def test_what_the_solver_leaves_open_is_annealed(
+    shape: tuple[int, int], free: list[int], alpha: float, best: float
+) -> None:
+    found = exact(problem := Problem.plain(*shape, free, alpha=alpha))
+    assert scored(problem, found) == pytest.approx(best)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000))
+def test_what_is_annealed_lies_within_its_spreads(number: int) -> None:
+    problem = drawn(7, number)
+    assert problem.shape
+    rows, columns = problem.shape
+    spreads = min(columns, 4), min(rows, 4)
+    if cells := anneal.annealed(problem.capacity, problem.shape, spreads):
+        check_legal(problem, cells)
+        spread = spread_of(problem, cells)
+        assert spread.rows <= spreads[0]
+        assert spread.columns <= spreads[1]
 
 
 def test_equal_problems_have_equal_placements() -> None:
