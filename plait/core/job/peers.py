@@ -146,9 +146,18 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("train.precision", "float32"): "fp32",
     ("train.optimizer", "AdamW"): "adamw",
     ("train.optimizer", "adam"): "adamw",
+    ("train.optimizer", "Adam"): "adamw",
+    ("train.optimizer", "adamw_torch"): "adamw",
+    ("train.optimizer", "adamw_torch_fused"): "adamw",
     ("train.optimizer", "Muon"): "muon",
+    ("train.optimizer", "SGD"): "sgd",
     ("train.lr_decay_style", "WSD"): "wsd",
+    ("train.lr_decay_style", "warmup_stable_decay"): "wsd",
+    ("train.lr_decay_style", "constant_with_warmup"): "constant",
+    ("train.lr_decay_style", "cosine_with_min_lr"): "cosine",
     ("train.lr_decay_style", "sqrt"): "inverse-square-root",
+    ("train.lr_decay_style", "inverse_sqrt"): "inverse-square-root",
+    ("train.lr_decay_style", "inverse_square_root"): "inverse-square-root",
 }
 """By key and value as others have it."""
 _PLAIN = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.schedules import GENERATORS, chunks_problem, own_chunks
+from plait.core.step.stages import Stage, stage_weights
 
 if TYPE_CHECKING:
     from plait.core.job.spec import Job
@@ -31,6 +33,7 @@ def check_job(job: Job) -> None:
     check_rampup(job)
     _check_rates(job)
     _check_moments(job)
+    _check_patterns(job, spec)
     check_recipe(job, spec)
     _check_documents(job, spec)
     for text in job.plan.constraints:
@@ -91,6 +94,20 @@ def _check_moments(job: Job) -> None:
             key="train.adam_betas",
             changes=[{"train.optimizer_dtype": "master"}, {"train.adam_betas": [first, 0.95]}],
         )
+
+
+def _check_patterns(job: Job, spec: ModelSpec) -> None:
+    """A pattern that no weight has would change no decay, silently."""
+    if not job.train.weight_decay_of or spec.experts is not None:  # experts have no names before they are trained
+        return
+    names = [name for name, _ in stage_weights(spec, Stage(0, 1, 0, spec.num_layers))]
+    for pattern in job.train.weight_decay_of:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            key = "train.weight_decay_of"
+            others = {one: decay for one, decay in job.train.weight_decay_of.items() if one != pattern}
+            close = nearest(pattern, names) or "; names are those of checkpoints, such as layers.0.attn.q.weight"
+            problem = f"no weight of this model is called '{pattern}'{close}"
+            raise JobError(problem, key=key, changes=[{key: others or None}])
 
 
 def _check_rates(job: Job) -> None:

@@ -26,6 +26,9 @@ from tests.core.conftest import MODEL
         ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
         ("[train]\nadam_betas = [0.9]", "train.adam_betas", "a list of 2, each a number of at least 0 and below 1"),
         ("[train]\nadam_betas = [0.9, 1.5]", "train.adam_betas", "1.5 is not allowed"),
+        ('[train.weight_decay_of]\n"embeding.*" = 0', "train.weight_decay_of", "did you mean 'embedding.weight'"),
+        ('[train.weight_decay_of]\n"*.bias" = 0\n"*.biass" = 0', "train.weight_decay_of", "is called '*.biass'"),
+        ('[train]\nlr_decay_style = "inverse_sqrt"', "train.lr_decay_style", 'Write "inverse-square-root"'),
         ('[train]\nprecision = "fp16"', "train.precision", 'Allowed: "fp32" or "bf16-mixed" or "fp64"'),
         ("[train]\nseed = 2020-01-01", "train.seed", "2020-01-01 is not allowed"),
         (
