@@ -8,7 +8,7 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,11 +121,11 @@ class Form:
 JSON_LINES, FIELDS = Form(lines, of_lines), Form(separated, of_fields)
 FORMS = {
     "a.jsonl": JSON_LINES,
+    "a.csv": FIELDS,
+    "a.parquet": Form(parquet, lambda stream: of_table(pq.read_table(pa.BufferReader(stream.read())))),
     "a.ndjson": JSON_LINES,
     "a.json": Form(listed, of_list),
-    "a.csv": FIELDS,
     "a.tsv": Form(partial(separated, delimiter="\t"), partial(of_fields, delimiter="\t")),
-    "a.parquet": Form(parquet, lambda stream: of_table(pq.read_table(pa.BufferReader(stream.read())))),
     "file.arrow": Form(partial(arrow, new=pa.ipc.new_file), partial(of_arrow, open_=pa.ipc.open_file)),
     "stream.arrow": Form(partial(arrow, new=pa.ipc.new_stream), partial(of_arrow, open_=pa.ipc.open_stream)),
 }
@@ -195,12 +195,17 @@ def assert_equal(found: np.ndarray, wanted: np.ndarray) -> None:
     assert not (found != wanted).any()
 
 
-@pytest.mark.parametrize("name", FORMS)
+def first_in_suite(names: Iterable[str], count: int) -> list[Any]:
+    """Each reads megabytes; the others are contract tests."""
+    return [pytest.param(one, marks=() if at < count else pytest.mark.contract) for at, one in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", first_in_suite(FORMS, 3))
 def test_a_file_of_fifty_documents(tmp_path: Path, ways: Ways, name: str) -> None:
     check_file(tmp_path, ways, name)
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", first_in_suite(PACKED, 4))
 def test_a_compressed_file_of_fifty_documents(tmp_path: Path, name: str) -> None:
     check_file(tmp_path, (BYTES, Script(None)), name)
 
@@ -215,7 +220,7 @@ def check_file(tmp_path: Path, ways: Ways, name: str) -> None:
     assert_equal(tokens(tmp_path / name, tokenizer), script(texts))
 
 
-@pytest.mark.parametrize("packing", ["", *PACK])
+@pytest.mark.parametrize("packing", first_in_suite(["", *PACK], 2))
 def test_a_folder_of_fifty_texts(tmp_path: Path, ways: Ways, packing: str) -> None:
     """The byte tokenizer keeps what is no UTF-8; so would ``read_bytes``."""
     tokenizer, script = ways
