@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from plait.core.base import programs
 from plait.core.base.cluster_env import granted
@@ -25,6 +25,7 @@ from plait.core.topology.rank_table import NAME as RANK_TABLE
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import RESERVED_TAINT
 from plait.launch.pod_file import PodFile
+from plait.launch.pod_merge import CONTAINER, FILES, check_own, merged
 from plait.launch.run_folder import DO_NOT_RETRY
 
 Object = dict[str, Any]
@@ -40,13 +41,12 @@ FORCED = f"{KUEUE}/safe-to-forcefully-terminate"
 (https://kueue.sigs.k8s.io/docs/tasks/manage/setup_failure_recovery/)."""
 UNREACHABLE = 30
 """Seconds until pods of a node that is lost are started elsewhere; Kubernetes' own is 300."""
-FILES, ENDED = "/etc/plait", "/dev/termination-log"
+ENDED = "/dev/termination-log"
 MOST_BYTES = 1_000_000
 """Of a ConfigMap; etcd takes no more than a MiB."""
 MOST = 2**31 - 1
 """The largest number of Kubernetes' int32."""
 REPLICATED = "ranks"
-CONTAINER = "ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,10 @@ def asked(settings: KubernetesSection, world_size: int, table: RankTable | None)
     if table and settings.kueue_queue and settings.spare_nodes:
         problem = f"allows certain nodes alone, and the queue {settings.kueue_queue} may give others to the pods"
         raise JobError(problem, key="kubernetes.spare_nodes", fix="Leave it out, or leave out kubernetes.kueue_queue")
+    if settings.spare_nodes and not table:
+        problem = "are nodes beside those of a rank table, and there is none"
+        raise JobError(problem, key="kubernetes.spare_nodes", fix="Give a rank table (--rank-table), or leave it out")
+    check_own(settings)
     if settings.kueue_stage_topology and not settings.kueue_topology:
         raise JobError("needs kubernetes.kueue_topology", key="kubernetes.kueue_stage_topology", fix="Set both")
     nodes = len(table.hosts) if table else settings.nodes or -(-world_size // max(settings.gpus, 1))
@@ -225,7 +229,7 @@ def _pod(run: PodRun) -> Object:
     if run.kind == "Job":
         spec["subdomain"] = run.name
     if one.host_network:
-        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        spec["hostNetwork"] = True
     if affinity := _affinity(run):
         spec["affinity"] = affinity
     for key, value in {
@@ -239,7 +243,10 @@ def _pod(run: PodRun) -> Object:
         "labels": {**run.pod.labels, **run.labels},
         "annotations": {FORCED: "true", **run.pod.annotations, **_kueue(run)},
     }
-    return {"metadata": metadata, "spec": merged(spec, run.pod.spec)}
+    spec = merged(spec, run.pod.spec)
+    if spec.get("hostNetwork"):
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # else the others would not find pod 0
+    return {"metadata": metadata, "spec": spec}
 
 
 def _affinity(run: PodRun) -> Object:
@@ -375,35 +382,3 @@ def _service(run: PodRun) -> Object:
         "ports": [{"name": "launcher", "port": run.settings.port}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(run), "spec": spec}
-
-
-def merged(ours: Object, theirs: Mapping[str, Any]) -> Object:
-    """Both, theirs where they differ. Lists of things with names are merged by name, other lists joined.
-
-    >>> merged({"a": [{"name": "x", "v": 1}], "b": [1]}, {"a": [{"name": "x", "v": 2}], "b": [2]})
-    {'a': [{'name': 'x', 'v': 2}], 'b': [1, 2]}
-    """
-    found = dict(ours)
-    for key, value in theirs.items():
-        old = found.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            found[key] = merged(cast("Object", old), cast("Object", value))
-        elif isinstance(old, list) and isinstance(value, list):
-            found[key] = _joined(cast("list[Any]", old), cast("list[Any]", value))
-        else:
-            found[key] = value
-    return found
-
-
-def _joined(ours: list[Any], theirs: list[Any]) -> list[Any]:
-    def name(one: Any) -> str | None:
-        return cast("Object", one).get("name") if isinstance(one, dict) else None
-
-    found = list(ours)
-    for one in theirs:
-        place = next((i for i, old in enumerate(found) if name(one) is not None and name(old) == name(one)), None)
-        if place is None:
-            found.append(one)
-        else:
-            found[place] = merged(found[place], one)
-    return found

@@ -10,6 +10,7 @@ from typing import Any, cast
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.files import contents_within, reason_of
+from plait.core.job.kubernetes_settings import LABEL, QUANTITY, VALUE
 
 KEY = "kubernetes.pod"
 LARGEST = 1 << 20
@@ -22,6 +23,8 @@ QUEUE = "kueue.x-k8s.io/"
 """How labels begin that Kueue reads of the Job, and not of its pods."""
 AMOUNTS = ("limits", "requests", "overhead", "capacity", "sizeLimit", "divisor")
 """Where the API takes a number for an amount, which is a text otherwise."""
+NAMED = ("V1Container", "V1Volume", "V1EnvVar")
+"""What is merged by name, and has to have one."""
 _MANY = re.compile(r"(?i)list\[(.*)\]")
 _TABLE = re.compile(r"(?i)dict[\[(]str, (.*)[\])]")
 _PLAIN = {"str": (str,), "datetime": (str,), "bytes": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
@@ -72,7 +75,8 @@ def _checked(found: Any) -> PodFile:
     _refuse_others(metadata, ("labels", "annotations"), "metadata.")
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
     for kind, texts in (("labels", labels), ("annotations", annotations)):
-        for key in texts:
+        for key, text in texts.items():
+            _check_label(f"metadata.{kind}.{key}", key, text if kind == "labels" else "")
             if key.startswith(OURS):
                 raise JobError("is Plait's own", key=f"metadata.{kind}.{key}", fix="Leave it out")
     if f"{QUEUE}queue-name" in labels:
@@ -86,6 +90,16 @@ def _checked(found: Any) -> PodFile:
         raise JobError("binds every pod to one node, past queues and schedulers", key="spec.nodeName", fix=fix)
     queued = {key: value for key, value in labels.items() if key.startswith(QUEUE)}
     return PodFile(pod.get("spec", {}), {key: labels[key] for key in labels if key not in queued}, annotations, queued)
+
+
+def _check_label(where: str, key: str, value: str) -> None:
+    """Raise JobError for what the API does not take as a label, or as an annotation's key."""
+    if not re.fullmatch(LABEL, key, re.ASCII):
+        fix = "Write letters, digits, - . and _, 63 at most, after a domain and / if it needs one"
+        raise JobError("is no name that Kubernetes takes", key=where, fix=fix)
+    if not re.fullmatch(VALUE, value, re.ASCII):
+        fix = "Write at most 63 letters, digits, - . and _, or make it an annotation"
+        raise JobError(f"{_shown(value)} is no label that Kubernetes takes", key=where, fix=fix)
 
 
 def _refuse_others(found: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -125,6 +139,8 @@ def _check(value: Any, kind: str, where: str) -> None:
                     f"is no key that Kubernetes has there{nearest(key, types)}", key=f"{where}.{key}", fix=fix
                 )
             _check(one, types[key], f"{where}.{key}")
+        if kind in NAMED and "name" not in cast("dict[str, Any]", value):
+            raise JobError("has no name", key=where, fix="Give it one, by which it is merged with ours")
 
 
 def _check_plain(value: Any, kind: str, where: str) -> None:
@@ -134,6 +150,8 @@ def _check_plain(value: Any, kind: str, where: str) -> None:
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         fix = "Put it in quotes" if allowed == (str,) and not isinstance(value, (list, dict)) else None
         raise JobError(f"{_shown(value)} is not {_NAMES[kind]}", key=where, fix=fix)
+    if len(allowed) == 3 and kind == "str" and not re.fullmatch(QUANTITY, str(value)):
+        raise JobError(f"{_shown(value)} is no amount", key=where, fix="Write such as 32, 500m, 200Gi or 1e3")
 
 
 def _shown(value: Any) -> str:

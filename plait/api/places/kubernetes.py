@@ -152,14 +152,21 @@ class InKubernetes(Managed):
         import secrets
 
         from plait.core.base import programs
+        from plait.core.base.errors import JobError
         from plait.core.base.process import command_of
+        from plait.core.job.kubernetes_settings import formed
         from plait.core.topology.rank_table import RankTable
         from plait.launch.kubernetes import new_name
         from plait.launch.kubernetes_manifests import PodRun, asked
         from plait.launch.pod_file import PodFile, read_pod
+        from plait.launch.pod_merge import check_pod
 
         table = RankTable.read(self.table) if self.table else None
+        formed("namespace", self.namespace, "--on kubernetes")
         settings, folder = asked(job.kubernetes, world, table), folder.absolute()
+        if job.run.device == "cuda" and not settings.gpus and not settings.pod:
+            fix = f"Say how many each pod is to have ({settings.gpu_resource})"
+            raise JobError("is 0, and run.device = 'cuda' plans ranks for GPUs", key="kubernetes.gpus", fix=fix)
         said = {text.partition("=")[0] for text in settings.env}
         network = [f"{name}={value}" for name, value in job.run.network_variables.items() if name not in said]
         settings = settings.model_copy(update={"env": (*settings.env, *network)})
@@ -169,6 +176,7 @@ class InKubernetes(Managed):
             folder=folder, word=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
             timeout=job.run.timeout, stages=stages, pod=read_pod(settings.pod) if settings.pod else PodFile(),
         )  # fmt: skip
+        check_pod(settings, run.pod.spec)
         _check_mounted(run)
         return run
 

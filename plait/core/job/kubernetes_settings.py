@@ -14,18 +14,47 @@ from plait.core.job.one_line import one_line_each
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-TAINT = re.compile(r"(?P<key>[\w./-]*)(=(?P<value>[\w.-]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
+LABEL = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+"""A qualified name: a label's key, a taint's, an extended resource's."""
+VALUE = r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?"
+"""A label's value, or a taint's."""
+QUANTITY = r"\+?(\d+(\.\d*)?|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?"
+"""https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/"""
+COUNT = r"\+?\d+([kMGTPE]|[KMGTPE]i|[eE]\+?\d+)?"
+"""Of an extended resource: https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/"""
+TAINT = re.compile(
+    rf"((?P<key>{LABEL})(=(?P<value>{VALUE}))?)?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII
+)
 VOLUME = re.compile(rf"(?P<claim>{NAME})?(?P<path>/[^:]*)?:(?P<mount>/[^:]+)")
-PAIR = re.compile(r"(?P<key>[\w./-]+)=(?P<value>[^\0]*)")
-TOPOLOGY = re.compile(r"(required|preferred):[\w./-]+|unconstrained|")
+PAIR = re.compile(r"(?P<key>[^=]+)=(?P<value>[^\0]*)")
+VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*=[^\0]*")
+RESOURCE = re.compile(rf"[\w-]+={QUANTITY}|{LABEL}={COUNT}", re.ASCII)
+NODE_LABEL = re.compile(rf"{LABEL}={VALUE}", re.ASCII)
+TOPOLOGY = re.compile(rf"(required|preferred):{LABEL}|unconstrained|", re.ASCII)
 FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "image": (re.compile(r"\S*"), "an image's name, which has no blanks"),
+    "namespace": (re.compile(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?"), "lower-case letters, digits and -"),
+    "service_account": (re.compile(rf"({NAME})?"), "lower-case letters, digits, - and ."),
+    "priority": (re.compile(rf"({NAME})?"), "lower-case letters, digits, - and ."),
+    "kueue_queue": (re.compile(rf"({NAME})?"), "lower-case letters, digits, - and ."),
+    "reservation": (re.compile(VALUE, re.ASCII), "at most 63 letters, digits, - . and _"),
+    "python": (re.compile(r"\S+"), "a program, such as python3"),
+    "gpu_resource": (re.compile(rf"(?=.*/){LABEL}", re.ASCII), "nvidia.com/gpu, amd.com/gpu"),
     "tolerations": (TAINT, "key=value:NoSchedule"),
     "volumes": (VOLUME, "CLAIM:/path in the pod, or /path on the node:/path in the pod"),
-    "env": (PAIR, "NAME=value"),
-    "resources": (PAIR, "cpu=32, memory=200Gi"),
-    "node_labels": (PAIR, "label=value"),
+    "env": (VARIABLE, "NAME=value"),
+    "resources": (RESOURCE, "cpu=32, memory=200Gi, and whole numbers of what has a / in its name: rdma/hca=8"),
+    "node_labels": (NODE_LABEL, "label=value"),
     "kueue_topology": (TOPOLOGY, "required:LABEL, preferred:LABEL, unconstrained"),
+    "kueue_stage_topology": (re.compile(rf"({LABEL})?", re.ASCII), "a label"),
 }
+
+
+def formed(field: str, one: str, key: str = "") -> None:
+    """Raise JobError, which names the key, for a text that Kubernetes would not take in a field's place."""
+    form, example = FORMS[field]
+    if not form.fullmatch(one):
+        raise JobError(f"has '{one}'", key=key or f"kubernetes.{field}", fix=f"Write {example}")
 
 
 class KubernetesSection(Section):
@@ -95,8 +124,14 @@ class KubernetesSection(Section):
     @field_validator(*FORMS)
     @classmethod
     def _formed(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
-        form, example = FORMS[info.field_name]
         for one in (value,) if isinstance(value, str) else value:
-            if not form.fullmatch(one):
-                raise JobError(f"has '{one}'", key=f"kubernetes.{info.field_name}", fix=f"Write {example}")
+            formed(info.field_name, one)
+        return value
+
+    @field_validator("env", "resources", "node_labels")
+    @classmethod
+    def _once(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
+        names = [one.partition("=")[0] for one in value]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise JobError(f"says {twice} twice", key=f"kubernetes.{info.field_name}", fix="Say it once")
         return value
