@@ -26,6 +26,7 @@ from plait.api.queueing import Replay, replay_queue
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.ecmp import RailFabric, conflict_factor
+from plait.place.forecast import assess
 from plait.place.placing import place
 from plait.place.problem import MinipodSpread, Problem, spread_of
 from plait.place.reservation import ClusterShape, Planned
@@ -276,9 +277,12 @@ def queue() -> Found:
     planned = [Planned(nodes=1200, arrival=22 * HOUR, notice=4 * HOUR, duration=12 * HOUR)]
     asked = Replay(cluster=ClusterShape(nodes=2000), planned=planned, policies=",".join(policies), load=0.9)
     found = replay_queue(TRACE, asked)
-    where = shlex.join(["plait", "queue", "replay", str(TRACE.relative_to(ROOT)), "nodes=2000", "load=0.9",
-                        "reserve=1200@+22h", "announce=4h", f"policy={asked.policies}"])  # fmt: skip
-    rows: list[Row] = []
+    trace = str(TRACE.relative_to(ROOT))
+    where = shlex.join(["plait", "queue", "replay", trace, "nodes=2000", "load=0.9", "reserve=1200@+22h",
+                        "announce=4h", f"policy={asked.policies}"])  # fmt: skip
+    missed = assess(found.trace)[1].rmse["10-minute buckets, at most 4 h"]["model"]
+    rows = [Row(name="prediction error, 10-minute intervals (root mean square)", value=f"{missed:.2f}",
+                command=f"plait queue fit {trace}")]  # fmt: skip
     series: list[Series] = []
     held: dict[str, float] = {}
     for policy, one, outcome in zip(policies, found.policies, found.outcomes, strict=True):
@@ -293,7 +297,9 @@ def queue() -> Found:
             series.append(Series(name=f"{policy}, {what}", points=[point for point in points if point[1] == point[1]]))
         if policy == "arnold":
             held["reserved nodes held at the arrival"] = round(before, 4)
-    return Found(rows=rows, series=series, claims={22: held}, facts={"jobs": len(found.jobs)})
+    return Found(
+        rows=rows, series=series, claims={22: held}, facts={"jobs": len(found.jobs), "missed": round(missed, 2)}
+    )
 
 
 def interference() -> Found:
