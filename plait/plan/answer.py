@@ -9,7 +9,7 @@ another framework is to run are predicted in closed form alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from typing import Any
@@ -26,12 +26,12 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
-from plait.core.step.columns.points import OVERLAPS, SHARD_OVERLAPS, Points
+from plait.core.step.columns.points import SHARD_OVERLAPS, Points
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
 from plait.plan import reasons
-from plait.plan.asking import asked_of, job_at, point_of, ranks_of
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of, timed_point
 from plait.plan.band import band
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
@@ -81,6 +81,8 @@ class Planner:
     vocab: int
     slowed: float = 1.0
     told_framework: Framework | None = None
+    _seconds: dict[frozenset[tuple[str, int]], float] = field(default_factory=dict, init=False, compare=False)
+    """Of a step, by points that were finalists."""
 
     @property
     def framework(self) -> Framework | None:
@@ -187,6 +189,7 @@ class Planner:
             tried = Finalists(ranked, self._finalists_of, lambda points: self._fit(points, self.job), doubt)
             tried.first(sure, count)
             if tried.found and not self.closed:
+                tried.other_schedules()
                 tried.climb()
             if tried.found and "strategy.overlap" in self.job.open:
                 tried.instead(lambda point: [*reasons.without(point).values(), *self._other_overlaps(point)])
@@ -195,11 +198,6 @@ class Planner:
                 return sorted((one for _, one in tried.found), key=lambda one: one.seconds), len(ranked.space)
         why = self._refusal(tried.refused[0]) if tried.refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
-
-    @cached_property
-    def _seconds(self) -> dict[frozenset[tuple[str, int]], float]:
-        """Of a step, by points that were finalists."""
-        return {}
 
     def _other_overlaps(self, point: Mapping[str, int]) -> list[dict[str, int]]:
         """Sharding that hides less, where the closed form finds it faster: what is hidden slows down what
@@ -328,7 +326,7 @@ class Planner:
             job = job_at(job, point)
         else:
             plan = plan or self.draft(job)
-            point = point_of(job) | _timed(plan)
+            point = point_of(job) | timed_point(plan)
         points, sequence = Points.of([point]), job.data.sequence_length
         closed = self._closed_seconds(job, points) if len(set(job.degrees)) == 1 else None
         if self.closed:
@@ -395,19 +393,7 @@ class Planner:
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""
-        if known := self._seconds.get(frozenset(off.items())):
-            return known
         try:
-            other = job_at(best.job, off)
-            return self.seconds(other)
+            return self._seconds.get(frozenset(off.items())) or self.seconds(job_at(best.job, off))
         except PlaitError:
             return None
-
-
-def _timed(plan: Plan) -> dict[str, int]:
-    """Columns that timed steps may have chosen."""
-    strategy = plan.strategy
-    return {
-        "p1": strategy.p1, "p2": strategy.p2, "sequence_parallel": int(strategy.sequence_parallel),
-        "overlap": OVERLAPS.index(strategy.overlap), "shard_overlap": SHARD_OVERLAPS.index(strategy.shard_overlap),
-    }  # fmt: skip

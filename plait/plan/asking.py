@@ -10,6 +10,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.numbers import check_number
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint, Margin
+from plait.core.job.plan import Plan
 from plait.core.job.settings import OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -166,3 +167,12 @@ def point_of(job: Job) -> dict[str, int]:
     micro = -(-job.micro_batch // dp)
     shape = {"dp": dp, "tp": tp, "ring": job.sequence_cut.ring, "micro": micro, "num_micro": job.num_micro_batches}
     return {"p1": 1, "p2": 1, "sequence_parallel": 0, "virtual": 1, "ep": 1, **asked, **factors, **shape}
+
+
+def timed_point(plan: Plan) -> dict[str, int]:
+    """Columns that timed steps may have chosen."""
+    strategy = plan.strategy
+    return {
+        "p1": strategy.p1, "p2": strategy.p2, "sequence_parallel": int(strategy.sequence_parallel),
+        "overlap": OVERLAPS.index(strategy.overlap), "shard_overlap": SHARD_OVERLAPS.index(strategy.shard_overlap),
+    }  # fmt: skip

@@ -45,7 +45,7 @@ def test_cores_that_cannot_share_the_batch_are_left_out(sections: dict[str, Any]
     ("one", "error", "says"),
     [
         (job(strategy={"tp": "auto"}, train={"global_batch_size": 4, "micro_batch_size": 1}, cluster=ON), JobError,
-         r"strategy\.tp: is left to the planner\. Say it"),
+         r"strategy\.tp: is left to the planner, and so are slices\. Say it"),
         (job(strategy={"tp": 2}, cluster={**ON, "ranks": 4}), JobError,
          r"cluster\.ranks: 4 are not the 2 ranks of the strategy\. Use 2, or leave it out"),
         (job(SMALL | {"num_layers": 1_001}, strategy={"tp": 2}, cluster=ON), JobError,

@@ -219,3 +219,21 @@ def test_no_strategy_is_answered_twice() -> None:
     answer = Planner(Job.from_dict(values), Cluster.preset("a100-80"), 50257).answer()
     shown = [tuple(sorted(one.point.items())) for one in answer.candidates]
     assert len(set(shown)) == len(shown) == 5
+
+
+# ---- other schedules ----
+
+
+def test_the_fastest_of_every_schedule_that_no_finalist_has_is_predicted() -> None:
+    """If it fits, and may be the best; what is so found counts."""
+    first, split, far, held = (SCHEDULES.index(name) for name in ("1f1b", "zb-v", "interleaved", "zb-h1"))
+    schedules = [first, first, split, split, split, far, held]
+    rows = [HERE | {"schedule": schedule, "num_micro": 1 + at} for at, schedule in enumerate(schedules)]
+    said = [1.0, 1.01, 1.03, 1.05, 1.06, NEAR + 0.01, 1.02]
+    tried = Tried(rows, said, lambda point: 0.9 if point["schedule"] == split else 1.0, [0, 1], large=[2, 6])
+    tried.finalists.first(2, 4)
+    tried.finalists.other_schedules()
+    assert tried.rounds == [[0, 1], [3]]  # the second of zb-v fits, the only one of zb-h1 does not
+    assert tried.finalists.best[0]["schedule"] == split
+    tried.finalists.other_schedules()
+    assert tried.predicted == [0, 1, 3]
