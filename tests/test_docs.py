@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.job.peers import key_of
 from tests.support.runs import command, write_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,3 +125,18 @@ def test_the_picture_is_what_its_script_draws(tmp_path: Path) -> None:
     script.write_text((ROOT / "docs" / "picture.py").read_text())
     runpy.run_path(str(script), run_name="__main__")
     assert (tmp_path / "overlap.svg").read_text() == (ROOT / "docs" / "overlap.svg").read_text()
+
+
+def test_peers_names_beside_features_are_those_of_the_keys() -> None:
+    """Of names that ``core.job.peers`` knows, which errors and the page of names are made of."""
+    lines = (ROOT / "docs" / "features.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:2] == "| "]
+    seen = 0
+    for feature, own, *theirs in rows[1:]:
+        keys = {key.split(" ")[0] for key in re.findall(r"`([^`]+)`", own)}
+        for name in re.findall(r"`([^`]+)`", " ".join(theirs[:3])):
+            if meant := key_of(name):
+                seen += 1
+                same = {meant, meant.rpartition(".")[2]} & keys or {key for key in keys if key.startswith(f"{meant}.")}
+                assert same, f"{feature}: {name} is {meant} in core/job/peers.py, and not {keys}"
+    assert seen > 25
