@@ -251,7 +251,14 @@ def _text_of(row: Row, file: SourceFile, key: str) -> str | None:
     fix = "name another key with data.text_key"
     if isinstance(value, list) and value and all(isinstance(one, int) for one in cast("list[Any]", value)):
         fix = "token ids are read from .npy, and from .bin with .idx; write them so, or name the key of the texts"
+    if _is_chat(value):
+        fix = _as_chats(key)
     raise DataError(f"{file.path}: {row.where}: {shown(key)} is {shown(value)}, no text; {fix}")
+
+
+def _as_chats(key: str) -> str:
+    """How rows whose messages have this key are named in a job."""
+    return 'set data.rows = "chats"' + (f" and data.messages_key = {shown(key)}" if key != "messages" else "")
 
 
 def _is_chat(value: object) -> bool:
@@ -281,5 +288,5 @@ def _no_key(file: SourceFile, values: dict[str, object], key: str) -> DataError:
     if len(values) == 1 and re.search(r"[,;|\t]", best) and re.search(r"[,;|\t]", str(values[best])):
         fix = "its fields are not separated by what its ending says: commas in .csv, tabs in .tsv; write it anew"
     if chats := next((name for name, value in values.items() if _is_chat(value)), ""):
-        fix = 'set data.rows = "chats"' + (f" and data.messages_key = {shown(chats)}" if chats != "messages" else "")
+        fix = _as_chats(chats)
     return DataError(f"{file.path}: its rows have no {shown(key)}, but {names}; {fix}, or take the file out")

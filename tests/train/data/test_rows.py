@@ -182,6 +182,7 @@ def test_too_many_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         ("a.csv", b"text;id\nsome words;3\n", "not separated by what its ending says: commas in .csv"),
         ("a.tsv", b"text,id\nsome words,3\n", "not separated by what its ending says: commas in .csv, tabs in .tsv"),
         ("a.csv", b"title; or so\nwords\n", "set data.text_key = 'title; or so'"),
+        ("a.jsonl", b'{"text": [{"role": "user", "content": "a"}]}\n', 'set data.rows = "chats" and data.messages_key'),
         ("a.jsonl", b'{"text": [5, 7]}\n', "token ids are read from .npy, and from .bin with .idx"),
         ("a.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}\n', 'set data.rows = "chats", or take'),
         (
