@@ -14,6 +14,8 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
+from yaml import YAMLError
 
 from plait.core.base.errors import LaunchError
 from plait.launch.kubernetes_manifests import Object
@@ -26,6 +28,9 @@ LONGEST_WISH = 30.0
 """Seconds that a server may ask for."""
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 """HTTP statuses that may be gone in a moment; 0 is a connection that failed."""
+UNUSABLE = (ConfigException, HTTPError, YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError,
+            ImportError)  # fmt: skip
+"""What the client raises for a kubeconfig that it cannot use, or whose proxy needs a package."""
 JOBSET = {"group": "jobset.x-k8s.io", "version": "v1alpha2", "plural": "jobsets"}
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 NOUNS = {
@@ -69,18 +74,20 @@ class KubernetesNamespace:
         settings = client.Configuration()
         try:
             _load(settings, context)
-            self.namespace = namespace or _current_namespace(context)
-        except (ConfigException, OSError, KeyError, TypeError) as error:
+            self.namespace = str(namespace or _current_namespace(context))
+            parse_url(settings.host)
+            settings.retries = False  # pyright: ignore[reportAttributeAccessIssue]  # we do that, and can say so
+            api = client.ApiClient(settings)
+        except UNUSABLE as error:
+            why = " ".join(str(error).split()).rstrip(".")
             raise LaunchError(
-                f"No cluster of Kubernetes is known here: {' '.join(str(error).split())}. Say which by a kubeconfig "
-                "(~/.kube/config or KUBECONFIG), and by kubernetes.context."
+                f"No cluster of Kubernetes is known here: {why}. Say which by a kubeconfig (~/.kube/config or "
+                "KUBECONFIG), and by kubernetes.context."
             ) from None
         self.interrupted: Collection[int] = ()
         """What has come meanwhile that its user has to see to at once: a server that is away is not waited
         for then."""
-        settings.retries = False  # pyright: ignore[reportAttributeAccessIssue]  # we do that, and can say so
         self.patience = patience
-        api = client.ApiClient(settings)
         self._server = settings.host
         self._apis: dict[str, Any] = {
             "JobSet": client.CustomObjectsApi(api),

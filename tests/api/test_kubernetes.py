@@ -134,7 +134,8 @@ def test_what_is_written_is_valid_in_every_version(tmp_path: Path, version: str,
     place = InKubernetes("ml", table=tmp_path / "table.json" if table else None)
     if table:
         table.write(tmp_path / "table.json")
-    job = a_job(kubernetes={"workload": "job", "gpus": 1, "nodes": 2, "spare_nodes": ["n9"], "kueue_queue": ""},
+    spares = ["n9"] if table else []
+    job = a_job(kubernetes={"workload": "job", "gpus": 1, "nodes": 2, "spare_nodes": spares, "kueue_queue": ""},
                 strategy={"dp": 2}, train={"global_batch_size": 4, "micro_batch_size": 1})  # fmt: skip
     for objects in written(place, a_plan(job)).values():
         for one in objects:

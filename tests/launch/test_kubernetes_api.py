@@ -155,6 +155,39 @@ def test_a_context_that_is_not_there_is_refused(server: Server) -> None:
         KubernetesNamespace("nowhere")
 
 
+CLUSTER = """
+current-context: a
+contexts: [{{name: a, context: {{cluster: c, user: u, namespace: 5}}}}]
+clusters: [{{name: c, cluster: {{server: "{server}"{more}}}}}]
+users: [{{name: u, user: {{{user}}}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"a: [", "expected the node content"),
+        (b"\xff\x00", "can't decode byte"),
+        (CLUSTER.format(server="https://[::1", more="", user="token: x"), "Invalid IPv6 URL"),
+        (CLUSTER.format(server="https://a", more="", user="auth-provider: {name: gcp}"), "no attribute"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, says: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    with pytest.raises(LaunchError, match=f"No cluster of Kubernetes is known here: .*{says}.* Say which by"):
+        KubernetesNamespace()
+
+
+def test_a_namespace_of_digits_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(CLUSTER.format(server="https://a", more="", user="token: x"))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    assert KubernetesNamespace().namespace == "5"
+
+
 PODS = "/api/v1/namespaces/ml/pods"
 MAPS = "/api/v1/namespaces/ml/configmaps"
 ONE = f"{PODS}/p"

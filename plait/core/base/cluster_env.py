@@ -48,7 +48,9 @@ def starter_of(environ: Mapping[str, str] = os.environ) -> Starter | None:
     """Who has started this rank, if it is not torchrun, ``plait train`` or a person."""
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
-    return next((one for one in STARTERS if one.rank in environ and one.world_size in environ), None)
+    found = [one for one in STARTERS if one.rank in environ and one.world_size in environ]
+    # srun --mpi=pmi2 sets MPICH's variables of a rank beside its own, and not those of its place on a node
+    return next((one for one in found if one.local_rank in environ), found[0] if found else None)
 
 
 def started_values(starter: Starter, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from plait.core.base.cluster_env import chosen_rank_table, started_values, starter_of, this_host
+from plait.core.base.cluster_env import chosen_rank_table, forget, started_values, starter_of, this_host
 from plait.core.base.env import RankEnv, become_rank
 from plait.core.base.errors import LaunchError, PlacementError
 from plait.core.topology.hostlist import expand
@@ -19,6 +19,7 @@ def take_place() -> None:
     Raises LaunchError for variables that contradict each other, PlacementError for a host that the table
     does not have."""
     if starter := starter_of():
+        forget(("GROUP_RANK", "NODE_RANK"))  # of another starter's around it
         become_rank(_variables(starter.name, started_values(starter)))
     if path := chosen_rank_table():
         become_rank(_by_table(RankTable.read(path), RankEnv.read()))
@@ -29,14 +30,19 @@ def _variables(name: str, told: dict[str, str]) -> dict[str, str]:
     if "local_rank" in told:
         found["LOCAL_RANK"] = told["local_rank"]
     if "per_node" in told:
-        counts, node = tasks_of_nodes(told["per_node"]), int(told.get("node", "0"))
-        if node >= len(counts):
+        counts = tasks_of_nodes(told["per_node"])
+        if not (number := told.get("node", "")).isdecimal():
+            raise LaunchError(f"{name} says that this is node {number!r}, which is no number.")
+        if (node := int(number)) >= len(counts):
             raise LaunchError(f"{name} says that this is node {node}, and has tasks on {len(counts)}.")
         found |= {"LOCAL_WORLD_SIZE": str(counts[node]), "NODE_RANK": str(node), "GROUP_RANK": str(node)}
     elif "local_world_size" in told:
         found["LOCAL_WORLD_SIZE"] = told["local_world_size"]
     if "nodes" in told:
-        found["MASTER_ADDR"] = expand(told["nodes"])[0]
+        try:
+            found["MASTER_ADDR"] = expand(told["nodes"])[0]
+        except (ValueError, IndexError):
+            raise LaunchError(f"{name} says that its nodes are {told['nodes']!r}, which cannot be read.") from None
     return found
 
 

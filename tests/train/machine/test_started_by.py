@@ -54,6 +54,13 @@ def started(patch: pytest.MonkeyPatch, env: Mapping[str, str]) -> RankEnv:
                  master_port=7)),
         (OPEN_MPI, RankEnv(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, master_addr="head")),
         (HYDRA, RankEnv(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, master_addr="head")),
+        # srun --mpi=pmi2 has the variables of both, and Hydra starts its own helpers by srun
+        (SRUN | {"PMI_RANK": "5", "PMI_SIZE": "10"},
+         RankEnv(rank=5, world_size=10, local_rank=1, local_world_size=4, node_rank=1, master_addr="n07")),
+        (SRUN | HYDRA,
+         RankEnv(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, master_addr="head")),
+        (OPEN_MPI | {"NODE_RANK": "77", "GROUP_RANK": "78"},
+         RankEnv(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, master_addr="head")),
         ({}, RankEnv()),
         # what somebody has said, or a batch script that is no step of srun's
         (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "1"}, RankEnv(master_addr="head")),
@@ -69,6 +76,9 @@ def test_who_a_rank_is_says_its_starter(bare: pytest.MonkeyPatch, env: dict[str,
     [
         (SRUN | {"SLURM_NODEID": "3"}, "srun says that this is node 3, and has tasks on 3"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x"}, "cannot be read"),
+        (SRUN | {"SLURM_NODEID": "x"}, "srun says that this is node 'x', which is no number"),
+        (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, r"srun says that its nodes are 'n\[1-', which cannot be read"),
+        (SRUN | {"SLURM_STEP_NODELIST": ""}, "srun says that its nodes are '', which cannot be read"),
         ({key: value for key, value in OPEN_MPI.items() if "LOCAL" not in key}, "LOCAL_WORLD_SIZE is not set"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "RANK is 4. Allowed: 0 to 3"),
     ],
