@@ -7,11 +7,13 @@ memory, memlock)."""
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -73,7 +75,8 @@ def look() -> Fitness:
 
 
 def gpus_seen(programs: str = os.defpath) -> int:
-    """GPUs that the driver's own program lists; ``UNKNOWN`` where there is none, as on AMD's."""
+    """GPUs that the driver's own program lists, and slices in place of one that is sliced (MIG); ``UNKNOWN``
+    where there is no such program, as on AMD's."""
     program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=programs)
     if program is None:
         return UNKNOWN
@@ -81,7 +84,8 @@ def gpus_seen(programs: str = os.defpath) -> int:
         done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    listed = re.findall(r"^GPU .*((?:\n\s+MIG .*)*)", done.stdout, re.MULTILINE)
+    return sum(max(slices.count("\n"), 1) for slices in listed)
 
 
 @dataclass(frozen=True)
@@ -96,12 +100,13 @@ def judge(found: Mapping[str, Fitness], came: Mapping[str, float]) -> PreflightV
     """found: of every host. came: when each was heard, by this machine's clock."""
     unfit, remarks = dict[str, str](), list[str]()
     own = look()
+    torch = _torch(found.values(), own.torch)
     for host, one in found.items():
         if 0 <= one.gpus < one.asked:
             unfit[host] = f"it shows {one.gpus} of {one.asked} GPUs (nvidia-smi -L)"
-        elif one.plait and (one.plait, one.torch) != (own.plait, own.torch):
-            has, wants = f"{one.plait} and PyTorch {one.torch or 'none'}", f"{own.plait} and {own.torch or 'none'}"
-            unfit[host] = f"it has Plait {has}, and the launcher {wants}"
+        elif one.plait and (one.plait, one.torch) != (own.plait, torch):
+            has, wants = f"{one.plait} and PyTorch {one.torch or 'none'}", f"{own.plait} and {torch or 'none'}"
+            unfit[host] = f"it has Plait {has}, and {'the launcher' if torch == own.torch else 'others'} {wants}"
         if one.clock and abs(off := one.clock - came[host]) > LATE:
             remarks.append(f"the clock of {host} is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}")
         if one.asked and 0 <= one.shared < LEAST_SHARED:
@@ -109,6 +114,13 @@ def judge(found: Mapping[str, Fitness], came: Mapping[str, float]) -> PreflightV
         if one.asked and 0 <= one.locked < LEAST_LOCKED:
             remarks.append(f"{host} lets processes lock {one.locked >> 10} KiB (ulimit -Hl), too little for RDMA")
     return PreflightVerdict(unfit, tuple(remarks))
+
+
+def _torch(found: Iterable[Fitness], own: str) -> str:
+    """The PyTorch that nodes are to have: that of most, or the launcher's if as many have that. The launcher
+    trains nothing: it may be outside of the container in which ranks are."""
+    counts = Counter(one.torch for one in found if one.plait)
+    return max(counts, key=lambda torch: (counts[torch], torch == own), default=own)
 
 
 def room(folder: Path, needed: int = 1 << 30) -> str:

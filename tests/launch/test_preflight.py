@@ -63,11 +63,20 @@ def test_what_may_be_slow_or_fail_later_is_said(good: Fitness, other: dict[str, 
     assert found.remarks == ((remark,) if remark else ()) and not found.unfit
 
 
+def test_ranks_in_a_container_have_its_pytorch_and_not_the_launchers(good: Fitness) -> None:
+    inside = replace(good, torch="2.9+cu128")
+    came: dict[str, float] = dict.fromkeys(("n1", "n2", "n3"), 1000.0)
+    assert not judge({"n1": inside, "n2": inside}, came).unfit
+    found = judge({"n1": inside, "n2": good, "n3": inside}, came)
+    assert found.unfit == {"n2": "it has Plait 1.0 and PyTorch 2.9, and others 1.0 and 2.9+cu128"}
+
+
 @pytest.mark.parametrize(
     ("script", "seen"),
     [
         ("echo 'GPU 0: NVIDIA H100 (UUID: GPU-x)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-y)'", 2),
         ("echo 'GPU 0: A100'; echo '  MIG 1g.10gb Device 0: (UUID: MIG-x)'", 1),
+        ("printf 'GPU 0: A100\\n  MIG 1g Device 0: (x)\\n  MIG 1g Device 1: (y)\\nGPU 1: A100\\n'", 3),
         ("echo 'NVIDIA-SMI has failed'; exit 9", 0),
         (None, UNKNOWN),
     ],
