@@ -21,6 +21,14 @@ DeepSpeed, by file of ``deepspeed/runtime``:
 | pipe/engine.py | refuses ZeRO-2 and 3 |
 | tensor_parallel/config.py | tp_overlap_comm hides all-reduces |
 
+torchtitan, by file of ``torchtitan``:
+
+| file | fact |
+|---|---|
+| components/loss.py, models/*/config_registry.py | the loss is computed in 8 parts, one by one |
+| config/configs.py | FSDP2 reduces gradients in fp32; asynchronous tensor parallelism needs compile |
+| distributed/fsdp.py | under a pipeline parameters stay gathered unless told otherwise |
+
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
 ``KEPT`` has what published memory tells of these and of others (docs/adr/0014).
 """
@@ -220,7 +228,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "torchtitan": Framework(
         name="torchtitan",
         version="torchtitan 0.3.0",
-        options=KEPT["torchtitan"],
+        options=replace(KEPT["torchtitan"], loss_chunks=8),
         has=UNSLICED | {
             "overlap": _numbers(OVERLAPS, "sync", "async"),
             "schedule": _numbers(SCHEDULES, "1f1b", "interleaved", "zb-v", "gpipe"),

@@ -66,6 +66,9 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> To
     told.set("train.precision", known[kind])
     if values.get("training.mixed_precision_reduce") == "bfloat16":
         told.options["gradient_bytes"] = 2.0
+    loss = str(values.get("config.loss", values.get("loss", "")))
+    if not python or (loss and not loss.startswith("ChunkedLoss")):  # in 2025 there was no loss in parts
+        told.options["loss_chunks"] = 1
     if any("float8" in name.lower() for name, _ in settings.calls) or "float8" in str(
         values.get("model.converters", "")
     ):

@@ -209,3 +209,14 @@ def test_deepspeed_s_new_parameters_are_gathered_beside_nothing_unless_they_are_
     for shard, beside in (("zero1", False), ("zero2", False), ("fsdp", True)):
         both, backward = (of_overlap(kind, dp=16, shard=shard) for kind in ("both", "backward"))
         assert (both < backward) == beside, shard
+
+
+def test_torchtitan_s_loss_is_computed_in_parts() -> None:
+    """Of 8 parts one has logits; the stream's gradient is collected in fp32 meanwhile."""
+    model = job("torchtitan").model_spec(128256)
+    points = Points.of([{"dp": 8, "params": 8, "grads": 8, "optim": 8, "recompute": 2, "recompute_layers": -1}])
+    told = {"sequence": 8192, "overhead": H100.overhead}
+    whole = step_memory(model, points, options=KEPT["torchtitan"], **told)
+    parts = step_memory(model, points, options=FRAMEWORKS["torchtitan"].options, **told)
+    assert whole.logits[0] == 8 * parts.logits[0] == 8192 * 128256 * 4
+    assert whole.activations[0] - parts.activations[0] > 0.5 * (whole.logits[0] - parts.logits[0])

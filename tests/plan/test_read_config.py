@@ -131,7 +131,7 @@ def test_what_torchtitan_computes_and_reduces_in(
     tmp_path: Path, key: str, precision: str, options: dict[str, float]
 ) -> None:
     one = told(tmp_path, "train.toml", TITAN.replace("[training]", f"[training]\n{key}"))
-    assert (one.get("train.precision"), one.options) == (precision, options)
+    assert (one.get("train.precision"), one.options) == (precision, options | {"loss_chunks": 1})
 
 
 def test_torchtitan_s_module(tmp_path: Path) -> None:
@@ -321,3 +321,21 @@ def test_what_is_emitted_for_torchtitan_is_read_back(tmp_path: Path, strategy: d
     read, framework = back.job([f"cluster.ranks={one.world_size}"]), FRAMEWORKS["torchtitan"]
     assert framework.point(point_of(read)) == framework.point(point_of(one))
     assert read.model_spec(1).num_parameters == one.model_spec(128256).num_parameters
+
+
+@pytest.mark.parametrize(
+    ("line", "chunks"),
+    [("", None), ("config.loss = ChunkedLossWrapper.Config()", None), ("config.loss = CrossEntropyLoss.Config()", 1)],
+)
+def test_torchtitan_s_loss_has_parts_unless_the_module_says_otherwise(
+    tmp_path: Path, line: str, chunks: int | None
+) -> None:
+    text = f"""
+from torchtitan.models.llama3.config_registry import llama3_8b as base
+def planned():
+    config = base()
+    config.training.seq_len = 8192
+    {line}
+    return config
+"""
+    assert told(tmp_path, "plait_plan.py", text).options.get("loss_chunks") == chunks

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute
 from plait.core.step.columns.distinct import distinct, groups
@@ -235,6 +236,7 @@ class _Rows:
         numbers = tokens * (-(-self.model.vocab // tp))
         each = self.options.bytes_of_logit(self.itemsize, tp) * (tp if self.options.logits_whole else 1)
         more = numbers * (each - self.itemsize)  # their gradient is what Plait's own lists keep
+        more = more + tokens * self.model.hidden * MASTER * (self.options.loss_chunks > 1)
         middle = found[:, BACKWARD + TYPES.index("middle")]
         for name, without in (("whole", "embeds"), ("heads", "middle")):
             kind = TYPES.index(name)

@@ -52,7 +52,8 @@ class MemoryOptions(Options):
 
     logit_bytes: of a logit, all its copies while the loss is computed (None: as in Plait, one as the model
     computes and one in fp32); shared_logit_bytes: where tensor-parallel ranks share the vocabulary, if it is
-    otherwise.
+    otherwise. loss_chunks: parts of a sequence of which the loss is computed one after the other, head and
+    backward with it, while the stream's gradient is collected in fp32.
     defers: Plait's own lists hide collectives behind weight gradients, which keeps what these read.
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
     embedding and head count as a layer each; ends_fill: they do where that makes stages equal, and nothing
@@ -84,6 +85,7 @@ class MemoryOptions(Options):
     kept_bytes: float = 2.0
     logit_bytes: float | None = None
     shared_logit_bytes: float | None = None
+    loss_chunks: int = 1
     logits_whole: bool = False
     ends_count: bool = False
     ends_fill: bool = False
@@ -109,7 +111,7 @@ class MemoryOptions(Options):
         own = master_size(itemsize) + (itemsize if itemsize < MASTER else 0)
         alone = own if self.logit_bytes is None else self.logit_bytes
         shared = alone if self.shared_logit_bytes is None else self.shared_logit_bytes
-        return alone + (shared - alone) * (tp > 1)
+        return (alone + (shared - alone) * (tp > 1)) / self.loss_chunks
 
     def stages(self, num_layers: int, num_stages: int) -> tuple[Stage, ...]:
         """How layers are shared out."""
