@@ -15,6 +15,8 @@ CONTAINER = "ranks"
 FILES = "/etc/plait"
 """Where pods have the plan and the rank table."""
 HOSTNAME = "kubernetes.io/hostname"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+"""Its terms are alternatives: one more lets pods go to more nodes."""
 OURS = ("PLAIT_RUN", "PLAIT_FILES", "PLAIT_ENDED", "PLAIT_NODE", "PLAIT_POD_ADDRESS", "PLAIT_HOSTS", "PLAIT_BY_NODES",
         "PLAIT_AGENT", "PLAIT_GPUS", "PLAIT_ATTEMPT", "PLAIT_EPOCH", "PLAIT_LAUNCHER")  # fmt: skip
 """Variables by which ranks and their launcher find each other."""
@@ -67,6 +69,10 @@ def check_pod(settings: KubernetesSection, spec: Mapping[str, Any]) -> None:
     """Raise JobError for what a user's spec says otherwise than a run needs it. settings: with the number of
     nodes."""
     _refuse(spec, SPEC, "spec", settings)
+    if settings.spare_nodes and REQUIRED in spec.get("affinity", {}).get("nodeAffinity", {}):
+        problem = "would let pods go elsewhere than to the rank table's hosts and kubernetes.spare_nodes"
+        key, fix = f"spec.affinity.nodeAffinity.{REQUIRED}", "Write kubernetes.node_labels, or leave one of the two out"
+        raise _error(problem, key, settings, fix)
     if settings.nodes > 1 and HOSTNAME in spec.get("nodeSelector", {}):
         problem = f"would have all {settings.nodes} pods on one node"
         fix = "Leave it out; a rank table says which nodes"

@@ -237,7 +237,7 @@ def sbatch(script: Path, *options: str) -> str:
     """Submit a batch script; the job's number. Variables by which sbatch would do other than it says are
     forgotten, also by the job itself: they count for more than a script does."""
     if undone := undoing(script.read_text(), sbatch_variables()):
-        say(f"{', '.join(undone)} would undo what {script.name} says, and is passed over")
+        say(f"passed over, for it would undo what {script.name} says: {', '.join(undone)}")
         forget(undone)
     return command("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 

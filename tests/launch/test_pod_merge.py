@@ -11,6 +11,7 @@ from plait.api.places.kubernetes import InKubernetes
 from plait.core.base.errors import JobError
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.spec import Job
+from plait.core.topology.rank_table import RankTable
 from plait.launch.kubernetes_manifests import asked, merged
 from plait.launch.pod_file import read_pod
 from plait.launch.pod_merge import check_pod
@@ -99,6 +100,16 @@ def test_a_pod_says_nothing_otherwise_than_its_run_needs_it(text: str, says: str
     file = write(tmp_path, text)
     with pytest.raises(JobError, match=rf"pod\.yaml: kubernetes\.pod: .*{says}"):
         check_pod(ask(volumes=["a:/data"], pod=file), read_pod(file).spec)
+
+
+def test_spare_nodes_are_not_widened_by_terms_that_are_alternatives(tmp_path: Path) -> None:
+    terms = "{nodeSelectorTerms: [{matchExpressions: [{key: a, operator: In, values: [b]}]}]}"
+    text = f"affinity: {{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: {terms}}}}}"
+    file, table = write(tmp_path, text), RankTable(("n1", "n2"), 2)
+    one = KubernetesSection.model_validate({"image": "a", "pod": file, "spare_nodes": ["n3"]})
+    with pytest.raises(JobError, match=r"spec\.affinity\.nodeAffinity\..* Write kubernetes.node_labels"):
+        check_pod(asked(one, 4, table), read_pod(file).spec)
+    check_pod(asked(one.model_copy(update={"spare_nodes": ()}), 4, table), read_pod(file).spec)
 
 
 @pytest.mark.parametrize(
