@@ -64,6 +64,8 @@ class Engine:
         self.stopping = False
         """Whether some rank was asked to stop: after this step all leave the loop."""
         self._data, self._loader, self._position = data, None, 0
+        self._begun = False
+        """Whether it is known that no checkpoint is in the way."""
         self._passed_over = 0
         """How many batches of a loader are still to be passed over, which steps before this start took."""
         self._evaluators: dict[int, PipelineExecutor] = {}
@@ -76,6 +78,7 @@ class Engine:
     def _open(self, job: str | Path | Job | Mapping[str, Any], overrides: Sequence[str]) -> None:
         held, rank = self._held, RankEnv.read()
         control = held.enter_context(Control())
+        overrides = [overrides] if isinstance(overrides, str) else overrides
         if isinstance(job, Mapping):
             job = Job.from_dict(dict(job))
         if isinstance(job, Job):
@@ -147,6 +150,7 @@ class Engine:
             ramps = self.job.train.rampup_batch_size is not None
             fix = f"Give {size}" + ("" if ramps else f", or set train.global_batch_size = {len(tokens)}")
             raise JobError(f"a step has {size} sequences and got {len(tokens)}", key="train.global_batch_size", fix=fix)
+        self._begin()
         metrics, self.stopping = self.run.step(lambda: self.run.part.own(batches), learning_rate)
         self._position += len(tokens)
         for function in self.after:
@@ -154,6 +158,13 @@ class Engine:
         every = self.job.train.log_every
         self.run.report.step(metrics, show=self.done % every == 0 or self.stopping)
         return metrics
+
+    def _begin(self) -> None:
+        """Raise JobError before the first step, or checkpoint, over those of a run that was not loaded."""
+        if not self._begun and (newest := self.run.checkpoints.newest()):
+            problem = f"has a checkpoint after step {newest}, and load() was not called: new ones would take its place"
+            raise JobError(problem, file=str(self.run.folder), fix="Call load(), or give the run another run.name")
+        self._begun = True
 
     @torch.no_grad()
     def evaluate(
@@ -230,6 +241,7 @@ class Engine:
 
     def load(self, loader: Any = None) -> Mapping[str, Any] | None:
         """Go on from the newest checkpoint, if there is one; what ``save`` was given then."""
+        self._begun = True
         found = self.run.load(lambda _, state: state.get("data") == self._data, of=self._data)
         if found is None:
             return None
@@ -243,6 +255,7 @@ class Engine:
         ``load`` gives back. eval_loss: of an evaluation now; the checkpoint of the least stays
         (``train.keep_best``)."""
         check_own(own)
+        self._begin()
         beside: dict[str, Any] = {"data": self._data, "position": self._position, "own": dict(own or {})}
         beside |= evaluated(eval_loss)
         if hasattr(self._loader, "state_dict"):

@@ -20,7 +20,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +164,8 @@ def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[
             error = LaunchError(done.stderr.strip().removeprefix("plait: "))
             error.exit_status = done.returncode
             raise error
+        with suppress(OSError):
+            print(done.stderr, end="", file=sys.stderr, flush=True)  # with what other settings a run goes on
     return folder.resolve()
 
 

@@ -98,15 +98,15 @@ slices = { batch = 1 }
 """
 
 
-def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:
-    """What a script prints that ranks have run."""
+def torchrun(ranks: int, script: Path, *arguments: str | Path, errors: bool = False) -> str:
+    """What a script prints that ranks have run; with errors, where warnings stand, too."""
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={own_port()}"]
     done = subprocess.run(
         [sys.executable, *launch, str(script), *map(str, arguments)],
         capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr * errors
 
 
 RAMP = "train.rampup_batch_size={ start = 4, increment = 4, samples = 12 }"
@@ -193,3 +193,36 @@ def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
         with pytest.raises(JobError, match="micro_batch_size"):
             engine.evaluate(tokens[:3])
         assert engine.step(tokens)["step"] == 1
+
+
+FORGETFUL = """
+import sys
+import torch
+import plait
+from plait.core.base.errors import JobError
+
+job, loads, *overrides = sys.argv[1:]
+with plait.Engine(job, overrides) as engine:
+    if loads == "loads":
+        engine.load()
+    try:
+        engine.step(torch.zeros(8, 17, dtype=torch.long))
+        engine.save(wait=True)
+    except JobError as error:
+        assert engine.done == 0
+        print(f"refused: {error}")
+"""
+
+
+def test_a_loop_that_forgets_to_load_overwrites_no_checkpoint(tmp_path: Path) -> None:
+    """And one that goes on with other settings says so, though torchrun started it."""
+    (tmp_path / "job.toml").write_text(TINY)
+    script, runs = tmp_path / "loop.py", f"run.folder={tmp_path / 'runs'}"
+    script.write_text(FORGETFUL)
+    job = tmp_path / "job.toml"
+    assert "refused" not in torchrun(2, script, job, "forgets", runs, "strategy.dp=2")
+    said = torchrun(2, script, job, "forgets", runs, "strategy.dp=2")
+    assert said.count("has a checkpoint after step 1, and load() was not called") == 2
+    said = torchrun(2, script, job, "loads", runs, "strategy.dp=2", "train.learning_rate=0.25", errors=True)
+    assert "refused" not in said
+    assert "goes on with other settings: train.learning_rate was 0.5 and is 0.25" in " ".join(said.split())
