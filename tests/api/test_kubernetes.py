@@ -142,6 +142,42 @@ def test_what_is_written_is_valid_in_every_version(tmp_path: Path, version: str,
             kubernetes_validate.validate(one, version, strict=True)
 
 
+POD = """
+metadata: {labels: {team: ml}, annotations: {k8s.v1.cni.cncf.io/networks: rdma-1}}
+spec:
+  imagePullSecrets: [{name: registry}]
+  securityContext: {runAsUser: 1000}
+  containers:
+  - name: ranks
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    volumeMounts: [{name: scratch, mountPath: /a, subPath: a}, {name: scratch, mountPath: /b, subPath: b}]
+  volumes: [{name: scratch, emptyDir: {sizeLimit: 1e3}}]
+"""
+EVERY: dict[str, Any] = {
+    "gpus": 1, "nodes": 2, "resources": ["cpu=1.5", "memory=1e9", "hugepages-2Mi=100Mi", "rdma/hca=8"],
+    "env": ["A=b=c", "B=$(A)"], "service_account": "bot", "priority": "high", "reservation": "big_run",
+    "tolerations": ["", "a.b/c=:NoSchedule", "spot"], "node_labels": ["pool=gpu"], "host_network": True,
+    "volumes": ["data:/data", "/mnt/x:/x"], "kueue_queue": "team", "kueue_topology": "required:a.b/block",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("workload", ["job", "jobset"])
+def test_what_all_settings_write_is_valid_in_every_version(tmp_path: Path, version: str, workload: str) -> None:
+    (tmp_path / "pod.yaml").write_text(POD)
+    job = a_job(kubernetes=EVERY | {"workload": workload, "pod": str(tmp_path / "pod.yaml")}, strategy={"dp": 2},
+                train={"global_batch_size": 4, "micro_batch_size": 1})  # fmt: skip
+    found = written(InKubernetes("ml"), a_plan(job))
+    (workload_object,) = found["3-workload.yaml"]
+    if workload == "jobset":  # a definition of its own; what it makes is a Job
+        made = workload_object["spec"]["replicatedJobs"][0]["template"]["spec"]
+        found["3-workload.yaml"] = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": made}]
+    for one in (one for objects in found.values() for one in objects):
+        kubernetes_validate.validate(one, version, strict=True)
+    mounts = found["3-workload.yaml"][0]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert {"/a", "/b", "/data", "/x"} <= {one["mountPath"] for one in mounts}
+
+
 CRDS = os.environ.get("PLAIT_TEST_CRDS", "")
 
 
