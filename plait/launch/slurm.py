@@ -49,6 +49,8 @@ ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FA
 FAILED = re.compile(r"DOWN|FAIL|NOT_RESPONDING|DRAIN|\*$")
 """In the state of a node that no rank is to be started on."""
 _FIELD = re.compile(r"(\S+?)=(\S*)")
+_OWN_WORDS = re.compile(r" JobName=.* UserId=(?=\S+\(\d+\) GroupId=)")
+"""What stands before the fields of a job as its user has written it."""
 
 
 def command(*argv: str, data: str | None = None) -> str:
@@ -291,7 +293,8 @@ class SlurmJobState:
 
 def state(job: str) -> SlurmJobState:
     """The state of a job. Raises LaunchError for a job that Slurm does not know."""
-    found = dict(_FIELD.findall(command("scontrol", "--oneliner", "show", "job", job)))
+    told = _OWN_WORDS.sub(" UserId=", command("scontrol", "--oneliner", "show", "job", job))
+    found = dict(reversed(_FIELD.findall(told)))  # what is said first counts: comments and paths come later
     code, _, number = found.get("ExitCode", "0:0").partition(":")
     status = int(code) or (128 + int(number) if int(number) else 0)
     listed = found.get("NodeList", "")

@@ -128,3 +128,10 @@ def test_gpus_are_looked_for_in_the_partition_that_the_environment_says(
     batch = InSlurm().batch(Job.read(file), FOLDER, 4)
     assert (batch.settings.partition, batch.settings.gpus, batch.nodes) == ("gpu", 2, 2)
     assert InSlurm("cpu").batch(Job.read(file, ["slurm.nodes=2"]), FOLDER, 4).settings.partition == "cpu"
+
+
+def test_a_jobs_state_is_what_slurm_says_and_not_its_name_or_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ("JobId=7 JobName=a JobState=FAILED UserId=root(0) GroupId=root(0) JobState=RUNNING Reason=None "
+            "ExitCode=0:0 NodeList=n[1-2] Comment=ExitCode=a:b NodeList=n[ WorkDir=/a JobState=X\n")  # fmt: skip
+    monkeypatch.setattr(slurm, "command", lambda *argv: told)
+    assert slurm.state("7") == slurm.SlurmJobState("RUNNING", 0, ("n1", "n2"), "None")
