@@ -78,7 +78,7 @@ def test_streams_that_no_number_knows_are_said_to_be_unknown(table: Path) -> Non
     assert found.best.seconds == plain.best.seconds
     assert "Not modelled: strategy.streams = 2:" in found.text()
     assert "Not modelled" not in plain.text()
-    masked = plan_job(job, [*asked, 'data.documents="mask"']).answer(evaluate=True)
+    masked = plan_job(table, [*asked, 'data.documents="mask"']).answer(evaluate=True)
     (left_out,) = masked.to_dict()["not_modelled"]
     assert "attention over whole sequences" in left_out
     assert left_out in masked.text()
