@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -28,12 +29,14 @@ def move():
     dist.send(block, rank + 2) if rank < 2 else dist.recv(block, rank - 2)
 move()
 rates = []
+dist.barrier()
 before = sent()
 for _ in range(6):
     dist.barrier()
     began = time.perf_counter()
     move()
     rates.append(8 * {SIZE} / (time.perf_counter() - began))
+dist.barrier()
 after = sent()
 dist.barrier()
 print(json.dumps([rates, {{name: after[name] - before[name] for name in after}}]))
@@ -41,25 +44,30 @@ dist.destroy_process_group()
 """
 
 
-def moved(spec: LabSpec) -> list[tuple[list[float], dict[str, int]]]:
-    """Of each rank the rates at which it sent or received, and bytes that left each link of its host."""
-    with Lab(spec) as lab:
-        argv = [sys.executable, "-W", "ignore", "-c", PAIRS]
-        ranks = [lab.popen(rank, argv, stdout=subprocess.PIPE, text=True) for rank in range(4)]
-        return [tuple(json.loads(rank.communicate(timeout=120)[0])) for rank in ranks]
+Moved = list[tuple[list[float], dict[str, int]]]
+"""Of each rank the rates at which it sent or received, and bytes that left each link of its host."""
+
+
+def moved(spec: LabSpec, holds: Callable[[list[float]], bool]) -> Moved:
+    """The first of five tries in which ``holds`` is true of receivers' best rates, or the last: other work
+    on the machine may take the processors."""
+    told: Moved = []
+    for _ in range(5):
+        with Lab(spec) as lab:
+            argv = [sys.executable, "-W", "ignore", "-c", PAIRS]
+            ranks = [lab.popen(rank, argv, stdout=subprocess.PIPE, text=True) for rank in range(4)]
+            told = [tuple(json.loads(rank.communicate(timeout=120)[0])) for rank in ranks]
+        if holds([max(rates) for rates, _ in told[2:]]):
+            break
+    return told
 
 
 def test_ranks_that_send_at_once_have_a_link_each(needs_lab: None) -> None:
-    told = moved(LabSpec.parse("2x2@100mbit,nics=2"))
+    told = moved(LabSpec.parse("2x2@100mbit,nics=2"), lambda rates: all(near(rate, 100e6) for rate in rates))
     links = told[0][1]
     assert all(6 * SIZE <= links[link] < 6.6 * SIZE for link in ("eth0", "eth1")), links
-    for _ in range(5):  # other work on the machine may take the processors
-        rates = [max(rates) for rates, _ in told[2:]]
-        if all(near(rate, 100e6) for rate in rates):
-            break
-        told = moved(LabSpec.parse("2x2@100mbit,nics=2"))
-    assert all(near(rate, 100e6) for rate in rates), rates
-    (_, links), *_, (rates, _) = moved(LabSpec.parse("2x2@100mbit"))
+    assert all(near(max(rates), 100e6) for rates, _ in told[2:]), told
+    (_, links), *_, (rates, _) = moved(LabSpec.parse("2x2@100mbit"), lambda rates: rates[-1] < 80e6)
     assert 12 * SIZE <= links["eth0"] < 13.2 * SIZE
     assert max(rates) < 80e6, "two ranks share one link"
 
