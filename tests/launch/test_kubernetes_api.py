@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import urllib3
-from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import MaxRetryError, ProtocolError
 
 from plait.core.base.errors import LaunchError
@@ -128,64 +127,9 @@ def test_the_namespace_is_the_users_or_the_contexts(server: Server) -> None:
     assert KubernetesNamespace("there", "mine").namespace == "mine"
 
 
-def test_inside_of_a_cluster_a_pod_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
-    monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda client_configuration: None)
-    monkeypatch.setattr(kubernetes_api, "POD_NAMESPACE", tmp_path / "namespace")
-    assert KubernetesNamespace().namespace == "default"
-    (tmp_path / "namespace").write_text("pods\n")
-    assert KubernetesNamespace().namespace == "pods"
-
-
-def test_without_any_cluster_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
-
-    def outside(client_configuration: object) -> None:
-        raise ConfigException("no service account")
-
-    monkeypatch.setattr("kubernetes.config.load_incluster_config", outside)
-    with pytest.raises(
-        LaunchError, match=r"No cluster of Kubernetes is known here: (?!no service).*kubernetes.context"
-    ):
-        KubernetesNamespace()
-
-
 def test_a_context_that_is_not_there_is_refused(server: Server) -> None:
     with pytest.raises(LaunchError, match="No cluster of Kubernetes is known here"):
         KubernetesNamespace("nowhere")
-
-
-CLUSTER = """
-current-context: a
-contexts: [{{name: a, context: {{cluster: c, user: u, namespace: 5}}}}]
-clusters: [{{name: c, cluster: {{server: "{server}"{more}}}}}]
-users: [{{name: u, user: {{{user}}}}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"a: [", "expected the node content"),
-        (b"\xff\x00", "can't decode byte"),
-        (CLUSTER.format(server="https://[::1", more="", user="token: x"), "Invalid IPv6 URL"),
-        (CLUSTER.format(server="https://a", more="", user="auth-provider: {name: gcp}"), "no attribute"),
-    ],
-)
-def test_a_kubeconfig_that_cannot_be_used_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, says: str
-) -> None:
-    file = tmp_path / "config"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    with pytest.raises(LaunchError, match=f"No cluster of Kubernetes is known here: .*{says}.* Say which by"):
-        KubernetesNamespace()
-
-
-def test_a_namespace_of_digits_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config").write_text(CLUSTER.format(server="https://a", more="", user="token: x"))
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
-    assert KubernetesNamespace().namespace == "5"
 
 
 PODS = "/api/v1/namespaces/ml/pods"

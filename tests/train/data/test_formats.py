@@ -152,8 +152,8 @@ class Script:
     format."""
 
     def __init__(self, file: Path | None) -> None:
-        self.library = Library.from_file(str(file)) if file else None
-        self.end = int(self.library.token_to_id("</s>") or 0) if self.library else 256
+        self.own = Library.from_file(str(file)) if file else None
+        self.end = int(self.own.token_to_id("</s>") or 0) if self.own else 256
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -161,7 +161,7 @@ class Script:
 
     def ids(self, text: str) -> np.ndarray:
         if text not in self._known:
-            library = self.library
+            library = self.own
             found = (
                 library.encode(text, add_special_tokens=False).ids if library else np.frombuffer(text.encode(), "u1")
             )
@@ -231,7 +231,7 @@ def test_a_folder_of_fifty_texts(tmp_path: Path, ways: Ways, packing: str) -> No
         (tmp_path / "in" / name).write_bytes(PACK[packing](one) if packing else one)
     found = tokens(tmp_path / "in", tokenizer)
     contents = [unpacked(path) for path in sorted((tmp_path / "in").iterdir())]
-    if script.library:
+    if script.own:
         assert_equal(found, script([one.decode(errors="replace") for one in contents]))
     else:
         parts = [np.append(np.frombuffer(one, "u1").astype(np.int64), 256) for one in contents if one]
