@@ -138,11 +138,9 @@ def explain_trace(traces: Sequence[Path], meta: Path | None) -> Report:
 def report_of(run: RecordedRun) -> Report:
     """The report of a run that was read, beside what its plan predicts."""
     from plait.core.runs.memory_peaks import PROCESS, peaks_of
-    from plait.diagnose.alike import alike
     from plait.diagnose.explain import explain
 
-    some = alike(run.recording, run.metrics)
-    prediction, notes = _prediction(run.plan, some) if run.plan else (None, [])
+    prediction, notes = _prediction(run.plan, run.alike) if run.plan else (None, [])
     memory = {}
     if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
         memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from plait.diagnose.alike import alike
+from plait.diagnose.alike import Alike
 from plait.diagnose.compare import Prediction
 from plait.diagnose.imbalance import batches_of, stages_of
 from plait.diagnose.late import late_of
@@ -33,7 +33,7 @@ def explain(
     """run: whose folder the recording came from, for its metrics, checkpoints and attempts. memory: bytes
     that are predicted for a rank of each stage."""
     said, metrics = run.said if run else None, run.metrics if run else ()
-    some = alike(recording, metrics)
+    some = run.alike if run else Alike(recording, metrics)
     unknown = set(said.unknown) if said else set[int]()
     found = verdicts(recording)
     kept = tuple(one for one in found.stragglers if one.what == "slow link" or not unknown & set(one.ranks))

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from plait.core.record.timeline import PLANNED
 from plait.core.runs.attempts import FILE as ATTEMPTS
 from plait.core.runs.ring_calls import RINGS
 from plait.core.topology.rank_table import RankTable
+from plait.diagnose.alike import Alike, alike
 from plait.diagnose.imported import Said, imported_notes
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (
@@ -79,6 +81,11 @@ class RecordedRun:
     passed_over: PassedOver = field(default_factory=PassedOver)
     alive: float | None = None
     said: Said | None = None
+
+    @cached_property
+    def alike(self) -> Alike:
+        """Its steps with batches of one size."""
+        return alike(self.recording, self.metrics)
 
 
 def read_run(folder: Path, *, spans: bool = True) -> RecordedRun:

@@ -177,10 +177,8 @@ class LabNetwork:
 
     def slow_pod(self, pod: int, rate: str) -> None:
         """Give a minipod's link to the core another rate, in both directions."""
-        bits = parse_rate(rate)
         for port in (f"pod{self.checked_pod(pod)}", f"core{pod}"):
-            for nic in range(self.spec.nics):
-                self._batch(None, "tc", shaper(f"{port}{_rail(nic)}", bits, self.spec.mtu))
+            self._slow(None, [f"{port}{_rail(nic)}" for nic in range(self.spec.nics)], rate)
 
     def checked_pod(self, pod: int) -> int:
         """``pod`` if there is one of that number with a link to a core."""
@@ -192,10 +190,13 @@ class LabNetwork:
 
     def slow(self, host: int, rate: str) -> None:
         """Give each of the host's links another rate, in both directions."""
+        port, nics = name(self.checked(host)), range(self.spec.nics)
+        self._slow(None, [f"{port}{_rail(nic)}" for nic in nics], rate)
+        self._slow(host, [interface(nic) for nic in nics], rate)
+
+    def _slow(self, host: int | None, devices: Sequence[str], rate: str) -> None:
         bits = parse_rate(rate)
-        for nic in range(self.spec.nics):
-            self._batch(None, "tc", shaper(f"{name(self.checked(host))}{_rail(nic)}", bits, self.spec.mtu))
-            self._batch(host, "tc", shaper(interface(nic), bits, self.spec.mtu))
+        self._batch(host, "tc", [line for one in devices for line in shaper(one, bits, self.spec.mtu)])
 
     def state(self) -> list[HostState]:
         """How each host's links are, as the kernel has the first; all are changed together."""

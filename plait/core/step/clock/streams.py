@@ -69,17 +69,9 @@ class Rank:
 
     def work(self, launch: float, seconds: float) -> float:
         """Let the host launch something, and the processor work on it; the moment at which it begins."""
-        tp, dp = self.queues
-        if tp or dp:
-            self.launch(launch)
-            begin = self.now
-            self.compute(seconds)
-            return begin
-        self.host = host = self.host + launch
-        begin = max(self.now, host)
-        self.compute_seconds += begin - self.now
-        self.compute_seconds += seconds
-        self.now = begin + seconds
+        self.launch(launch)
+        begin = self.now
+        self.compute(seconds)
         return begin
 
     def compute(self, seconds: float) -> None:
