@@ -102,7 +102,8 @@ def next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
     h = torch.empty(0)
     for site, layer in graph.segments:
         positions = torch.arange(padded >> graph.level(spec, site, layer))
-        context = SliceContext(torch.zeros(1), positions, None, spread=positions)
+        turns = model.rope and model.rope.first(len(positions))
+        context = SliceContext(torch.zeros(1), positions, None, turns)
         match site:
             case "embed":
                 h = model.embedding.join(model.embedding.words.weight[ids][:, None], context)

@@ -108,9 +108,8 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 def _tables(share: StageModels) -> int:
     """Cosines and sines, which the layers of a stage share."""
-    layers: list[Any] = [layer for model in share.stages for layer in model.attn.values()]
-    ropes = {id(layer.rope): layer.rope for layer in layers if layer.rope}
-    return sum(_bytes(list(pair)) for rope in ropes.values() for pair in rope._cache.values())
+    ropes = [model.rope for model in share.stages if model.rope]
+    return sum(_bytes(list(pair)) for rope in ropes for pair in rope._cache.values())
 
 
 def _staging(groups: Groups) -> int:

@@ -51,7 +51,7 @@ def attention_error(_rank: int, cut: SequenceCut, kv_heads: int) -> float:
         LLAMA, num_heads=heads, num_kv_heads=kv_heads, hidden=heads * size, head_size=size, max_sequence=tokens
     )
     group = SequenceGroup(wire, NullWire()) if cut.ring == 1 else SequenceGroup(NullWire(), wire)
-    attention = Attention(spec, 0, strategy, 0, None, group)
+    attention = Attention(spec, 0, strategy, 0, group)
     attention.row.weight = torch.nn.Parameter(torch.eye(heads * size, dtype=torch.float64))
     z = torch.cat([tensor[own].detach() for tensor in (q, k, v)], dim=2).flatten(2)
     out, g_z = run_shared(attention, strategy, wire, z, g[own])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.comm.background import Background
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import device_of
-from plait.train.model import sequence
+from plait.train.model import documents, sequence
 from plait.train.model.transformer import Transformer
 from tests.support.models import llama
 
@@ -37,6 +39,35 @@ def test_attention_by_blocks_is_the_cpu_s(dtype: torch.dtype, kv_heads: int, cau
     tolerance = {torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-10}[dtype]
     for ours, theirs in zip(found, want, strict=True):
         torch.testing.assert_close(ours.cpu().double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_within_documents_is_the_cpu_s(dtype: torch.dtype, kv_heads: int, window: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, n, 40, 16, generator=generator).to(dtype) for n in (4, kv_heads, kv_heads)]
+    ahead = torch.randn(2, 4, 40, 16, generator=generator).to(dtype)
+    starts = torch.tensor([[0] * 7 + [7] * 20 + [27] * 13, [0] * 40])
+    found = [
+        _within(starts.to(device), inputs, ahead, kind, window)
+        for device, kind in (("cuda", dtype), ("cpu", torch.float64))
+    ]
+    tolerance = {torch.bfloat16: 5e-2, torch.float32: 1e-4}[dtype]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+def _within(
+    starts: torch.Tensor, inputs: Sequence[torch.Tensor], ahead: torch.Tensor, dtype: torch.dtype, window: int
+) -> list[torch.Tensor]:
+    """Attention within documents and its gradients, where ``starts`` is and in this precision."""
+    ends = documents.ends_of(starts.cpu())
+    places = (torch.arange(starts.shape[1], device=starts.device) - starts).t()
+    those = documents.Documents(ends, starts, places, documents.bounds_of(ends).to(starts.device))
+    q, k, v = (t.to(starts.device, dtype).requires_grad_() for t in inputs)
+    out = sequence.attend_documents(q, k, v, those, window)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), ahead.to(starts.device, dtype))]
 
 
 def test_gradients_are_added_in_fp32_and_in_one_order() -> None:

@@ -126,24 +126,36 @@ def _slices(
     there = iter(tensors)
     positions = next(there)
     spread, own = (None, positions) if batch.positions is None else (positions, positions[first : first + local])
+    rope = model.rope
+    turns = rope and (rope.first(batch.tokens.shape[1]) if spread is None else rope.at(spread))
     for number, cut in enumerate(_cuts(batch, graph.p1)):
         tokens, targets, samples = (next(there) for _ in range(3))
         weights = None if batch.weights is None else next(there)
-        context = SliceContext(samples, own, dropout, spread, shared.kernels)
+        context = SliceContext(samples, own, dropout, turns, shared.kernels)
         if batch.starts is not None:
             documents = _documents(batch.starts[cut], next(there), next(there), spread)
             own_places = documents.places[first : first + local]
-            context = replace(context, documents=documents, own_places=own_places)
+            of_places = rope and rope.at(documents.places)
+            context = replace(context, documents=documents, own_places=own_places, turns=of_places)
         yield _Slice(
             number,
             cut,
             tokens,
             targets,
-            [replace(context, positions=own[: local >> level]) for level in range(model.spec.levels + 1)],
+            [_halved(context, level) for level in range(model.spec.levels + 1)],
             RowExchange(next(there), next(there)) if graph.embeds else None,
             scale,
             weights,
         )
+
+
+def _halved(context: SliceContext, level: int) -> SliceContext:
+    """Where the sequence has been halved ``level`` times."""
+    positions, turns = context.positions, context.turns
+    if turns is not None:
+        cos, sin = (table[: len(table) >> level] for table in turns)
+        turns = cos, sin
+    return replace(context, positions=positions[: len(positions) >> level], turns=turns)
 
 
 def _documents(starts: Tensor, there: Tensor, bounds: Tensor, spread: Tensor | None) -> Documents:

@@ -10,6 +10,7 @@ from plait.core.model.spec import ModelSpec
 from plait.train.model.documents import Documents
 from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
 from plait.train.model.kernels import EAGER, Kernels, Scale
+from plait.train.model.rope import Turns
 
 JoinGradient = tuple[Tensor, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
 """Gradients of a join: of the term that it adds to the residual stream; of each parameter, with the rows that
@@ -21,15 +22,15 @@ class SliceContext:
     """What the mathematics of one slice depends on besides activations.
 
     samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when
-    sequence-parallel). spread: [S] of the tokens that attention gets from this rank, if they are not 0, 1,
-    ... kernels: of an executor. documents: if attention stops at their ends. own_places: [S_local, B] of the
+    sequence-parallel). turns: rotary tables of the tokens that attention gets from this rank, if the model has
+    them. kernels: of an executor. documents: if attention stops at their ends. own_places: [S_local, B] of the
     residual stream, positions within documents; with ``documents`` only.
     """
 
     samples: Tensor
     positions: Tensor
     dropout: DropoutKey | None
-    spread: Tensor | None = None
+    turns: Turns | None = None
     kernels: Kernels = EAGER
     documents: Documents | None = None
     own_places: Tensor | None = None

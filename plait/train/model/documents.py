@@ -8,17 +8,12 @@ of documents trained apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from plait.train.model.rope import Rope
-
-Tables = tuple[Tensor, Tensor]
 
 
 class Stretch(NamedTuple):
@@ -44,7 +39,6 @@ class Documents:
     starts: Tensor
     places: Tensor
     bounds: Tensor
-    _tables: dict[torch.dtype, Tables] = field(default_factory=dict[torch.dtype, Tables])
 
     @property
     def longest(self) -> int:
@@ -62,12 +56,6 @@ class Documents:
             for sample, ends in enumerate(self.ends)
             for first, last in pairwise((0, *ends))
         ]
-
-    def tables(self, rope: Rope, like: Tensor) -> Tables:
-        """cos and sin of rotary positions, [S_here, b, 1, D]; one pair for all layers."""
-        if like.dtype not in self._tables:
-            self._tables[like.dtype] = rope.tables(len(self.places), like, self.places)
-        return self._tables[like.dtype]
 
 
 def are_starts(starts: Tensor) -> bool:

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from plait.core.model.spec import ModelSpec
 
+Turns: TypeAlias = tuple[Tensor, Tensor]
+"""cos and sin of the angles by which queries and keys are turned: [S, 1, 1, D], or [S, B, 1, D] where
+sequences differ."""
+
 
 class Rope:
     """Rotary position tables (Su 2021, arXiv 2104.09864), half-split as in Hugging Face's Llama, computed
     once.
 
-    Positions belong to tokens, so slices over the batch share the tables and never wait for each other.
+    A micro-batch takes its tables when it comes in, on the stream of the thread: slices on streams of a pool
+    read them, and a table that one of those streams made would not be there for the others.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
-        self._cache: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self._cache: dict[int, Turns] = {}
 
-    def tables(self, sequence: int, like: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions 0 to ``sequence``, or of ``spread``, [S] or [S, B], in the dtype and on
-        the device of ``like``: [S, 1, 1, D] or [S, B, 1, D]."""
-        if spread is not None:
-            shape = *spread.shape, *(1,) * (3 - spread.dim()), -1
-            cos, sin = (table[spread].view(shape) for table in self.tables(self.spec.max_sequence, like))
-            return cos, sin
-        key = (sequence, like.dtype, like.device)
-        if key not in self._cache:
+    def first(self, sequence: int) -> Turns:
+        """Of positions 0 to ``sequence``, [S, 1, 1, D]."""
+        if sequence not in self._cache:
             angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]
             both = torch.cat((angles, angles), dim=1)[:, None, None, :]
-            self._cache[key] = both.cos().to(like), both.sin().to(like)
-        return self._cache[key]
+            self._cache[sequence] = both.cos().to(self.device, self.dtype), both.sin().to(self.device, self.dtype)
+        return self._cache[sequence]
+
+    def at(self, places: Tensor) -> Turns:
+        """Of positions [S] or [S, B]: [S, 1, 1, D] or [S, B, 1, D]."""
+        shape = *places.shape, *(1,) * (3 - places.dim()), -1
+        cos, sin = (table[places].view(shape) for table in self.first(self.spec.max_sequence))
+        return cos, sin
 
     def _frequencies(self) -> Tensor:
         spec, size = self.spec, self.spec.letters.D

@@ -27,7 +27,7 @@ from plait.train.model.basics import JoinGradient, Norm, SliceContext, WeightMod
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
-from plait.train.model.rope import Rope
+from plait.train.model.rope import Turns
 from plait.train.model.sequence import ALONE, RingTurn, SequenceGroup, attend_causal, attend_documents
 
 
@@ -86,7 +86,6 @@ class Attention(Sublayer):
         layer: int,
         strategy: Strategy,
         tp_rank: int,
-        rope: Rope | None,
         sequence: SequenceGroup = ALONE,
     ) -> None:
         super().__init__(spec, layer)
@@ -94,7 +93,6 @@ class Attention(Sublayer):
         self.num_heads = spec.num_heads // strategy.tp
         self.num_kv_heads = max(1, spec.num_kv_heads // strategy.tp)
         self.first_head = tp_rank * self.num_heads
-        self.rope = rope
         self.q_norm, self.k_norm = (WeightModule() if spec.qk_norm else None for _ in range(2))
 
     @property
@@ -114,19 +112,16 @@ class Attention(Sublayer):
         q, k, v = self._heads(z)
         if self.inner:
             q, k = (self._normed(x, weight) for x, weight in zip((q, k), self.inner, strict=True))
-        if self.rope is not None:
-            q, k = self._rotated(self.rope, q, k, context)
+        if context.turns is not None:
+            q, k = self._rotated(context.turns, q, k, context)
         return q, k, v
 
     @staticmethod
-    def _rotated(rope: Rope, q: Tensor, k: Tensor, context: SliceContext, *, back: bool = False) -> Sequence[Tensor]:
+    def _rotated(turns: Turns, q: Tensor, k: Tensor, context: SliceContext, *, back: bool = False) -> Sequence[Tensor]:
         """Queries and keys with their positions; back: without them. Tables of documents differ by sequence,
         which would be one more variant of what is compiled."""
-        kernels, documents = context.kernels, context.documents
-        if documents is None:
-            cos, sin = rope.tables(q.shape[0], q, context.spread)
-        else:
-            (cos, sin), kernels = documents.tables(rope, q), EAGER
+        cos, sin = turns
+        kernels = context.kernels if context.documents is None else EAGER
         return kernels.rotate(q, k, cos, -sin if back else sin)
 
     def _heads(self, z: Tensor) -> Sequence[Tensor]:
@@ -150,8 +145,8 @@ class Attention(Sublayer):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """The gradients of z, [S, B, first weight's rows], and of ``inner``, from those of what ``turned``
         gives. z: only where anything is within."""
-        if self.rope is not None:
-            q, k = self._rotated(self.rope, q, k, context, back=True)
+        if context.turns is not None:
+            q, k = self._rotated(context.turns, q, k, context, back=True)
         found = list[Tensor]()
         if z is not None:
             before = zip((q, k), self._heads(z), self.inner, strict=False)

@@ -75,10 +75,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec, self.strategy = spec, strategy
         tp_rank = self.tp_rank = cut.tp_rank
-        rope = Rope(spec) if spec.family == "llama" else None
+        to = device or torch.device("cpu")
+        self.rope = Rope(spec, dtype, to) if spec.family == "llama" else None
         self.stage = cut.stage or Stage(0, 1, 0, spec.num_layers)
         self.embedding = Embedding(spec, strategy, tp_rank)
-        attention = {at: Attention(spec, at, strategy, tp_rank, rope, cut.sequence) for at in self.stage.layers}
+        attention = {at: Attention(spec, at, strategy, tp_rank, cut.sequence) for at in self.stage.layers}
         mlps = {at: Mlp(spec, at) for at in self.stage.layers}
         self.sublayers: dict[tuple[Site, int], Sublayer | ParallelBlock] = {}
         for at in self.stage.layers:
@@ -92,9 +93,8 @@ class Transformer(nn.Module):
         self.norm = Norm(spec)
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else WeightModule()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
-        at, to = self.stage.index, device or torch.device("cpu")
         spec_of_shards = ShardSpec(cut.sharding, cut.shard_rank, dtype, to)
-        self.units = make_units(self.pieces, self.embedding.rows, at, spec_of_shards)
+        self.units = make_units(self.pieces, self.embedding.rows, self.stage.index, spec_of_shards)
         self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         self._fill(seed)
 

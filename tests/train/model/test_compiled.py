@@ -90,7 +90,7 @@ def test_activations(dtype: torch.dtype, gated: bool) -> None:
 def test_rotary_positions() -> None:
     spec = llama()
     q, k = made(S, B, 4, spec.head_size), made(S, B, 2, spec.head_size)
-    assert_alike(lambda kernels, *both: kernels.rotate(*both, *Rope(spec).tables(S, q)), [q, k])
+    assert_alike(lambda kernels, *both: kernels.rotate(*both, *Rope(spec, q.dtype, q.device).first(S)), [q, k])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
