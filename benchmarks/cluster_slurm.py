@@ -175,6 +175,11 @@ class Nodes:
         self._mend.append(self.cluster.heal)
         return 10.0
 
+    def _resume(self) -> None:
+        """Nodes that were drained."""
+        for node in set(self._ask("sinfo", "-h", "-N", "-t", "drain", "-o", "%N").split()):
+            self._ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
     @contextmanager
     def _without_controller(self) -> Iterator[None]:
         conf = str(self.cluster.folder / "slurm.conf")
@@ -190,6 +195,7 @@ class Nodes:
     def _away(self, seconds: float, *, dies: float = 0.0) -> float:
         """dies: seconds until a rank does."""
         self._job()
+        self._mend.append(self._resume)  # Slurm 24.11 drains a node with remains of the job (slurm_follow)
         with self._without_controller():
             time.sleep(dies)
             if dies:

@@ -16,6 +16,10 @@ the controller is away
 
 A job that waits for a node of its rank table that is down, or drained, is let go from it: it asks for the
 others of the table, and Slurm gives it another in the lost one's place.
+
+A job that a node could not start is released: Slurm drains that node, puts the job back, and holds it until
+somebody looks. So it does where a prolog fails, and, since Slurm 24.11, where remains of the job's last start
+are still on the node: a step that could not tell an absent controller of its end tries again after a minute.
 """
 
 from __future__ import annotations
@@ -38,6 +42,11 @@ from plait.launch.watch import catching_signals, say
 
 GLANCE = 0.5
 """Seconds between two looks at the log."""
+NOT_STARTED = "launch_failed_requeued_held"
+"""Why Slurm holds a job that a node could not start."""
+RELEASES = 3
+"""How often in a row such a job is released. Each time another node is drained, and the job may be at
+fault."""
 
 
 def follow(submitted: SubmittedSlurmJob) -> int:
@@ -67,6 +76,8 @@ class _Following:
         """Whether it was said that a suspended job cannot save."""
         self._gone: set[str] = set()
         """Hosts of the rank table that the job is not to wait for."""
+        self._released, self._read = 0, 0
+        """How often the job was released, without a word from it, and how much of its log there was."""
 
     def to_the_end(self) -> int:
         """The exit status of the job, or of the last of those that follow each other."""
@@ -91,6 +102,7 @@ class _Following:
         log = self.submitted.log.with_name(self.submitted.log.name.replace(self.job, following))
         self.submitted = self.submitted._replace(job=following, log=log)
         self.job, self._said, self._told, self._gone = following, ("", ""), False, set()
+        self._released = self._read = 0
         self.log = _Tail(log, sys.stdout.buffer)
         if self.stops:
             ask_to_stop(folder, following)
@@ -167,6 +179,26 @@ class _Following:
             self._said = (now.name, now.reason)
         if self.submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
             self._let_go()
+        if now.name == "PENDING" and now.reason == NOT_STARTED and not (self.stops or self.signals):
+            self._release()
+
+    def _release(self) -> None:
+        """Have the job go on that Slurm holds, as often as makes sense."""
+        if self.log.read > self._read:
+            self._released, self._read = 0, self.log.read
+        self._released += 1
+        if self._released > RELEASES + 1:
+            return
+        by_hand = f"see sinfo -R, then scontrol release {self.job}, or cancel it (Ctrl-C)"
+        if self._released > RELEASES:
+            say(f"{RELEASES} nodes in a row could not start the job, and Slurm holds it: {by_hand}")
+            return
+        try:
+            slurm.command("scontrol", "release", self.job)
+        except LaunchError as error:
+            say(f"a node could not start the job, and Slurm holds it ({error}): {by_hand}")
+        else:
+            say("a node could not start the job, and Slurm held it: it is released, for other nodes")
 
     def _let_go(self) -> None:
         """Have the job wait for no host of its rank table that is lost."""

@@ -132,6 +132,63 @@ def test_a_stop_reaches_the_job_whatever_it_does(
     assert asked_to_stop(tmp_path, "7", running=True) == (TO_LAUNCHER not in told or TO_LAUNCHER in refused)
 
 
+HELD, RELEASE = ("PENDING", "launch_failed_requeued_held"), ("scontrol", "release", "7")
+
+
+@pytest.mark.parametrize(
+    ("states", "refused", "released", "said"),
+    [
+        ([HELD, ("RUNNING", "None"), HELD, ("COMPLETED", "None")], False, 2, "it is released"),
+        ([HELD, HELD, HELD, HELD, HELD, ("CANCELLED", "")], False, 3, "3 nodes in a row could not start the job"),
+        ([HELD, "words", HELD, "words", HELD, "words", HELD, ("COMPLETED", "")], False, 4, "it is released"),
+        ([HELD, ("COMPLETED", "")], True, 1, "holds it (Slurm refused: Access denied.): see sinfo -R, then scontrol"),
+        ([("PENDING", "JobHeldUser"), ("REQUEUE_HOLD", "None"), ("COMPLETED", "")], False, 0, ""),
+    ],
+)  # fmt: skip
+def test_a_job_that_nodes_could_not_start_is_released_some_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    states: list[tuple[str, str] | str], refused: bool, released: int, said: str,
+) -> None:  # fmt: skip
+    """states: at each look; "words" stands for a start that wrote something into the job's log."""
+    looks, told = iter(states), list[tuple[str, ...]]()
+
+    def look(job: str) -> slurm.SlurmJobState:
+        if isinstance(now := next(looks), str):
+            with open(tmp_path / "log", "a") as log:
+                log.write("a start\n")
+            now = ("RUNNING", "None")
+        return slurm.SlurmJobState(now[0], 0, (), now[1])
+
+    def command(*argv: str) -> str:
+        told.append(argv)
+        if refused:
+            raise LaunchError("Slurm refused: Access denied.")
+        return ""
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "command", command)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log"))
+    assert told == [RELEASE] * released
+    assert said in capsys.readouterr().err
+
+
+def test_a_job_that_is_held_and_to_be_stopped_is_cancelled(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([HELD, ("CANCELLED", "")])
+
+    def look(job: str) -> slurm.SlurmJobState:
+        name, reason = next(looks)
+        if name != "CANCELLED":
+            signal.raise_signal(signal.SIGTERM)
+        return slurm.SlurmJobState(name, 0, (), reason)
+
+    monkeypatch.setattr(slurm, "state", look)
+    slurm_follow.follow(slurm.SubmittedSlurmJob("7", tmp_path / "log"))
+    assert said == [CANCEL]
+
+
 def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
