@@ -22,9 +22,9 @@ class SliceContext:
     """What the mathematics of one slice depends on besides activations.
 
     samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when
-    sequence-parallel). turns: rotary tables of the tokens that attention gets from this rank, if the model has
-    them. kernels: of an executor. documents: if attention stops at their ends. own_places: [S_local, B] of the
-    residual stream, positions within documents; with ``documents`` only.
+    sequence-parallel). turns: rotary tables of the tokens that attention gets from this rank, if the model
+    has them. kernels: of an executor. documents: if attention stops at their ends. own_places: [S_local, B]
+    of the residual stream, positions within documents; with ``documents`` only.
     """
 
     samples: Tensor
