@@ -188,10 +188,16 @@ def start_run(ready: Prepared, place: LaunchTarget, *, follow: bool = True, told
 
 def write_manifests(ready: Prepared, place: InKubernetes, folder: Path) -> str:
     """Write the objects that would be sent to Kubernetes, for this user's eyes alone: the word in them lets
-    anybody join the run. Returns a note. Raises LaunchError."""
+    anybody join the run. Returns a note. Raises LaunchError, and JobError where the folder has a run already:
+    its files are what it is ended by."""
+    from plait.core.base.errors import JobError
     from plait.core.base.files import explained, replacing
 
     files, note = place.manifests(ready.plan, ready.folder)
+    if there := [folder / name for name in files if (folder / name).exists()]:
+        problem = f"{folder} has {_run_of(there[-1])} already, which is ended by these files"
+        fix = f"Choose another folder, or end it if it was applied (kubectl delete -f {folder}) and remove them"
+        raise JobError(problem, key="--write", fix=fix)
     for name, text in files.items():
         with (
             explained(f"{folder / name} cannot be written", fix="Choose another with --write DIR"),
@@ -200,6 +206,16 @@ def write_manifests(ready: Prepared, place: InKubernetes, folder: Path) -> str:
             draft.chmod(0o600)
             draft.write_text(text)
     return note
+
+
+def _run_of(file: Path) -> str:
+    """The run whose object a file has, by its label."""
+    import re
+
+    from plait.launch.kubernetes_manifests import RUN
+
+    found = re.search(rf"{re.escape(RUN)}: (\S+)", file.read_text(errors="replace"))
+    return f"the run {found[1]}" if found else f"a {file.name}"
 
 
 def write_plan(ready: Prepared) -> None:

@@ -18,6 +18,7 @@ from urllib3.util import parse_url
 from yaml import YAMLError
 
 from plait.core.base.errors import LaunchError
+from plait.launch.kubernetes_login import load
 from plait.launch.kubernetes_manifests import Object
 
 PATIENCE = 60.0
@@ -73,7 +74,7 @@ class KubernetesNamespace:
     def __init__(self, context: str = "", namespace: str = "", *, patience: float = PATIENCE) -> None:
         settings = client.Configuration()
         try:
-            _load(settings, context)
+            load(settings, context)
             self.namespace = str(namespace or _current_namespace(context))
             parse_url(settings.host)
             settings.retries = False  # pyright: ignore[reportAttributeAccessIssue]  # we do that, and can say so
@@ -260,17 +261,6 @@ def _cause(error: ApiException) -> str:
     with suppress(ValueError, TypeError, AttributeError):
         return str(json.loads(body or "")["message"]).rstrip(".") + "."
     return " ".join(str(error.reason or "").split())
-
-
-def _load(settings: client.Configuration, context: str) -> None:
-    """From a kubeconfig; else as a pod's service account."""
-    try:
-        config.load_kube_config(context=context or None, client_configuration=settings)
-    except ConfigException as error:
-        try:
-            config.load_incluster_config(client_configuration=settings)
-        except ConfigException:
-            raise error from None
 
 
 def _current_namespace(context: str) -> str:

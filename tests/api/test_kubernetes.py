@@ -325,6 +325,12 @@ def test_the_command_writes_what_would_be_sent_for_its_user_alone_and_sends_noth
     assert sorted(path.name for path in folder.iterdir()) == ["1-access.yaml", "2-files.yaml", "3-workload.yaml"]
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
     assert "The manifests" in CliRunner().invoke(app, [*words, "--dry-run"]).output
+    before = (folder / "3-workload.yaml").read_text()
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, JobError) and (folder / "3-workload.yaml").read_text() == before
+    name = yaml.safe_load(before)["metadata"]["name"]
+    assert f"--write: {folder} has the run {name} already" in str(again.exception)
+    assert f"kubectl delete -f {folder}" in str(again.exception)
     refused = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml"), "--write", str(folder)])
     assert isinstance(refused.exception, JobError)
     assert "--write: is for --on kubernetes" in str(refused.exception)

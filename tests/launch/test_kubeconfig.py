@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,35 @@ def test_a_namespace_of_digits_is_a_name(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config").write_text(CLUSTER.format(server="https://a", more="", user="token: x"))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
     assert KubernetesNamespace().namespace == "5"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("/bin/sh, args: [-c, 'echo Your login has ended. >&2; exit 7']", "process returned 7. Your login has ended"),
+        ("/nowhere/a-login, args: [cluster]", "No such file or directory"),
+        ("/bin/echo, args: ['{}']", "malformed response. missing key 'apiVersion'"),
+    ],
+)
+def test_a_command_that_a_user_logs_in_by_is_named_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, says: str
+) -> None:
+    login = f"exec: {{apiVersion: client.authentication.k8s.io/v1, command: {command}}}"
+    (tmp_path / "config").write_text(CLUSTER.format(server="https://a", more="", user=login))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    words, handlers = command.partition(",")[0], logging.getLogger().handlers[:]
+    with pytest.raises(LaunchError, match=re.escape(f"the command '{words}', which failed: ")) as refused:
+        KubernetesNamespace()
+    assert says in str(refused.value)
+    assert not capsys.readouterr().err and logging.getLogger().handlers == handlers
+
+
+@pytest.mark.system
+def test_who_logs_in_by_a_command_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "x"}}'
+    (tmp_path / "answer").write_text(answer)
+    login = f"exec: {{apiVersion: client.authentication.k8s.io/v1, command: cat, args: [{tmp_path / 'answer'}]}}"
+    (tmp_path / "config").write_text(CLUSTER.format(server="https://a", more="", user=login))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    assert KubernetesNamespace("a").namespace == "5"
