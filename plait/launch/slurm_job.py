@@ -238,9 +238,21 @@ def _again(folder: Path, status: int, before: int, settings: SlurmSection) -> tu
     if settings.chain:
         return status, True
     say(f"Slurm job {job} is put back into the queue, after start {cluster_job()[1] + 1}")
-    slurm.command("scontrol", "requeue", job)
+    _requeue(job)
     try:
         signal.pause()  # Slurm ends this start
     except KeyboardInterrupt:  # a stop that came while it goes back
         slurm.command("scancel", job)
     return status, True
+
+
+def _requeue(job: str) -> None:
+    """Put the job back into the queue. A controller that is away once more is asked again: else the run would
+    be given up, having outlived the outage before. Raises LaunchError."""
+    try:
+        slurm.command("scontrol", "requeue", job)
+    except LaunchError as error:
+        say(f"Slurm does not put the job back ({error}); asking again")
+        time.sleep(slurm.LOOK)
+        if slurm.patient_state(job).name == "RUNNING":  # else Slurm does so by itself
+            slurm.command("scontrol", "requeue", job)

@@ -91,6 +91,39 @@ def test_what_becomes_of_a_job_follows_from_how_its_ranks_ended(
     assert said == [REQUEUE] * again
 
 
+@pytest.mark.parametrize(
+    ("refused", "states", "status", "asked"),
+    [
+        (1, ["RUNNING", "RUNNING"], 1, 2),
+        (1, ["RUNNING", None, "RUNNING"], 1, 2),  # it is away
+        (1, ["RUNNING", "COMPLETING"], 1, 1),  # Slurm puts it back
+        (2, ["RUNNING", "RUNNING"], DO_NOT_RETRY, 2),
+    ],
+)
+def test_a_job_that_slurm_does_not_put_back_at_once_is_not_given_up(
+    said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch,
+    refused: int, states: list[str | None], status: int, asked: int,
+) -> None:  # fmt: skip
+    looks = iter(states)
+
+    def look(job: str) -> slurm.SlurmJobState:
+        if (name := next(looks)) is None:
+            raise LaunchError("Slurm refused: Unable to contact slurm controller.")
+        return slurm.SlurmJobState(name, 0, ("n1",), "")
+
+    def command(*argv: str) -> str:
+        said.append(argv)
+        if len(said) <= refused:
+            raise LaunchError("Slurm refused: Unable to contact slurm controller.")
+        return ""
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "command", command)
+    assert start(RankFailure("rank 1 died")) == status
+    assert said == [REQUEUE] * asked
+    assert next(looks, "none") == "none"
+
+
 def test_starts_in_vain_are_counted_and_end_with_status_93(
     said: list[tuple[str, ...]], start: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
