@@ -3,4 +3,4 @@ then."""
 
 from plait.core.base.env import ready_for_accelerator
 
-ready_for_accelerator()
+ready_for_accelerator(lazy=True)  # ranks of tests share the GPU: kernels loaded at the start are gigabytes for each

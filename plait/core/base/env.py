@@ -24,7 +24,7 @@ managers are read in ``cluster_env``, all others here.
     TERM                if dumb: no colours, no line that changes       a terminal that can do both
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
     CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
-    CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER; LAZY if it is alone
+    CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER; LAZY if no NCCL
     CXX                 C++ compiler for strategy.compile on a CPU      g++
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
@@ -307,14 +307,16 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, alone: bool = False) -> None:
+def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, lazy: bool = False) -> None:
     """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
     LaunchError where these would let ranks wait for each other for ever.
 
     A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
     as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a
-    message that is posted and whose sender waits for this rank. A rank that is alone gets no messages, and
-    loads kernels as it meets them, which starts sooner.
+    message that is posted and whose sender waits for this rank.
+
+    lazy: no kernel of this rank waits for another rank, so that kernels are loaded as they are met: it starts
+    sooner and takes less of the GPU's memory.
     """
     queues = number_in(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
     if queues < LEAST_QUEUES:
@@ -324,7 +326,7 @@ def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, alo
             f"{QUEUES}; unset it for {QUEUES}."
         )
     environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
-    environ.setdefault("CUDA_MODULE_LOADING", "LAZY" if alone else "EAGER")
+    environ.setdefault("CUDA_MODULE_LOADING", "LAZY" if lazy else "EAGER")
 
 
 def single_threaded_compiler(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -239,7 +239,7 @@ def own_gpu(kind: str, local_rank: int, *, alone: bool = False) -> int | None:
     """
     if kind == "cpu":
         return None
-    ready_for_accelerator(alone=alone)
+    ready_for_accelerator(lazy=alone or kind == "shared")  # those speak through the host
     if torch.version.hip is None:  # ROCm builds do not have it
         expand_segments()
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0

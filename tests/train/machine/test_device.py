@@ -80,7 +80,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(Event, "cuda", double, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(devices.time, "monotonic_ns", lambda: double.now)
-    monkeypatch.setattr(devices, "ready_for_accelerator", lambda alone: None)
+    monkeypatch.setattr(devices, "ready_for_accelerator", lambda lazy: None)
     monkeypatch.setattr(devices, "expand_segments", lambda: None)
     return double
 
@@ -99,7 +99,7 @@ def test_a_gpu_has_queues_for_every_stream_and_its_kernels_at_the_start() -> Non
     found: dict[str, str] = {}
     ready_for_accelerator(found)
     assert found == {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-    ready_for_accelerator(lone := dict[str, str](), alone=True)
+    ready_for_accelerator(lone := dict[str, str](), lazy=True)
     assert lone == {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "LAZY"}
     chosen = {"CUDA_DEVICE_MAX_CONNECTIONS": "16", "CUDA_MODULE_LOADING": "LAZY"}
     ready_for_accelerator(kept := dict(chosen))
@@ -134,6 +134,19 @@ def test_without_a_gpu_ranks_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_which_gpu_a_rank_may_take(cuda: Cuda, kind: str, seen: int, local_rank: int, gpu: int | None) -> None:
     cuda.gpus = seen
     assert own_gpu(kind, local_rank) == gpu
+
+
+@pytest.mark.parametrize(
+    ("kind", "alone", "lazy"), [("cuda", False, False), ("cuda", True, True), ("shared", False, True)]
+)
+def test_kernels_are_loaded_at_the_start_where_ranks_wait_in_kernels(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, kind: str, alone: bool, lazy: bool
+) -> None:
+    asked: list[dict[str, bool]] = []
+    monkeypatch.setattr(devices, "ready_for_accelerator", lambda **how: asked.append(how))
+    cuda.gpus = 1
+    own_gpu(kind, 0, alone=alone)
+    assert asked == [{"lazy": lazy}]
 
 
 def test_a_rank_that_was_promised_a_gpu_says_that_it_has_none(cuda: Cuda) -> None:
