@@ -33,6 +33,7 @@ from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.finite import check_state
+from plait.train.engine.grad_sync import Wishes
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.learning_rate import LearningRate
 from plait.train.engine.optimizer import Optimizer
@@ -41,6 +42,7 @@ from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice, torch_dtype
 from plait.train.record.metrics import Meter
+from plait.train.record.peak import Peak
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
 from plait.train.tune.measure import measure
@@ -90,8 +92,8 @@ class RankRun:
         self.optimizer = Optimizer(part.models, part.gradients, job.train, part.matrices)
         self.part = self._settled(part, sample)
         self.rate = LearningRate.of(job.train)
-        self._peak = 0.0
-        """FLOPs a second of a device; nothing before ``begin``."""
+        self._peak: Peak | None = None
+        """Of a device; nothing before ``begin``."""
         self._first = 0
         self._doubtful = 0
         """Step of the newest checkpoint, as long as no finite step was made from it."""
@@ -210,7 +212,8 @@ class RankRun:
     def begin(self) -> None:
         """Before the first step of this start."""
         part, job = self.part, self.job
-        self._peak = job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.train.precision))
+        dtype = torch_dtype(job.train.precision)
+        self._peak = Peak(job.run.peak_flops, lambda: matrix_rate(part.device, dtype), self.report.note)
         self._first = self.done
         part.device.synchronize()
         part.device.anchor(anew=True)  # what came before may have taken hours
@@ -224,8 +227,9 @@ class RankRun:
         whether any rank was asked to stop. learning_rate: in place of the job's."""
         part, number, rate = self.part, self.done, learning_rate
         rate = self.rate(number) if rate is None else rate
-        if not self._peak:
+        if self._peak is None:
             self.begin()
+        assert self._peak is not None
         self.control.doing(f"step {number + 1}", step=number)
         is_measured = number == self._first + 1  # the first also makes what stays
         if is_measured:
@@ -241,7 +245,7 @@ class RankRun:
             batches,
             learning_rate=rate,
             clip=self.job.train.clip_grad,
-            stop=bool(self.control),
+            wishes=Wishes(stop=bool(self.control), peak=self._peak.doubted),
         )
         seconds = time.perf_counter() - began
         self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0
@@ -250,11 +254,13 @@ class RankRun:
         metrics = {"step": number + 1, **result.metrics, "learning_rate": rate}
         if self.report.speaks:
             meter = Meter.of(part.plan, self.job.train.batches.at(number), self._peak)
-            metrics |= meter.metrics(seconds, self.recorder.records())
+            metrics |= meter.metrics(number + 1, seconds, self.recorder.records())
         else:  # nobody hears it here; the host's agent reads the ring
             self.recorder.close_step()
         self.done = number + 1
-        return metrics, result.stop
+        if result.wishes.peak:
+            self._peak.again()
+        return metrics, result.wishes.stop
 
     def peaks(self, *, end: bool) -> dict[str, Any]:
         """What memory ranks have taken at most (``Taken``), as metrics, if that is news: what they said

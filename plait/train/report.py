@@ -100,6 +100,10 @@ class Reporter:
         if self.speaks:
             self.screen.line(text)
 
+    def note(self, text: str) -> None:
+        """Some sentences for people, in lines."""
+        self.say(paragraph(text, min(self.screen.width or WIDTH, WIDTH), "  "))
+
     def warn(self, text: str) -> None:
         """One line that somebody should read, whichever rank it comes from."""
         if self.speaks:
@@ -137,7 +141,7 @@ class Reporter:
                 for line in _timed(timed, plan, self.screen.width):
                     self.say(line)
         for what, note in found.notes.items():
-            self.say(paragraph(f"{what}: {note}", min(self.screen.width or WIDTH, WIDTH), "  "))
+            self.note(f"{what}: {note}")
         if found.times:
             alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
             self.say(

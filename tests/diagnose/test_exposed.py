@@ -30,6 +30,7 @@ from plait.launch.collect.live import Live
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
 from plait.train.record.metrics import Meter
+from plait.train.record.peak import Peak
 from plait.train.report import describe
 
 STEPS = 3
@@ -90,7 +91,7 @@ def said(run: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_the_log_and_metrics(plan: Plan) -> None:
-    metrics = Meter.of(plan, 2, 1e12).metrics(0.1, Records.of(ring_of(range(1))))
+    metrics = Meter.of(plan, 2, Peak(1e12)).metrics(1, 0.1, Records.of(ring_of(range(1))))
     assert (metrics["communication_seconds"], metrics["exposed_seconds"]) == pytest.approx(ALL)
     assert metrics["hidden"] == pytest.approx(31 / 56)
     assert metrics["mfu"] == pytest.approx(plan.model.causal_step_flops(8, 2) / 2 / 0.1 / 1e12)

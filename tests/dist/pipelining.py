@@ -39,7 +39,7 @@ from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.feed import Feed, micro_batches
-from plait.train.engine.grad_sync import complete, totals
+from plait.train.engine.grad_sync import Wishes, complete, totals
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import Courier, Delivery
@@ -242,7 +242,7 @@ def _errors(part: RankPart, wires: dict[str, CountedWire], want: dict[str, Any],
             errors |= traffic(part, wires, micro=sizes.micro, count=sizes.count)
             sharded = part.plan.strategy.sequence_parallel
             complete(gradients, part.groups, part.shards, sequence_parallel=sharded)
-            loss, square, _ = totals(gradients, part.groups, mine, False)
+            loss, square, _ = totals(gradients, part.groups, mine, Wishes())
             errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
             for one, found in gradients.held:
                 name, whole = one.piece.name, want["gradients"][one.piece.name]

@@ -30,10 +30,12 @@ from plait.plan.make import make_plan
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.whole import step_of
+from plait.train.engine.grad_sync import Wishes
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice
 from plait.train.model.kernels import EAGER
+from plait.train.record.peak import TIMES
 from plait.train.report import Reporter
 from plait.train.session import Session
 
@@ -163,6 +165,34 @@ def test_what_is_due_after_which_step(run: Run) -> None:
     assert told[-1] == 7 and "warning" not in run.said
 
 
+def test_a_peak_that_was_measured_too_low_makes_no_mfu_above_one(run: Run) -> None:
+    """As when other work ran at the start: matrix products seem slower than the step's."""
+    rates = iter([1.0, 2.0, 1e15, 1.0])
+    with mock.patch.object(module, "matrix_rate", side_effect=lambda *_: next(rates)):
+        assert run.train(7, run={"peak_flops": None}, log_every=1) == 0
+    found = {step: line["mfu"] for step, line in run.metrics.items()}
+    assert [step for step, mfu in found.items() if mfu is None] == [1, 2, 3, 4], "measured anew after steps 2 and 4"
+    assert all(0 < mfu < 1e-3 for step, mfu in found.items() if step > 4)
+    assert next(rates) == 1.0, "and not again"
+    shown = [line for line in run.said.splitlines() if "MFU" in line]
+    assert [line.split(",")[0] for line in shown[:1]] == ["MFU is left out where it would be above 100%"]
+    assert "run.peak_flops says what it is" in " ".join(run.said.split()) and len(shown) == 4
+    assert all(len(line) <= 100 for line in run.said.splitlines() if str(run.folder) not in line)
+
+
+def test_a_peak_that_the_job_names_too_low_is_said_to_be(run: Run) -> None:
+    assert run.train(2, run={"peak_flops": 10.0}) == 0
+    assert [line["mfu"] for line in run.metrics.values()] == [None, None]
+    assert run.said.count("MFU") == 1 and "run.peak_flops is 10 FLOPs a second" in " ".join(run.said.split())
+
+
+def test_a_machine_that_stays_busy_is_measured_few_times(run: Run) -> None:
+    with mock.patch.object(module, "matrix_rate", return_value=1.0) as measured:
+        assert run.train(9, run={"peak_flops": None}) == 0
+    assert measured.call_count == 1 + TIMES
+    assert {line["mfu"] for line in run.metrics.values()} == {None} and run.said.count("MFU") == 1
+
+
 def test_a_last_step_that_is_due_anyway_is_saved_once(run: Run) -> None:
     with mock.patch.object(Checkpoints, "save", autospec=True, side_effect=Checkpoints.save) as saved:
         assert run.train(4, checkpoint_every=2) == 0
@@ -280,7 +310,7 @@ def test_updates_that_are_left_out_cost_their_checkpoint(run: Run) -> None:
     def skips(part: Any, optimizer: Optimizer, batches: Any, **named: Any) -> Any:
         if next(calls) not in (2, 3):
             return real(part, optimizer, batches, **named)
-        with mock.patch("plait.train.engine.steps.totals", return_value=(math.nan, 1.0, False)):
+        with mock.patch("plait.train.engine.steps.totals", return_value=(math.nan, 1.0, Wishes())):
             return real(part, optimizer, batches, **named)
 
     with mock.patch.object(module, "train_step", skips):

@@ -224,7 +224,8 @@ class RunSection(Section):
     threads: Count = 1
     """Threads of a rank's computation, on a CPU."""
     peak_flops: Positive | None = None
-    """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
+    """A device's peak, for MFU; if not given, the rate of matrix products, measured at the start and anew
+    where a step was faster."""
     timeline_steps: Natural = 200
     """Last steps whose timeline is kept. 0: none."""
     timeline_sample: Natural = 100

@@ -78,9 +78,13 @@ class Live:
             self._headers[header.rank], self._lost[header.rank] = header, lost
 
     def measured(self, line: Mapping[str, Any]) -> None:
-        """What rank 0 has measured in a step."""
+        """What rank 0 has measured in a step. A null, which says that a value is not known, takes the one
+        before away."""
         with self._lock:
-            self._measured |= {name: float(line[name]) for name in MEASURED if isinstance(line.get(name), int | float)}
+            for name in MEASURED.keys() & line.keys():
+                self._measured.pop(name, None)
+                if isinstance(line[name], int | float):
+                    self._measured[name] = float(line[name])
 
     def serve(self, port: int, address: str, say: Callable[[str], None]) -> Callable[[], None]:
         """Answer Prometheus; what ends that. Where the port is taken, that is said."""

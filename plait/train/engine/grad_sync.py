@@ -4,6 +4,7 @@ job."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,10 +51,21 @@ def sum_loss(loss: Tensor, groups: Groups) -> float:
     return sum_over(groups.world, loss.double() * (groups.tp_rank == 0)).item()
 
 
-def totals(gradients: Gradients, groups: Groups, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
-    """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's, 0
-    without a head."""
+class Wishes(NamedTuple):
+    """What a rank may ask of all after a step: to stop; to measure the device's peak."""
+
+    stop: bool = False
+    peak: bool = False
+
+
+NONE = Wishes()
+
+
+def totals(gradients: Gradients, groups: Groups, loss: Tensor, wishes: Wishes) -> tuple[float, float, Wishes]:
+    """(loss, squared gradient norm, what any rank wishes) of the whole job. loss: this rank's, 0 without a
+    head."""
     square = gradients.norm_square() * groups.sharding.optim / groups.mesh.replicas
-    mine = torch.stack((loss.double() * (groups.tp_rank == 0), square, torch.full_like(square, float(wish))))
-    total, norm_square, wishes = sum_over(groups.world, mine).tolist()
-    return total, norm_square, wishes > 0
+    wished = (torch.full_like(square, float(wish)) for wish in wishes)
+    mine = torch.stack((loss.double() * (groups.tp_rank == 0), square, *wished))
+    total, norm_square, *counts = sum_over(groups.world, mine).tolist()
+    return total, norm_square, Wishes(*(count > 0 for count in counts))

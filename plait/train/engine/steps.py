@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.core.job.settings import OnNan
 from plait.train.engine.finite import StepNumbers, check_state, explain
-from plait.train.engine.grad_sync import complete, sum_loss, totals
+from plait.train.engine.grad_sync import NONE, Wishes, complete, sum_loss, totals
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -23,12 +23,12 @@ MAX_SKIPPED = 20
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: mean loss per target, gradient norm before clipping, whether any rank was asked to
-    stop, and how many updates the run has left out so far."""
+    """What one step gave: mean loss per target, gradient norm before clipping, what any rank wishes, and how
+    many updates the run has left out so far."""
 
     loss: float
     norm: float
-    stop: bool
+    wishes: Wishes
     skipped: int = 0
 
     @property
@@ -62,7 +62,7 @@ def train_step(
     *,
     learning_rate: float,
     clip: float,
-    stop: bool = False,
+    wishes: Wishes = NONE,
 ) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same
     result.
@@ -74,8 +74,8 @@ def train_step(
     gradients.zero()
     loss = step.run(batches)
     complete(gradients, groups, shards, sequence_parallel=step.sequence_parallel)
-    # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
-    total, square, stops = totals(gradients, groups, loss, stop)
+    # Wishes travel with the norm, so that all ranks follow after the same step at no further cost.
+    total, square, wished = totals(gradients, groups, loss, wishes)
     norm, recorder = math.sqrt(square), step.recorder
     if recorder:
         recorder.device.anchor()  # the host has just waited for the totals
@@ -90,7 +90,7 @@ def train_step(
             numbers = StepNumbers(number, total, norm)
             raise explain(lambda: step.run(batches), optimizer, groups, shards, numbers)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
-    return StepResult(total, norm, stops, optimizer.skipped)
+    return StepResult(total, norm, wished, optimizer.skipped)
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:

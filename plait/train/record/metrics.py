@@ -20,33 +20,34 @@ from plait.core.job.plan import Plan
 from plait.core.record.records import Records
 from plait.core.runs.epoch import Epoch
 from plait.core.runs.missing import Missing
+from plait.train.record.peak import Peak
 
 
 @dataclass(frozen=True)
 class Meter:
     """tokens: of a step, over all ranks. work: FLOPs of a step on one rank, of attention's scores the causal
-    half. peak: FLOPs per second of its device."""
+    half. peak: of its device."""
 
     tokens: int
     work: float
-    peak: float
+    peak: Peak
 
     @staticmethod
-    def of(plan: Plan, batch: int, peak: float) -> Meter:
+    def of(plan: Plan, batch: int, peak: Peak) -> Meter:
         """For steps of ``batch`` sequences."""
         sequence = plan.workload.sequence
         work = plan.model.causal_step_flops(sequence, batch) / plan.layout.world_size
         return Meter(batch * sequence, work, peak)
 
-    def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
-        """Numbers of a step that took so long. communication_seconds, exposed_seconds, hidden (a share): of
-        this rank, by ``core.record.exposure``. idle: share of the step in which this rank's stages waited for
-        others."""
+    def metrics(self, step: int, seconds: float, records: Records) -> dict[str, Any]:
+        """Numbers of step ``step``, which took so long. mfu: None where it would be more than 1.
+        communication_seconds, exposed_seconds, hidden (a share): of this rank, by ``core.record.exposure``.
+        idle: share of the step in which this rank's stages waited for others."""
         communication, idle = records.exposure(), records.idle()
         return {
             "seconds": seconds,
             "tokens_per_second": self.tokens / seconds,
-            "mfu": self.work / seconds / self.peak,
+            "mfu": self.peak.share(self.work / seconds, step),
             "communication_seconds": communication.total,
             "exposed_seconds": communication.exposed,
             "hidden": communication.fraction,

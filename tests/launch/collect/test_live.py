@@ -92,6 +92,14 @@ def test_sums_and_last_values_of_every_rank(live: Live) -> None:
     assert any(name == "plait_run_info" and labels["run"] == "gpt" for name, labels, _ in scraped(live))
 
 
+def test_a_value_that_is_not_known_takes_the_one_before_away(live: Live) -> None:
+    live.measured({"step": 1, "loss": 3.5, "eval_loss": 4.0, "mfu": 0.4})
+    live.measured({"step": 2, "loss": 3.4, "mfu": None})
+    found = {name: value for name, _, value in scraped(live)}
+    assert "plait_model_flops_utilization_ratio" not in found
+    assert (found["plait_loss"], found["plait_evaluation_loss"]) == (3.4, 4.0)
+
+
 def test_series_stay_few_however_long_it_runs(live: Live) -> None:
     add_step(live, 0, 0, 1.0)
     before = len(list(scraped(live)))
