@@ -35,9 +35,8 @@ from plait.plan.asking import asked_of, job_at, point_of, ranks_of, timed_point
 from plait.plan.band import band
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.finalists import DOUBT, Finalists
+from plait.plan.finalists import DOUBT, Finalists, shared_by_lists
 from plait.plan.fits import MOST_LAYERS, check_size
-from plait.plan.forked import shared
 from plait.plan.frameworks import Framework, framework_of
 from plait.plan.freeing import Freed, freed, told_together
 from plait.plan.job_options import options_of, planned_only
@@ -63,11 +62,6 @@ MORE = 8
 """So many times as many are walked where none of them fits."""
 CROWDED = 0.5
 """Of a device's memory: what fills less needs no advice on freeing it."""
-LISTS = (
-    "pp", "virtual", "tp", "sequence_parallel", "micro", "schedule", "recompute", "recompute_layers", "overlap", "p1",
-    "p2",
-)  # fmt: skip
-"""Columns that lists of ops depend on."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +204,16 @@ class Planner:
         return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds < (1 - reasons.ALIKE) * told[0]]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
-        """Those with the same lists of ops one after the other: lists take longest to find."""
-        alike = dict[tuple[int, ...], list[int]]()
-        for at, point in enumerate(points):
-            alike.setdefault(tuple(point[name] for name in LISTS), []).append(at)
-        pieces = sorted(alike.values(), key=len, reverse=True)
-        done = shared(lambda piece: [self._finalist(points[at]) for at in piece], pieces)
-        found = {at: one for piece, each in zip(pieces, done, strict=True) for at, one in zip(piece, each, strict=True)}
-        return [found[at] for at in range(len(points))]
+        return self._with_closed_form(shared_by_lists(self._finalist, points))
+
+    def _with_closed_form(self, found: Sequence[Candidate | None]) -> list[Candidate | None]:
+        """With what the closed form says of what was simulated: asked for all at once, which takes as long as
+        for one."""
+        some = [one for one in found if one and not one.closed_form and len(set(one.job.degrees)) == 1]
+        points = Points.of([dict(one.point) for one in some]) if some else None
+        said = self._closed_seconds(some[0].job, points).total.tolist() if points else []
+        told = {id(one): replace(one, closed_form=seconds) for one, seconds in zip(some, said, strict=True)}
+        return [told.get(id(one), one) for one in found]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
         """A point predicted; None where ``_refusal`` says why. Memory first: a simulation takes longer."""
@@ -225,7 +221,7 @@ class Planner:
             job = job_at(self.job, point)
             plan = None if self.closed else self.draft(job)
             memory = self.memory(job, plan)
-            return self.predict(job, plan, memory) if memory.safe and not self._broken(memory) else None
+            return self._predicted(job, plan, memory) if memory.safe and not self._broken(memory) else None
         except PlaitError:
             return None
 
@@ -318,9 +314,14 @@ class Planner:
             return []
         return freed(self.model, one.job, one.point, one.memory, self.cluster, self._options(one.job))
 
-    def predict(self, job: Job, plan: Plan | None = None, memory: MemoryReport | None = None) -> Candidate:
-        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it.
-        memory: what fills it, if that is known."""
+    def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
+        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
+        one = self._predicted(job, plan)
+        return self._with_closed_form([one])[0] or one
+
+    def _predicted(self, job: Job, plan: Plan | None = None, memory: MemoryReport | None = None) -> Candidate:
+        """As ``predict``, where it is simulated without ``closed_form``. memory: what fills it, if that is
+        known."""
         if self.framework:
             point = self.framework.point(point_of(job))
             job = job_at(job, point)
@@ -328,12 +329,12 @@ class Planner:
             plan = plan or self.draft(job)
             point = point_of(job) | timed_point(plan)
         points, sequence = Points.of([point]), job.data.sequence_length
-        closed = self._closed_seconds(job, points) if len(set(job.degrees)) == 1 else None
         if self.closed:
-            if closed is None:
+            if len(set(job.degrees)) > 1:
                 others = [self.framework.version] if self.framework else [key for key, _ in self.job.untrained]
                 why = "experts need" if self.model.experts else f"{others[0]} needs"
                 raise JobError(f"are unequal places; {why} equal ones", key="strategy.dp", fix="Give one number")
+            closed = self._closed_seconds(job, points)
             seconds, parts = float(closed.total[0]), closed_parts(closed)
         elif plan:
             simulated = simulate_plan(plan, self.cluster)
@@ -349,7 +350,7 @@ class Planner:
             seconds=seconds,
             low=float(low[0]),
             high=float(high[0]),
-            closed_form=None if closed is None else float(closed.total[0]),
+            closed_form=seconds if self.closed else None,
             parts=parts,
             memory=memory,
             tokens_per_second=batch * sequence / seconds,

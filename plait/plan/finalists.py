@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import RECOMPUTES, Points
+from plait.plan.forked import shared
 from plait.plan.search import Ranked
 
 DOUBT = 1.02
@@ -42,6 +43,11 @@ GROUPS: tuple[tuple[str, ...], ...] = (
 """Columns of one choice; a neighbour differs in those of one."""
 PLAIN = {"p1": 1, "p2": 1, "recompute": RECOMPUTES.index("none"), "recompute_layers": -1}
 """What a strategy does that neither slices nor computes again."""
+LISTS = (
+    "pp", "virtual", "tp", "sequence_parallel", "micro", "schedule", "recompute", "recompute_layers", "overlap", "p1",
+    "p2",
+)  # fmt: skip
+"""Columns that lists of ops depend on."""
 Point = Mapping[str, int]
 
 
@@ -54,7 +60,20 @@ class Timed(Protocol):
         ...
 
 
+R = TypeVar("R")
 T = TypeVar("T", bound=Timed)
+
+
+def shared_by_lists(work: Callable[[Point], R], points: Sequence[Point]) -> list[R]:
+    """``work`` of every point, shared with a copy of this process; those with the same lists of ops one after
+    the other: lists take longest to find."""
+    alike = dict[tuple[int, ...], list[int]]()
+    for at, point in enumerate(points):
+        alike.setdefault(tuple(point[name] for name in LISTS), []).append(at)
+    pieces = sorted(alike.values(), key=len, reverse=True)
+    done = shared(lambda piece: [work(points[at]) for at in piece], pieces)
+    found = {at: one for piece, each in zip(pieces, done, strict=True) for at, one in zip(piece, each, strict=True)}
+    return [found[at] for at in range(len(points))]
 
 
 @dataclass

@@ -73,8 +73,9 @@ def _lists(plan: Plan, on: Cluster | None) -> Values:
     found = Values()
     for own, lists in zip(simulation.places, simulation.lists, strict=True):
         if lists.place is own:  # others of its kind run the same
-            for (at, phase), listed in lists.listed.items():
-                found[f"pipeline rank {own.index}, stage {at}, {phase}"] = " ".join(map(str, listed))
+            for at, phase in own.phases:
+                listed = " ".join(map(str, lists.listed(at, phase)))
+                found[f"pipeline rank {own.index}, stage {at}, {phase}"] = listed
     return found
 
 

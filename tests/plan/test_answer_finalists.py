@@ -77,7 +77,7 @@ class Ranking:
         monkeypatch.setattr(answer, "search", search)
         monkeypatch.setattr(Planner, "draft", lambda *_: None)
         monkeypatch.setattr(Planner, "memory", memory)
-        monkeypatch.setattr(Planner, "predict", predict)
+        monkeypatch.setattr(Planner, "_predicted", predict)
 
 
 def finalists(sure: int, more: int, monkeypatch: pytest.MonkeyPatch, searched: int, **sections: Any) -> list[int]:

@@ -136,13 +136,13 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
         }
     )
     done = list[int]()
-    predict = Planner.predict
+    predict = Planner._predicted  # pyright: ignore[reportPrivateUsage]
 
     def counted(self: Planner, one: Job, *known: Any) -> Candidate:
         done.append(os.getpid())
         return predict(self, one, *known)
 
-    monkeypatch.setattr(Planner, "predict", counted)
+    monkeypatch.setattr(Planner, "_predicted", counted)
     found, here = list[Answer](), list[int]()
     for shares in (False, True):
         monkeypatch.setattr(forked, "possible", lambda shares=shares: shares)

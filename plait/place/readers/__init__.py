@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from plait.core.base.codec.json_text import uncollected
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.uncollected import uncollected
 from plait.core.topology.switches import Topology
 from plait.place.readers import (
     config_map,

@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked, uncollected
+from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import reason_of
+from plait.core.base.uncollected import uncollected
 from plait.place.traces import columns
 from plait.place.traces.published import PAI_HEADER, PHILLY_KEYS, SCHEMAS, is_philly, read_philly
 from plait.place.traces.table import Trace

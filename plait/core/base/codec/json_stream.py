@@ -20,8 +20,9 @@ from json import scanner
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from plait.core.base.codec.json_text import Most, open_unpacked, uncollected
+from plait.core.base.codec.json_text import Most, open_unpacked
 from plait.core.base.passed_over import PassedOver
+from plait.core.base.uncollected import uncollected
 
 LONGEST = 1 << 20
 """Characters of one element of a long array, at most."""

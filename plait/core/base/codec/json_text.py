@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import bz2
 import errno
-import gc
 import gzip
 import json
 import lzma
 import math
 import zlib
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
@@ -24,6 +21,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, NoReturn, cast
 
 from plait.core.base.files import contents_within, kind_of
+from plait.core.base.uncollected import uncollected
 
 SIDE_FILE = 16 << 20
 """Bytes of a file that is kept beside a run or a checkpoint."""
@@ -34,26 +32,6 @@ MOST_VALUES = 4_000_000
 _CHUNK = 1 << 20
 _PACKED: dict[bytes, ModuleType] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\x00": lzma}
 """How a stream begins, and what reads it."""
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """A block, or a function that it decorates, without Python's search for cycles.
-
-    What a file holds has none, and each search looks at all values that were read so far: it takes up to four
-    fifths of the time of reading.
-
-    >>> with uncollected():
-    ...     gc.isenabled()
-    False
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def unpacked(data: bytes, limit: int = DOCUMENT) -> bytes:

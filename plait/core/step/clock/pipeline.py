@@ -21,6 +21,7 @@ from statistics import NormalDist
 
 from plait.core.record.timeline import Timeline
 from plait.core.step.clock.course import AXES, Course, Moved
+from plait.core.step.clock.phase import Programme
 from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, Transfers, Way, script_of
 from plait.core.step.clock.places import PlaceLists
 from plait.core.step.clock.prices import Prices
@@ -158,9 +159,9 @@ class Simulation:
     def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: Callable[[], str] = str) -> None:
         self.step, self.prices, self.key = step, prices, key
         self.places = [Place(step, index) for index in range(len(step.layout.degrees))]
-        kinds: dict[object, PlaceLists] = {}
+        kinds, known = dict[object, PlaceLists](), dict[object, Programme]()
         self.lists = [
-            kinds.setdefault((place.kind, prices.alike(place.index)), PlaceLists(place, prices))
+            kinds.setdefault((place.kind, prices.alike(place.index)), PlaceLists(place, prices, known))
             for place in self.places
         ]
         self.paces = self._paces(jitter_seed)

@@ -66,7 +66,7 @@ class Prices(Protocol):
         ...
 
     def alike(self, place: int) -> object:
-        """What is equal for places of a kind whose collectives cost the same."""
+        """What is equal for places at which equal stages cost the same."""
         ...
 
     def tier(self, ranks: int, stride: int) -> int:

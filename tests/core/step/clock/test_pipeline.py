@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,6 @@ from plait.core.step.orders.overlap import segment_order
 from plait.core.step.schedules import whole_steps
 from plait.core.step.seconds.segment_costs import segment_costs
 from plait.core.step.segments import SegmentGraph
-from plait.core.step.step import Place
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
 from tests.plan.machines import SPEC, Given, cluster, pipelined, plan_of
@@ -109,8 +107,7 @@ def test_as_the_dry_run_has_it_where_nothing_is_under_way_beside(data: st.DataOb
     places = [plan.schedule.rank_of[stage] for stage in range(len(plan.stages))]
     forward, inputs, weights = (tuple(way[place] for place in places) for way in (f, i, w))
     costs = PipelineCosts(forward, inputs, weights)
-    with mock.patch.object(Place, "kind", property(lambda place: place.index)):  # equal layers, unequal prices
-        found = step(plan, forward=f, input_gradient=i, weight_gradient=w)
+    found = step(plan, forward=f, input_gradient=i, weight_gradient=w)
     assert found.seconds == pytest.approx(dry_run(plan.schedule, costs).makespan)
 
 

@@ -11,7 +11,7 @@ from plait.core.job.plan import Plan
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.clock.inside import Inside
-from plait.core.step.clock.phase import Price, Start, UnitPrices
+from plait.core.step.clock.phase import Price, Programme, Start, UnitPrices, UnitStep
 from plait.core.step.clock.places import PlaceLists
 from plait.core.step.schedules import Shape, find_schedule, whole_steps
 from plait.core.step.segments import Collective
@@ -177,8 +177,35 @@ def test_lists_of_another_place_of_the_kind_are_those_of_its_layers() -> None:
     _, second, third, _ = places(pipelined("1f1b", 4, 8))
     lists = PlaceLists(second, Links(plan_at(second)))
     own, other = lists.of(second, 0, "F"), lists.of(third, 0, "F")
-    assert own == lists.listed[0, "F"]
+    assert own == lists.listed(0, "F")
     assert [str(action).replace("attn1", "attn2").replace("mlp1", "mlp2") for action in own] == list(map(str, other))
+
+
+SHARDED = Sharding(params=2, grads=2, optim=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "kinds"),
+    [
+        ("interleaved", {}, 3), ("interleaved", {"recompute": "full", "recompute_layers": 1}, 3), ("zb-v", {}, 3),
+        ("1f1b", {"sequence_parallel": True, "overlap": "domino", "p1": 2}, 3),
+    ],
+)  # fmt: skip
+def test_stages_with_equal_layers_are_listed_once_and_do_the_same(
+    name: str, strategy: dict[str, Any], kinds: int
+) -> None:
+    """As if each was listed on its own, with the numbers of its own units."""
+    plan = pipelined(name, 4, 8, dp=2, tp=2, micro=4, model=replace(SPEC, num_layers=16),
+                     shardings=(SHARDED,) * 4, **strategy)  # fmt: skip
+    known = dict[object, Programme]()
+    for place in places(plan):
+        found = PlaceLists(place, Links(plan), known).inside
+        for at, phase in place.phases:
+            alone = PlaceLists(place, Links(plan))._programme(at, phase)  # pyright: ignore[reportPrivateUsage]
+            assert found.programmes[at, phase] == alone
+            of = {place.units[step.unit].unit for step in alone if isinstance(step, UnitStep) and step.unit >= 0}
+            assert of <= {*place.held[at]} and len(of) > 1
+    assert len(known) == kinds * len({phase for _, phase in places(plan)[0].phases})
 
 
 def test_traffic_is_of_a_share() -> None:
