@@ -4,7 +4,7 @@ FSDP2, interleaved.
     python benchmarks/sharding.py [--json] [--quick] [--rounds 8] [--case overlap] [--share 0.35] [--save
     FILE]
 
-Three cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces). A step is
+Four cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces). A step is
 forward and backward of all micro-batches of a GPT and AdamW; one thread a rank; ratios are medians of the
 ratios within a round.
 
@@ -50,6 +50,13 @@ REDUNDANCY: dict[str, Any] = {
     "fsdp2": {"fsdp": [4]},
     "fsdp2 hsdp": {"fsdp": [2, 2]},
 }
+LOADING = 1.0
+ZERO3: dict[str, Any] = {"shard": [2, 2, 2]}
+BESIDE: dict[str, Any] = {
+    "beside": ZERO3 | {"load": LOADING},
+    "after": ZERO3 | {"load": LOADING, "ahead": False},
+    "gather": ZERO3 | {"only": "first gather"},
+}
 ZERO1: dict[str, Any] = {"shard": [1, 1, 2]}
 OPTIMIZERS: dict[str, Any] = {
     "zero1": ZERO1,
@@ -86,6 +93,16 @@ CASES: dict[str, dict[str, Any]] = {
         "micro_batches": 4,
         "variants": OPTIMIZERS,
     },
+    "loading": {
+        "hosts": (2, 1),
+        "layers": 1,
+        "hidden": 256,
+        "vocab": 32768,
+        "sequence": 32,
+        "batch": 2,
+        "micro_batches": 1,
+        "variants": BESIDE,
+    },
 }
 
 
@@ -99,7 +116,7 @@ def main() -> int:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one case and work its times out."""
-    nic = options.nic or (rate_for(name, options) if name in SYNC else "1gbit")
+    nic = options.nic or (rate_for(name, options) if name in SYNC else NICS[name])
     point = work_out(name, nic, run(name, nic, options.rounds))
     if not options.json:
         show(point)
@@ -140,6 +157,8 @@ def work_out(name: str, nic: str, found: dict[str, Any]) -> dict[str, Any]:
         times["limit"] = [max(pair) for pair in zip(times["compute"], times["comm"], strict=True)]
     if name in SYNC:
         point["comm_share"] = 1 - ratio("compute", SYNC[name])
+    if name == "loading":
+        point |= {"load": LOADING} | hidden(times)
     base, peer = BASES[name], "fsdp2" if "fsdp2" in times else ""
     for variant, seconds in times.items():
         row: dict[str, Any] = {"seconds": statistics.median(seconds), "against_base": ratio(base, variant)}
@@ -150,15 +169,29 @@ def work_out(name: str, nic: str, found: dict[str, Any]) -> dict[str, Any]:
     return point
 
 
+def hidden(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Of the first gather's seconds those that loading hides, and the least and the most of the rounds.
+
+    >>> hidden({"beside": [1.0, 1.0], "after": [1.25, 1.5], "gather": [0.5, 0.5]})["hidden"]
+    0.75
+    """
+    rounds = zip(times["after"], times["beside"], times["gather"], strict=True)
+    shares = [(after - beside) / alone for after, beside, alone in rounds]
+    return {"hidden": statistics.median(shares), "spread": [min(shares), max(shares)]}
+
+
+NICS = {"redundancy": "1gbit", "loading": "300mbit"}
+"""Rates of links that are not found."""
 SYNC = {"overlap": "zero3_sync", "optimizers": "zero1_sync"}
 """By case whose link's rate is found: the variant that waits for every transfer."""
-BASES = {"overlap": "zero3", "redundancy": "4,4,4 (zero3)", "optimizers": "zero1"}
+BASES = {"overlap": "zero3", "redundancy": "4,4,4 (zero3)", "optimizers": "zero1", "loading": "beside"}
 """Which variant the others are compared with."""
 
 
 def show(point: dict[str, Any]) -> None:
     """One table for people."""
     share = f", communication {point['comm_share']:.0%} of the step without overlap" if "comm_share" in point else ""
+    share += f", {point['hidden']:.0%} of the first gather hidden" if "hidden" in point else ""
     table = Table(
         "variant",
         "ms",

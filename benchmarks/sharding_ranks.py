@@ -45,7 +45,8 @@ STEPS = 2  # in a row: what a step leaves under way belongs to the next
 @dataclass(frozen=True)
 class Setup:
     """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap":
-    "none", "optimizer", "muon" or "only": "compute" or "communication"; or {"fsdp": mesh}."""
+    "none", "optimizer", "muon", "load" (seconds until a batch is there), "ahead" (whether the first gather
+    starts before), or "only": "compute", "communication" or "first gather"; or {"fsdp": mesh}."""
 
     ranks: int
     rounds: int
@@ -56,12 +57,13 @@ class Setup:
     micro_batches: int
     variants: Mapping[str, Any]
     per_host: int
+    vocab: int = 256
 
     @property
     def spec(self) -> ModelSpec:
         return ModelSpec(
-            family="gpt", num_layers=self.layers, hidden=self.hidden, num_heads=max(1, self.hidden // 64), vocab=256,
-            max_sequence=self.sequence, tied_embeddings=False,
+            family="gpt", num_layers=self.layers, hidden=self.hidden, num_heads=max(1, self.hidden // 64),
+            vocab=self.vocab, max_sequence=self.sequence, tied_embeddings=False,
         )  # fmt: skip
 
 
@@ -103,14 +105,18 @@ class Bench:
             shards.wires = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires.items()}
         if what.get("only") == "communication":
             return lambda _: _communicate(part)
+        if what.get("only") == "first gather":
+            return lambda _: _first_gather(part)
         settings = TrainSection(optimizer=what.get("optimizer", "adamw"), muon=MuonSection(**what.get("muon", {})))
         optimizer = Optimizer(part.models, part.gradients, settings, part.matrices)
         if "only" not in what:
             self.formula[name] = self.over_the_link(part, sharding)
-        own = replace(part.step, shards=shards)
+        own, load, ahead = replace(part.step, shards=shards), what.get("load", 0.0), what.get("ahead", True)
 
         def step(final: bool) -> None:
-            part.pipeline.ahead()
+            if ahead:
+                part.pipeline.ahead()
+            time.sleep(load)
             train_step(own, optimizer, self.batches, learning_rate=1e-4, clip=0.0)
             if final:
                 shards.settle()
@@ -149,6 +155,17 @@ def _communicate(part: RankPart) -> None:
     shards.complete()
     shards.publish()
     shards.settle()
+
+
+def _first_gather(part: RankPart) -> None:
+    """What a step reads first is gathered, and let go of."""
+    shards, first = part.shards, part.plan.schedule.ranks[0][0]
+    assert shards is not None
+    part.pipeline.ahead()
+    for action, _ in part.pipeline.executors[first.stage].programmes[first.work.phase]:
+        if not isinstance(action, UnitAction) or action.op.verb != "gather":
+            break
+        shards.drop(action.op)
 
 
 def main() -> None:

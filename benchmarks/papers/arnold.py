@@ -1,5 +1,5 @@
-"""Arnold's figures: spreads by the paper's own program and by Plait, predicted steps by placement, the
-queue.
+"""Arnold's figures: spreads by the paper's own program and by Plait, predicted steps by placement; the queue
+is ``arnold_queue``.
 
 Settings are those of ``benchmarks/placement.py``: table 1's clusters, occupied as said there, since the
 paper prints no occupancy. A step by placement is what ``plait plan`` with ``place.topology`` simulates, with
@@ -8,7 +8,6 @@ the losses of ``specs/placement/network.toml``.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,18 +17,16 @@ from statistics import mean
 
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from benchmarks.baselines.program import mip
-from benchmarks.papers.found import HERE, ROOT, Found, Row, Series, job_file
+from benchmarks.papers.arnold_queue import queue
+from benchmarks.papers.found import Found, Row, Series, job_file
 from benchmarks.papers.planned import Settings, planning, settings
 from benchmarks.placement import ALPHAS, PUBLISHED, SETTINGS, Setting, program, score
 from plait.api.placing import plan_of, volumes_of
-from plait.api.queueing import Replay, replay_queue
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.ecmp import RailFabric, conflict_factor
-from plait.place.forecast import assess
 from plait.place.placing import place
 from plait.place.problem import MinipodSpread, Problem, spread_of
-from plait.place.reservation import ClusterShape, Planned
 from plait.plan.simulate import PlacedOn, simulate_plan
 
 PAPER = "arnold"
@@ -37,8 +34,6 @@ SEEDS, LIMIT = 5, 30.0
 PAPERS_OWN = ("(i)", "(ii)", "(iii)")
 IDLE = tuple(f"{name} idle" for name in PAPERS_OWN)
 BENCHMARK, OWN = "python -m benchmarks.placement", "python -m benchmarks.papers arnold"
-TRACE = HERE / "jobs" / "short-jobs.csv"
-HOUR = 3600.0
 FLOWS = 4
 """Connections of a NIC, each of which a switch's hash sends over one uplink."""
 
@@ -244,62 +239,56 @@ def alignment() -> Found:
     rows += [Row(name=f"24B dense, {kind}: simulated step", value=round(gain, 5), command=OWN)
              for kind, gain in simulated.items()]  # fmt: skip
     gains = {layers: max(_simulated(_deep(layers)).values()) for layers in (24, 48, 72, 96)}
-    plain = _unhidden(EXPERTS, settings(strategy__schedule="1f1b", strategy__virtual_stages=1))
+    single = settings(strategy__schedule="1f1b", strategy__virtual_stages=1)
+    plain, dense = (
+        each["DP-aligned"] / sum(each.values()) for each in (_unhidden(EXPERTS, single), _unhidden(DENSE, single))
+    )
     points = [(layers, round(gain, 5)) for layers, gain in gains.items()]
     grows = {f"{a[0]} to {b[0]} layers": b[1] > a[1] for a, b in pairwise(points)}
     return Found(rows=rows, series=[Series(name="the better alignment, simulated", points=points)], claims={
         18: {"PP-aligned over neither": round(1 + simulated["PP-aligned"], 5)},
         19: {"alpha": round(alphas["experts"], 3)}, 23: grows,
     }, facts={"gain": round(max(simulated.values()), 5), "alpha": round(alphas["experts"], 2),
-              "plain": round(plain["DP-aligned"] / sum(plain.values()), 2),
+              "plain": round(plain, 2), "dense": round(dense, 2),
               "most": round(saved["24B dense"]["PP-aligned"] / whole, 4)})  # fmt: skip
 
 
+ACTIVE = settings(
+    model__num_layers=64,
+    model__hidden=7168,
+    model__num_heads=128,
+    model__num_kv_heads=8,
+    model__head_size=128,
+    model__ffn_hidden=18432,
+    model__vocab=129280,
+    strategy__virtual_stages=2,
+)
+"""In place of the job of 405B: what a token passes of a mixture, DeepSeek-V3's (nine of its experts are as
+wide as its dense layers), in 64 layers, two a stage."""
+
+
 def throughput() -> Found:
-    """Figure 9: simulated throughput of Plait's placement over nodes as they come free."""
+    """Figure 9: simulated throughput of Plait's placement over nodes as they come free; of the large job also
+    with the computation of a mixture, and with stages of one layer."""
     rows: list[Row] = []
     gains: dict[str, float] = {}
     medium = settings(strategy__dp=13, train__global_batch_size=832)
-    for name, job, asked in (("208 GPUs", DENSE, medium), ("9,600 GPUs", LARGE, ())):
-        found = [_drawn_and_placed(name, seed) for seed in range(SEEDS)]
+    cases: tuple[tuple[str, str, str, Settings], ...] = (
+        ("208 GPUs", "208 GPUs", DENSE, medium),
+        ("9,600 GPUs", "9,600 GPUs", LARGE, ()),
+        ("9,600 GPUs, as a mixture computes", "9,600 GPUs", LARGE, ACTIVE),
+        ("the same, stages of one layer", "9,600 GPUs", LARGE, (*ACTIVE, "strategy.virtual_stages=4")),
+    )
+    for name, cluster, job, asked in cases:
+        found = [_drawn_and_placed(cluster, seed) for seed in range(SEEDS)]
         gain = mean(_step(job, one["drawn"][0], asked) / _step(job, one["placed"][0], asked) for one in found)
         gains[name] = round(gain, 5)
         rows.append(Row(name=name, value=round(gain - 1, 5), command=OWN))
-    return Found(rows=rows, claims={20: gains}, facts={
-        "medium": round(gains["208 GPUs"] - 1, 5), "large": round(gains["9,600 GPUs"] - 1, 5),
-    })  # fmt: skip
-
-
-def queue() -> Found:
-    """Figure 14: shares of nodes in use, and of reserved nodes that others hold, until a job of 1,200 nodes
-    comes."""
-    policies = ("reserve-and-pack", "no-jct", "arnold", "jct-quantile")
-    planned = [Planned(nodes=1200, arrival=22 * HOUR, notice=4 * HOUR, duration=12 * HOUR)]
-    asked = Replay(cluster=ClusterShape(nodes=2000), planned=planned, policies=",".join(policies), load=0.9)
-    found = replay_queue(TRACE, asked)
-    trace = str(TRACE.relative_to(ROOT))
-    where = shlex.join(["plait", "queue", "replay", trace, "nodes=2000", "load=0.9", "reserve=1200@+22h",
-                        "announce=4h", f"policy={asked.policies}"])  # fmt: skip
-    missed = assess(found.trace)[1].rmse["10-minute buckets, at most 4 h"]["model"]
-    rows = [Row(name="prediction error, 10-minute intervals (root mean square)", value=f"{missed:.2f}",
-                command=f"plait queue fit {trace}")]  # fmt: skip
-    series: list[Series] = []
-    held: dict[str, float] = {}
-    for policy, one, outcome in zip(policies, found.policies, found.outcomes, strict=True):
-        hours = outcome.series.time / HOUR
-        during = (hours >= 18) & (hours <= 22)
-        before = one.retention_before or 0.0
-        rows.append(Row(name=f"{policy}: reserved nodes held at the arrival", value=round(before, 4), command=where))
-        rows.append(Row(name=f"{policy}: nodes in use at the arrival", command=where,
-                        value=round(float(outcome.series.allocation[hours < 22][-1]), 4)))  # fmt: skip
-        for what, values in (("in use", outcome.series.allocation), ("held", outcome.series.retention)):
-            points = list(zip(hours[during].round(3).tolist(), values[during].round(4).tolist(), strict=True))
-            series.append(Series(name=f"{policy}, {what}", points=[point for point in points if point[1] == point[1]]))
-        if policy == "arnold":
-            held["reserved nodes held at the arrival"] = round(before, 4)
+    medium_gain, large, active, single = (round(gain - 1, 5) for gain in gains.values())
     return Found(
-        rows=rows, series=series, claims={22: held}, facts={"jobs": len(found.jobs), "missed": round(missed, 2)}
-    )
+        rows=rows, claims={20: {name: gains[name] for name in CLUSTERS}},
+        facts={"medium": medium_gain, "large": large, "active": active, "single": single},
+    )  # fmt: skip
 
 
 def interference() -> Found:

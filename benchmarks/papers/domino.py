@@ -107,12 +107,14 @@ class Case:
         assert one and self.seconds
         return self.seconds["sync"] / (one.seconds * interleaved(round(self.ratio("sync", "none") - 1, 2)))
 
+    def unfused(self, overlap: str) -> Candidate | None:
+        """With that overlap, attending as Megatron-LM does by default: in several kernels, with dropout."""
+        return predict(PAPER, self.asked + settings(strategy__overlap=overlap, model__attention_dropout=0.1))
+
     @property
-    def unfused(self) -> float | None:
-        """Domino's share of an optimum that attends as Megatron-LM does by default: in several kernels, with
-        dropout. None where that does not fit."""
-        asked = self.asked + settings(strategy__overlap="no-communication", model__attention_dropout=0.1)
-        one = predict(PAPER, asked, self.changes)
+    def of_unfused(self) -> float | None:
+        """Domino's share of such an optimum; None where that does not fit."""
+        one = self.unfused("no-communication")
         return one.seconds / self.seconds["domino"] if one and self.seconds else None
 
     @property
@@ -230,15 +232,15 @@ def of_optimum() -> Found:
                               ("Llama-2, one node", [c for c in one if c.model in LLAMA]),
                               ("Llama-2, two nodes", two), ("Llama-2, four nodes", four))]  # fmt: skip
     gpt = [case for case in one if case.model in GPT]
-    unfused = [ratio for case in gpt if (ratio := case.unfused)]
+    unfused, wide = ([ratio for case in own if (ratio := case.of_unfused)] for own in (gpt, four))
     rows.append(Row(name="GPT-3, one node, the optimum with attention unfused", value=spread(unfused), note=_at(gpt)))
     worst = min(one, key=told)
     assert worst.sliced
-    exposed = worst.sliced[1].parts
-    step = worst.sliced[1].seconds
+    exposed, step = worst.sliced[1].parts, worst.sliced[1].seconds
     return Found(
         rows=rows, claims={3: _named(gpt, told), 4: _named([*two, *four], told)},
         facts={"low": round(min(unfused), 3), "top": round(max(unfused), 3),
+               "wide_low": round(min(wide), 3), "wide_top": round(max(wide), 3),
                "case": str(worst), "exposed": round(exposed.get("tp", 0.0) / step, 3),
                "limit": round(min(_limit(case) for case in [*two, *four]), 3)},
     )  # fmt: skip
@@ -273,7 +275,10 @@ def asynchronous() -> Found:
     rows = [Row(name=name, value=spread([told(each) for each in own]), note=_at(own),
                 command=command(PAPER, own[-1].asked + settings(strategy__overlap="async"), "--evaluate"))
             for name, own in (("GPT-3, one node", one), ("GPT-3, two and four nodes", more))]  # fmt: skip
-    return Found(rows=rows, claims={5: _named([*one, *more], told)})
+    pairs = [(each.unfused("sync"), each.unfused("async")) for each in one]
+    plain = spread([sync.seconds / beside.seconds for sync, beside in pairs if sync and beside])
+    rows.append(Row(name="GPT-3, one node, attention unfused", value=plain, note=_at(one)))
+    return Found(rows=rows, claims={5: _named([*one, *more], told)}, facts={"low": plain[0], "top": plain[1]})
 
 
 def faster_network() -> Found:

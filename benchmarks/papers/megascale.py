@@ -1,5 +1,6 @@
 """MegaScale's figures by the planner and the simulator: 175B on 256 to 12,288 GPUs as Megatron-LM ran it,
-and with what Plait has of MegaScale; what decoupled sends gain.
+and with what Plait has of MegaScale; what decoupled sends gain; what of a step's first gather the loading of
+its data hides.
 
 Of MegaScale Plait has the parallel block (``model.parallel_block``), communication of all three axes
 beside computation, interleaving with sends that nobody awaits, and its own choice of layout. It has no
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from benchmarks.as_trained import Run, runs
+from benchmarks.papers import lab
 from benchmarks.papers.found import Found, Row, Series
 from benchmarks.papers.planned import Settings, best, command, planning, settings, stage_costs
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
@@ -126,4 +128,24 @@ def _interleaved(schedule: Schedule, costs: PipelineCosts, slower: float) -> dic
     return {True: dry_run(schedule, awaited).makespan, False: dry_run(schedule, free).makespan}
 
 
+def loading_on_lab(*, again: bool) -> Found:
+    """Section 3.2: what a step reads first is gathered while its data are loaded, or only then."""
+    found = lab.measured("loading", again=again)
+    (case,) = found["cases"]
+    seconds = {name: one["seconds"] for name, one in case["variants"].items()}
+    names = {
+        "after": "gathered when the batch is there: a step",
+        "beside": "gathered while it is loaded: a step",
+        "gather": "the first gather alone",
+    }
+    low, high = case["spread"]
+    rows = [Row(name=name, value=round(seconds[key], 3), command=lab.shown("loading")) for key, name in names.items()]
+    note = f"{low:.0%} to {high:.0%} in {case['rounds']} rounds"
+    rows.append(
+        Row(name="of the first gather hidden", value=round(case["hidden"], 3), command=rows[0].command, note=note)
+    )
+    return Found(rows=rows, facts={"load": f"{case['load']:g}", "nic": case["nic"], "machine": found["machine"]})
+
+
+EMULATED: dict[str, Callable[..., Found]] = {"loading": loading_on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {"steps": steps, "decoupled": decoupled}
