@@ -17,6 +17,7 @@ from statistics import mean
 
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from benchmarks.baselines.program import mip
+from benchmarks.papers import lab
 from benchmarks.papers.arnold_queue import queue
 from benchmarks.papers.found import Found, Row, Series, job_file
 from benchmarks.papers.planned import Settings, planning, settings
@@ -336,6 +337,20 @@ def _between(one: int, other: int, replicas: int, dp: float, pp: float) -> float
     return round(pp / 1e9, 3) if not same_stage and one % replicas == other % replicas else 0.0
 
 
+def interference_on_lab(*, again: bool) -> Found:
+    """Figure 11 on a lab: all-to-all of a job beside one and two others, each in a minipod or over three."""
+    found = lab.measured("interference", again=again)
+    rows: list[Row] = []
+    for case in found["cases"]:
+        for minipods, one in case["jobs"].items():
+            for others, ratio, (low, high) in zip(("one", "two"), one["beside"], one["spread"], strict=True):
+                name = f"jobs in {minipods}, a core {case['core']}, beside {others}"
+                note = f"{low:.2f} to {high:.2f} in {case['rounds']} rounds"
+                rows.append(Row(name=name, value=round(ratio, 3), command=lab.shown("interference"), note=note))
+    return Found(rows=rows, facts={"machine": found["machine"]})
+
+
+EMULATED: dict[str, Callable[..., Found]] = {"interference-lab": interference_on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {
     "weighted-spread": weighted_spread, "latency": latency, "cluster-spread": cluster_spread, "alignment": alignment,
     "throughput": throughput, "queue": queue, "interference": interference, "pairs": pairs,

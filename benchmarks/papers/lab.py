@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, Sequence[str]]] = {
     )),
     "pipeline": ("pipeline", "pipeline-2core.json", ("--rounds", "6")),
     "meshes": ("pipeline_meshes", "pipeline-meshes-2core.json", ("--rounds", "5")),
+    "interference": ("interference", "interference-2core.json", ("--rounds", "9")),
     "loading": ("sharding", "sharding-loading-2core.json", ("--case", "loading", "--rounds", "9")),
 }  # fmt: skip
 """The benchmark, the file that has the result, and what it is asked."""
