@@ -192,27 +192,31 @@ def show(point: dict[str, Any]) -> None:
     """One table for people."""
     share = f", communication {point['comm_share']:.0%} of the step without overlap" if "comm_share" in point else ""
     share += f", {point['hidden']:.0%} of the first gather hidden" if "hidden" in point else ""
+    rows = point["variants"].values()
+    peer, limit = (
+        [title] * any(key in row for row in rows)
+        for title, key in (("against fsdp2", "against_fsdp2"), ("of limit", "of_limit"))
+    )
     table = Table(
         "variant",
         "ms",
-        "against fsdp2",
+        *peer,
         f"against {BASES[point['case']]}",
-        "of limit",
+        *limit,
         "MB over a host's link",
         "by the formula",
         title=f"{point['case']}: {point['nic']}{share}",
     )
     for name, row in point["variants"].items():
-        limit = f"{row['of_limit']:.0%}" if "of_limit" in row else ""
         megabytes = [
             f"{value / 1e6:.1f}" if value is not None else "" for value in (row["link_bytes"], row["link_formula"])
         ]
         table.add_row(
             name,
             f"{row['seconds'] * 1e3:.0f}",
-            f"{row['against_fsdp2']:.2f}x" if "against_fsdp2" in row else "",
+            *(f"{row['against_fsdp2']:.2f}x" for _ in peer),
             f"{row['against_base']:.2f}x",
-            limit,
+            *(f"{row['of_limit']:.0%}" for _ in limit),
             *megabytes,
         )
     Console(width=140).print(table)

@@ -24,7 +24,8 @@ from plait.core.parallel.optimizers import OptimizerName
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.step import Step, Workload
+from plait.core.step.seconds.muon_time import muon_bytes
+from plait.core.step.step import Place, Step, Workload
 from plait.core.step.unit_traffic import step_bytes, unit_traffic
 from plait.core.step.units import UnitAction
 from plait.plan.make import assemble_plan
@@ -80,12 +81,13 @@ class Bench:
         self.batches = [MicroBatch(x, y, torch.arange(sizes), 1.0 / self.tokens.numel(), 0) for x, y in parts]
         self.formula: dict[str, int] = {}
 
-    def part(self, sharding: Sharding, strategy: Strategy, optimizer: OptimizerName = "adamw") -> RankPart:
+    def part(self, sharding: Sharding, strategy: Strategy, optimizer: OptimizerName, matrix_itemsize: int) -> RankPart:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
         workload = Workload(
-            micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence, optimizer=optimizer
-        )
+            micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence, optimizer=optimizer,
+            matrix_itemsize=matrix_itemsize,
+        )  # fmt: skip
         schedule = generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches))
         step = Step.of(setup.spec, workload, strategy, Layout.of(dp=setup.ranks), schedule, shardings=[sharding])
         return assemble(assemble_plan(step, HERE), self.rank, DEVICE)
@@ -98,7 +100,9 @@ class Bench:
             return lambda _: peer()
         params, grads, optim = what["shard"]
         sharding = Sharding(params=params, grads=grads, optim=optim)
-        part = self.part(sharding, Strategy(shard_overlap=what.get("overlap", "both")), what.get("optimizer", "adamw"))
+        settings = TrainSection(optimizer=what.get("optimizer", "adamw"), muon=MuonSection(**what.get("muon", {})))
+        strategy = Strategy(shard_overlap=what.get("overlap", "both"))
+        part = self.part(sharding, strategy, settings.optimizer, settings.muon.itemsize(settings.precision))
         shards = part.shards
         assert shards is not None
         if what.get("only") == "compute":
@@ -107,7 +111,6 @@ class Bench:
             return lambda _: _communicate(part)
         if what.get("only") == "first gather":
             return lambda _: _first_gather(part)
-        settings = TrainSection(optimizer=what.get("optimizer", "adamw"), muon=MuonSection(**what.get("muon", {})))
         optimizer = Optimizer(part.models, part.gradients, settings, part.matrices)
         if "only" not in what:
             self.formula[name] = self.over_the_link(part, sharding)
@@ -125,14 +128,16 @@ class Bench:
 
     def over_the_link(self, part: RankPart, sharding: Sharding) -> int:
         """What the formula's bytes put on one host's link: each rank of a group whose ring leaves the host
-        counts for the ring's one way out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
+        counts for the ring's one way out, or, in a reduce-scatter, for all it sends to ranks elsewhere.
+        Muon's matrices come from and go to all ranks alike."""
         setup, total = self.setup, 0
         units = {unit: store.numel for unit, store in part.models.units.items()}
         by_rank = step_bytes(unit_traffic(units, sharding, setup.ranks, itemsize=4), micro_batches=setup.micro_batches)
         for axis in ("params", "grads", "optim", "replicas"):
             groups = {sharding.group(rank, axis, setup.ranks) for rank in range(setup.per_host)}
             total += sum(by_rank[axis] for group in groups if any(rank >= setup.per_host for rank in group))
-        return total
+        elsewhere = (setup.ranks - setup.per_host) / max(1, setup.ranks - 1)
+        return total + round(setup.per_host * muon_bytes(Place(part.plan, 0)) * elsewhere)
 
 
 def _sent() -> int:

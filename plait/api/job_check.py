@@ -32,6 +32,7 @@ AXES = {
     "replicas": ("gradients over replicas", "dp"),
     "pp": ("between stages", "pp"),
     "tied": ("tied embeddings", ""),
+    "matrices": ("matrices for Muon, the mean rank", "matrices"),
 }
 """What is sent on an axis, and which one it is hidden with."""
 

@@ -2,8 +2,8 @@
 (figure 1 of Arnold, arXiv 2509.15940).
 
 Collectives are rings over their groups in the order of ranks, so that a rank has two neighbours along
-each axis; stages hand on to the counterparts of other stages. Bytes are those that the planner counts of
-a rank.
+each axis; stages hand on to the counterparts of other stages; matrices for Muon go from all ranks that share
+them to all. Bytes are those that the planner counts of a rank.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from plait.core.parallel.layout import MeshAxis
+from plait.core.parallel.matrices import sharing
 from plait.core.step.memory.estimate import MemoryOfPlace
 from plait.core.step.step import Step
 
@@ -48,6 +50,9 @@ def pairs_of(step: Step) -> RankPairs:
             for group in groups:
                 for pair in _ring(group):
                     sent[pair] += bytes_each
+        for group, each in _matrices(step, place, known.get("matrices", 0)):
+            for pair in combinations(group, 2):
+                sent[pair] += each
     for one, two, count in _handed(step):
         a, b = step.layout.meshes[one].ranks, step.layout.meshes[two].ranks
         most = max(len(a), len(b))
@@ -62,6 +67,14 @@ def _ring(group: Sequence[int]) -> Iterator[tuple[int, int]]:
         other = group[(at + 1) % len(group)]
         if rank != other:
             yield min(rank, other), max(rank, other)
+
+
+def _matrices(step: Step, place: int, bytes_each: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Groups that share matrices, and bytes between two of their ranks, both ways."""
+    mesh, sharding = step.layout.meshes[place], step.shardings[place]
+    if bytes_each:
+        for group in {sharing(mesh, sharding, rank) for rank in mesh.ranks}:
+            yield group, 2 * bytes_each // (len(group) - 1)
 
 
 def _handed(step: Step) -> Iterator[tuple[int, int, int]]:

@@ -1,5 +1,6 @@
 """What a rank of a place holds and sends in a step, along dp, along pp and among experts.
 
+What Muon sends to have matrices whole counts along dp, the part of it between tensor-parallel ranks too.
 Everything but experts is counted as of a dense model that is as wide as what every rank has. Of a model with
 experts in some layers every layer has its share of what every rank has (docs/adr/0017); its experts are
 counted where they are.
@@ -27,7 +28,7 @@ def place_volume(step: Step, index: int) -> Volume:
     sent = one.sent()
     return Volume(
         weights=sum(one.place.unit_sizes.values()) * step.workload.itemsize,
-        dp=sum(sent.get(axis, 0) for axis in ("params", "grads", "optim", "replicas", "secondary")),
+        dp=sum(sent.get(axis, 0) for axis in ("params", "grads", "optim", "replicas", "secondary", "matrices")),
         pp=sent.get("pp", 0),
     )
 

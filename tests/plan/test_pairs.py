@@ -12,12 +12,12 @@ from plait.plan.make import job_step
 from plait.plan.pairs import pairs_of
 
 
-def step_of(**strategy: Any):
+def step_of(optimizer: str = "adamw", **strategy: Any):
     return job_step(Job.from_dict({
         "model": {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "vocab": 256, "max_sequence": 32,
                   "tied_embeddings": False},
         "data": {"sequence_length": 32},
-        "train": {"global_batch_size": 16, "micro_batch_size": 0},
+        "train": {"global_batch_size": 16, "micro_batch_size": 0, "optimizer": optimizer},
         "strategy": strategy,
     }), 256)  # fmt: skip
 
@@ -37,6 +37,16 @@ def test_bytes_are_the_planners() -> None:
     sent, known = pairs_of(step).sent, MemoryOfPlace(step, 0).sent()
     assert sent[0, 1] == sum(count for axis, count in known.items() if axis != "pp")
     assert sent[0, 2] == known["pp"] + MemoryOfPlace(step, 1).sent()["pp"], "activations one way, gradients back"
+
+
+def test_matrices_go_between_all_ranks_that_share_them() -> None:
+    """Of 12 ranks of a place, tp 2 and 6 replicas; rings alone leave most of them without each other."""
+    plain, muon = (pairs_of(step_of(optimizer, tp=2, dp=6, shard="ddp")).sent for optimizer in ("adamw", "muon"))
+    assert len(muon) == 12 * 11 // 2 > len(plain)
+    each = {count - plain.get(pair, 0) for pair, count in muon.items()}
+    assert len(each) == 1
+    sent = MemoryOfPlace(step_of("muon", tp=2, dp=6, shard="ddp"), 0).sent()["matrices"]
+    assert sum(each) == pytest.approx(2 * sent / 11, abs=1)
 
 
 def test_of_many_ranks_hardly_any_pair_talks() -> None:

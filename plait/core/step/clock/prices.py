@@ -6,19 +6,16 @@ costs from shapes, whose proportions mean more than their seconds.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site
-from plait.core.parallel.optimizers import HIDDEN
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.costs import Launches, cluster_costs, cluster_launches
-from plait.core.step.seconds.muon_time import MuonPrices, cluster_prices, group_of, kinds_of, muon_seconds
+from plait.core.step.seconds.muon_time import MuonPrices, cluster_prices, group_at, kinds_at, muon_seconds
 from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
 from plait.core.step.step import Place, Step
@@ -92,11 +89,7 @@ class Prices(Protocol):
 
 def muon_of(place: Place, prices: MuonPrices) -> float:
     """Seconds of orthogonalising a place's matrices by these prices."""
-    if place.step.workload.optimizer != "muon":
-        return 0.0
-    sites = Counter[Site](cast("Site", kind) for stage in place.held for kind, _ in stage if kind in HIDDEN)
-    group = group_of(place.mesh.tp, place.mesh.replicas, place.sharding.optim)
-    return float(muon_seconds(kinds_of(sites, place.step.model.letters), *group, prices))
+    return float(muon_seconds(kinds_at(place), *group_at(place), prices))
 
 
 @dataclass(frozen=True)

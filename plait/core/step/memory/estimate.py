@@ -17,6 +17,7 @@ from plait.core.parallel.matrices import buffer_numbers
 from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
 from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, rounding_buffers, states
+from plait.core.step.seconds.muon_time import muon_bytes
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
 from plait.core.step.step import Place, Step
@@ -51,7 +52,7 @@ class PlaceEstimate:
     axis: ``tp`` and, at most, ``rows`` of embeddings; ``ulysses`` and ``ring``; what sharding sends
     (``params``, ``grads``, ``optim``, ``replicas``, ``secondary``); ``pp``, what is handed to other stages;
     ``copies``, gradients of what tensor-parallel ranks hold alike; ``tied``, the gradient of tied
-    embeddings."""
+    embeddings; ``matrices``, what Muon orthogonalises, of the mean rank."""
 
     index: int
     ranks: tuple[int, int]
@@ -215,6 +216,7 @@ class MemoryOfPlace:
         found["pp"] = sum(count * place.crossing_bytes(edge) for edge, count in sends.items())
         tp, ties = place.strategy.tp, len(place.tie.ranks)
         found["copies"] = 2 * place.copies * (tp - 1) // tp
+        found["matrices"] = muon_bytes(place)
         found["tied"] = 2 * place.tie.numbers * work.master * (ties - 1) // ties
         return {axis: count for axis, count in found.items() if count}
 
@@ -251,6 +253,8 @@ def hidden_behind(step: Step) -> dict[str, str]:
             "backward": "backward",
             "none": "nothing",
         }[strategy.shard_overlap]
+    if step.workload.optimizer == "muon":
+        found["matrices"] = "products of other matrices, AdamW"
     if len(step.layout.degrees) > 1:
         found["pp"] = _SLACK.get(step.schedule.name, "what the schedule leaves between send and use")
     return found

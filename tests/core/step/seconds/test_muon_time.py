@@ -10,13 +10,25 @@ import pytest
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
+from plait.core.parallel.layout import Layout
 from plait.core.parallel.matrices import flops, rounds
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.points import Points
+from plait.core.step.memory.estimate import MemoryOfPlace
+from plait.core.step.schedules import Shape, generate
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.closed_form import Options, step_seconds
-from plait.core.step.seconds.muon_time import MatrixKind, MuonPrices, cluster_prices, group_of, kinds_of, muon_seconds
+from plait.core.step.seconds.muon_time import (
+    MatrixKind,
+    MuonPrices,
+    cluster_prices,
+    group_of,
+    kinds_of,
+    muon_bytes,
+    muon_seconds,
+)
+from plait.core.step.step import Place, Step, Workload
 from plait.train.engine.muon import Member, matrices_of, rounds_of
 from plait.train.model.transformer import Transformer
 from tests.plan.layers import LLAMA, MIXTRAL
@@ -61,6 +73,16 @@ def test_what_travels_is_what_the_runtime_sends(tp: int, optim: int, replicas: i
     for rank in range(ranks):
         for one in rounds_of(found, rank, ranks):
             sent += sum(sum(way.splits.out) - way.splits.out[rank] for way in (one.there, one.back))
+
+    sharding = Sharding(optim=optim)
+    layout = Layout.of(dp=replicas, tp=tp)
+    work = Workload(micro_batch=replicas, num_micro_batches=1, sequence=16, optimizer="muon", matrix_itemsize=1)
+    step = Step.of(
+        SMALL, work, Strategy(tp=tp), layout, generate("1f1b", Shape(ranks=1, micro_batches=1)), shardings=[sharding]
+    )
+    told = MemoryOfPlace(step, 0).sent().get("matrices", 0)
+    assert told * ranks == pytest.approx(sent, rel=0.05 if optim > 1 else 1e-9)
+    assert told == muon_bytes(Place(step, 0)) and (told > 0) == (ranks > 1)
 
     def travelled(nbytes: float, n: int) -> float:
         return nbytes * (n - 1) / n  # of one rank
