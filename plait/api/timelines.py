@@ -86,13 +86,13 @@ class RunTimeline(Shown):
         Raises JobError for a plan that the run has not obeyed, DataError for files that cannot be read.
         """
         from plait.diagnose.compare import UNMEASURED, compare
-        from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
+        from plait.diagnose.reading import last_steps, of_one_size, planned_kinds, read_timeline
 
         other, over = Path(other), PassedOver()
         recent, notes = last_steps(self.tables.spans, COMPARED), [*self.tables.notes]
         over.add(self.tables.passed_over)
         if other.is_dir():
-            there = read_timeline(other)
+            there = of_one_size(read_timeline(other), other)
             notes += [f"{other}: {note}" for note in there.notes]
             over.add(there.passed_over, str(other))
             joined, planned = compare(there.spans, recent, timed=None), False
@@ -175,10 +175,10 @@ def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:
 
 
 def read_run_timeline(run: Path | str) -> RunTimeline:
-    """The timeline of a run's folder. Raises DataError."""
-    from plait.diagnose.reading import read_timeline
+    """The timeline of a run's folder, of steps with batches of one size. Raises DataError."""
+    from plait.diagnose.reading import of_one_size, read_timeline
 
-    return RunTimeline(Path(run), read_timeline(Path(run)))
+    return RunTimeline(Path(run), of_one_size(read_timeline(Path(run)), Path(run)))
 
 
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -32,25 +32,42 @@ class Alike:
 def alike(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Alike:
     """Steps of the last size; where few have it, of the size that most have. metrics: lines of metrics.jsonl,
     which tell the sizes."""
-    sizes = {step: tokens for line in metrics for step, tokens in _size(line) if step in recording.seconds}
-    if len({*sizes.values()}) < 2:
-        return Alike(recording, metrics, next(iter(sizes.values()), None))
-    counts = Counter(sizes.values())
-    tokens = sizes[max(sizes)]
-    if counts[tokens] < FEW:
-        tokens = max(counts, key=lambda size: (counts[size], size))
-    steps = [step for step, size in sizes.items() if size == tokens]
-    here = pl.col("step").is_in(steps)
+    one = one_size(metrics, recording.seconds)
+    if not one.note:
+        return Alike(recording, metrics, one.tokens)
+    here = pl.col("step").is_in(one.steps)
     chosen = replace(
         recording,
         rollup=recording.rollup.filter(here), meetings=recording.meetings.filter(here),
-        spans=recording.spans.filter(here), seconds={step: recording.seconds[step] for step in sorted(steps)},
+        spans=recording.spans.filter(here), seconds={step: recording.seconds[step] for step in one.steps},
     )  # fmt: skip
+    return Alike(chosen, [line for line in metrics if dict(_size(line)).keys() & {*one.steps}], one.tokens, one.note)
+
+
+class OneSize(NamedTuple):
+    """Steps, from 0, in order, and tokens of each; None where nobody knows. note: as ``Alike.note``."""
+
+    steps: list[int]
+    tokens: int | None
+    note: str
+
+
+def one_size(metrics: Iterable[Mapping[str, Any]], known: Collection[int], drawn: Collection[int] = ()) -> OneSize:
+    """Of ``known`` steps those of the last size; where few have it, of the size that most have. drawn: steps
+    of which some should be among them, if there are any."""
+    sizes = {step: tokens for line in metrics for step, tokens in _size(line) if step in known}
+    if len({*sizes.values()}) < 2:
+        return OneSize(sorted(known), next(iter(sizes.values()), None), "")
+    counts = Counter(size for step, size in sizes.items() if step in drawn) or Counter(sizes.values())
+    tokens = sizes[max(step for step, size in sizes.items() if size in counts)]
+    if counts[tokens] < FEW:
+        tokens = max(counts, key=lambda size: (counts[size], size))
+    steps = sorted(step for step, size in sizes.items() if size == tokens)
     note = (
-        f"Steps have batches of {len(counts)} sizes: what is told of a step is of the {len(steps)} with {tokens:,} "
-        f"tokens, from {min(steps) + 1} to {max(steps) + 1}"
+        f"Steps have batches of {len({*sizes.values()})} sizes: what is told of a step is of the {len(steps)} with "
+        f"{tokens:,} tokens, from {steps[0] + 1} to {steps[-1] + 1}"
     )
-    return Alike(chosen, [line for line in metrics if dict(_size(line)).keys() & {*steps}], tokens, note)
+    return OneSize(steps, tokens, note)
 
 
 def _size(line: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from plait.core.record.timeline import PLANNED
 from plait.core.runs.attempts import FILE as ATTEMPTS
 from plait.core.runs.ring_calls import RINGS
 from plait.core.topology.rank_table import RankTable
-from plait.diagnose.alike import Alike, alike
+from plait.diagnose.alike import Alike, alike, one_size
 from plait.diagnose.imported import Said, imported_notes
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (
@@ -166,6 +167,18 @@ def read_timeline(folder: Path) -> Tables:
     spans, rollups = (table.filter(pl.col("plan") == plan) for table in (spans, rollups))
     sampled = spans.filter("sampled")
     return Tables(spans.filter(~pl.col("sampled")), sampled, rollups, plan, tuple(notes.lines), notes.over)
+
+
+def of_one_size(tables: Tables, folder: Path) -> Tables:
+    """Its steps with batches of one size, and a note where others were left out."""
+    notes = Notes()
+    known, drawn = ({*chain.from_iterable(one["step"].unique() for one in some)} for some in (tables[:3], tables[:2]))
+    one = one_size(_lines(folder / METRICS, notes), known, drawn)
+    tables.passed_over.add(notes.over)
+    if not one.note:
+        return tables._replace(notes=(*tables.notes, *notes.lines))
+    spans, sampled, rollups = (table.filter(pl.col("step").is_in(one.steps)) for table in tables[:3])
+    return tables._replace(spans=spans, sampled=sampled, rollups=rollups, notes=(*tables.notes, *notes.lines, one.note))
 
 
 def placed(tables: Tables, folder: Path, steps: int) -> Recording:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
-from plait.diagnose.alike import FEW, alike
+from plait.core.base.passed_over import PassedOver
+from plait.core.record.timeline import Timeline
+from plait.diagnose.alike import FEW, alike, one_size
+from plait.diagnose.compare import table_of
+from plait.diagnose.reading import Tables, of_one_size
 from plait.diagnose.shares import drift_of, steps_of
+from plait.diagnose.summary import summarise
 from tests.diagnose.test_shares import lasting
 
 
@@ -39,6 +47,34 @@ def test_of_a_ramp_the_steps_of_the_whole_batch_are_told() -> None:
 def test_of_a_ramp_that_goes_on_the_size_that_most_steps_have_is_told() -> None:
     found = alike(*run(*[2] * 20, *[4] * 30, *[8] * (FEW - 1)))
     assert found.tokens == 40 and sorted(found.recording.seconds) == list(range(20, 50))
+
+
+def test_steps_that_are_drawn_say_the_size() -> None:
+    """Spans are kept of the last steps: a size that none of these has says nothing of them."""
+    _, lines = run(*[2] * 20, *[8] * 3)
+    assert one_size(lines, range(23)).steps == list(range(20))
+    assert one_size(lines, range(23), range(20, 23)).steps == [20, 21, 22]
+
+
+def test_a_timeline_names_no_step_that_is_slow_for_its_size_alone(tmp_path: Path) -> None:
+    """The first steps of a ramp are short, so that all of the whole batch seemed slow."""
+    sizes = [*[2] * 20, *[8] * 12]
+    seconds = [float(size) * (2 if n == 25 else 1) for n, size in enumerate(sizes)]
+    rows = [
+        {"step": n, "rank": 0, "kind": "step", "site": "", "direction": "", "n": 1, "sum": each, "layer": -1}
+        for n, each in enumerate(seconds)
+    ]
+    rollups = pl.DataFrame(rows)
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": n + 1, "seconds": each, "tokens_per_second": 10 * size / each}) + "\n"
+        for n, (size, each) in enumerate(zip(sizes, seconds, strict=True))
+    ))  # fmt: skip
+    spans = table_of(Timeline(()))
+    found = of_one_size(Tables(spans, spans, rollups, "plan", ("before",), PassedOver()), tmp_path)
+    assert found.rollups["step"].to_list() == list(range(20, 32))
+    assert [one.step for one in summarise(found.spans, found.sampled, found.rollups).slowest] == [25]
+    assert len(summarise(spans, spans, rollups).slowest) == 3, "without"
+    assert found.notes[0] == "before" and "12 with 80 tokens, from 21 to 32" in found.notes[1]
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "seconds": 1e300, "tokens_per_second": 1e300}, {"step": "x"}]])
