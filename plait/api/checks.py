@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sysconfig
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from plait.core.base.passed_over import PassedOver
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
     from plait.core.job.plan import Plan
+    from plait.core.job.settings import TrainSection
     from plait.core.job.spec import Job
     from plait.lab import LabSpec
     from plait.plan.fits import Room
@@ -45,8 +47,9 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
 
+    best = best_note(job.train)
     if isinstance(place, Managed) and not place.shares_files:
-        return Checked()
+        return Checked(note=best)
     try:
         _check_folder(folder)
     except LaunchError as error:
@@ -59,7 +62,25 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, " ".join([*unmodelled(job), vocabulary_note(job, vocab)]).strip())
+    return Checked(over, " ".join(filter(None, [*unmodelled(job), vocabulary_note(job, vocab), best])))
+
+
+def best_note(train: TrainSection) -> str:
+    """Which checkpoints ``train.keep_best`` compares, where not all; empty if nothing is to be said. Raises
+    JobError where none is ever evaluated."""
+    every, evaluated = train.checkpoint_every, train.eval_every
+    if not train.keep_best or (every and evaluated and every % evaluated == 0):
+        return ""
+    if not evaluated:
+        problem = "true, and train.eval_every = 0 evaluates nothing, so that no checkpoint would be the best"
+        fix = f"Set train.eval_every={every or train.steps}, or train.keep_best=false"
+        raise JobError(problem, key="train.keep_best", fix=fix)
+    meet = math.lcm(every, evaluated)
+    when = f"every {meet:,} steps and at the end" if every and meet < train.steps else "at the end alone"
+    return (
+        f"train.keep_best: evaluations (train.eval_every = {evaluated}) and checkpoints (train.checkpoint_every = "
+        f"{every}) meet {when}: no others are compared."
+    )
 
 
 def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.checks import UNREAD, check_ranks
+from plait.api.checks import UNREAD, best_note, check_ranks
 from plait.api.places import place_of
 from plait.api.training import dry_run, prepare, write_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.job.plan import Plan
+from plait.core.job.settings import TrainSection
 
 HERE = place_of("local")
 
@@ -82,3 +83,24 @@ def dry_run_over(job: Path) -> dict[str, int]:
     """What a dry run of whole data passes over."""
     (job.parent / "text.txt").write_text("to be or not to be\n" * 400)
     return dry_run(job, (), HERE).checked.over.counts
+
+
+def test_the_best_checkpoint_of_evaluations_that_there_are_not_is_refused(job: Path) -> None:
+    advice = r"evaluates nothing.*Set train\.eval_every=100, or train\.keep_best=false"
+    for check in (prepare, dry_run):
+        with pytest.raises(JobError, match=advice) as refused:
+            check(job, ["train.keep_best=true"], HERE)
+        assert refused.value.key == "train.keep_best"
+    assert prepare(job, ["train.keep_best=false"], HERE).checked.note == ""
+    assert best_note(TrainSection(steps=500, eval_every=100, keep_best=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "every", "said"),
+    [(5, 10, ""), (10, 10, ""), (6, 10, "meet every 30 steps and at the end"), (20, 10, "meet every 20 steps"),
+     (10, 0, "meet at the end alone"), (11, 13, "meet at the end alone")],
+)  # fmt: skip
+def test_which_checkpoints_are_compared_is_said(evaluated: int, every: int, said: str) -> None:
+    train = TrainSection(steps=100, eval_every=evaluated, checkpoint_every=every, keep_best=True)
+    assert said in best_note(train) and bool(best_note(train)) is bool(said)
+    assert best_note(train.model_copy(update={"keep_best": False})) == ""
