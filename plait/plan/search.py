@@ -25,6 +25,7 @@ from plait.core.step.columns.points import RECOMPUTES, Degrees, Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.fits import KINDS, by_kind
+from plait.plan.forked import shared
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
 from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
@@ -38,6 +39,8 @@ WALKED = 1 << 5
 SURE = 1 << 5
 """Of the points that may fit, so many of the fastest are asked first what they need; then twice as many each
 time."""
+SHARED = 1 << 17
+"""Points of a space that one process times: of fewer at once more would be found twice."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
@@ -124,10 +127,7 @@ class _Search:
 
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
-        asked = self.asked
-        seconds = total_seconds(
-            asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision, options=asked.options
-        )
+        seconds = self._seconds(space)
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
         start, size, among = 0, WALKED if self.walked else FIRST, space.degrees()[0]
@@ -146,6 +146,20 @@ class _Search:
             raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
         return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds)
+
+    def _seconds(self, space: Points) -> NDArray[np.float64]:
+        """In closed form, of every point of a space; of many a copy of this process times half."""
+        asked, count = self.asked, len(space)
+        size = -(-count // (2 * -(-count // (2 * SHARED)))) if count > SHARED else count
+        pieces = [space.take(slice(at, at + size)) for at in range(0, count, size)]
+
+        def timed(points: Points) -> NDArray[np.float64]:
+            return total_seconds(
+                asked.model, points, self.cluster, sequence=asked.sequence, precision=self.precision,
+                options=asked.options,
+            )  # fmt: skip
+
+        return np.concatenate(shared(timed, pieces))
 
     def _by_kind(self, points: Points, at: int) -> str:
         """What fills the device of a point, in words."""

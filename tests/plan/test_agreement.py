@@ -99,15 +99,17 @@ def both(
 
 
 DRAWN = 60
+MORE = [*range(DRAWN), *(pytest.param(number, marks=pytest.mark.contract) for number in range(DRAWN, 400))]
+"""Where nobody waits for tests."""
 
 
-@pytest.mark.parametrize("number", range(DRAWN))
+@pytest.mark.parametrize("number", MORE)
 def test_where_nothing_overlaps_both_add_up_the_same_prices(number: int) -> None:
     simulated, closed = both(*drawn(number))
     assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
 
 
-@pytest.mark.parametrize("number", range(DRAWN))
+@pytest.mark.parametrize("number", MORE)
 def test_a_host_that_may_be_late_is_late_in_both(number: int) -> None:
     simulated, closed = both(*drawn(number), host=True)
     assert closed == pytest.approx(simulated, rel=0.01), drawn(number)

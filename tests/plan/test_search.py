@@ -19,9 +19,9 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Constraint
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
-from plait.core.step.columns.points import RECOMPUTES
+from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.core.step.memory.closed_memory import step_memory, usable
-from plait.core.step.seconds.closed_form import step_seconds
+from plait.core.step.seconds.closed_form import step_seconds, total_seconds
 from plait.plan import forked
 from plait.plan.answer import Planner
 from plait.plan.asking import job_at
@@ -152,6 +152,25 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
     assert here[1] < here[0]  # the other process did some, and could say what it found
     assert found[0] == found[1]
     assert [one.to_dict() for one in found[0].candidates] == [one.to_dict() for one in found[1].candidates]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+def test_many_points_are_timed_in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of no more than so many points each; what is said of every point is the same."""
+    one, pieces = asked(4, 8, **SMALL, micro=[1, 2]), list[int]()
+    whole, total = search(one, A100, "bf16-mixed", keep=5), total_seconds
+
+    def counted(model: ModelSpec, points: Points, *rest: Any, **more: Any) -> Any:
+        pieces.append(len(points))
+        return total(model, points, *rest, **more)
+
+    monkeypatch.setattr(forked, "possible", lambda: False)
+    monkeypatch.setattr("plait.plan.search.SHARED", size)
+    monkeypatch.setattr("plait.plan.search.total_seconds", counted)
+    found = search(one, A100, "bf16-mixed", keep=5)
+    np.testing.assert_array_equal(found.said, whole.said)
+    assert found.points.row(0) == whole.points.row(0) and len(whole.said) > 20
+    assert max(pieces) <= size and sum(pieces) == len(whole.said)
 
 
 def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:
