@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from benchmarks.papers import __main__ as runner
 from benchmarks.papers import found, megascale, page, verdicts
 from benchmarks.papers.__main__ import figures
-from benchmarks.papers.found import PAPERS, ROOT, Found, Row, read
+from benchmarks.papers.found import HERE, PAPERS, ROOT, Found, Row, read
+from plait.api.planning import plan_job
 from tests.support.command import plait
 
 CLAIMS = 24
@@ -119,6 +121,32 @@ def test_what_is_up_to_date_is_not_computed_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(runner, "fingerprint", lambda _: "other")
     runner.compute("domino", lab=False, again=False)
     assert done[5:] == ["one", "one", "read"]
+
+
+def commands() -> list[list[str]]:
+    """Words after "plait" of every command that a page shows, each once."""
+    rows = [row for paper, figure in FIGURES for row in (read(paper, figure["id"]) or {"rows": ()})["rows"]]
+    every = dict.fromkeys(row["command"] for row in rows if row["command"].startswith("plait "))
+    return [shlex.split(one)[1:] for one in every]
+
+
+def test_every_command_that_plans_is_taken() -> None:
+    """Its file, its settings and what it asks "if" about; what it says takes a minute for all of them."""
+    plans = [words for words in commands() if words[0] == "plan"]
+    assert len(plans) > 50
+    for _, file, *words in plans:
+        settings = [word for word in words if not word.startswith("--")]
+        changes = [settings.pop(settings.index(words[at + 1])) for at, word in enumerate(words) if word == "--what-if"]
+        assert plan_job(ROOT / file, settings, changes=changes, evaluate="--evaluate" in words).planner.job
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("words", commands()[::11], ids=lambda words: " ".join(words)[:80])
+def test_commands_of_pages_run(words: list[str], tmp_path: Path) -> None:
+    """Some of every kind. They keep what they find beside the job."""
+    shutil.copytree(HERE / "jobs", tmp_path / (HERE / "jobs").relative_to(ROOT))
+    done = plait(*words, folder=tmp_path)
+    assert done.returncode == 0 and done.stdout, done.stderr
 
 
 @pytest.mark.smoke
