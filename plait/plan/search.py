@@ -44,20 +44,24 @@ SHARED = 1 << 17
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
-CELLS = 8
-"""Arrangements of ranks that are looked at in full, with sequence parallelism and without."""
+CELLS, NEARLY = 8, 4
+"""Arrangements of ranks that are looked at in full, with sequence parallelism and without: those of the
+fastest points, and of the fastest that lack a little memory, which a choice that was left out may save."""
 
 
 @dataclass(frozen=True)
 class Ranked:
     """The fastest point that fits of each family, the fastest first. space: all points that were searched;
-    said: seconds of each in closed form."""
+    said: seconds of each in closed form. nearly: those that would fit by what they need at least, and do not,
+    with their seconds."""
 
     points: Points
     seconds: NDArray[np.float64]
     memory: NDArray[np.float64]
     space: Points
     said: NDArray[np.float64]
+    nearly: Points
+    nearly_seconds: NDArray[np.float64]
 
 
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
@@ -79,16 +83,14 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
         with contextlib.suppress(InfeasiblePlan):
             return search(last, cluster, precision, keep=keep, most=most)
         raise
-    cells = _cells(first.points)[:CELLS]
-    others = [other for cell in cells if (other := other_stream(asked, cell)) and other not in cells]
-    finer = enumerate_cells(asked, [*cells, *others], most=most // 2)
+    finer = enumerate_cells(asked, _promising(asked, first), most=most)
     second = _Search(asked, cluster, precision, keep).run(finer)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
     order = np.argsort(seconds, kind="stable")
     order = order[first_of_family(points.take(order))][:keep]
     both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
-    return Ranked(points.take(order), seconds[order], memory[order], *both)
+    return Ranked(points.take(order), seconds[order], memory[order], *both, second.nearly, second.nearly_seconds)
 
 
 def _last_resort(asked: SearchRequest) -> SearchRequest | None:
@@ -96,6 +98,20 @@ def _last_resort(asked: SearchRequest) -> SearchRequest | None:
     kind = RECOMPUTES.index(LAST_RESORT)
     said = "recompute" in asked.fixed or "recompute" in asked.has or not asked.allows("recompute", kind)
     return None if said else replace(asked, has={**asked.has, "recompute": [kind]})
+
+
+def _promising(asked: SearchRequest, first: Ranked) -> list[Cell]:
+    """Arrangements that are looked at in full, those with the fastest points first. One that lacks memory is
+    followed by its other stream, which may need less; others of those that fit come last."""
+    fit = _cells(first.points)[:CELLS]
+    nearly = [cell for cell in _cells(first.nearly) if cell not in fit][:NEARLY]
+    both, seconds = Points.joined([first.points, first.nearly]), np.concatenate([first.seconds, first.nearly_seconds])
+    order, last = list[Cell | None](), list[Cell | None]()
+    for cell in _cells(both.take(np.argsort(seconds, kind="stable"))):
+        if cell in fit or cell in nearly:
+            order.append(cell)
+            (last if cell in fit else order).append(other_stream(asked, cell))
+    return list(dict.fromkeys(cell for cell in (*order, *last) if cell))
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -130,13 +146,15 @@ class _Search:
         seconds = self._seconds(space)
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
+        nearly = np.zeros(0, dtype=np.int64)
         start, size, among = 0, WALKED if self.walked else FIRST, space.degrees()[0]
         while start < len(order) and len(found) < self.keep:
             here = order[start : start + size]
             rough.append(self._rough(space.take(here), among))
             _, family = distinct(_families(space.take(np.concatenate([found, here]))))
-            more, sizes = self._first_fitting(rough[-1], family[len(found) :], family[: len(found)])
+            more, sizes, short = self._first_fitting(rough[-1], family[len(found) :], family[: len(found)])
             found, memory = np.concatenate([found, here[more]]), np.concatenate([memory, sizes])
+            nearly = np.concatenate([nearly, here[short]])
             start, size = start + size, min(8 * size, BLOCK)
         if not len(found):
             everything = _Rough(space.take(order), Needs.joined([each.least for each in rough]))
@@ -145,7 +163,9 @@ class _Search:
             needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
             raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
-        return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds)
+        return Ranked(
+            space.take(best), seconds[best], memory[: self.keep], space, seconds, space.take(nearly), seconds[nearly]
+        )
 
     def _seconds(self, space: Points) -> NDArray[np.float64]:
         """In closed form, of every point of a space; of many a copy of this process times half."""
@@ -199,21 +219,25 @@ class _Search:
             best = min(best, *zip(self._exact(rough, some).all.tolist(), some.tolist(), strict=True))
         return int(best[1]), self._exact(rough, np.array([best[1]], dtype=np.int64))
 
-    def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
+    def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64], Ints]:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many
-        families that there are enough of them with those that are known."""
+        families that there are enough of them with those that are known. Then numbers of those that would fit
+        by what they need at least, and do not."""
         found, sizes, missing, ask = list[int](), list[float](), self.keep - len(known), SURE
+        nearly = list[int]()
         left = np.flatnonzero(self.relaxing.within(rough.least) & ~np.isin(family, known))
         while len(left) and len(found) < missing:
             some = left[:ask]
             needs = self._exact(rough, some)
-            memory, fits = needs.total, np.flatnonzero(self._fits(needs))
+            memory, fit = needs.total, self._fits(needs)
+            nearly += some[~fit].tolist()
+            fits = np.flatnonzero(fit)
             first, _ = distinct([family[some[fits]]])
             new = np.sort(fits[first])
             found, sizes = [*found, *some[new].tolist()], [*sizes, *memory[new].tolist()]
             left, ask = left[ask:], 2 * ask
             left = left[~np.isin(family[left], family[some[new]])]
-        return np.array(found, dtype=np.int64), np.array(sizes)
+        return np.array(found, dtype=np.int64), np.array(sizes), np.array(nearly, dtype=np.int64)
 
     @property
     def relaxing(self) -> Relaxing:

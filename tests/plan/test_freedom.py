@@ -23,6 +23,7 @@ TINY = (
     ("vocab", 50304),
     ("max_sequence", 1024),
 )
+LONG = (("preset", "llama2-70b"), ("max_sequence", 16384))
 DEEP = (("family", "gpt"), ("num_layers", 80), ("hidden", 960), ("num_heads", 12), ("vocab", 50304),
         ("max_sequence", 128), ("parallel_block", True))  # fmt: skip
 
@@ -58,6 +59,7 @@ def best(
         ("gpt3-2.7b", ("h100", 8), (512, 32), ("tp == 8",), PLAIN),
         ("gpt3-1.3b", ("a100-80", 16), (1024, 32), ("tp >= 4",), PLAIN),
         (TINY, ("h100", 128), (1024, 256), (), ("dp == 128",)),
+        (LONG, ("h100", 64), (16384, 256), (), ("schedule == 1f1b",)),
     ],
     ids=str,
 )  # fmt: skip
