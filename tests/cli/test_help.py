@@ -37,6 +37,12 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
     assert best < 0.5
 
 
+@pytest.mark.system
+def test_it_is_a_module_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "plait", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == plait("--version").stdout
+
+
 @pytest.mark.parametrize(
     "verb", ["train", "place", "measure", "sample", "export", "diagnose", "reshard", "topology", "lab", "queue"]
 )
