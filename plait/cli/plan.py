@@ -91,7 +91,6 @@ def plan(
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
     from plait.api.measuring import measure_best
-    from plait.api.placed_step import place_steps
     from plait.api.places import place_of
     from plait.api.planning import (
         check_emits,
@@ -149,6 +148,8 @@ def plan(
         found, placed = asked.answer(explain=shown.show == DETAILS), None
         where = asked.planner.job.place.changed(given)
         if where.topology or where.rank_table:
+            from plait.api.placed_step import place_steps  # and with it the placer, a tenth of what is imported
+
             found, placed = place_steps(asked, found, given)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
