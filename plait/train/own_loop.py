@@ -30,7 +30,7 @@ from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
-from plait.train.own_values import check_own, own_batch, own_number
+from plait.train.own_values import check_loader, check_own, own_batch, own_number
 from plait.train.rank_run import RankRun, evaluated
 from plait.train.states import named_states
 from plait.train.worker import joined_run, meet, run_plan
@@ -225,19 +225,24 @@ class Engine:
         its place is saved with checkpoints. A loader that has ``state_dict`` and ``load_state_dict`` says
         itself where it is, in plain values; of another one as many batches as there were steps are passed
         over. Where the batch ramps up it asks ``batch_size`` each time how much to give."""
-        self._loader = loader
+        check_loader(loader)
+        self._loader, empty = loader, 0
         self._passed_over = 0 if hasattr(loader, "state_dict") else self.done
         while self.done < self.job.train.steps and not self.stopping:
-            before = self.done
+            empty += 1
             for batch in loader:
+                empty = 0
                 if self._passed_over:
                     self._passed_over -= 1
                     continue
                 yield batch
                 if self.done >= self.job.train.steps or self.stopping:
                     return
-            if before == self.done and not self._passed_over:
-                raise JobError("the loader has given nothing", key="loader", fix="Give an iterable of tensors")
+            # One that was saved at the end of an epoch has nothing left of it.
+            if empty > (1 if hasattr(loader, "state_dict") else 0):
+                problem = f"gives nothing, and {self.done} of {self.job.train.steps} steps are done"
+                fix = "Give an iterable that can be gone through again, as a list or a DataLoader, and is not empty"
+                raise JobError(problem, key="loader", fix=fix)
 
     def load(self, loader: Any = None) -> Mapping[str, Any] | None:
         """Go on from the newest checkpoint, if there is one; what ``save`` was given then."""
@@ -260,6 +265,7 @@ class Engine:
         beside |= evaluated(eval_loss)
         if hasattr(self._loader, "state_dict"):
             beside["loader"] = self._loader.state_dict()  # type: ignore[union-attr]
+            check_own(beside["loader"], "loader.state_dict()")
         if wait:
             check_state(self.run.optimizer, self.run.part.groups, self.done)
             self.run.write(beside, wait=True)

@@ -64,7 +64,10 @@ def _check_tensor(name: str, one: object, *, whole: bool) -> None:
     if one is None and name != "tokens":
         return
     if not isinstance(one, Tensor):
-        raise JobError(f"{name} are a {type(one).__name__}, no tensor", key=name, fix="Use torch.as_tensor")
+        fix = "Use torch.as_tensor"
+        if isinstance(one, Mapping | tuple):
+            fix = "Give the tensors that it has one by one: engine.step(tokens, labels, weights=...)"
+        raise JobError(f"{name} are a {type(one).__name__}, no tensor", key=name, fix=fix)
     if whole and (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool):
         raise JobError(f"{name} are {one.dtype}, and ids are whole numbers", key=name, fix="Give int64")
     if one.ndim != 2:
@@ -92,13 +95,19 @@ def own_number(name: str, value: object, *, zero: bool) -> float:
     return found
 
 
-def check_own(own: object) -> None:
-    """Raise JobError for what no checkpoint can give back."""
+def check_loader(loader: object) -> None:
+    """Raise JobError for what nothing can be taken from."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise JobError(f"{shown(loader)} is no iterable", key="loader", fix="Give a list or a DataLoader")
+
+
+def check_own(own: object, key: str = "own") -> None:
+    """Raise JobError for what no checkpoint can give back. key: what it is, for people."""
     fix = "Give a dict of numbers, texts, lists and dicts; tensors as tensor.tolist()"
     if own is not None and not isinstance(own, Mapping):
-        raise JobError(f"a {type(own).__name__} is no dict", key="own", fix=fix)
+        raise JobError(f"a {type(own).__name__} is no dict", key=key, fix=fix)
     for name, value in dict[Any, Any](own or {}).items():
         try:
             json.dumps({name: value})
         except (TypeError, ValueError) as error:
-            raise JobError(f"{shown(name)} cannot be saved: {error}", key="own", fix=fix) from None
+            raise JobError(f"{shown(name)} cannot be saved: {error}", key=key, fix=fix) from None

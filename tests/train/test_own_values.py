@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from plait.core.base.errors import JobError
+from plait.train.own_loop import Engine
 from plait.train.own_values import check_own, own_batch, own_number
 
 TOKENS = torch.arange(10).reshape(2, 5)
@@ -29,7 +31,8 @@ def test_tokens_alone_are_their_own_labels() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tokens": TOKENS.tolist()}, "tokens", "tokens are a list, no tensor"),
-    ({"tokens": {"input_ids": TOKENS}}, "tokens", "tokens are a dict"),
+    ({"tokens": {"input_ids": TOKENS}}, "tokens", "tokens are a dict.*one by one"),
+    ({"tokens": (TOKENS, TOKENS)}, "tokens", "tokens are a tuple.*one by one"),
     ({"tokens": TOKENS.numpy()}, "tokens", "tokens are a ndarray"),
     ({"tokens": None}, "tokens", "tokens are a NoneType"),
     ({"tokens": TOKENS.double()}, "tokens", "are torch.float64, and ids are whole numbers"),
@@ -83,3 +86,60 @@ def test_what_cannot_be_saved_is_refused_before_it_is_written(own: Any, said: st
 def test_plain_values_can_be_saved() -> None:
     check_own(None)
     check_own({"seen": [1, 2.5, None], "best": {"loss": 0.1}, "name": "x"})
+
+
+class Epochs:
+    """A loader that says where it is: at the end of an epoch of three batches, nothing is left of it."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def __iter__(self) -> Any:
+        while self.at < 3:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+
+def taken(loader: Any, done: int = 0, steps: int = 8) -> list[Any]:
+    """What a loop of so many steps gets of a loader, a batch a step."""
+    engine: Any = SimpleNamespace(
+        done=done, stopping=False, job=SimpleNamespace(train=SimpleNamespace(steps=steps)), _passed_over=0
+    )
+    found = list[Any]()
+    for batch in Engine.batches(engine, loader):
+        found.append(batch)
+        engine.done += 1
+    return found
+
+
+def test_a_loader_that_was_saved_at_the_end_of_an_epoch_goes_on_with_the_next() -> None:
+    assert taken(Epochs()) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert taken(Epochs(3), done=3) == [1, 2, 3, 1, 2]
+    assert taken([1, 2, 3], done=4) == [2, 3, 1, 2]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("done", [0, 2, 5])
+def test_a_loader_that_gives_no_more_is_refused_and_not_asked_for_ever(done: int) -> None:
+    """Also while batches of earlier steps are passed over."""
+    for loader in ([], iter([1, 2, 3]), Stubborn()):
+        with pytest.raises(JobError, match=r"loader: gives nothing, and [0-5] of 8 steps are done"):
+            taken(loader, done)
+
+
+class Stubborn(Epochs):
+    """Says where it is, and gives nothing."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def test_what_nothing_can_be_taken_from_is_refused_by_name() -> None:
+    with pytest.raises(JobError, match="loader: None is no iterable"):
+        taken(None)
+    with pytest.raises(JobError, match=r"loader\.state_dict\(\): 'x' cannot be saved"):
+        check_own({"x": object()}, "loader.state_dict()")
