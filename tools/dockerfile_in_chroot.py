@@ -74,7 +74,7 @@ def copy(words: list[str], root: Path, stages: Mapping[str, Path]) -> None:
         shutil.copy(SOURCE / name, target / name)
 
 
-def main(file: str, folder: str, command: str = "") -> None:
+def main(file: str, folder: str, *command: str) -> None:
     """All stages, and the command in the last."""
     stages, root, where, variables = dict[str, Path](), Path(), "/", dict[str, str]()
     for word, rest in instructions(Path(file).read_text()):
@@ -99,7 +99,7 @@ def main(file: str, folder: str, command: str = "") -> None:
             sys.exit(f"{file}: {word} is not tried here")
         print(f"   {time.monotonic() - began:.0f} s", flush=True)
     if command:
-        run(root, command, where, variables)
+        run(root, " ".join(command), where, variables)
     subprocess.run(["du", "-sm", root], check=True)
 
 
