@@ -14,6 +14,7 @@ from benchmarks.papers.found import ROOT
 
 COMMANDS: dict[str, tuple[str, str, Sequence[str]]] = {
     "domino": ("domino", "domino-2core.json", ("--share", "0.3", "--share", "0.485", "--share", "0.52")),
+    "whole step": ("domino", "domino-whole-2core.json", ("--whole", "--share", "0.3", "--rounds", "7")),
     "reshard": ("reshard", "reshard-2core.json", ("--rounds", "7")),
     "alpa": ("reshard", "reshard-alpa-2core.json", (
         "--rounds", "4", "--case", "one(1,2)", "--case", "one(4,2)", "--case", "many3", "--case", "many4",
