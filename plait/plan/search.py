@@ -52,8 +52,7 @@ fastest points, and of the fastest that lack a little memory, which a choice tha
 @dataclass(frozen=True)
 class Ranked:
     """The fastest point that fits of each family, the fastest first. space: all points that were searched;
-    said: seconds of each in closed form. nearly: those that would fit by what they need at least, and do not,
-    with their seconds."""
+    said: seconds of each in closed form. nearly: those that fit by what they need at least, and do not."""
 
     points: Points
     seconds: NDArray[np.float64]
@@ -61,7 +60,6 @@ class Ranked:
     space: Points
     said: NDArray[np.float64]
     nearly: Points
-    nearly_seconds: NDArray[np.float64]
 
 
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
@@ -83,14 +81,14 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
         with contextlib.suppress(InfeasiblePlan):
             return search(last, cluster, precision, keep=keep, most=most)
         raise
-    finer = enumerate_cells(asked, _promising(asked, first), most=most)
+    finer = _finer(asked, first, most)
     second = _Search(asked, cluster, precision, keep).run(finer)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
     order = np.argsort(seconds, kind="stable")
     order = order[first_of_family(points.take(order))][:keep]
     both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
-    return Ranked(points.take(order), seconds[order], memory[order], *both, second.nearly, second.nearly_seconds)
+    return Ranked(points.take(order), seconds[order], memory[order], *both, second.nearly)
 
 
 def _last_resort(asked: SearchRequest) -> SearchRequest | None:
@@ -100,18 +98,22 @@ def _last_resort(asked: SearchRequest) -> SearchRequest | None:
     return None if said else replace(asked, has={**asked.has, "recompute": [kind]})
 
 
-def _promising(asked: SearchRequest, first: Ranked) -> list[Cell]:
-    """Arrangements that are looked at in full, those with the fastest points first. One that lacks memory is
-    followed by its other stream, which may need less; others of those that fit come last."""
+def _finer(asked: SearchRequest, first: Ranked, most: int) -> Points:
+    """All points of the most promising arrangements, each with its other stream. Those that lack memory have
+    room of their own, so that they take nothing from those that fit."""
     fit = _cells(first.points)[:CELLS]
     nearly = [cell for cell in _cells(first.nearly) if cell not in fit][:NEARLY]
-    both, seconds = Points.joined([first.points, first.nearly]), np.concatenate([first.seconds, first.nearly_seconds])
-    order, last = list[Cell | None](), list[Cell | None]()
-    for cell in _cells(both.take(np.argsort(seconds, kind="stable"))):
-        if cell in fit or cell in nearly:
-            order.append(cell)
-            (last if cell in fit else order).append(other_stream(asked, cell))
-    return list(dict.fromkeys(cell for cell in (*order, *last) if cell))
+    others = {cell: other for cell in (*fit, *nearly) if (other := other_stream(asked, cell))}
+    groups = (
+        [*fit, *(others[cell] for cell in fit if cell in others)],
+        [one for cell in nearly for one in (cell, others.get(cell)) if one],
+    )
+    known, found = set[Cell](), list[Points]()
+    for cells in groups:
+        if new := [cell for cell in dict.fromkeys(cells) if cell not in known]:
+            known.update(new)
+            found.append(enumerate_cells(asked, new, most=most // 2))
+    return Points.joined(found)
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -163,9 +165,7 @@ class _Search:
             needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
             raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
-        return Ranked(
-            space.take(best), seconds[best], memory[: self.keep], space, seconds, space.take(nearly), seconds[nearly]
-        )
+        return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds, space.take(nearly))
 
     def _seconds(self, space: Points) -> NDArray[np.float64]:
         """In closed form, of every point of a space; of many a copy of this process times half."""
