@@ -109,7 +109,8 @@ class Case:
 
     def unfused(self, overlap: str) -> Candidate | None:
         """With that overlap, attending as Megatron-LM does by default: in several kernels, with dropout."""
-        return predict(PAPER, self.asked + settings(strategy__overlap=overlap, model__attention_dropout=0.1))
+        asked = self.asked + settings(strategy__overlap=overlap, model__attention_dropout=0.1)
+        return predict(PAPER, asked, self.changes)
 
     @property
     def of_unfused(self) -> float | None:

@@ -52,14 +52,13 @@ fastest points, and of the fastest that lack a little memory, which a choice tha
 @dataclass(frozen=True)
 class Ranked:
     """The fastest point that fits of each family, the fastest first. space: all points that were searched;
-    said: seconds of each in closed form. nearly: those that fit by what they need at least, and do not."""
+    said: seconds of each in closed form."""
 
     points: Points
     seconds: NDArray[np.float64]
     memory: NDArray[np.float64]
     space: Points
     said: NDArray[np.float64]
-    nearly: Points
 
 
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
@@ -73,7 +72,7 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     if not len(space):
         raise _Search(asked, cluster, precision, keep).relaxing.empty()
     try:
-        first = _Search(asked, cluster, precision, keep).run(space)
+        first, short = _Search(asked, cluster, precision, keep).run(space)
     except InfeasiblePlan:
         last = _last_resort(asked)
         if last is None or not _Search(last, cluster, precision, keep).may_fit(enumerate_space(last, most=most)):
@@ -81,14 +80,14 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
         with contextlib.suppress(InfeasiblePlan):
             return search(last, cluster, precision, keep=keep, most=most)
         raise
-    finer = _finer(asked, first, most)
-    second = _Search(asked, cluster, precision, keep).run(finer)
+    finer = _finer(asked, first, short, most)
+    second, _ = _Search(asked, cluster, precision, keep).run(finer)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
     order = np.argsort(seconds, kind="stable")
     order = order[first_of_family(points.take(order))][:keep]
     both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
-    return Ranked(points.take(order), seconds[order], memory[order], *both, second.nearly)
+    return Ranked(points.take(order), seconds[order], memory[order], *both)
 
 
 def _last_resort(asked: SearchRequest) -> SearchRequest | None:
@@ -98,22 +97,15 @@ def _last_resort(asked: SearchRequest) -> SearchRequest | None:
     return None if said else replace(asked, has={**asked.has, "recompute": [kind]})
 
 
-def _finer(asked: SearchRequest, first: Ranked, most: int) -> Points:
-    """All points of the most promising arrangements, each with its other stream. Those that lack memory have
-    room of their own, so that they take nothing from those that fit."""
+def _finer(asked: SearchRequest, first: Ranked, short: Points, most: int) -> Points:
+    """All points of the most promising arrangements, each with its other stream. short: points that lack
+    memory; their arrangements have room of their own, so that they take nothing from those that fit."""
     fit = _cells(first.points)[:CELLS]
-    nearly = [cell for cell in _cells(first.nearly) if cell not in fit][:NEARLY]
-    others = {cell: other for cell in (*fit, *nearly) if (other := other_stream(asked, cell))}
-    groups = (
-        [*fit, *(others[cell] for cell in fit if cell in others)],
-        [one for cell in nearly for one in (cell, others.get(cell)) if one],
-    )
-    known, found = set[Cell](), list[Points]()
-    for cells in groups:
-        if new := [cell for cell in dict.fromkeys(cells) if cell not in known]:
-            known.update(new)
-            found.append(enumerate_cells(asked, new, most=most // 2))
-    return Points.joined(found)
+    nearly = [cell for cell in _cells(short) if cell not in fit][:NEARLY]
+    sure = dict.fromkeys([*fit, *filter(None, (other_stream(asked, cell) for cell in fit))])
+    pairs = ((cell, other_stream(asked, cell)) for cell in nearly)
+    more = dict.fromkeys(cell for pair in pairs for cell in pair if cell and cell not in sure)
+    return Points.joined([enumerate_cells(asked, [*cells], most=most // 2) for cells in (sure, more) if cells])
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -143,8 +135,8 @@ class _Search:
         """Whether what points need at least is there for one of them."""
         return len(space) > 0 and bool(self.relaxing.within(self._rough(space, space.degrees()[0]).least).any())
 
-    def run(self, space: Points) -> Ranked:
-        """Of the points of a space."""
+    def run(self, space: Points) -> tuple[Ranked, Points]:
+        """Of the points of a space; and those that fit by what they need at least, and do not."""
         seconds = self._seconds(space)
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
@@ -165,7 +157,7 @@ class _Search:
             needs = self._exact(everything, np.arange(len(order))) if fitting else smallest
             raise self.relaxing.short(everything.points, at, needs, self._by_kind(everything.points, at))
         best = found[: self.keep]
-        return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds, space.take(nearly))
+        return Ranked(space.take(best), seconds[best], memory[: self.keep], space, seconds), space.take(nearly)
 
     def _seconds(self, space: Points) -> NDArray[np.float64]:
         """In closed form, of every point of a space; of many a copy of this process times half."""

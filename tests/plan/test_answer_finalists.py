@@ -54,7 +54,7 @@ class Ranking:
         base = one_candidate()
         rows = [{"micro": 1 << at, "num_micro": BATCH >> at, "p1": 1 << at} for at in range(len(said))]
         points = Points.of(rows)
-        ranked = Ranked(points, np.array(said), np.zeros(len(said)), points, np.array(said), points.take(slice(0)))
+        ranked = Ranked(points, np.array(said), np.zeros(len(said)), points, np.array(said))
 
         def search(*_: Any, keep: int, most: int) -> Ranked:
             self.kept.append(keep)

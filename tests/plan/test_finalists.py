@@ -53,7 +53,7 @@ class Tried:
             return np.array([self.rows.index(points.row(at)) not in large for at in range(len(points))], dtype=bool)
 
         points = space.take(which)
-        ranking = Ranked(points, seconds[which], np.zeros(len(which)), space, seconds, points.take(slice(0)))
+        ranking = Ranked(points, seconds[which], np.zeros(len(which)), space, seconds)
         self.finalists = Finalists(ranking, predict, fit)
 
     @property
