@@ -266,6 +266,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "overlap": _numbers(OVERLAPS, "sync", "async"),
             "schedule": _numbers(SCHEDULES, "1f1b"),
             "recompute": _numbers(RECOMPUTES, "none", "full"),
+            "recompute_layers": (-1,),
             "ring": (1,),
         },
         rules=(

@@ -4,7 +4,7 @@ how large batches are; models, sequences and ranks are asked for by their keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from plait.plan.told import Told, number, whole_number
@@ -15,6 +15,7 @@ DEGREES = {"tensor_parallel.autotp_size": "strategy.tp", "pipeline.stages": "str
            "sequence_parallel_size": "strategy.cp"}  # fmt: skip
 _UNDERSTOOD = """
 zero_optimization.offload_optimizer.device zero_optimization.offload_optimizer.ratio train_batch_size
+zero_optimization.cpu_offload torch_autocast.enabled torch_autocast.dtype amp.enabled
 train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization.stage
 zero_optimization.overlap_comm zero_optimization.zero_hpz_partition_size bf16.enabled bfloat16.enabled
 fp16.enabled tensor_parallel.autotp_size pipeline.stages data_types.grad_accum_dtype communication_data_type
@@ -23,7 +24,8 @@ activation_checkpointing.partition_activations activation_checkpointing.cpu_chec
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
-zero_optimization.offload_param activation_checkpointing zero_optimization.zero_quantized_weights
+zero_optimization.offload_param zero_optimization.cpu_offload_params activation_checkpointing
+zero_optimization.zero_quantized_weights pipeline.partition_method
 zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
 zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size
 zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_max_live_parameters
@@ -42,10 +44,16 @@ zero_optimization.allgather_partitions zero_optimization.reduce_scatter
 zero_optimization.allgather_bucket_size zero_optimization.reduce_bucket_size
 zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.load_from_fp32_weights
 zero_optimization.offload_optimizer zero_optimization.elastic_checkpoint
-zero_optimization.ignore_unused_parameters amp.enabled zero_optimization.cpu_offload graph_harvesting
-dataloader_drop_last use_node_local_storage
+zero_optimization.ignore_unused_parameters zero_optimization.cpu_offload_use_pin_memory graph_harvesting
+dataloader_drop_last use_node_local_storage amp.opt_level torch_autocast.lower_precision_safe_modules
 """
 HARMLESS = frozenset(_HARMLESS.split())
+TABLES = ("zero_optimization", "bf16", "bfloat16", "fp16", "tensor_parallel", "pipeline", "torch_autocast", "amp")
+"""Keys whose values are tables."""
+SWITCHES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled", "torch_autocast.enabled", "amp.enabled",
+            "zero_optimization.cpu_offload", "zero_optimization.overlap_comm")  # fmt: skip
+TYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "bfp16": 2.0}
+"""Bytes of a gradient."""
 
 
 def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
@@ -62,17 +70,19 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
             told.harmless.append(key)
         else:
             told.unknown.append(f"{key} = {value}")
-    flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
+    for key in TABLES:
+        if key in flat:
+            raise told.refuse(key, f"{flat[key]} is no table", 'Write {"enabled": true}, or the table\'s keys')
+    for key in SWITCHES:
+        if flat.get(key, False) not in (True, False, "auto", None):
+            raise told.refuse(key, f"'{flat[key]}' is neither true nor false", "Write true or false, without quotes")
     _batches(told, flat)
+    left = [key for key in HALVES if flat.get(key) == "auto"]
+    flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
     _sharding(told, flat)
     _recomputed(told, flat)
     _optimizer(told, flat)
-    half = [key for key in ("bf16.enabled", "bfloat16.enabled", "fp16.enabled") if flat.get(key) is True]
-    if "fp16.enabled" in half and len(half) > 1:
-        raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
-    told.set("train.precision", "bf16-mixed" if half else "fp32")
-    if "fp16.enabled" in half:
-        told.notes.append("fp16 is counted as bf16: as fast and as large.")
+    _precision(told, flat, left)
     for key, degree in (
         ("tensor_parallel.autotp_size", "tp"),
         ("pipeline.stages", "pp"),
@@ -82,6 +92,26 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
             told.set(f"strategy.{degree}", whole_number(told, key, flat[key]))
     told.set("strategy.schedule", "1f1b")
     return told
+
+
+HALVES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
+AUTOCAST = ("torch_autocast.enabled", "amp.enabled")
+
+
+def _precision(told: Told, flat: Mapping[str, Any], left: Sequence[str]) -> None:
+    """In what it computes. left: settings that its Trainer would fill in."""
+    half = [key for key in HALVES if flat.get(key) is True]
+    cast_too = [key for key in AUTOCAST if flat.get(key) is True]
+    if "fp16.enabled" in half and len(half) > 1:
+        raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
+    guessed = left and not half and not cast_too
+    told.set("train.precision", "bf16-mixed" if half or cast_too or guessed else "fp32")
+    if "fp16.enabled" in half:
+        told.notes.append("fp16 is counted as bf16: as fast and as large.")
+    if guessed:
+        told.notes.append(f"{left[0]} is left to a Trainer: bf16 is predicted (train.precision=fp32 predicts fp32).")
+    if cast_too and not half:
+        told.notes.append(f"{cast_too[0]}: products are counted in bf16, and so are parameters, which stay in fp32.")
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -96,7 +126,7 @@ def _batches(told: Told, flat: Mapping[str, Any]) -> None:
     """train_batch_size = micro-batch x accumulation x replicas; two of them say how many replicas there are,
     and a job says the rest."""
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    said = {key: whole_number(told, key, flat[key]) for key in keys if key in flat}
+    said = {key: whole_number(told, key, flat[key]) for key in keys if flat.get(key) not in ("auto", None)}
     for key, value in said.items():
         if value < 1:
             raise told.refuse(key, f"{value} is not positive", "Use at least 1")
@@ -110,12 +140,16 @@ def _batches(told: Told, flat: Mapping[str, Any]) -> None:
             problem = f"{batch} is not {micro} x {times} times whole replicas"
             raise told.refuse("train_batch_size", problem, f"Use a multiple of {micro * times}")
         told.set("strategy.dp", batch // (micro * times))
-    elif micro and times:
-        told.local = micro * times
-    elif batch and times:
+    elif micro and not batch and flat.get(keys[2]) != "auto" and (times or flat.get(keys[0]) != "auto"):
+        told.local = micro * (times or 1)
+    elif batch and not micro:
+        told.rounds = times or 1
         told.notes.append(
-            "train_micro_batch_size_per_gpu is missing: what train_batch_size leaves a replica is one step."
+            f"{keys[1]} is missing: what {keys[0]} leaves a replica is {told.rounds} micro-batch"
+            f"{'es' if told.rounds > 1 else ''}, as there."
         )
+    if micro is None and flat.get(keys[1]) == "auto":
+        told.rounds = 0
 
 
 def _sharding(told: Told, flat: Mapping[str, Any]) -> None:
@@ -128,12 +162,18 @@ def _sharding(told: Told, flat: Mapping[str, Any]) -> None:
     told.set("strategy.overlap", {"tp": "async" if beside else "sync", "shard": "both" if overlap else "none"})
     if (near := flat.get("zero_optimization.zero_hpz_partition_size", 1)) not in (0, 1):
         told.secondary = whole_number(told, "zero_optimization.zero_hpz_partition_size", near)
-    if flat.get("zero_optimization.offload_optimizer.device") == "cpu":
+    where = flat.get("zero_optimization.offload_optimizer.device", "none")
+    if where not in ("none", "cpu"):
+        told.unmodelled.append(f"zero_optimization.offload_optimizer.device = {where} (counted as cpu)")
+    if where != "none" or flat.get("zero_optimization.cpu_offload") is True:
         ratio = flat.get("zero_optimization.offload_optimizer.ratio", 1.0) if stage == 3 else 1.0
         told.set("recipe.optimizer_offload_fraction", number(told, "zero_optimization.offload_optimizer.ratio", ratio))
-    kind = flat.get("communication_data_type")
-    if kind in ("fp32", "fp16", "bfp16", "bf16"):
-        told.options["gradient_bytes"] = 4.0 if kind == "fp32" else 2.0
+    keys = {"communication_data_type": "gradient_bytes", "data_types.grad_accum_dtype": "main_gradient_bytes"}
+    for key, option in keys.items():
+        if key in flat:
+            if flat[key] not in TYPES:
+                raise told.refuse(key, f"'{flat[key]}' is unknown", f"Use {', '.join(TYPES)}")
+            told.options[option] = TYPES[flat[key]]
 
 
 def _recomputed(told: Told, flat: Mapping[str, Any]) -> None:
@@ -144,6 +184,11 @@ def _recomputed(told: Told, flat: Mapping[str, Any]) -> None:
         told.set("strategy.recompute", "full" if every else "none")
         if every > 1:
             told.notes.append(f"{key} = {every} is predicted as 1: each layer's input is kept.")
+    else:
+        told.notes.append(
+            "Which layers are computed again the model's code says: none are predicted (strategy.recompute=full "
+            "predicts all)."
+        )
     for name in ("partition_activations", "cpu_checkpointing"):
         if flat.get(f"activation_checkpointing.{name}") is True:
             told.unmodelled.append(f"activation_checkpointing.{name} = True")

@@ -14,11 +14,13 @@ What contradicts itself is refused with file, key and value. What is missing is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.spec import Job
@@ -34,10 +36,10 @@ MISSING = {
 @dataclass
 class Told:
     """values: of a job, by section and key. options: of the framework's time and memory. instances: copies of
-    the shards. local: sequences of a step of one replica, 0 where none are said. secondary: ranks of a second
-    copy of parameters. freed: columns that take values that the framework has only nearly. harmless:
-    settings. unmodelled, unknown: settings as they stand. notes: sentences on what is predicted otherwise
-    than said."""
+    the shards. local: sequences of a step of one replica, 0 where none are said. rounds: micro-batches of a
+    replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
+    parameters. freed: columns that take values that the framework has only nearly. harmless: settings.
+    unmodelled, unknown: settings as they stand. notes: sentences on what is predicted otherwise than said."""
 
     framework: str
     file: str
@@ -45,6 +47,7 @@ class Told:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     instances: int = 1
     local: int = 0
+    rounds: int = 1
     secondary: int = 0
     freed: tuple[str, ...] = ()
     harmless: list[str] = field(default_factory=list[str])
@@ -116,33 +119,67 @@ class Told:
 
     def _complete(self, values: dict[str, Any]) -> None:
         """Fill in what follows from the rest: replicas, shards, the batch."""
-        strategy, train = values.setdefault("strategy", {}), values.setdefault("train", {})
-        each = strategy.get("tp", 1) * strategy.get("pp", 1) * strategy.get("cp", 1)
-        ranks = values.setdefault("cluster", {}).get("ranks") or strategy.get("dp", 0) * each
+        strategy, cluster = values.setdefault("strategy", {}), values.setdefault("cluster", {})
+        degrees = {name: _degree(strategy.get(name), f"strategy.{name}") for name in ("tp", "pp", "cp")}
+        dp, ranks = _degree(strategy.get("dp"), "strategy.dp"), _degree(cluster.get("ranks"), "cluster.ranks")
+        each = 0 if None in degrees.values() else math.prod(one or 1 for one in degrees.values())
+        ranks = ranks or (dp or 0) * each
         if not ranks:
             fix = "Add cluster.ranks=... to the command"
             raise JobError("does not say how many ranks there are", file=self.file, key="cluster.ranks", fix=fix)
-        if ranks % each or ranks != each * strategy.get("dp", ranks // each):
-            told = f" x dp = {each * strategy['dp']}" if "dp" in strategy else f" = {each}"
+        cluster["ranks"] = ranks
+        if dp is None or not each:
+            strategy.setdefault("dp", "auto")
+        elif ranks % each or ranks != each * (dp or ranks // each):
+            told = f" x dp = {each * dp}" if dp else f" = {each}"
             problem = f"{ranks} ranks are no multiple of tp x pp x cp{told}"
             raise JobError(problem, file=self.file, key="cluster.ranks", fix=f"Use a multiple of {each}")
-        values["cluster"]["ranks"], strategy["dp"] = ranks, ranks // each
-        replicas = strategy["dp"] * strategy.get("cp", 1)
-        if self.local:
-            train.setdefault("global_batch_size", self.local * strategy["dp"])
+        else:
+            dp = strategy["dp"] = ranks // each
+        self._complete_batch(values, dp if each else None)
+        if self.instances > 1 or self.secondary:
+            self._complete_shards(strategy, strategy["dp"], degrees["cp"] or 1)
+
+    def _complete_batch(self, values: dict[str, Any], dp: int | None) -> None:
+        """The batch, and how large a micro-batch is. dp: replicas, None where these are left open."""
+        train, strategy = values.setdefault("train", {}), values["strategy"]
+        if self.local and dp:
+            train.setdefault("global_batch_size", self.local * dp)
         for key, what in MISSING.items():
             section, name = key.split(".")
             if not values.get(section, {}).get(name):
                 raise JobError(f"does not say {what}", file=self.file, key=key, fix=f"Add {key}=... to the command")
         self._check_model(values.get("model", {}))
-        train.setdefault("micro_batch_size", train["global_batch_size"] // strategy["dp"])
-        if self.instances > 1:
-            if replicas % self.instances:
-                problem = f"{self.instances} do not divide the {replicas} ranks that hold the same weights"
-                raise JobError(problem, file=self.file, key="copies of the shards", fix="Use a divisor of them")
-            strategy["shard"] = _shares(strategy.get("shard", "ddp"), replicas // self.instances)
+        if strategy["dp"] == "auto":
+            train.setdefault("micro_batch_size", "auto")
+        if "micro_batch_size" in train or not isinstance(batch := train["global_batch_size"], int):
+            return
+        key, parts = "train.micro_batch_size", self.rounds * (dp or 1)
+        if not self.rounds:
+            fix = f"Add {key}=... to the command"
+            raise JobError("does not say how many sequences a micro-batch has", file=self.file, key=key, fix=fix)
+        if batch % parts:
+            problem = f"{batch:,} sequences are not {dp} replicas x {self.rounds} micro-batches of one size"
+            fix = f"Use a multiple of {parts}"
+            raise JobError(problem, file=self.file, key="train.global_batch_size", fix=fix)
+        train["micro_batch_size"] = batch // parts
+
+    def _complete_shards(self, strategy: dict[str, Any], dp: Any, cp: int) -> None:
+        """What ranks that hold the same weights share out, where that is not over all of them."""
+        key = "strategy.shard"
+        if strategy.get("shard") == "auto":
+            return
+        if dp == "auto":
+            problem = "its shards are kept several times, over as many ranks as degrees leave, which are open"
+            raise JobError(problem, file=self.file, key=key, fix=f"Add {key}=auto to the command")
+        replicas = dp * cp
         if self.secondary:
             strategy["shard"] = _shares("fsdp", replicas) | {"secondary": self.secondary}
+        elif replicas % self.instances:
+            problem = f"{self.instances} do not divide the {replicas} ranks that hold the same weights"
+            raise JobError(problem, file=self.file, key="copies of the shards", fix="Use a divisor of them")
+        else:
+            strategy["shard"] = _shares(strategy.get("shard", "ddp"), replicas // self.instances)
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
         if not model:
@@ -151,6 +188,15 @@ class Told:
         if not {"preset", "huggingface", "vocab"} & model.keys():
             problem = "does not say how many tokens the vocabulary has"
             raise JobError(problem, file=self.file, key="model.vocab", fix="Add model.vocab=... to the command")
+
+
+def _degree(value: Any, key: str) -> int | None:
+    """How many ranks, 0 where nothing is said; None where it is left open. Raises JobError for others."""
+    if value is None or (value == "auto" and key != "cluster.ranks"):
+        return 0 if value is None else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise JobError(f"'{value}' is no number of ranks", file=COMMAND_LINE, key=key, fix="Use a whole number from 1")
+    return value
 
 
 def _shares(named: str, ranks: int) -> dict[str, int]:

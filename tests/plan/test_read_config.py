@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import SCHEDULES
-from plait.plan.answer import Planner
 from plait.plan.asking import point_of
 from plait.plan.emit import emit
 from plait.plan.frameworks import FRAMEWORKS
 from plait.plan.read_config import read_configuration
 from plait.plan.read_literals import Called, python_settings
-from plait.plan.told import Told
+from tests.plan.told_files import point, told
 
 TITAN = """
 [model]
@@ -83,30 +81,6 @@ def llama3_70b():
     cfg.model.my_switch = 3
     return cfg
 """
-DEEPSPEED = {
-    "train_batch_size": 512, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
-    "zero_optimization": {
-        "stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "offload_param": {"nvme": 1},
-        "offload_optimizer": {"device": "none"},
-    },
-    "bf16": {"enabled": True}, "gradient_clipping": 1.0, "my_key": 1,
-}  # fmt: skip
-ASKED = ["cluster.preset=h100", "data.sequence_length=4096", "model.preset=llama3-8b"]
-
-
-def told(folder: Path, name: str, text: str) -> Told:
-    file = folder / name.partition(":")[0]
-    file.write_text(text)
-    found = read_configuration(folder / name)
-    assert found
-    return found
-
-
-def point(one: Told, *more: str) -> dict[str, int]:
-    """As the framework runs it, on H100."""
-    job = one.job(["cluster.preset=h100", *more])
-    planner = Planner(job, Cluster.preset("h100"), job.model_spec(1).vocab, told_framework=one.runs)
-    return dict(planner.predict(job).point)
 
 
 def test_torchtitan_s_toml(tmp_path: Path) -> None:
@@ -177,64 +151,33 @@ def test_a_recipe_of_megatron_bridge(tmp_path: Path) -> None:
     assert one.get("model") == {"preset": "llama3-70b"} and one.unknown == ["--my-switch 3"]
 
 
-def test_deepspeed_s_json(tmp_path: Path) -> None:
-    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED))
-    found = point(one, *ASKED[1:])
-    assert (found["dp"], found["params"], found["micro"], found["num_micro"]) == (64, 64, 2, 4)
-    assert one.unknown == ["my_key = 1"]
-    assert one.unmodelled == ["zero_optimization.offload_param.nvme = 1"]
-
-
 @pytest.mark.parametrize(
-    ("changed", "more", "key"),
+    ("more", "dp"),
     [
-        ({"train_batch_size": 500}, ASKED, "train_batch_size"),
-        ({"zero_optimization": {"stage": 4}}, ASKED, "zero_optimization.stage"),
-        ({"fp16": {"enabled": True}}, ASKED, "fp16.enabled"),
-        ({"train_batch_size": "many"}, ASKED, "train_batch_size"),
-        ({}, ASKED[:2], "model"),
-        ({}, [ASKED[0], ASKED[2]], "data.sequence_length"),
-        ({"train_batch_size": "auto"}, ASKED, "cluster.ranks"),
-        ({}, [*ASKED, "cluster.ranks=32"], "cluster.ranks"),
+        (["strategy.dp=auto", "cluster.ranks=64"], ("strategy.dp",)),
+        (["strategy.tp=auto", "cluster.ranks=64"], ("strategy.tp", "strategy.dp")),
     ],
 )
-def test_what_deepspeed_does_not_say_is_asked_for(
-    tmp_path: Path, changed: dict[str, Any], more: list[str], key: str
-) -> None:
+def test_degrees_beside_a_file_may_be_left_open(tmp_path: Path, more: list[str], dp: tuple[str, ...]) -> None:
+    one = told(tmp_path, "titan.toml", TITAN.replace("data_parallel_replicate_degree = 2\n", ""))
+    open_ones = one.job(["train.global_batch_size=64", *more]).open
+    assert set(dp) <= set(open_ones)
+
+
+@pytest.mark.parametrize("setting", ["cluster.ranks=auto", "strategy.tp=x", "strategy.pp=0", "strategy.dp=1.5"])
+def test_degrees_that_are_none_are_refused(tmp_path: Path, setting: str) -> None:
     with pytest.raises(JobError) as error:
-        told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed)).job(more)
-    assert error.value.key == key and str(error.value.file).endswith("ds.json")
+        told(tmp_path, "titan.toml", TITAN).job(["cluster.ranks=64", setting])
+    assert error.value.key == setting.partition("=")[0] and error.value.file == "command line"
 
 
-@pytest.mark.parametrize(
-    ("more", "key", "value", "unmodelled"),
-    [
-        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 1}}, "strategy.recompute", "full", 0),
-        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 0}}, "strategy.recompute", "none", 0),
-        ({"optimizer": {"type": "Muon"}}, "train.optimizer", "muon", 0),
-        ({"optimizer": {"type": "OneBitAdam"}}, "train.optimizer", "adamw", 1),
-        ({"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}}, "strategy.overlap.tp", "async", 0),
-        ({"activation_checkpointing": {"cpu_checkpointing": True}}, "strategy.recompute", None, 1),
-    ],
-)
-def test_what_deepspeed_s_keys_say(
-    tmp_path: Path, more: dict[str, Any], key: str, value: str | None, unmodelled: int
-) -> None:
-    before = len(told(tmp_path, "ds.json", json.dumps(DEEPSPEED)).unmodelled)
-    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED | more))
-    assert one.get(key) == value and len(one.unmodelled) == before + unmodelled
-
-
-def test_a_second_copy_of_parameters_is_zero_plus_plus_s(tmp_path: Path) -> None:
-    zero = {"stage": 3, "zero_hpz_partition_size": 8}
-    found = point(told(tmp_path, "ds.json", json.dumps(DEEPSPEED | {"zero_optimization": zero})), *ASKED[1:])
-    assert (found["params"], found["secondary"]) == (64, 8)
-
-
-def test_micro_batches_and_ranks_make_a_batch(tmp_path: Path) -> None:
-    values = {key: value for key, value in DEEPSPEED.items() if key != "train_batch_size"}
-    one = told(tmp_path, "ds.json", json.dumps(values)).job([*ASKED, "cluster.ranks=16"])
-    assert (one.train.global_batch_size, one.num_micro_batches) == (128, 4)
+def test_copies_of_shards_over_open_degrees_are_refused(tmp_path: Path) -> None:
+    one = told(tmp_path, "titan.toml", TITAN)
+    more = ["cluster.ranks=64", "strategy.dp=auto", "train.global_batch_size=64"]
+    with pytest.raises(JobError, match=r"Add strategy\.shard=auto") as error:
+        one.job(more)
+    assert error.value.key == "strategy.shard"
+    assert "strategy.shard" in one.job([*more, "strategy.shard=auto"]).open
 
 
 def test_megatron_s_yaml(tmp_path: Path) -> None:

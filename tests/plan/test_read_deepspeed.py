@@ -1,0 +1,153 @@
+"""Configurations of DeepSpeed, read from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.base.errors import JobError
+from tests.plan.told_files import point, told
+
+DEEPSPEED = {
+    "train_batch_size": 512, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "offload_param": {"nvme": 1},
+        "offload_optimizer": {"device": "none"},
+    },
+    "bf16": {"enabled": True}, "gradient_clipping": 1.0, "my_key": 1,
+}  # fmt: skip
+ASKED = ["cluster.preset=h100", "data.sequence_length=4096", "model.preset=llama3-8b"]
+
+
+def test_deepspeed_s_json(tmp_path: Path) -> None:
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED))
+    found = point(one, *ASKED[1:])
+    assert (found["dp"], found["params"], found["micro"], found["num_micro"]) == (64, 64, 2, 4)
+    assert one.unknown == ["my_key = 1"]
+    assert one.unmodelled == ["zero_optimization.offload_param.nvme = 1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "key"),
+    [
+        ({"train_batch_size": 500}, ASKED, "train_batch_size"),
+        ({"zero_optimization": {"stage": 4}}, ASKED, "zero_optimization.stage"),
+        ({"fp16": {"enabled": True}}, ASKED, "fp16.enabled"),
+        ({"train_batch_size": "many"}, ASKED, "train_batch_size"),
+        ({}, ASKED[:2], "model"),
+        ({}, [ASKED[0], ASKED[2]], "data.sequence_length"),
+        ({"train_batch_size": "auto"}, ASKED, "cluster.ranks"),
+        ({}, [*ASKED, "cluster.ranks=32"], "cluster.ranks"),
+    ],
+)
+def test_what_deepspeed_does_not_say_is_asked_for(
+    tmp_path: Path, changed: dict[str, Any], more: list[str], key: str
+) -> None:
+    with pytest.raises(JobError) as error:
+        told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed)).job(more)
+    assert error.value.key == key and str(error.value.file).endswith("ds.json")
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "value", "unmodelled"),
+    [
+        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 1}}, "strategy.recompute", "full", 0),
+        ({"pipeline": {"stages": 2, "activation_checkpoint_interval": 0}}, "strategy.recompute", "none", 0),
+        ({"optimizer": {"type": "Muon"}}, "train.optimizer", "muon", 0),
+        ({"optimizer": {"type": "OneBitAdam"}}, "train.optimizer", "adamw", 1),
+        ({"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}}, "strategy.overlap.tp", "async", 0),
+        ({"activation_checkpointing": {"cpu_checkpointing": True}}, "strategy.recompute", None, 1),
+    ],
+)
+def test_what_deepspeed_s_keys_say(
+    tmp_path: Path, more: dict[str, Any], key: str, value: str | None, unmodelled: int
+) -> None:
+    before = len(told(tmp_path, "ds.json", json.dumps(DEEPSPEED)).unmodelled)
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED | more))
+    assert one.get(key) == value and len(one.unmodelled) == before + unmodelled
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "value", "said"),
+    [
+        ({"bf16": {"enabled": "auto"}}, "train.precision", "bf16-mixed", "bf16.enabled is left to a Trainer"),
+        ({"bf16": {}, "amp": {"enabled": True}}, "train.precision", "bf16-mixed", "amp.enabled: products"),
+        ({"bf16": {}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "train.precision", "bf16-mixed",
+         "torch_autocast.enabled: products"),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "recipe.optimizer_offload_fraction", 1.0, ""),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+         "recipe.optimizer_offload_fraction", 1.0, "zero_optimization.offload_optimizer.device = nvme (counted as"),
+        ({}, "strategy.recompute", None, "strategy.recompute=full predicts all"),
+    ],
+)  # fmt: skip
+def test_what_deepspeed_leaves_to_others_or_calls_by_older_names(
+    tmp_path: Path, changed: dict[str, Any], key: str, value: Any, said: str
+) -> None:
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed))
+    assert one.get(key) == value and said in " ".join(one.lines())
+
+
+@pytest.mark.parametrize(
+    ("batches", "micro", "batch"),
+    [
+        ((512, None, 16), 2, 512),
+        ((512, None, None), 32, 512),
+        ((None, 2, None), 2, 32),
+        ((None, 2, 4), 2, 128),
+        (("auto", 2, 4), 2, 128),
+        ((512, 4, None), 4, 512),
+        ((None, 2, "auto"), None, "train.global_batch_size"),
+        ((512, "auto", 4), None, "train.micro_batch_size"),
+        ((500, None, 3), None, "train.global_batch_size"),
+    ],
+)
+def test_deepspeed_s_three_batch_sizes(
+    tmp_path: Path, batches: tuple[Any, Any, Any], micro: int | None, batch: int | str
+) -> None:
+    """On 16 replicas; what is neither said nor follows is asked for."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    values = {key: value for key, value in DEEPSPEED.items() if key not in names}
+    values |= {key: value for key, value in zip(names, batches, strict=True) if value is not None}
+    one = told(tmp_path, "ds.json", json.dumps(values))
+    if isinstance(batch, str):
+        with pytest.raises(JobError) as error:
+            one.job([*ASKED, "cluster.ranks=16"])
+        assert error.value.key == batch
+    else:
+        train = one.job([*ASKED, "cluster.ranks=16"]).train
+        assert (train.micro_batch_size, train.global_batch_size) == (micro, batch)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"bf16": True}, "bf16"),
+        ({"zero_optimization": True}, "zero_optimization"),
+        ({"bf16": {"enabled": "true"}}, "bf16.enabled"),
+        ({"data_types": {"grad_accum_dtype": "float8"}}, "data_types.grad_accum_dtype"),
+    ],
+)
+def test_what_deepspeed_would_not_take_is_refused_by_its_key(tmp_path: Path, changed: dict[str, Any], key: str) -> None:
+    with pytest.raises(JobError) as error:
+        told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed))
+    assert error.value.key == key
+
+
+def test_gradients_that_deepspeed_sums_in_fp32_fill_more(tmp_path: Path) -> None:
+    one = told(tmp_path, "ds.json", json.dumps(DEEPSPEED | {"data_types": {"grad_accum_dtype": "fp32"}}))
+    assert one.runs and one.runs.options.main_gradient_bytes == 4.0
+
+
+def test_a_second_copy_of_parameters_is_zero_plus_plus_s(tmp_path: Path) -> None:
+    zero = {"stage": 3, "zero_hpz_partition_size": 8}
+    found = point(told(tmp_path, "ds.json", json.dumps(DEEPSPEED | {"zero_optimization": zero})), *ASKED[1:])
+    assert (found["params"], found["secondary"]) == (64, 8)
+
+
+def test_micro_batches_and_ranks_make_a_batch(tmp_path: Path) -> None:
+    values = {key: value for key, value in DEEPSPEED.items() if key != "train_batch_size"}
+    one = told(tmp_path, "ds.json", json.dumps(values)).job([*ASKED, "cluster.ranks=16"])
+    assert (one.train.global_batch_size, one.num_micro_batches) == (128, 4)
