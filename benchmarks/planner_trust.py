@@ -1,6 +1,6 @@
 """Whether the planner's first is the best, for drawn jobs from 350M to 405B on 1 to 2,048 ranks.
 
-    python benchmarks/planner_trust.py [--jobs 300] [--first 0] [--sampled 30] [--workers 1] [--keep FILE]
+    python -m benchmarks.planner_trust [--jobs 300] [--first 0] [--sampled 30] [--workers 1] [--keep FILE]
 
 Of every job: the answer; the answers under three drawn conditions (a degree, a micro-batch, slices,
 recomputation, memory), none of which may be better; the answers with twice the compute, memory, links inside
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from keeping import finish, keep, make_parser
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.keeping import finish, keep, make_parser
 from plait.core.base.errors import PlaitError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
@@ -96,8 +96,9 @@ def drawn(number: int) -> dict[str, Any]:
     }
 
 
-def tried(number: int, *, sampled: bool) -> dict[str, Any]:
-    """What one job's answers are, to that without conditions."""
+def tried(number: int, *, sampled: bool = False, few: bool = False) -> dict[str, Any]:
+    """What one job's answers are, to that without conditions. few: one condition and one doubling, by the
+    number."""
     values, chance = drawn(number), random.Random(f"conditions {number}")
     job = Job.from_dict(values)
     cluster = Cluster.preset(values["cluster"]["preset"])
@@ -107,10 +108,12 @@ def tried(number: int, *, sampled: bool) -> dict[str, Any]:
     except PlaitError as error:
         return told | {"refused": str(error)[:200]}
     told |= {"seconds": best.seconds, "conditions": {}, "better": {}}
-    for condition in conditions(chance, best.point, best.most_memory):
+    asked = conditions(chance, best.point, best.most_memory)
+    for condition in asked[number % len(asked) :][:1] if few else asked:
         other = _seconds(job.changed([f'plan.constraints=["{condition}"]']), cluster)
         told["conditions"][condition] = None if other is None else best.seconds / other
-    for name, factor in BETTER.items():
+    doubled = [*BETTER.items()]
+    for name, factor in doubled[number % len(doubled) :][:1] if few else doubled:
         other = _seconds(job, changed_cluster(cluster, {name: factor}))
         told["better"][name] = None if other is None else other / best.seconds
     if sampled and not job.model_spec(256).experts:
@@ -140,22 +143,24 @@ def _seconds(job: Job, cluster: Cluster) -> float | None:
 
 
 def sample(planner: Planner, chance: random.Random) -> float:
-    """The least seconds of a simulation of drawn points that fit."""
+    """The least seconds of a simulation of drawn points that are sure enough to fit."""
     asked, job = planner.asked, planner.job
     ranked = search(asked, planner.cluster, job.train.precision, keep=1, most=job.plan.points)
     order = np.argsort(ranked.said, kind="stable")
+    order = order[planner.fit(ranked.space.take(order), job)]
     fastest = order[: max(POINTS, int(SHARE * len(order)))]
     best, left = float("inf"), POINTS
-    for tries in range(20 * POINTS):
+    for tries in range(10 * POINTS):
         if not left:
             break
         at = int(chance.choice(fastest if tries % 2 else order))
         try:
-            one = planner.predict(job_at(job, ranked.space.row(at)))
+            drawn = job_at(job, ranked.space.row(at))
+            plan = planner.draft(drawn)
+            if planner.memory(drawn, plan).safe:
+                best, left = min(best, planner.simulated(drawn, plan).seconds), left - 1
         except PlaitError:
             continue
-        if one.memory.fits:
-            best, left = min(best, one.seconds), left - 1
     return best
 
 

@@ -180,7 +180,7 @@ class Planner:
         for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             doubt = WIDE if more and self._light else DOUBT
-            tried = Finalists(ranked, self._finalists_of, lambda points: self._fit(points, self.job), doubt)
+            tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.other_schedules()
@@ -253,7 +253,7 @@ class Planner:
 
         def fits(job: Job) -> bool:
             ranks_of(job, self.cluster)
-            if not self._fit(Points.of([point_of(job)]), job)[0] or next(walked) >= PROPOSED:
+            if not self.fit(Points.of([point_of(job)]), job)[0] or next(walked) >= PROPOSED:
                 return False
             return (self.predict(job).memory if self.closed else self.memory(job, self.draft(job))).safe
 
@@ -269,7 +269,7 @@ class Planner:
             options=self._options(job),
         )  # fmt: skip
 
-    def _fit(self, points: Points, job: Job) -> NDArray[np.bool_]:
+    def fit(self, points: Points, job: Job) -> NDArray[np.bool_]:
         """Which points of a job fit in closed form."""
         found = step_memory(
             self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
