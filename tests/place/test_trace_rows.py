@@ -121,3 +121,34 @@ def test_a_compressed_table_that_was_cut_off(tmp_path: Path, kind: str) -> None:
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="is no readable table"):
         read_trace(file)
+
+
+@pytest.mark.parametrize("rows", ["0,1,60,\n0,2,70,\n", "0,1,60,\n0,2,70\n"])
+def test_a_mark_that_ends_every_line_moves_no_cell(tmp_path: Path, rows: str) -> None:
+    """pandas takes the first cells of such rows for their names, and all others then move."""
+    found = trace_of(f"submit,gpus,duration_s\n{rows}", tmp_path)
+    assert found.gpus.tolist() == [1, 2] and found.duration.tolist() == [60, 70]
+
+
+@pytest.mark.parametrize("rows", ["0,1,60,7\n1,2,70,8\n", "0,1,60,\n0,2,70,8\n", "0,1,60,,7\n"])
+def test_rows_of_more_cells_than_there_are_names_are_refused(tmp_path: Path, rows: str) -> None:
+    with pytest.raises(DataError, match="rows have more cells than the first line has names"):
+        trace_of(f"submit,gpus,duration_s\n{rows}", tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="two columns are called 'gpus'"):
+        trace_of("submit,gpus,gpus,duration_s\n0,1,2,60\n", tmp_path)
+    assert trace_of("submit,gpus,x,x,duration_s\n0,1,2,2,60\n", tmp_path).gpus.tolist() == [1]
+
+
+def test_cells_that_are_read_otherwise_than_written_are_said(tmp_path: Path) -> None:
+    head = "id,submit,gpus,duration_s,priority,preemptible\n"
+    found = trace_of(head + "a,0,1,60,high,maybe\na,1,1,60,,\nb,2,1,60,3,No\n", tmp_path)
+    assert found.priority.tolist() == [0, 0, 3] and not found.preemptible.any()
+    assert found.how[:-1] == (
+        "cells of 'priority' that are no number, and count as 0: 1 (high)",
+        "cells of 'preemptible' that are neither yes nor no, and count as no: 1 (maybe)",
+        "cells of 'id' that are those of a row above; each row is a job: 1 (a)",
+    )
+    assert trace_of(f"{head}b,2,1,60,3,No\n", tmp_path).how == found.how[-1:]

@@ -3,16 +3,18 @@
 ===========  =====================================================================================
 known        the fields of ``USUAL``; units of times in a column's name or behind it; GPUs in percent
              or thousandths, by the column's name or behind it (``gpus=plan_gpu:percent``)
-passed over  rows without usable numbers, by reason (``Trace.dropped``); other columns
-refused      columns that are not there, fields that no job has, units that are none, a table
-             without a submission, GPUs and a duration or an end
+passed over  rows without usable numbers, by reason (``Trace.dropped``); other columns. Said are
+             priorities that are no numbers, words that are neither yes nor no, numbers of jobs
+             that several rows have
+refused      columns that are not there or twice, fields that no job has, units that are none, a
+             table without a submission, GPUs and a duration or an end
 ===========  =====================================================================================
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ USUAL = {
     "priority": ("priority", "job_priority", "prio"),
 }  # fmt: skip
 """What a job has, and what columns that hold it are called."""
+YES, NO = ("1", "1.0", "true", "yes", "y", "t"), ("0", "0.0", "false", "no", "n", "f", "")
 NUMBERS, CATEGORIES = ("cpus", "memory", "nodes"), ("group", "queue", "user", "type")
 PARTS = {"percent": 0.01, "milli": 0.001, "whole": 1.0}
 """Units of GPUs, in GPUs."""
@@ -46,6 +49,8 @@ _OF_GPUS = re.compile(r"(?P<percent>^plan_gpu$|percent|pct|%)|(?P<milli>milli)",
 """What a column's name says of its unit; ``plan_gpu`` is that of Alibaba's PAI."""
 TIMES = ("submit", "start", "end", "duration")
 """Fields whose column may be given with a unit: duration=took:min."""
+FEW_NAMES = 5
+"""Cells that a message names."""
 _FEW = 5
 """Rows below which nothing is concluded from their numbers."""
 
@@ -101,6 +106,10 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             file=str(path),
             fix=_EXAMPLE,
         )
+    for column in chosen.values():
+        if f"{column}.1" in there:  # so pandas calls the second of that name
+            problem = f"two columns are called {column!r}, or one of them {column + '.1'!r}"
+            raise JobError(problem, file=str(path), fix="Give the one that is meant another name")
     gpus, how = _gpus(frame[chosen["gpus"]], units.pop("gpus", ""))
     return build(
         frame,
@@ -113,10 +122,10 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             id=chosen.get("id"),
             numbers={name: chosen[name] for name in NUMBERS if name in chosen},
             categories={name: chosen[name] for name in CATEGORIES if name in chosen},
-            preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+            preemptible=_words(frame[chosen["preemptible"]]).isin(YES) if "preemptible" in chosen else None,
             priority=chosen.get("priority"),
         ),
-        TraceForm(name=path.name, schema="columns", how=how),
+        TraceForm(name=path.name, schema="columns", how=(*how, *_odd_cells(frame, chosen))),
         units=units,
     )
 
@@ -169,5 +178,25 @@ def _gpus(column: Any, unit: str) -> tuple[Any, tuple[str, ...]]:
     return numbers, ()
 
 
-def _truth(column: Any) -> Any:
-    return column.astype("string").str.lower().isin(("1", "1.0", "true", "yes", "y", "t")).to_numpy()
+def _odd_cells(frame: Any, chosen: Mapping[str, str]) -> Iterator[str]:
+    """What is said of cells that are no priority, neither yes nor no, or a job's number once more."""
+    if column := chosen.get("priority"):
+        odd = frame[column][pandas().to_numeric(frame[column], errors="coerce").isna() & frame[column].notna()]
+        yield from _said(column, odd, "no number, and count as 0")
+    if column := chosen.get("preemptible"):
+        odd = frame[column][frame[column].notna() & ~_words(frame[column]).isin((*YES, *NO))]
+        yield from _said(column, odd, "neither yes nor no, and count as no")
+    if column := chosen.get("id"):
+        odd = frame[column][frame[column].notna() & frame[column].duplicated()]
+        yield from _said(column, odd, "those of a row above; each row is a job")
+
+
+def _said(column: str, odd: Any, what: str) -> Iterator[str]:
+    if len(odd):
+        names = [str(each) for each in odd.unique()]
+        rest = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+        yield f"cells of '{column}' that are {what}: {len(odd)} ({', '.join(names[:FEW_NAMES])}{rest})"
+
+
+def _words(column: Any) -> Any:
+    return column.astype("string").str.strip().str.lower()

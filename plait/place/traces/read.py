@@ -6,8 +6,8 @@ known        published schemas by their columns (``SCHEMAS``), Philly's JSON log
 passed over  rows that are no jobs, or whose times are in another unit than those of most rows, counted
              by reason (``Trace.dropped``); values read otherwise
              than written (``Trace.changed``) and what had to be decided (``Trace.how``) are said
-refused      a table without a line of column names, other compression, more rows or bytes than a
-             replay has use for, lines of more than a MiB
+refused      a table without a line of column names, or with rows of more cells than that; other
+             compression, more rows or bytes than a replay has use for, lines of more than a MiB
 ===========  =====================================================================================
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,16 @@ def _table(file: Path) -> Any:
         mark, count = _header(file)
         decimal = "," if mark == ";" else "."  # spreadsheets write semicolons where a comma is decimal
         most = min(MOST_ROWS, MOST_CELLS // count)
-        with open_unpacked(file, MOST) as stream:
+        with open_unpacked(file, MOST) as stream, warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond those of the first line
             frame = pd.read_csv(
-                stream, low_memory=False, skipinitialspace=mark != "\t", sep=mark, decimal=decimal, nrows=most + 1
-            )
+                stream, low_memory=False, skipinitialspace=mark != "\t", sep=mark, decimal=decimal, nrows=most + 1,
+                index_col=False,  # else pandas takes a row's first cells for its name, and moves the others
+            )  # fmt: skip
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{file}: rows have more cells than the first line has names of columns. Name all of them."
+        ) from None
     except (ValueError, OSError, RuntimeError, csv.Error, pd.errors.ParserError) as error:
         raise DataError(f"{file} is no readable table: {' '.join(reason_of(error).split())}") from None
     if len(frame) > most:
