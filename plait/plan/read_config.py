@@ -13,7 +13,7 @@ Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,17 +22,27 @@ from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
-from plait.plan.megatron_flags import BRIDGE, PUBLISHED, SWITCHES
+from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
-from plait.plan.read_megatron import megatron_told
-from plait.plan.read_shell import Argument, arguments
+from plait.plan.read_megatron import SAME, megatron_told
+from plait.plan.read_shell import Argument, read_script
 from plait.plan.read_torchtitan import torchtitan_told
 from plait.plan.told import Told
 
 LARGEST = 2 << 20
 """Bytes of a configuration."""
 YAML = (".yaml", ".yml")
+TITAN = (
+    "torchtitan",
+    "Name its configuration (.toml, or .py:FUNCTION), and say what the command line changes as settings: strategy.tp=8",
+)
+OTHERS = {
+    "deepspeed": ("DeepSpeed", "Name its configuration (--deepspeed's .json), and model.preset=... beside it"),
+    "deepspeed-config": ("DeepSpeed", "Name its configuration (.json), and model.preset=... beside it"),
+    "job.": TITAN, "training.": TITAN, "parallelism.": TITAN,
+}  # fmt: skip
+"""Flags, and beginnings of flags, of programs with configurations of their own: whose, and what to do."""
 PLAIN = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", "")
 """Ends of names of files whose flags are read."""
 
@@ -47,7 +57,7 @@ def read_configuration(path: Path) -> Told | None:
     if kind == ".py":
         return _python(path)
     if kind in YAML:
-        return megatron_told(str(path), list(_arguments(load(_text(path)))))
+        return _megatron(path, list(_arguments(load(_text(path)))))
     if kind in PLAIN:
         return _flags(path)
     return None
@@ -61,10 +71,27 @@ def _text(path: Path) -> str:
 
 
 def _flags(path: Path) -> Told:
-    found = arguments(_text(path))
-    if not found:
+    script = read_script(_text(path))
+    if not script.arguments:
         raise JobError("has no --flags", file=str(path), fix="Name a job (.toml), a plan (.json) or a configuration")
-    return megatron_told(str(path), found)
+    told = _megatron(path, script.arguments)
+    told.notes += script.notes
+    return told
+
+
+def _megatron(path: Path, given: Sequence[Argument]) -> Told:
+    """The job of Megatron-LM's flags. Raises JobError where none of them says a job's shape."""
+    for one in given:
+        if told := OTHERS.get(one.name, OTHERS.get(one.name.partition(".")[0] + ".")):
+            problem = f"starts {told[0]} (--{one.name}), whose command line is not read"
+            raise JobError(problem, file=str(path), fix=told[1])
+    if not {*DEGREES, *SHAPES} & {SAME.get(one.name, one.name) for one in given}:
+        problem = (
+            f"has {len(given)} flags, none of which says a size of Megatron-LM's: {', '.join(map(str, given[:3]))}"
+        )
+        fix = "Name a command line of Megatron-LM, or a job (.toml)"
+        raise JobError(problem, file=str(path), fix=fix)
+    return megatron_told(str(path), given)
 
 
 def _json(path: Path) -> Told | None:

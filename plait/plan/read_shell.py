@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from ast import Add, BinOp, Constant, Expression, FloorDiv, Mult, Sub, parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
-_ASSIGNED = re.compile(
-    r"^[ \t]*(?:export[ \t]+|local[ \t]+|declare[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)=", re.MULTILINE
-)
-_REFERENCE = re.compile(r"\$\(\((.*?)\)\)|\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
+from plait.plan.read_branches import taken
+from plait.plan.shell_values import ASSIGNED, expanded
+
 _SLURM = re.compile(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node|ntasks-per-node|gres)|-(N))[= ](?:gpu:)?(?:\w+:)?(\d+)\b", re.M
 )
 _OF_SLURM = {"nodes": "nnodes", "N": "nnodes", "ntasks-per-node": "nproc-per-node", "gpus-per-node": "nproc-per-node",
              "gres": "nproc-per-node"}  # fmt: skip
+_QUOTED = re.compile(r'"(\$\{\w+\[@\]\})"')
+"""All words of an array, each a word."""
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _END = {"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<", "then", "fi", "do", "done", "else"}
-DEPTH = 20
-"""Variables within variables, at most."""
 
 
 class Argument(NamedTuple):
@@ -34,25 +32,48 @@ class Argument(NamedTuple):
         return " ".join((f"--{self.name}", *self.values))
 
 
+class Script(NamedTuple):
+    """arguments: of its commands. open: conditions that a run decides, with what their branches set."""
+
+    arguments: list[Argument]
+    open: dict[str, list[str]]
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence on each condition that a run decides."""
+        return [
+            f"A run decides {condition}, which sets {', '.join(names)}: all of its branches are read, and of a value "
+            "that several set the last."
+            for condition, names in self.open.items()
+        ]
+
+
 def arguments(text: str) -> list[Argument]:
+    """Flags of the commands in a script."""
+    return read_script(text).arguments
+
+
+def read_script(text: str) -> Script:
     """Flags of the commands in a script; of a text without commands all flags in it.
 
     >>> script = 'N=4\\nARGS=(--num-layers $((2*N)) --bf16)\\ntorchrun run.py ${ARGS[@]}'
-    >>> [str(one) for one in arguments(script)]
+    >>> [str(one) for one in read_script(script).arguments]
     ['--num-layers 8', '--bf16']
-    >>> [str(one) for one in arguments('--lr 1e-4 --save $1 # where')]
+    >>> [str(one) for one in read_script('--lr 1e-4 --save $1 # where').arguments]
     ['--lr 1e-4', '--save $1']
     """
-    joined = text.replace("\\\r\n", " ").replace("\\\n", " ")
-    variables, rest = _variables(joined)
-    found = list(_flags(_expanded(rest, variables)))
+    joined = _QUOTED.sub(r"\1", text.replace("\\\r\n", " ").replace("\\\n", " "))
+    runs = taken(joined)
+    variables, rest = _variables(runs.text)
+    found = list(_flags(expanded(rest, variables)))
     if not found:
         for value in variables.values():
-            found += _flags(_expanded(value, variables))
+            found += _flags(expanded(value, variables))
     said = {one.name for one in found if one.values and one.values[0].isdigit()}
     asked = {_OF_SLURM[long or short]: number for long, short, number in sorted(_SLURM.findall(text), key=_last)}
-    return [*(Argument(name, (number,)) for name, number in asked.items() if name not in said),
-            *(one for one in found if one.name not in asked or one.name in said)]  # fmt: skip
+    flags = [*(Argument(name, (number,)) for name, number in asked.items() if name not in said),
+             *(one for one in found if one.name not in asked or one.name in said)]  # fmt: skip
+    return Script(flags, runs.open)
 
 
 def _last(asked: tuple[str, str, str]) -> bool:
@@ -63,7 +84,7 @@ def _last(asked: tuple[str, str, str]) -> bool:
 def _variables(text: str) -> tuple[dict[str, str], str]:
     """What the script sets, and the script without it."""
     found, rest, at = dict[str, str](), list[str](), 0
-    while match := _ASSIGNED.search(text, at):
+    while match := ASSIGNED.search(text, at):
         line = text.rfind("\n", 0, match.start() + 1) + 1
         if text[line : match.start()].lstrip().startswith("#"):
             at = match.end()
@@ -112,46 +133,6 @@ def _unquoted(line: str) -> str:
         return " ".join(shlex.split(line))
     except ValueError:
         return line
-
-
-def _expanded(text: str, variables: Mapping[str, str], depth: int = DEPTH) -> str:
-    """With variables put in; what nobody sets stays."""
-
-    def put(match: re.Match[str]) -> str:
-        if match[1] is not None:
-            return _computed(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda m: variables.get(m[1], m[0]), match[1]),
-                             match[0], variables, depth)  # fmt: skip
-        name, default = match[2] or match[4], match[3]
-        if name in variables and depth:
-            value = variables[name]
-            return _expanded(value, {key: one for key, one in variables.items() if key != name}, depth - 1)
-        return default.strip("\"'") if default is not None else match[0]
-
-    return _REFERENCE.sub(put, text)
-
-
-def _computed(text: str, otherwise: str, variables: Mapping[str, str], depth: int) -> str:
-    """Sums and products of whole numbers."""
-    told = _expanded(text, variables, depth - 1) if depth else text
-    try:
-        return str(_number(parse(told.strip().replace("/", "//"), mode="eval")))
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return otherwise
-
-
-def _number(node: object) -> int:
-    match node:
-        case Expression(body=body):
-            return _number(body)
-        case Constant(value=int(value)):
-            return value
-        case BinOp(left=left, op=op, right=right):
-            a, b = _number(left), _number(right)
-            return a * b if isinstance(op, Mult) else a + b if isinstance(op, Add) else (
-                a - b if isinstance(op, Sub) else a // b if isinstance(op, FloorDiv) else _number(None)
-            )  # fmt: skip
-        case _:
-            raise ValueError
 
 
 def _flags(text: str) -> Iterator[Argument]:
