@@ -11,11 +11,8 @@ In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,8 +24,7 @@ import polars as pl
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DataError, PlaitError
-from plait.core.base.files import kind_of
-from plait.core.base.numbers import LARGEST, MOST_SECONDS, is_number
+from plait.core.base.numbers import is_number
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.plan import Plan
 from plait.core.record.clocks import FILE as CLOCKS
@@ -41,6 +37,7 @@ from plait.core.runs.ring_calls import RINGS
 from plait.core.topology.rank_table import RankTable
 from plait.diagnose.alike import Alike, alike, one_size
 from plait.diagnose.imported import Said, imported_notes
+from plait.diagnose.json_lines import UNREAD, lines_of
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (
     ROLLUP,
@@ -57,13 +54,8 @@ from plait.diagnose.recording import (
 from plait.diagnose.tables import Glance, read_tables, read_totals, rollup_files, timeline_files
 
 METRICS = "metrics.jsonl"
-MOST_LINES, MOST_VALUES, LONGEST_LINE = 500_000, 8_000_000, 1 << 20
-"""Of a file of lines of JSON: lines and values that are read, bytes of a line. A step has some 15 values."""
-UNREAD = "files of the run that cannot be read"
 SOON = 60.0
 """Seconds within which a launcher writes down that its ranks have done a step."""
-TIMES = 2.0**32
-"""Seconds since 1970 of what somebody wrote down: until 2106."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,12 +97,12 @@ def read_run(folder: Path, *, spans: bool = True) -> RecordedRun:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(timeline)  # raises PermissionError, which says more than that there is nothing
         raise DataError(_nothing(folder, plan, notes.lines))
-    metrics = tuple(_lines(folder / METRICS, notes))
+    metrics = tuple(lines_of(folder / METRICS, notes))
     hosts, agree = _hosts(folder, notes)
     recording = recorded(
         _on_one_clock(ops, folder, notes), rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics
     )
-    attempts = tuple(_lines(folder / ATTEMPTS, notes))
+    attempts = tuple(lines_of(folder / ATTEMPTS, notes))
     if said := imported_notes(folder):
         said.add_to(notes)
     return RecordedRun(
@@ -173,7 +165,7 @@ def of_one_size(tables: Tables, folder: Path) -> Tables:
     """Its steps with batches of one size, and a note where others were left out."""
     notes = Notes()
     known, drawn = ({*chain.from_iterable(one["step"].unique() for one in some)} for some in (tables[:3], tables[:2]))
-    one = one_size(_lines(folder / METRICS, notes), known, drawn)
+    one = one_size(lines_of(folder / METRICS, notes), known, drawn)
     tables.passed_over.add(notes.over)
     if not one.note:
         return tables._replace(notes=(*tables.notes, *notes.lines))
@@ -357,62 +349,3 @@ def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
         return (folder / METRICS).stat().st_mtime
     except OSError:
         return None
-
-
-def _lines(path: Path, notes: Notes) -> Iterable[Mapping[str, Any]]:
-    """Lines of JSON, without numbers that cannot be; a last one that was cut off is nothing to speak of."""
-    bad, good, strange, number = 0, 0, list[str](), 0
-    for number, line in enumerate(_texts(path, notes), 1):
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if isinstance(values, dict):
-            sound = {sys.intern(name): value for name, value in values.items() if _possible(name, value)}
-            strange += [f"{name} of line {number}" for name in values if name not in sound]
-            good += 1
-            yield sound
-        else:
-            bad += 1
-    if bad > 1 or (bad and not good):
-        what = "lines are no JSON objects, and were" if bad > 1 else "line is no JSON object, and was"
-        notes.count(f"{path.name}: {bad} {what} left out", f"lines of {path.name} that are no JSON objects", bad)
-    if strange:
-        many = f"{len(strange)} numbers cannot be, such as {strange[0]}, and were"
-        line = f"{path.name}: {many if len(strange) > 1 else f'{strange[0]} cannot be, and was'} left out"
-        notes.count(line, f"numbers of {path.name} that cannot be", len(strange), strange[0])
-
-
-def _texts(path: Path, notes: Notes) -> Iterator[bytes]:
-    """Lines of a file, as many as may fill a memory; that there are more is said."""
-    number = values = 0
-    try:
-        if (kind := kind_of(path)) not in ("file", ""):
-            raise OSError(errno.EINVAL, f"it is a {kind}")
-        with open(path, "rb") as file:
-            while line := file.readline(LONGEST_LINE):
-                number, values = number + 1, values + line.count(b",") + 1
-                if number > MOST_LINES or values > MOST_VALUES or len(line) == LONGEST_LINE:
-                    break
-                yield line
-            else:
-                return
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.left_out(UNREAD, {path.name: f"it cannot be read: {error.strerror}"})
-        return
-    what = f"{path.name}: from line {number} on it is too long to be read, and was left out"
-    notes.count(what, f"ends of {path.name} that are too long", 1, f"line {number}")
-
-
-def _possible(name: str, value: Any) -> bool:
-    """Whether the value may stand under its name: numbers are finite, and counts and times of a possible
-    size."""
-    if not is_number(value):
-        return True
-    counts = name in ("step", "steps", "resumed", "writing", "skipped")
-    least, most = (-1, LARGEST) if counts else (-1e300, 1e300)
-    if name.endswith("seconds") or name in ("started", "ended"):
-        least, most = 0, MOST_SECONDS if name.endswith("seconds") else TIMES
-    return bool(least <= value <= most)

@@ -12,9 +12,10 @@ import pytest
 
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import LARGEST, MOST_SECONDS
-from plait.diagnose import reading
+from plait.diagnose import json_lines, reading
 from plait.diagnose.explain import explain
-from plait.diagnose.reading import TIMES, read_run
+from plait.diagnose.json_lines import TIMES
+from plait.diagnose.reading import read_run
 from tests.support.recordings.made import Job, spans_of_job, write_run
 
 JOB = Job(dp=2, pp=2, steps=10, micro_batches=4)
@@ -333,14 +334,14 @@ def test_a_last_line_that_was_cut_off_is_nothing_to_speak_of(run: Path) -> None:
 
 
 def test_lines_and_values_are_read_to_a_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_LINES", 3)
+    monkeypatch.setattr(json_lines, "MOST_LINES", 3)
     for count, read in ((3, 3), (4, 3)):
         (run / "metrics.jsonl").write_text('{"step": 1}\n' * count)
         found = read_run(run)
         assert len(found.metrics) == read
         assert bool(found.notes) == (count > 3)
     assert found.notes == ("metrics.jsonl: from line 4 on it is too long to be read, and was left out",)
-    monkeypatch.setattr(reading, "MOST_VALUES", 4)
+    monkeypatch.setattr(json_lines, "MOST_VALUES", 4)
     for values, read in ((2, 2), (3, 1)):
         (run / "metrics.jsonl").write_text((json.dumps(dict.fromkeys("abc"[:values], 1)) + "\n") * 2)
         assert len(read_run(run).metrics) == read
