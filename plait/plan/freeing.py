@@ -124,21 +124,24 @@ def freed(
 ) -> list[Freed]:
     """Of a job's strategy. point: where it stands. memory: what fills its places. options: of its runtime."""
     layers = -(-model.num_layers // (point["pp"] * point["virtual"]))
-    tried = [FreeingChange("", "", point), *possible(point, layers, max(1, cluster.ranks_per_node // point["tp"]))]
+    changes = possible(point, layers, max(1, cluster.ranks_per_node // point["tp"]))
+    tried = [FreeingChange("", "", point), *(one for one in changes if _is_a_job(job, one.point))]
     points = Points.of([one.point for one in tried])
     told: dict[str, Any] = {"sequence": job.data.sequence_length, "precision": job.train.precision, "options": options}
     held = step_memory(model, points, overhead=cluster.overhead, **told).total
     framework = framework_of(job.plan.framework)
     can = framework.can(points) if framework else np.ones(len(points), dtype=bool)
-
-    def allowed(at: int) -> bool:
-        try:
-            return bool(can[at] and job_at(job, tried[at].point))
-        except PlaitError:
-            return False
-
     kinds = asdict(memory.fullest.place.memory)
-    return best_changes(tried, kinds, held, total_seconds(model, points, cluster, **told), allowed, memory.usable)
+    seconds = total_seconds(model, points, cluster, **told)
+    return best_changes(tried, kinds, held, seconds, lambda at: bool(can[at]), memory.usable)
+
+
+def _is_a_job(job: Job, point: Point) -> bool:
+    """Whether no rule forbids it: of what none allows neither memory nor time can be told."""
+    try:
+        return bool(job_at(job, point))
+    except PlaitError:
+        return False
 
 
 def best_changes(

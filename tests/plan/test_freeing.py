@@ -110,3 +110,13 @@ def test_what_has_room_or_uneven_places_gets_no_advice() -> None:
     small = Planner(job(train=train, strategy=own), Cluster.preset("h100"), 32_000)
     assert small.freeing(small.predict(small.job)) == []
     assert point_of(small.job)["recompute"] == FULL
+
+
+def test_no_advice_that_the_model_forbids_is_walked() -> None:
+    """A U-Transformer has no sequence parallelism, and is walked: it was refused for the advice."""
+    train = {"global_batch_size": 256, "micro_batch_size": 32, "precision": "bf16-mixed"}
+    own = {"tp": 2, "pp": 2, "dp": 2, "schedule": "1f1b", "shard": "ddp"}
+    given = job(model={"preset": "utransformer-1b"}, data={"sequence_length": 1024}, train=train, strategy=own)
+    planner = Planner(given, Cluster.preset("v100"), 50_257)
+    found = [one.change.what for one in planner.freeing(planner.predict(planner.job))]
+    assert found and "sequence parallelism" not in found
