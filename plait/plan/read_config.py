@@ -13,6 +13,7 @@ Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
 from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
-from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told
+from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
 from plait.plan.read_megatron import SAME, megatron_told
 from plait.plan.read_shell import Argument, read_script
@@ -112,9 +113,7 @@ def _toml(path: Path) -> Told | None:
     values = read_toml(path)
     if "training" not in values and "parallelism" not in values:
         return None
-    flat = {f"{table}.{key}": value for table, some in values.items() if isinstance(some, Mapping)
-            for key, value in cast("Mapping[str, Any]", some).items()}  # fmt: skip
-    old = {key.replace("experimental.", "parallelism."): value for key, value in flat.items()}
+    old = {key.replace("experimental.", "parallelism."): value for key, value in flattened(values)}
     return torchtitan_told(str(path), LiteralSettings(values=old), python=False)
 
 
@@ -145,8 +144,13 @@ def _bridge(file: str, settings: LiteralSettings) -> Told:
     named.pop("grad-reduce-in-fp32", None)
     if "num-query-groups" in named:
         named["group-query-attention"] = True
-    told = megatron_told(file, list(_arguments({"bf16": True, **named})))
+    named.pop("mixed-precision", None)
+    mixed, unknown = _mixed(settings)
+    told = megatron_told(file, list(_arguments(mixed | named)))
+    told.unknown += unknown
     told.unknown += [f"{one} (computed)" for one in settings.computed]
+    told.notes += settings.unseen
+    told.rounds = 0
     model = next((first for name, first in settings.calls if name.endswith("from_hf_pretrained")), "")
     if "num_layers" not in told.values.get("model", {}) and model:
         told.values.pop("model", None)
@@ -155,6 +159,28 @@ def _bridge(file: str, settings: LiteralSettings) -> Told:
         else:
             told.unknown.append(f"the model {model}")
     return told
+
+
+MIXED = re.compile(r"(bf16|fp16|fp32|nemotron_h_bf16|w16a16)\w*")
+"""Names of Megatron-Bridge's recipes of precision, and the functions that give them."""
+SCALED = {"mxfp8": "mxfp8", "delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
+"""Words of such names, and what --fp8-recipe says."""
+
+
+def _mixed(settings: LiteralSettings) -> tuple[dict[str, Any], list[str]]:
+    """Flags of the recipe of precision, bf16 where none is given; and a recipe that is not known."""
+    given = next((one for key, one in settings.values.items() if key.rpartition(".")[2] == "mixed_precision"), "bf16")
+    firsts = [first for name, first in settings.calls if name == given and first]
+    name = next((str(one) for one in (*firsts, given) if MIXED.fullmatch(str(one))), "")
+    told = [] if name or str(given).endswith("Config") else [f"mixed_precision = {given}"]
+    half = "fp16" if name.startswith("fp16") else "bf16"
+    found: dict[str, Any] = {} if name.startswith("fp32") else {half: True}
+    if "nvfp4" in name:
+        found["fp4-format"] = "e2m1"
+    elif "fp8" in name:
+        recipe = next((kind for word, kind in SCALED.items() if word in name), "delayed")
+        found |= {"fp8-format": "hybrid", "fp8-recipe": recipe, "fp8-param-gather": True}
+    return found, told
 
 
 def _arguments(values: Any) -> Iterator[Argument]:

@@ -58,7 +58,7 @@ TYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "bfp16": 2.0}
 
 def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
     """The job of a configuration. Raises JobError for contradictions and for values that are none."""
-    told, flat = Told("deepspeed", file), dict(_flat(values))
+    told, flat = Told("deepspeed", file), dict(flattened(values))
     for key, value in flat.items():
         starts = {key, key.rpartition(".")[0], key.partition(".")[0], ".".join(key.split(".")[:2])}
         if key in UNDERSTOOD or value in ("auto", None):
@@ -114,10 +114,11 @@ def _precision(told: Told, flat: Mapping[str, Any], left: Sequence[str]) -> None
         told.notes.append(f"{cast_too[0]}: products are counted in bf16, and so are parameters, which stay in fp32.")
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of tables within tables, by ``table.key``."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(cast("Mapping[str, Any]", value), f"{before}{key}.")
+            yield from flattened(cast("Mapping[str, Any]", value), f"{before}{key}.")
         else:
             yield f"{before}{key}", value
 

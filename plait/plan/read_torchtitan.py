@@ -2,11 +2,12 @@
 that it read until February 2026. Both have the same tables and nearly the same keys.
 
 What a file leaves out is torchtitan's default: FSDP2 over all ranks, 1F1B, micro-batches of one sequence in a
-pipeline, selective recomputation where a table of it stands without a mode.
+pipeline, selective recomputation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from plait.plan.emit_torchtitan import DETAILS, FLAVORS, SCHEDULES, TYPES
 from plait.plan.megatron_flags import ROPE_ORIGINAL
 from plait.plan.read_literals import Called, LiteralSettings
-from plait.plan.told import Told, whole_number
+from plait.plan.told import Told, number, whole_number
 
 TABLES = {"training", "parallelism", "model", "activation_checkpoint", "compile"}
 """Tables whose keys are understood or named; all others are about data, logs, checkpoints and rates."""
@@ -27,16 +28,17 @@ parallelism.enable_sequence_parallel parallelism.pipeline_parallel_degree
 parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size
 parallelism.pipeline_parallel_layers_per_stage parallelism.context_parallel_degree
 parallelism.fsdp_reshard_after_forward activation_checkpoint.mode activation_checkpoint compile.enable
+activation_checkpoint.selective_ac_option activation_checkpoint.memory_budget
 training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_per_model_part model_spec
 config.model_spec config.activation_checkpoint first parts
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
-compile.components activation_checkpoint.selective_ac_option parallelism.disable_loss_parallel
+compile.components parallelism.disable_loss_parallel
 parallelism.context_parallel_rotate_method parallelism.context_parallel_load_balancer
 parallelism.expert_tensor_parallel_degree training.enable_cpu_offload parallelism.fsdp_prefetch
 activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
-activation_checkpoint.memory_budget activation_checkpoint.preserve_rng_state
+activation_checkpoint.preserve_rng_state
 activation_checkpoint.determinism_check config.model_converters
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
@@ -48,11 +50,13 @@ model.tokenizer_path model.hf_assets_path model.print_after_conversion model.nor
 hf_assets_path dump_folder description training.debug_moe_force_load_balance compile.backend
 """
 HARMLESS = frozenset(_HARMLESS.split())
+EXPERTS = ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree")
+"""Without effect where they are 1."""
 
 
 def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> Told:
     """The job of a configuration. Raises JobError for contradictions and for values that are none."""
-    told, values = Told("torchtitan", file), settings.values
+    told, values = Told("torchtitan", file), _literal(settings)
     _sorted(told, settings)
     _model(told, settings, python=python)
     _batches(told, values)
@@ -69,23 +73,56 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> To
     loss = str(values.get("config.loss", values.get("loss", "")))
     if not python or (loss and not loss.startswith("ChunkedLoss")):  # in 2025 there was no loss in parts
         told.options["loss_chunks"] = 1
-    if any("float8" in name.lower() for name, _ in settings.calls) or "float8" in str(
-        values.get("model.converters", "")
-    ):
-        told.set("train.precision", "fp8")
-        told.set("recipe.fp8_param_gather", bool(values.get("float8.enable_fsdp_float8_all_gather", False)))
+    _quantised(told, settings)
+    told.notes += settings.unseen
     return told
+
+
+def _literal(settings: LiteralSettings) -> dict[str, Any]:
+    """Values without numbers and switches that a call gives."""
+    return {key: value for key, value in settings.values.items() if not _computed(key, value)}
+
+
+def _computed(key: str, value: Any) -> bool:
+    return isinstance(value, Called) and key.partition(".")[0] in ("training", "parallelism", "compile") and "." in key
+
+
+def _quantised(told: Told, settings: LiteralSettings) -> None:
+    """Products in 8 bits, by converters: their names in a TOML, calls in a module."""
+    named = [*map(str, settings.values.get("model.converters", ())), *(name for name, _ in settings.calls)]
+    kinds = [kind for kind in CONVERTED if any(_converts(name, kind) for name in named)]
+    if not kinds:
+        return
+    told.set("train.precision", CONVERTED[kinds[0]])
+    gathered = [value for key, value in settings.values.items() if key.endswith("enable_fsdp_float8_all_gather")]
+    told.set("recipe.fp8_param_gather", gathered[-1:] == [True])
+    recipes = [value for key, value in settings.values.items() if key.endswith(".recipe_name")]
+    told.unmodelled += [f"recipe_name = {one} (counted as one scale a tensor)" for one in recipes
+                        if "float8" in kinds and one != "tensorwise"]  # fmt: skip
+
+
+CONVERTED = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
+"""How names of converters begin, and the precision that they are."""
+
+
+def _converts(name: str, kind: str) -> bool:
+    """Whether a converter of a module (``Float8LinearConverter.Config``), or of a TOML
+    (``quantize.linear.mx``), is of a kind."""
+    parts = name.lower().split(".")
+    return parts[-1] == kind or any("converter" in part and part.startswith(kind) for part in parts)
 
 
 def _sorted(told: Told, settings: LiteralSettings) -> None:
     for key, value in settings.values.items():
         table = key.partition(".")[0]
-        if key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
+        if _computed(key, value):
+            told.unknown.append(f"{key} = {value}(...) (computed)")
+        elif key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
             continue
-        if key in UNMODELLED:
-            told.unmodelled.append(f"{key} = {value}")
-        elif key in HARMLESS or (table not in TABLES and "." in key):
+        elif key in HARMLESS or (table not in TABLES and "." in key) or (key in EXPERTS and value == 1):
             told.harmless.append(key)
+        elif key in UNMODELLED:
+            told.unmodelled.append(f"{key} = {value}")
         else:
             told.unknown.append(f"{key} = {value}")
     if settings.values.get("training.disable_cuda_graphs", True) is not True:
@@ -168,13 +205,14 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
 
 
 def _pipeline(told: Told, values: Mapping[str, Any]) -> None:
-    name = str(values.get("parallelism.pipeline_parallel_schedule", "1F1B"))
-    pp, known = told.get("strategy.pp", 1), {theirs: ours for ours, theirs in SCHEDULES.items()}
+    given = str(values.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    name = given.lower()  # torch finds classes whatever the case
+    pp, known = told.get("strategy.pp", 1), {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     if pp == 1:
         told.set("strategy.schedule", "1f1b")
         return
     if name not in known:
-        told.unmodelled.append(f"parallelism.pipeline_parallel_schedule = {name} (1F1B is predicted)")
+        told.unmodelled.append(f"parallelism.pipeline_parallel_schedule = {given} (1F1B is predicted)")
     schedule, layers = known.get(name, "1f1b"), told.get("model.num_layers", 0)
     told.set("strategy.schedule", schedule)
     if schedule != "interleaved":
@@ -187,20 +225,45 @@ def _pipeline(told: Told, values: Mapping[str, Any]) -> None:
     told.set("strategy.virtual_stages", stages // pp)
 
 
+POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+
+
 def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     """Selective recomputation keeps attention and every second product: half of a layer's work again."""
-    kind = values.get("config.activation_checkpoint", values.get("activation_checkpoint"))
+    kind = values.get("config.activation_checkpoint", values.get("activation_checkpoint", ""))
     mode = values.get("activation_checkpoint.mode")
     if mode is None:
-        told_as = str(kind or "")
-        mode = "full" if told_as.startswith("FullAC") else "selective" if isinstance(kind, Called) else "none"
-    if mode not in ("none", "selective", "full"):
+        mode = "none" if kind is None else POLICIES.get(str(kind).partition(".")[0], "selective")
+    if mode not in ("none", *POLICIES.values()):
         raise told.refuse("activation_checkpoint.mode", f"'{mode}' is unknown", "Use none, selective or full")
-    if mode == "selective":
-        cuts, stages = values.get("first"), told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
-        layers = cuts[-1] if isinstance(cuts, list) else told.get("model.num_layers", 2)
-        told.set("strategy.recompute", {"kind": "full", "layers": -(-layers // stages // 2)})
-        told.notes.append("Selective recomputation is predicted as full recomputation of half of the layers.")
-        told.freed = ("recompute_layers",)
-    else:
-        told.set("strategy.recompute", mode)
+    share = _again(told, values, mode)
+    if share in (0, 1):
+        told.set("strategy.recompute", "full" if share else "none")
+        return
+    cuts, stages = values.get("first"), told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
+    layers = cuts[-1] if isinstance(cuts, list) else told.get("model.num_layers", 0)
+    told.set(
+        "strategy.recompute", {"kind": "full", "layers": math.ceil(-(-layers // stages) * share)} if layers else "full"
+    )
+    if not layers:
+        told.notes.append("How many layers there are the file does not say: all are counted as computed again.")
+    told.freed = ("recompute_layers",)
+
+
+def _again(told: Told, values: Mapping[str, Any], mode: str) -> float:
+    """The share of layers whose recomputation stands for a mode."""
+    if mode in ("none", "full"):
+        return float(mode == "full")
+    option = str(values.get("activation_checkpoint.selective_ac_option", "op"))
+    if mode == "memory_budget":
+        key = "activation_checkpoint.memory_budget"
+        budget = number(told, key, values.get(key, 0.5))
+        if not 0 <= budget <= 1:
+            raise told.refuse(key, f"{budget:g} is no share", "Use 0 to 1")
+        told.notes.append(f"A memory budget of {budget:g} is predicted as full recomputation of so many fewer layers.")
+        return 1 - budget
+    if option.isdigit() and int(option):
+        told.notes.append(f"Recomputation of every layer whose number {option} divides: layers are alike.")
+        return 1 / int(option)
+    told.notes.append("Selective recomputation is predicted as full recomputation of half of the layers.")
+    return 0.5

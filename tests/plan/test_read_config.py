@@ -124,6 +124,79 @@ def test_torchtitan_s_module(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("table", "again", "said"),
+    [
+        ("", {"kind": "full", "layers": 16}, "half of the layers"),
+        ('[activation_checkpoint]\nselective_ac_option = "op"', {"kind": "full", "layers": 16}, "half of the layers"),
+        ('[activation_checkpoint]\nselective_ac_option = "4"', {"kind": "full", "layers": 8}, "number 4 divides"),
+        ('[activation_checkpoint]\nselective_ac_option = "1"', "full", "number 1 divides"),
+        ('[activation_checkpoint]\nmode = "memory_budget"\nmemory_budget = 0.75', {"kind": "full", "layers": 8},
+         "A memory budget of 0.75"),
+        ('[activation_checkpoint]\nmode = "none"', "none", ""),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_computes_again(tmp_path: Path, table: str, again: Any, said: str) -> None:
+    before = TITAN.partition("[activation_checkpoint]")[0].replace('"70B"', '"8B"')
+    one = told(tmp_path, "titan.toml", f"{before}\n{table}\n")
+    assert one.get("strategy.recompute") == again and said in " ".join(one.lines())
+
+
+def test_layers_of_a_model_that_nobody_knows_are_all_computed_again(tmp_path: Path) -> None:
+    one = told(tmp_path, "titan.toml", '[model]\nname = "other"\nflavor = "1B"\n[training]\nseq_len = 8\n')
+    assert one.get("strategy.recompute") == "full" and "all are counted as computed again" in " ".join(one.lines())
+
+
+@pytest.mark.parametrize(
+    ("table", "precision", "gathered"),
+    [
+        ('[model]\nconverters = ["float8"]\n[float8]\nenable_fsdp_float8_all_gather = true', "fp8", True),
+        ('[model]\nconverters = ["quantize.linear.float8"]\n[quantize.linear.float8]\n'
+         "enable_fsdp_float8_all_gather = true", "fp8", True),
+        ('[model]\nconverters = ["quantize.linear.mx"]\n[quantize.linear.mx]\nrecipe_name = "mxfp8"', "mxfp8", False),
+        ("[model]\nconverters = []", "bf16-mixed", None),
+    ],
+)  # fmt: skip
+def test_torchtitan_s_converters(tmp_path: Path, table: str, precision: str, gathered: bool | None) -> None:
+    one = told(tmp_path, "titan.toml", f"{table}\n[training]\nseq_len = 8192\n")
+    assert one.get("train.precision") == precision and one.get("recipe.fp8_param_gather") == gathered
+
+
+def test_a_schedule_s_name_has_any_case(tmp_path: Path) -> None:
+    piped = '[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = "interleaved1f1b"'
+    one = told(tmp_path, "titan.toml", TITAN.replace("[parallelism]", piped))
+    assert one.get("strategy.schedule") == "interleaved" and not one.unmodelled
+
+
+CHANGED = """
+import os
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3.config_registry import llama3_8b
+
+def mine():
+    config = llama3_8b()
+    config.model_spec = model_registry("8B", converters=[MXFP8LinearConverter.Config()])
+    config.training.seq_len = 4096
+    config.training.seq_len *= 2
+    config.training.local_batch_size += os.cpu_count()
+    config.parallelism.data_parallel_shard_degree = int(os.environ.get("SHARDS", 8))
+    config.parallelism = replace(config.parallelism, tensor_parallel_degree=2)
+    config.parallelism.context_parallel_degree = degree_of(2)
+    return config
+"""
+
+
+def test_what_a_module_changes_and_what_it_cannot_say(tmp_path: Path) -> None:
+    one = told(tmp_path, "mine.py", CHANGED)
+    assert one.get("data.sequence_length") == 8192 and one.get("train.precision") == "mxfp8"
+    assert one.get("cluster.ranks") == 16 and one.get("strategy.recompute") == {"kind": "full", "layers": 16}
+    assert "What llama3_8b() sets stands in another module, and is not in the prediction." in one.notes
+    assert one.unknown == [
+        "parallelism.context_parallel_degree = degree_of(...) (computed)",
+        "config.training.local_batch_size += os.cpu_count() (computed)",
+    ]
+
+
 def test_a_function_of_a_module_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has 2 functions") as error:
         told(tmp_path, "registry.py", REGISTRY)
@@ -149,6 +222,38 @@ def test_a_recipe_of_megatron_bridge(tmp_path: Path) -> None:
     wanted = {"tp": 4, "pp": 4, "cp": 2, "virtual": 5, "dp": 2, "optim": 4, "sequence_parallel": 1, "micro": 1}
     assert {name: found[name] for name in wanted} == wanted
     assert one.get("model") == {"preset": "llama3-70b"} and one.unknown == ["--my-switch 3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "precision", "gathered"),
+    [
+        ("bf16_with_mxfp8_mixed()", "mxfp8", True),
+        ("'bf16_with_fp8_current_scaling_mixed'", "fp8", True),
+        ('get_mixed_precision_config("bf16_with_fp8_delayed_scaling_mixed")', "fp8", True),
+        ("bf16_with_nvfp4_mixed()", "nvfp4", None),
+        ("bf16_mixed()", "bf16-mixed", None),
+        ("'fp32'", "fp32", None),
+        ('MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="mxfp8")', "mxfp8", False),
+    ],
+)
+def test_a_recipe_s_mixed_precision(tmp_path: Path, given: str, precision: str, gathered: bool | None) -> None:
+    text = BRIDGE.replace("    cfg.train.micro_batch_size = 1\n", f"    cfg.mixed_precision = {given}\n")
+    one = told(tmp_path, "recipe.py", text)
+    assert one.get("train.precision") == precision and bool(one.get("recipe.fp8_param_gather")) == bool(gathered)
+    assert not [line for line in one.unknown if "mixed" in line]
+    with pytest.raises(JobError) as error:  # no micro-batch stands in the file
+        one.job(["cluster.ranks=64", "cluster.preset=b200"])
+    assert error.value.key == "train.micro_batch_size"
+
+
+def test_a_recipe_s_precision_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    text = BRIDGE.replace("    cfg.train.micro_batch_size = 1\n", "    cfg.mixed_precision = ours()\n")
+    assert "mixed_precision = ours" in told(tmp_path, "recipe.py", text).unknown
+
+
+def test_a_recipe_s_base_is_named(tmp_path: Path) -> None:
+    one = told(tmp_path, "recipe.py", BRIDGE)
+    assert "What _pretrain_common() sets stands in another module, and is not in the prediction." in one.notes
 
 
 @pytest.mark.parametrize(
