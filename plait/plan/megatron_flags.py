@@ -26,7 +26,7 @@ SHAPES: Mapping[str, str] = {
 """The same of a model's shapes."""
 MORE_SHAPES: Mapping[str, str] = {
     "kv-channels": "head_size", "num-query-groups": "num_kv_heads", "rotary-base": "rope_theta",
-    "padded-vocab-size": "vocab", "vocab-size": "vocab",
+    "vocab-size": "vocab", "padded-vocab-size": "vocab",
 }  # fmt: skip
 """Flags of shapes that are emitted where they differ from what others say."""
 FRACTIONS = frozenset({"norm-epsilon", "hidden-dropout", "attention-dropout", "rotary-base"})
@@ -96,7 +96,7 @@ overlap-param-gather-with-optimizer-step no-gradient-accumulation-fusion no-bias
 no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
 first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 reuse-grad-buf-for-mxfp8-param-ag
-outer-dp-sharding-strategy keep-fp8-transpose-cache
+outer-dp-sharding-strategy keep-fp8-transpose-cache use-tp-pp-dp-mapping use-ring-exchange-p2p
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction."""
@@ -151,10 +151,10 @@ distributed-timeout-minutes ddp-bucket-size ddp-num-buckets ddp-average-in-colle
 no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-large-grads
 overlap-p2p-communication align-param-gather no-align-param-gather attention-softmax-in-fp32
 apply-query-key-layer-scaling no-query-key-layer-scaling no-scatter-gather-tensors-in-pipeline
-use-ring-exchange-p2p local-rank rank world-size lazy-mpu-init inference-batch-times-seqlen-threshold
+local-rank rank world-size lazy-mpu-init inference-batch-times-seqlen-threshold
 deterministic-mode use-cpu-initialization perform-initialization batch-p2p-communication rotary-percent
 rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype te-rng-tracker inference-rng-tracker
-use-tp-pp-dp-mapping distrib-optim-fully-reshardable-mem-efficient nccl-communicator-config-path
+distrib-optim-fully-reshardable-mem-efficient nccl-communicator-config-path
 high-priority-stream-groups sharp-enabled-group rerun-mode error-injection-rate enable-ft-package
 calc-ft-timeouts fake-init-process-group yaml-cfg ddp-pad-buckets-for-high-nccl-busbw
 gradient-accumulation-fusion masked-softmax-fusion bias-swiglu-fusion bias-gelu-fusion bias-dropout-fusion

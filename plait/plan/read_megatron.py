@@ -41,7 +41,7 @@ SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fs
 
 def megatron_told(file: str, given: Sequence[Argument]) -> Told:
     """The job of a command line. Raises JobError for contradictions and for values that are none."""
-    told = Told("megatron", file)
+    told = Told("megatron", file, rounds=0)
     flags = _sorted(told, given)
     for read in (
         _degrees,
@@ -177,18 +177,33 @@ def _pipeline(told: Told, flags: Flags) -> None:
             raise told.refuse(f"--{each}", problem, "Use a divisor of a place's layers")
     elif cut in flags:
         virtual = _cut(told, flags[cut][0], layers, pp)
-    uneven = {"decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"} & flags.keys()
+    uneven = [f"decoder-{end}-pipeline-num-layers" for end in ("first", "last") if
+              f"decoder-{end}-pipeline-num-layers" in flags]  # fmt: skip
     if layers and not uneven and cut not in flags and (layers + ended) % (pp * virtual):
         problem = f"{layers} layers do not divide over {pp * virtual} stages"
         raise told.refuse("--num-layers", problem, "Megatron-LM wants a --pipeline-model-parallel-layout then")
     if uneven:
-        told.notes.append(f"Stages of unequal length ({', '.join(sorted(uneven))}) are predicted as equal ones.")
+        _check_uneven(told, flags, uneven, virtual)
     if virtual > 1 and pp == 1:
         raise told.refuse(f"--{ways[0]}", f"{virtual} stages a rank without a pipeline", "Leave it out")
     told.set("strategy.schedule", "interleaved" if virtual > 1 else "1f1b")
     told.set("strategy.virtual_stages", virtual)
     if "no-overlap-p2p-communication" in flags:
         told.options["rounds_hide_transfers"] = False
+
+
+def _check_uneven(told: Told, flags: Flags, uneven: Sequence[str], virtual: int) -> None:
+    """Refuse first and last places that leave the others no equal number of layers, as Megatron-LM does."""
+    own = [whole_flag(told, flags, name) or 0 for name in uneven]
+    layers, others = told.get("model.num_layers", 0), told.get("strategy.pp", 1) - len(own)
+    left = layers - sum(own)
+    if layers and (left < 0 or (left % others if others > 0 else left)):
+        problem = f"{own[0]} of {layers} layers leave {left} for {max(others, 0)} other places"
+        raise told.refuse(f"--{uneven[0]}", problem, "Use a number that leaves each of them equally many")
+    for name, size in zip(uneven, own, strict=True):
+        if size % virtual:
+            raise told.refuse(f"--{name}", f"{size} layers do not divide over {virtual} stages", "Use a multiple")
+    told.notes.append(f"Stages of unequal length ({', '.join(uneven)}) are predicted as equal ones.")
 
 
 def _cut(told: Told, text: str, layers: int, pp: int) -> int:
@@ -224,6 +239,8 @@ def _recomputed(told: Told, flags: Flags) -> None:
         stages = told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
         some = method == "block" and count is not None and count * stages < told.get("model.num_layers", 0)
         told.set("strategy.recompute", {"kind": "full", "layers": count} if some else "full")
+        if method == "uniform" and (count or 1) > 1:
+            told.unmodelled.append(f"--recompute-num-layers {count} (inputs of all layers are counted as kept)")
     elif kind == "selective":
         modules = flags.get("recompute-modules", ("core_attn",))
         others = [one for one in modules if one not in ("core_attn", "layernorm")]
@@ -246,6 +263,8 @@ def _precision(told: Told, flags: Flags) -> None:
     if {"fp8-format", "fp8", "fp4-format"} & flags.keys():
         recipe = flags.get("fp8-recipe", ("delayed",))[0]
         precision = "nvfp4" if "fp4-format" in flags else "mxfp8" if recipe == "mxfp8" else "fp8"
+        if precision == "fp8" and recipe not in ("delayed", "tensorwise"):
+            told.unmodelled.append(f"--fp8-recipe {recipe} (counted as one scale a tensor)")
         told.set("recipe.fp8_param_gather", "fp8-param-gather" in flags)
     told.set("train.precision", precision)
     if not half:
@@ -257,7 +276,8 @@ def _precision(told: Told, flags: Flags) -> None:
         kernel = flags.get("cross-entropy-fusion-impl", ("native",))[0]
         told.options["logit_bytes"] = FUSED_LOGIT["te" if kernel == "te" else "native"]
     backend = flags.get("attention-backend", ("auto",))[0]
-    if backend in ("unfused", "local"):
+    local = flags.get("transformer-impl", ("",))[0] == "local" and "use-flash-attn" not in flags
+    if backend in ("unfused", "local") or (backend == "auto" and local):
         told.options["fused_attention"] = False
 
 

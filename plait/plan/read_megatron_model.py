@@ -45,8 +45,8 @@ def read_model(told: Told, flags: Flags) -> None:
     for name in ("hidden-size", "num-attention-heads"):
         if SHAPES[name] not in shapes:
             raise told.refuse(f"--{name}", "is missing", "Give every shape, or name a model in a job of your own")
-    if "group-query-attention" not in flags:
-        shapes.pop("num_kv_heads", None)
+    if "group-query-attention" not in flags and shapes.pop("num_kv_heads", 1) not in (1, shapes["num_heads"]):
+        told.notes.append("--num-query-groups counts beside --group-query-attention alone: all heads have keys.")
     gated = "swiglu" in flags
     rotary = _positions(told, flags) == "rope"
     grouped = shapes.get("num_kv_heads", shapes["num_heads"]) != shapes["num_heads"]
@@ -118,7 +118,7 @@ def _vocabulary(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
     if "vocab" not in shapes and known in TOKENIZERS:
         shapes["vocab"] = TOKENIZERS[known]
         told.notes.append(f"The vocabulary is that of {known}, {TOKENIZERS[known]:,} tokens, padded.")
-    if "vocab" not in shapes:
+    if "vocab" not in shapes or "padded-vocab-size" in flags:
         return
     each = whole_flag(told, flags, "make-vocab-size-divisible-by", 128) or 1
     step = each * told.get("strategy.tp", 1)

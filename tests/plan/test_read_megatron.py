@@ -167,6 +167,11 @@ def flags(**changed: str | None) -> str:
         ({"nnodes": None}, "cluster.ranks", "does not say how many ranks"),
         ({"tensor_model_parallel_size": "16", "nnodes": None}, "cluster.ranks", "does not say how many ranks"),
         ({"num_layers": None}, "model", "does not say the model's shapes"),
+        ({"micro_batch_size": None}, "train.micro_batch_size", "does not say how many sequences a micro-batch"),
+        ({"pipeline_model_parallel_size": "4", "decoder_first_pipeline_num_layers": "1"},
+         "--decoder-first-pipeline-num-layers", "1 of 8 layers leave 7 for 3 other places"),
+        ({"pipeline_model_parallel_size": "2", "decoder_last_pipeline_num_layers": "3",
+          "num_virtual_stages_per_pipeline_rank": "2"}, "--decoder-last-pipeline-num-layers", "3 layers do not divide"),
     ],
 )  # fmt: skip
 def test_contradictions_and_what_is_missing_are_refused_by_key(
@@ -196,6 +201,8 @@ def test_contradictions_and_what_is_missing_are_refused_by_key(
         ({"swiglu": ""}, "model.ffn_hidden", 1344),
         ({"hidden_dropout": None}, "model.dropout", 0.1),
         ({"vocab_size": "1000"}, "model.vocab", 1024),
+        ({"vocab_size": "1000", "padded_vocab_size": "1008"}, "model.vocab", 1008),
+        ({"num_query_groups": "2"}, "model.num_kv_heads", None),
         ({"context_parallel_size": "2", "cp_comm_type": "a2a"}, "strategy.cp_comm_type", "ulysses"),
         ({"pipeline_model_parallel_size": "2", "num_layers_per_virtual_pipeline_stage": "2"},
          "strategy.virtual_stages", 2),
@@ -221,6 +228,9 @@ def test_what_flags_mean(changed: dict[str, str | None], key: str, value: Any) -
         ({}, {}),
         ({"no_overlap_p2p_communication": ""}, {"rounds_hide_transfers": False}),
         ({"attention_backend": "unfused"}, {"fused_attention": False}),
+        ({"transformer_impl": "local"}, {"fused_attention": False}),
+        ({"transformer_impl": "local", "use_flash_attn": ""}, {}),
+        ({"transformer_impl": "transformer_engine"}, {}),
         ({"recompute_granularity": "selective", "recompute_modules": "layernorm"}, {"recompute_attention": False}),
     ],
 )  # fmt: skip
@@ -229,6 +239,22 @@ def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], optio
     assert told.options == options
     runs = told.runs
     assert runs and all(getattr(runs.options, name) == value for name, value in options.items())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "4"},
+         "--recompute-num-layers 4 (inputs of all layers"),
+        ({"use_tp_pp_dp_mapping": ""}, "Known, and not in the prediction: --use-tp-pp-dp-mapping"),
+        ({"fp8_format": "e4m3", "fp8_recipe": "blockwise"}, "--fp8-recipe blockwise (counted as one scale a tensor)"),
+        ({"num_query_groups": "2"}, "--num-query-groups counts beside --group-query-attention alone"),
+        ({"pipeline_model_parallel_size": "4", "decoder_first_pipeline_num_layers": "1",
+          "decoder_last_pipeline_num_layers": "3"}, "Stages of unequal length"),
+    ],
+)  # fmt: skip
+def test_what_is_predicted_otherwise_than_flags_say_is_named(changed: dict[str, str | None], said: str) -> None:
+    assert said in " ".join(read(flags(**changed)).lines())
 
 
 def test_every_flag_is_of_one_kind() -> None:
