@@ -94,7 +94,9 @@ class PlanAnswer(Shown):
         ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
         searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
         runtime = f", run by {found.framework}" if found.framework else ""
-        yield f"{found.model.num_parameters:,} parameters on {ranks}{runtime}{searched}"
+        precision = self.best.job.train.precision
+        told = f" in {precision}" if found.cluster.device.kind == "cuda" and precision != "bf16-mixed" else ""
+        yield f"{found.model.num_parameters:,} parameters{told} on {ranks}{runtime}{searched}"
         if self.change:
             yield self.change.told(found.best)
         shared, shown = self._settings()

@@ -2,7 +2,7 @@
 
 | line | what becomes of it |
 |---|---|
-| of a step that another line had just before | passed over: another rank's |
+| of a step that another line had just before | passed over: another rank's; refused where most times differ |
 | of a batch that is not the full one | left out: the batch is still growing |
 | the first after a start, and those that hold one of the first ``WARM`` steps | left out: warm-up |
 | further from the median than ``FAR`` deviations and ``LEAST_FAR`` | left out: outlier |
@@ -28,6 +28,8 @@ from plait.plan.recorded import FEWEST, LEAST, MOST, WARM
 FAR, LEAST_FAR = 5.0, 0.1
 DEVIATION = 1.4826
 """Of a normal distribution, its standard deviation over the median distance from its median."""
+TWO_RUNS = 0.1
+"""Logarithm of the ratio of a step's times on two ranks, which wait for each other, that no run has."""
 MOST_LINES = 1_000_000
 
 
@@ -56,7 +58,7 @@ class LoggedSteps:
 
 def step_times(lines: Sequence[StepLine], batch: int | None, file: str, over: PassedOver) -> LoggedSteps:
     """Of a log's lines. batch: the full one's sequences. Raises JobError where too few lines are left."""
-    first_ranks = _of_one_rank(lines, over)
+    first_ranks = _of_one_rank(lines, file, over)
     full = [one for one in first_ranks if batch is None or one.batch in (None, batch)]
     warm = [one for start in _starts(full) for one in _after_warm_up(start)]
     kept = _without_outliers([one.seconds for one in warm])
@@ -84,13 +86,18 @@ def add_line(lines: list[StepLine], line: StepLine, file: str) -> None:
     lines.append(line)
 
 
-def _of_one_rank(lines: Sequence[StepLine], over: PassedOver) -> list[StepLine]:
-    found: list[StepLine] = []
+def _of_one_rank(lines: Sequence[StepLine], file: str, over: PassedOver) -> list[StepLine]:
+    """The first line of each step. Raises JobError for the lines of two runs: ranks of one take as long."""
+    found, apart = list[StepLine](), list[float]()
     for line in lines:
         if found and line.step == found[-1].step:
             over.note("line(s) of a step that another line had before", f"step {line.step}")
+            apart.append(abs(math.log(line.seconds / found[-1].seconds)))
         else:
             found.append(line)
+    if len(apart) >= FEWEST and statistics.median(apart) > TWO_RUNS:
+        problem = f"has two times for a step, {math.expm1(statistics.median(apart)):.0%} apart: two runs are mixed"
+        raise JobError(problem, file=file, fix="Give each run's log by itself")
     return found
 
 

@@ -7,6 +7,7 @@
 | ``Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]``, until 2025 | the same |
 | ``Model llama3 8B size: N total parameters`` | trainer.py |
 | ``Applied full activation checkpointing``, ``FullAC`` | distributed/activation_checkpoint.py |
+| ``Float8 training active``, ``Swapped to MXFP8Linear layers`` | components/quantization |
 | ``Using pipeline schedule 1F1B with 8 microbatches and 2 stages.`` | distributed/pipeline_parallel.py |
 | ``Trainer is initialized with local batch size 1, global batch size 8, ...`` | trainer.py |
 | ``step: 10  loss: ...  memory: ...  tps: 3,500  tflops: ...  mfu: ...`` | components/metrics.py |
@@ -35,6 +36,11 @@ MESH = re.compile(r"Building device mesh with parallelism: (pp=.*)$")
 OLD_MESH = re.compile(r"Building \d-D device mesh with \[(.{1,200}?)\], \[([\d, ]{1,100})\]")
 MODEL = re.compile(r"Model (\w+) (\S+) size: ([\d,]{1,20}) total parameters")
 AGAIN = re.compile(r"Applied (full|selective|FullAC|SelectiveAC|\w*AC)\b.*activation checkpointing", re.IGNORECASE)
+CONVERTED = re.compile(
+    r"\b(Float8|MX|NVFP4)\w*(?: \w{1,20}){0,4} training active|Swapped to (Float8|MX|NVFP4)\w* layers(.*)"
+)
+POLICIES = {"memorybudget": "memory_budget"}
+"""Policies whose names have several words."""
 PIPELINE = re.compile(r"Using pipeline schedule (\w+) with (\d{1,9}) microbatches and (\d{1,9}) stages")
 TRAINER = re.compile(
     r"(?:Trainer is initialized|Training starts at step \d{1,15},?) with local batch size (\d{1,12}), "
@@ -119,7 +125,11 @@ class TorchtitanLog:
             self.built |= dict(zip(names, map(int, match.groups()), strict=True))
         elif match := AGAIN.search(line):
             word = match[1].lower().removesuffix("ac")
-            self.built["activation_checkpoint.mode"] = word
+            self.built["activation_checkpoint.mode"] = POLICIES.get(word, word)
+        elif match := CONVERTED.search(line):
+            self.built["model.converters"] = [(match[1] or match[2]).lower()]
+            if "float8_all_gather=True" in (match[3] or ""):
+                self.built["float8.enable_fsdp_float8_all_gather"] = True
         elif match := PIPELINE.search(line):
             self.built["parallelism.pipeline_parallel_schedule"] = match[1]
             self.built["pipeline"] = (int(match[2]), int(match[3]))

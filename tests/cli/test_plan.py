@@ -385,3 +385,8 @@ def test_a_plan_for_another_framework_is_not_written(job: Path) -> None:
     told = json.loads(plait(job, "plan.framework=torchtitan", "--json"))
     assert told["framework"] == "torchtitan 0.3.0" and told["plan"] is None
     assert not job.with_name("plan.json").exists()
+
+
+def test_a_precision_that_is_not_the_common_one_is_said(job: Path) -> None:
+    assert "parameters on 4 ranks" in plait(job, "--evaluate", "strategy.dp=4")
+    assert "parameters in fp32 on 4 ranks" in plait(job, "--evaluate", "strategy.dp=4", "train.precision=fp32")

@@ -169,9 +169,36 @@ def test_lines_that_count() -> None:
 
 def test_lines_of_further_ranks_are_counted() -> None:
     over = PassedOver()
-    lines = [StepLine(step, 2.0 + rank) for step in range(1, 9) for rank in (0, 1)]
+    lines = [StepLine(step, 2.0 + rank / 10) for step in range(1, 9) for rank in (0, 1)]
     assert step_times(lines, None, "a.log", over).seconds == 2.0
     assert over.lines() == ["passed over 8 lines of a step that another line had before (the first: step 1)"]
+
+
+def test_lines_of_two_runs_are_refused() -> None:
+    lines = [StepLine(step, 2.0 + run) for step in range(1, 9) for run in (0, 1)]
+    with pytest.raises(JobError, match="two times for a step, 50% apart: two runs are mixed"):
+        step_times(lines, None, "a.log", PassedOver())
+
+
+@pytest.mark.parametrize(
+    ("lines", "precision", "again"),
+    [
+        (["Float8 training active with recipe rowwise"], "fp8", "none"),
+        (["Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=True"], "fp8", "none"),
+        (["Float8 tensorwise scaled training active", "Applied MemoryBudgetAC activation checkpointing to the model"],
+         "fp8", {"kind": "full", "layers": 16}),
+        (["Swapped to MXFP8Linear layers"], "mxfp8", "none"),
+        (["LoRA training active with rank=8"], "bf16-mixed", "none"),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_says_of_precision_and_recomputation_counts(
+    tmp_path: Path, lines: list[str], precision: str, again: Any
+) -> None:
+    file = torchtitan_log(tmp_path / "a.log", 1.5)
+    text = file.read_text().replace("Applied", "Did not apply")
+    file.write_text("".join(f"[titan] {line}\n" for line in lines) + text)
+    log = read_training_log(file, "torchtitan")
+    assert log.told and log.told.get("train.precision") == precision and log.told.get("strategy.recompute") == again
 
 
 def test_a_start_with_another_configuration_replaces_the_first(tmp_path: Path) -> None:
