@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.core.model.spec import ROPE_THETA
 from plait.plan.emit_words import Emitted, Words
-from plait.plan.megatron_flags import DEGREES, EXPERTS, LLAMA, ROPE_ORIGINAL, SHAPES
+from plait.plan.megatron_flags import DEGREES, EXPERTS, LATENT, LLAMA, ROPE_ORIGINAL, SHAPES
 from plait.plan.megatron_layout import layout
 
 TARGET = "Megatron-LM d98e8a64 (August 2026)"
@@ -168,7 +168,10 @@ def _model(words: Words) -> dict[str, Any]:
     """Shapes of the model."""
     model = words.model
     found: dict[str, Any] = {flag: getattr(model, name) for flag, name in SHAPES.items()}
-    if model.head_size * model.num_heads != model.hidden:
+    if model.kv_lora_rank:
+        found |= {"multi-latent-attention": True} | {flag: getattr(model, name) for flag, (name, _) in LATENT.items()}
+        found |= {} if model.rope_scaling else {"rope-type": "rope"}
+    elif model.head_size * model.num_heads != model.hidden:
         found["kv-channels"] = model.head_size
     if model.num_kv_heads != model.num_heads:
         found |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}

@@ -49,6 +49,8 @@ class Words:
         strategy, sharding = self.strategy, self.sharding
         if strategy.overlap == "domino" and self.tp > 1 and (strategy.p1, strategy.p2) != (1, 1):
             self.cannot(f"slices {strategy.p1}x{strategy.p2} of Domino (their batch is not sliced)")
+        if self.model.without:
+            self.cannot(f"what the model has besides ({', '.join(self.model.without)}; not planned either)")
         if sharding.secondary:
             self.cannot(f"shard.secondary = {sharding.secondary} (no second copy of parameters is kept)")
 

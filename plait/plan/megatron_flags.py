@@ -29,6 +29,12 @@ MORE_SHAPES: Mapping[str, str] = {
     "vocab-size": "vocab", "padded-vocab-size": "vocab",
 }  # fmt: skip
 """Flags of shapes that are emitted where they differ from what others say."""
+LATENT: Mapping[str, tuple[str, int]] = {
+    "q-lora-rank": ("q_lora_rank", 0), "kv-lora-rank": ("kv_lora_rank", 32),
+    "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "qk-head-dim": ("head_size", 128),
+    "v-head-dim": ("head_size", 128),
+}  # fmt: skip
+"""The same of latent attention, and what stands where they are missing."""
 FRACTIONS = frozenset({"norm-epsilon", "hidden-dropout", "attention-dropout", "rotary-base"})
 """Flags whose values need not be whole."""
 EXPERTS: Mapping[str, str] = {
@@ -62,6 +68,7 @@ accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-positi
 no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split
 account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer
 apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather decrease-batch-size-if-needed
+multi-latent-attention
 """
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
@@ -75,9 +82,9 @@ position-embedding-type normalization rope-scaling-factor window-size window-att
 decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers attention-backend main-grads-dtype
 main-params-dtype exp-avg-dtype exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
 moe-shared-expert-intermediate-size expert-tensor-parallel-size rampup-batch-size vocab-file tokenizer-type
-transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format
+transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format rope-type
 """
-VALUES = frozenset(_VALUES.split())
+VALUES = frozenset({*_VALUES.split(), *LATENT})
 """Flags with a value that are understood, beside those of the tables above."""
 _LAUNCH = """
 node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint max-restarts tee log-dir role
@@ -97,6 +104,7 @@ no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusi
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
 first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 reuse-grad-buf-for-mxfp8-param-ag
 outer-dp-sharding-strategy keep-fp8-transpose-cache use-tp-pp-dp-mapping use-ring-exchange-p2p
+cache-mla-latents
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction."""
@@ -157,6 +165,7 @@ rotary-interleaved no-rope-freq no-masked-softmax pipeline-dtype te-rng-tracker 
 distrib-optim-fully-reshardable-mem-efficient nccl-communicator-config-path
 high-priority-stream-groups sharp-enabled-group rerun-mode error-injection-rate enable-ft-package
 calc-ft-timeouts fake-init-process-group yaml-cfg ddp-pad-buckets-for-high-nccl-busbw
+rotary-scaling-factor mscale mscale-all-dim
 gradient-accumulation-fusion masked-softmax-fusion bias-swiglu-fusion bias-gelu-fusion bias-dropout-fusion
 """
 _ROUTERS = """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
+from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
 from plait.plan.told import Told, number, whole_number
 
 Flags = Mapping[str, Sequence[str]]
@@ -48,7 +48,7 @@ def read_model(told: Told, flags: Flags) -> None:
     if "group-query-attention" not in flags and shapes.pop("num_kv_heads", 1) not in (1, shapes["num_heads"]):
         told.notes.append("--num-query-groups counts beside --group-query-attention alone: all heads have keys.")
     gated = "swiglu" in flags
-    rotary = _positions(told, flags) == "rope"
+    rotary = _positions(told, flags) == "rope" or "multi-latent-attention" in flags
     grouped = shapes.get("num_kv_heads", shapes["num_heads"]) != shapes["num_heads"]
     hidden = shapes["hidden"]
     ffn = shapes.get("ffn_hidden") or (int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
@@ -94,10 +94,24 @@ def _like_llama(told: Told, flags: Flags, shapes: dict[str, Any], *, gated: bool
     if "use-rope-scaling" in flags:
         factor = number(told, "--rope-scaling-factor", flags.get("rope-scaling-factor", ("8.0",))[0])
         shapes["rope_scaling"] = {"factor": factor, **ROPE_ORIGINAL}
-    if "qk-layernorm" in flags:
+    if "multi-latent-attention" in flags:
+        _latent(told, flags, shapes)
+    elif "qk-layernorm" in flags:
         shapes["qk_norm"] = True
     if "window-size" in flags:
         _window(told, flags, shapes)
+
+
+def _latent(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
+    """Latent attention, whose heads have one size for values and for what of queries has no position."""
+    sizes = {name: whole_flag(told, flags, name, default) or 0 for name, (_, default) in LATENT.items()}
+    if not sizes["q-lora-rank"]:
+        told.unmodelled.append("--multi-latent-attention without --q-lora-rank (counted as heads of their own)")
+        return
+    if sizes["qk-head-dim"] != sizes["v-head-dim"]:
+        told.unmodelled.append(f"--qk-head-dim {sizes['qk-head-dim']} (counted as {sizes['v-head-dim']})")
+    shapes |= {LATENT[name][0]: size for name, size in sizes.items()}
+    shapes["num_kv_heads"] = shapes["num_heads"]
 
 
 def _window(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
@@ -14,6 +15,8 @@ from plait.plan.as_emitted import as_emitted, read_back, told_both
 from plait.plan.asking import job_at, point_of
 from plait.plan.emit import check_emits, emit
 from plait.plan.frameworks import FRAMEWORKS
+from plait.plan.read_megatron import megatron_told
+from plait.plan.read_shell import Argument, arguments
 from plait.plan.space import enumerate_space
 from tests.plan.test_emit_rules import broken
 from tests.plan.test_frameworks import job
@@ -104,6 +107,29 @@ def test_experts_are_emitted_for_megatron(
     assert as_emitted(own, found, "megatron", one).seconds == pytest.approx(own.predict(one).seconds)
     with pytest.raises(JobError, match="not be emitted yet"):
         check_emits(one, "torchtitan")
+
+
+@pytest.mark.parametrize("preset", sorted(file.stem for file in (specs_folder() / "models").glob("*.toml")))
+def test_a_model_s_flags_are_read_as_that_model(preset: str) -> None:
+    """Its shapes and its parameters, or what differs is named. The vocabulary is a tokenizer's."""
+    values = job("megatron", dp=16).to_dict()
+    one = Job.from_dict(values | {"model": {"preset": preset}, "data": {"sequence_length": 512}})
+    model = one.model_spec(128)
+    found = emit(one, "megatron")
+    back = megatron_told("a.sh", [*arguments(found.text), Argument("padded-vocab-size", (str(model.vocab),))])
+    read = Job.from_dict(one.to_dict() | {"model": back.values["model"]}).model_spec(128)
+    own, their = model.to_dict(), read.to_dict()
+    named = " ".join(found.unsaid)
+    differ = {key for key in own.keys() | their.keys() if own.get(key) != their.get(key)}
+    said = {"without", "experts"} | ({"family"} if model.levels else set())
+    assert {key for key in differ - said if f"model.{key}" not in named} == set()
+    assert all(one in named for one in model.without)
+    assert back.unknown == back.unmodelled == []
+    assert differ & SAID or read.num_parameters == model.num_parameters
+
+
+SAID = {"family", "parallel_block", "levels"}
+"""What makes other parameters."""
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])

@@ -241,6 +241,17 @@ def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], optio
     assert runs and all(getattr(runs.options, name) == value for name, value in options.items())
 
 
+def test_latent_attention() -> None:
+    latent: dict[str, str | None] = {"multi_latent_attention": "", "qk_layernorm": "", "kv_lora_rank": "512"}
+    told = read(flags(**latent, q_lora_rank="96", v_head_dim="32", qk_head_dim="32"))
+    model = told.job().model_spec(1)
+    assert (model.q_lora_rank, model.kv_lora_rank, model.qk_rope_head_dim, model.head_size) == (96, 512, 64, 32)
+    assert not told.unmodelled
+    assert "without --q-lora-rank (counted as heads" in read(flags(**latent)).unmodelled[0]
+    assert read(flags(**latent, q_lora_rank="96")).get("model.head_size") == 128
+    assert "--qk-head-dim 128 (counted as 64)" in read(flags(**latent, q_lora_rank="96", v_head_dim="64")).unmodelled
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -64,7 +64,7 @@ def test_a_megatron_log_says_its_configuration_and_its_steps(tmp_path: Path) -> 
         ({"masked_softmax_fusion": False}, ["--no-masked-softmax-fusion"]),
         ({"sequence_parallel": False}, ["--no-async-tensor-model-parallel-allreduce"]),
         ({"new_thing": True}, ["--new-thing"]),
-        ({"multi_latent_attention": True}, ["--multi-latent-attention"]),
+        ({"multi_latent_attention": True}, ["--multi-latent-attention", "--kv-lora-rank 32"]),
         ({"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
          ["--recompute-granularity selective", "--recompute-modules core_attn"]),
         ({"virtual_pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 8},
