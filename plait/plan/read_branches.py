@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from plait.plan.shell_values import ASSIGNED, expanded
+from plait.plan.shell_values import ASSIGNED, expanded, value_at
 
 _FLAG = re.compile(r"(?:^|\s)[\"']?(--[a-z][\w-]+)")
 _PATTERN = re.compile(r"\(?([^()]+)\)\s*(.*)", re.DOTALL)
 _TEST = re.compile(r"(?:\[\[(?P<two>.*)\]\]|\[(?P<one>.*)\]|test\s(?P<word>.*))", re.DOTALL)
+_GUARDED = re.compile(r"((?:! *)?(?:\[\[ .*? \]\]|\[ .*? \]|test [^&|]*))\s*(&&|\|\|)\s*(.*)", re.DOTALL)
 _COMPARED = re.compile(r"(\S*)\s+(==?|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(\S*)")
 _ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}
 """Signs of the difference of two numbers."""
@@ -63,12 +64,17 @@ def taken(text: str) -> Taken:
     if parts and parts[-1] is None:
         return Taken(text)
     found, stack, kept, known = Taken(""), list[_Branch](), list[str](), dict[str, str]()
-    for part in filter(None, parts):
-        plain = _opened(part.strip(), stack, known)
+    for part in (piece for whole in parts if whole for piece in _assignments(whole.strip())):
+        plain = _opened(part, stack, known)
         if not plain or any(one.live is False for one in stack):
             continue
-        kept.append(plain)
         unsure = [one.named for one in stack if one.live is None]
+        if guarded := _GUARDED.fullmatch(plain):
+            told = _decided(guarded[1], known)
+            if told is (guarded[2] == "||"):
+                continue
+            plain, unsure = guarded[3], [*unsure, *([guarded[1]] if told is None else [])]
+        kept.append(plain)
         assigned = ASSIGNED.match(plain)
         if assigned:
             value = plain[assigned.end() :].strip().strip("\"'")
@@ -115,6 +121,20 @@ def statements(text: str) -> Iterator[str | None]:
     yield text[begin:]
     if quote or depth:
         yield None
+
+
+def _assignments(part: str) -> list[str]:
+    """A statement; one of several assignments, and of a command behind these, as each of them.
+
+    >>> _assignments('export A=1 B="2 3"'), _assignments("run A=1 B=2")
+    (['export A=1', 'B="2 3"'], ['run A=1 B=2'])
+    """
+    match = ASSIGNED.match(part)
+    if not match:
+        return [part]
+    end = value_at(part, match.end())[1]
+    rest = part[end:].strip()
+    return [part[:end], *_assignments(rest)] if rest and ASSIGNED.match(rest) else [part]
 
 
 def _opened(part: str, stack: list[_Branch], known: dict[str, str]) -> str:

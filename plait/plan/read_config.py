@@ -82,14 +82,13 @@ def _flags(path: Path) -> Told:
 
 def _megatron(path: Path, given: Sequence[Argument]) -> Told:
     """The job of Megatron-LM's flags. Raises JobError where none of them says a job's shape."""
-    for one in given:
-        if told := OTHERS.get(one.name, OTHERS.get(one.name.partition(".")[0] + ".")):
-            problem = f"starts {told[0]} (--{one.name}), whose command line is not read"
-            raise JobError(problem, file=str(path), fix=told[1])
     if not {*DEGREES, *SHAPES} & {SAME.get(one.name, one.name) for one in given}:
-        problem = (
-            f"has {len(given)} flags, none of which says a size of Megatron-LM's: {', '.join(map(str, given[:3]))}"
-        )
+        for one in given:
+            if told := OTHERS.get(one.name, OTHERS.get(one.name.partition(".")[0] + ".")):
+                problem = f"starts {told[0]} (--{one.name}), whose command line is not read"
+                raise JobError(problem, file=str(path), fix=told[1])
+        first = ", ".join(str(one)[:60] for one in given[:3])
+        problem = f"has {len(given)} flags, none of which says a size of Megatron-LM's: {first}"
         fix = "Name a command line of Megatron-LM, or a job (.toml)"
         raise JobError(problem, file=str(path), fix=fix)
     return megatron_told(str(path), given)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from ast import Add, BinOp, Constant, Expression, FloorDiv, Mult, Sub, parse
 from collections.abc import Mapping
 
 ASSIGNED = re.compile(
     r"^[ \t]*(?:export[ \t]+|local[ \t]+|declare[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)=", re.MULTILINE
 )
-_REFERENCE = re.compile(r"\$\(\((.*?)\)\)|\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"\$\(\((.*?)\)\)|\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
 DEPTH = 20
 """Variables within variables, at most."""
 
@@ -52,3 +53,39 @@ def _number(node: object) -> int:
             )  # fmt: skip
         case _:
             raise ValueError
+
+
+def value_at(text: str, at: int) -> tuple[str, int]:
+    """An assignment's value from ``at`` on, and where it ends."""
+    if text[at : at + 1] == "(":
+        depth, end = 0, at
+        for end in range(at, len(text)):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            if not depth:
+                break
+        lines = (uncommented(line) for line in text[at + 1 : end].splitlines())
+        return " ".join(_unquoted(line) for line in lines), end + 1
+    quote = text[at : at + 1]
+    if quote in ("'", '"'):
+        end = at + 1
+        while end < len(text) and text[end] != quote:
+            end += 2 if text[end] == "\\" else 1
+        return " ".join(text[at + 1 : end].split()), end + 1
+    end, depth = at, 0
+    while end < len(text) and (depth or not text[end].isspace()) and not (text[end] == ";" and not depth):
+        depth += {"(": 1, ")": -1, "{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    return text[at:end], end
+
+
+def uncommented(line: str) -> str:
+    """Without what follows a # that begins a word."""
+    return re.sub(r"(^|\s)#.*$", "", line)
+
+
+def _unquoted(line: str) -> str:
+    """Words without the quotes around them."""
+    try:
+        return " ".join(shlex.split(line))
+    except ValueError:
+        return line

@@ -91,6 +91,38 @@ def test_a_branch_behind_one_that_a_run_decides_is_decided_by_it_too() -> None:
     assert list(found.open.values()) == [["A"], ["B"]]
 
 
+@pytest.mark.parametrize(
+    ("text", "found", "open_ones"),
+    [
+        ("[ $A = 1 ] && X=--b\nrun --a $X", "--a --b", ["[ $A = 1 ]"]),
+        ("A=2\n[ $A = 1 ] && X=--b\n[[ $A -gt 1 ]] && Y=--c\nrun --a 1 $X $Y", "--a 1 $X --c", []),
+        ("A=2\n[ $A = 1 ] || X=--b\n[ $A = 2 ] || X=--c\nrun --a 1 $X", "--a 1 --b", []),
+        (": ${A:=4}\nrun --a $A --b ${C:=5}", "--a 4 --b 5", []),
+        ("export A=1 B='2 3'\nC=4 D=5 run --a $A --b $B --c $C", "--a 1 --b 2 3 --c 4", []),
+        ('srun --nodes 2 bash -c "run --a 1 --b"', "--nodes 2 bash -c run --a 1 --b", []),
+    ],
+)
+def test_statements_that_set_and_start(text: str, found: str, open_ones: list[str]) -> None:
+    script = read_script(text)
+    assert " ".join(map(str, script.arguments)) == found and list(script.open) == open_ones
+
+
+def test_of_several_commands_the_training_is_read(tmp_path: Path) -> None:
+    text = (
+        "python prepare.py --input x\nrun a.py --num-layers 2 --hidden-size 8 --num-attention-heads 1\nconvert --tp 1\n"
+    )
+    one = told(tmp_path, "a.sh", text)
+    assert one.get("model.num_layers") == 2 and not one.unknown
+    assert "the one with most flags is read, not python prepare.py --input, convert --tp 1." in " ".join(one.notes)
+
+
+def test_a_megatron_script_that_also_names_deepspeed_is_read(tmp_path: Path) -> None:
+    one = told(
+        tmp_path, "a.sh", "run --num-layers 2 --hidden-size 8 --num-attention-heads 1 --deepspeed --zero-stage 1"
+    )
+    assert one.unknown == ["--deepspeed", "--zero-stage 1"]
+
+
 @pytest.mark.parametrize("text", ['echo "open\nA=1\nrun --a $A', "A=(1\nrun --a 1", "cat <<E\ndon't\nE\nrun --a 1"])
 def test_a_text_whose_quotes_do_not_close_stays_as_it_is(text: str) -> None:
     assert taken(text).text == text

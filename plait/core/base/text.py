@@ -269,6 +269,8 @@ def in_seconds(seconds: float) -> str:
     >>> in_seconds(0.0123)
     '12.3 ms'
     """
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= scale:
             return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"

@@ -186,7 +186,7 @@ def test_bytes_in_words(size: int, told: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [(0.0, "0 s"), (1.0, "1.00 s"), (123.4, "123 s"), (0.999, "999 ms"), (1e-3, "1.00 ms"), (2.5e-6, "2.50 us"),
-     (1e-6, "1.00 us"), (5e-7, "5.0e-07 s")],
+     (1e-6, "1.00 us"), (5e-7, "5.0e-07 s"), (999.4, "999 s"), (1972.6, "1,973 s")],
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, told: str) -> None:
     assert in_seconds(seconds) == told
