@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.papers import __main__ as runner
+from benchmarks.papers import draw as pictures
 from benchmarks.papers import found, megascale, page, verdicts
 from benchmarks.papers.__main__ import figures
 from benchmarks.papers.found import HERE, PAPERS, ROOT, Found, Row, read
@@ -23,10 +25,39 @@ FIGURES = [(paper, figure) for paper in PAPERS for figure in page.published(pape
 
 
 def test_every_claim_is_judged_once() -> None:
-    assert [claim["number"] for _, claim, _ in page.verdicts()] == list(range(1, CLAIMS + 1))
+    told = list(page.verdicts())
+    assert sorted(claim["number"] for _, claim, _ in told) == list(range(1, CLAIMS + 1))
+    stands = [verdict.reproduced for _, _, verdict in told]
+    assert stands == sorted(stands)  # those first that are not
     for paper, claim, verdict in page.verdicts():
         assert claim["figure"] in {figure["id"] for figure in page.published(paper)["figures"]}
         assert verdict.reproduced or claim.get("why"), claim["number"]
+        assert verdicts.asked(claim) in page.page(paper) and verdicts.asked(claim) in page.index()
+
+
+def test_a_claim_of_a_published_gain_is_judged_as_one() -> None:
+    """A row of the claim's figure has one published gain: "holds" would take any."""
+    for paper, claim, verdict in page.verdicts():
+        (figure,) = (one for one in page.published(paper)["figures"] if one["id"] == claim["figure"])
+        gains = {row["name"] for row in figure["rows"] if isinstance(row.get("published"), float)}
+        if figure["unit"] == "x" and gains & set(verdict.values):
+            assert claim["rule"] == "gain", claim["number"]
+
+
+def test_points_are_counted_right() -> None:
+    """The tables of points in part and otherwise have as many rows as the table of papers counts."""
+    text = (page.DOCS / "points.md").read_text()
+    counts, partly, otherwise = (
+        [line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")][1:]
+        for part in re.split(r"^## .*$", text, flags=re.MULTILINE)
+    )
+    numbers = [[int(cell) for cell in row[1:]] for row in counts]
+    assert all(row[0] == sum(row[1:]) for row in numbers)
+    assert numbers[-1] == [sum(column) for column in zip(*numbers[:-1], strict=True)]
+    assert (len(otherwise), len(partly)) == (numbers[-1][2], numbers[-1][3])
+    names = ["Domino", "InternEvo", "Resharding", "MegaScale", "Arnold"]
+    for rows, at in ((otherwise, 2), (partly, 3)):
+        assert [sum(row[0].split()[0] == name for row in rows) for name in names] == [row[at] for row in numbers[:-1]]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -139,7 +170,9 @@ def test_every_command_that_plans_is_taken() -> None:
     for _, file, *words in plans:
         settings = [word for word in words if not word.startswith("--")]
         changes = [settings.pop(settings.index(words[at + 1])) for at, word in enumerate(words) if word == "--what-if"]
-        assert plan_job(ROOT / file, settings, changes=changes, evaluate="--evaluate" in words).planner.job
+        own = "--evaluate" in words
+        planner = plan_job(ROOT / file, settings, changes=changes, evaluate=own).planner
+        assert planner.predict(planner.job).memory.fits if own else planner.job, words
 
 
 @pytest.mark.contract
@@ -157,3 +190,21 @@ def test_a_command_says_what_the_figure_takes() -> None:
     words = shlex.split(megascale.megatron_command(256))
     told = json.loads(plait(*words[1:], "--json", folder=ROOT).stdout)
     assert told["candidates"][0]["seconds"] == pytest.approx(megascale.trained()[256].predicted.seconds, rel=1e-6)
+
+
+def test_pictures_join_what_has_an_order_and_name_what_they_show(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(pictures, "save", lambda made, file: drawn.update({file.stem: made.axes[0]}))
+    series = [{"name": f"{part}, {last}", "points": [["a", 1], ["b", 2]]} for part in "xy" for last in "uv"]
+    rows = [{"name": "one", "value": 1.0}]
+    for stem, more in (("joined", {}), ("apart", {"joined": False}), ("bars", {"chart": "bars"})):
+        figure = {"title": "word " * 40, "chart": "lines", "rows": rows} | more
+        pictures.draw(figure, {"series": series, "rows": rows}, tmp_path / stem)
+    for stem, line in (("joined", {"-", "--"}), ("apart", {"None"})):
+        curves = drawn[stem].get_lines()
+        assert {curve.get_linestyle() for curve in curves} == line
+        assert len({(curve.get_color(), curve.get_linestyle()) for curve in curves}) == 4
+    assert max(map(len, drawn["bars"].get_title().splitlines())) <= pictures.TITLE
+    assert [text.get_text() for text in drawn["bars"].get_legend().get_texts()] == ["Plait"]  # nothing is published

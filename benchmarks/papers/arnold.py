@@ -23,6 +23,7 @@ from benchmarks.papers.found import Found, Row, Series, job_file
 from benchmarks.papers.planned import Settings, planning, settings
 from benchmarks.placement import ALPHAS, PUBLISHED, SETTINGS, Setting, program, score
 from plait.api.placing import plan_of, volumes_of
+from plait.core.base.text import counted
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.ecmp import RailFabric, conflict_factor
@@ -301,7 +302,7 @@ def interference() -> Found:
         active = round(32 * (1 - 1 / minipods))  # of 32 NICs of a leaf, those whose peers lie in other minipods
         factor = conflict_factor(RailFabric(uplinks=32, active=active), FLOWS) if active else 1.0
         points.append((minipods, round(factor, 4)))
-        rows.append(Row(name=f"{minipods} minipods", value=round(factor, 3)))
+        rows.append(Row(name=counted(minipods, "minipod"), value=round(factor, 3)))
     grows = {f"{a[0]} to {b[0]} minipods": b[1] > a[1] for a, b in pairwise(points)}
     return Found(rows=rows, series=[Series(name="times as long", points=points)], claims={24: grows})
 

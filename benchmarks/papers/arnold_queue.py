@@ -82,5 +82,11 @@ def queue() -> Found:
         if policy == "arnold":
             held["reserved nodes held at the arrival"] = round(before, 4)
     short, long = np.quantile(found.trace.duration / 60, (0.1, 0.9)).round().astype(int).tolist()
-    facts = {"jobs": len(found.jobs), "missed": round(missed, 2), "short": short, "long": long} | _how_sure()
+    facts = {
+        "jobs": len(found.jobs),
+        "own": len(found.trace),
+        "missed": round(missed, 2),
+        "short": short,
+        "long": long,
+    } | _how_sure()
     return Found(rows=rows, series=series, claims={22: held}, facts=facts)

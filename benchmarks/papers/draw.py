@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,6 +12,9 @@ from matplotlib.figure import Figure
 from plait.api.pictures import GREY, save
 
 Drawn = Mapping[str, Any]
+STYLES, COLOURS = ("-", "--", ":"), 10
+TITLE, LABELS = 80, 40
+"""Letters of a line of a title, and of all names below an axis that stand upright."""
 
 
 def draw(figure: Drawn, kept: Drawn, file: Path) -> None:
@@ -27,6 +31,8 @@ def _bars(figure: Drawn, kept: Drawn, file: Path) -> None:
     kinds = (("published", {row["name"]: row.get("published") for row in figure["rows"]}), ("Plait", found))
     for number, (label, values) in enumerate(kinds):
         ranges = {name: ends for name in names if (ends := _ends(values.get(name)))}
+        if not ranges:
+            continue
         at = [names.index(name) + (number - 0.5) * 0.38 for name in ranges]
         middle = [(low + high) / 2 for low, high in ranges.values()]
         reach = [(high - low) / 2 for low, high in ranges.values()]
@@ -43,17 +49,38 @@ def _ends(value: Any) -> tuple[float, float] | None:
 
 
 def _lines(figure: Drawn, kept: Drawn, file: Path) -> None:
-    """A curve for each of Plait's series; published ranges of rows are drawn as bands at their names only in
-    the table."""
+    """A curve for each of Plait's series, or its points alone (``joined``); what is published stands in the
+    table."""
     drawn = Figure(figsize=(9, 4.2), layout="constrained")
     axes = drawn.add_subplot()
-    for series in kept["series"]:
+    names = [series["name"] for series in kept["series"]]
+    looks = styles(names) if figure.get("joined", True) else [(f"C{at}", "") for at in range(len(names))]
+    for series, (colour, line) in zip(kept["series"], looks, strict=True):
         xs, ys = zip(*series["points"], strict=True)
-        axes.plot(xs, ys, marker="o", markersize=3, linewidth=1.2, label=series["name"])
+        axes.plot(xs, ys, linestyle=line, color=colour, marker="o", markersize=3, linewidth=1.2, label=series["name"])
+    named = [x for x, _ in kept["series"][0]["points"] if isinstance(x, str)]
+    if sum(map(len, named)) > LABELS:
+        axes.tick_params(axis="x", labelrotation=30)
     if figure.get("logarithmic"):
         axes.set_yscale("log")
     axes.set(xlabel=figure.get("across", ""), ylabel=figure.get("along", ""))
     _finish(drawn, figure, file)
+
+
+def styles(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Colour and line of each series, no two alike: of names such as "7B, Ulysses" a colour for each first
+    part and a line for each last one.
+
+    >>> styles(["a, x", "a, y", "b, x"])
+    [('C0', '-'), ('C0', '--'), ('C1', '-')]
+    >>> styles(["a", "b"])
+    [('C0', '-'), ('C1', '-')]
+    """
+    parts = [name.rpartition(", ") for name in names]
+    firsts, lasts = (list(dict.fromkeys(part[at] for part in parts)) for at in (0, 2))
+    if len(lasts) <= len(STYLES) and all(first for first, _, _ in parts):
+        return [(f"C{firsts.index(first)}", STYLES[lasts.index(last)]) for first, _, last in parts]
+    return [(f"C{at % COLOURS}", STYLES[at // COLOURS]) for at in range(len(names))]
 
 
 def _matrix(figure: Drawn, kept: Drawn, file: Path) -> None:
@@ -67,13 +94,13 @@ def _matrix(figure: Drawn, kept: Drawn, file: Path) -> None:
         xlabel=figure.get("across", ""), ylabel=figure.get("along", ""),
     )  # fmt: skip
     drawn.colorbar(shown, ax=axes)
-    axes.set_title(figure["title"], fontsize=10)
+    axes.set_title(fill(figure["title"], TITLE), fontsize=10)
     save(drawn, file)
 
 
 def _finish(drawn: Figure, figure: Drawn, file: Path) -> None:
     (axes,) = drawn.axes
-    axes.set_title(figure["title"], fontsize=10)
+    axes.set_title(fill(figure["title"], TITLE), fontsize=10)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(drawn, file)

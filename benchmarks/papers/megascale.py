@@ -94,25 +94,27 @@ def _with_their_layout() -> Candidate:
 def decoupled() -> Found:
     """Section 3.2: sends that nobody awaits, under interleaving."""
     rows: list[Row] = []
-    gains: dict[str, bool] = {}
+    gains: dict[str, float] = {}
     points: list[tuple[float | str, float]] = []
     for gpus in (256, 12288):
         batch = 256 if gpus == 256 else BATCHES[gpus]  # table 3's
         wanted = settings(cluster__ranks=gpus, train__global_batch_size=batch, strategy__dp=gpus // 64)
         asked = planning(PAPER, OWN + wanted + LAYOUT, evaluate=True)
         schedule, costs = stage_costs(asked)
-        for slower in (1, 4, 16):
+        for slower in (1, 2, 4, 16):
             taken = _interleaved(schedule, costs, slower)
-            gain = taken[True] / taken[False]
+            gain = gains[f"{gpus} GPUs, {slower}"] = taken[True] / taken[False]
             name = f"{gpus:,} GPUs" + (f", transfers {slower} times as slow" if slower > 1 else "")
-            if slower == 1:
-                gains[f"{name}: {gain:.3f}x"] = gain > 1.0005
             points.append((name, round(gain, 4)))
             words = ["plait", "schedule", "interleaved", "pp=8", f"micro_batches={schedule.num_micro_batches}",
                      "virtual_stages=6", f"transfer={slower * max(costs.edges.values()):.4g}",
                      f"costs={costs.forward[1]:.4g},{costs.input_gradient[1]:.4g},0"]  # fmt: skip
             rows.append(Row(name=name, value=round(gain, 4), command=shlex.join(words)))
-    return Found(rows=rows, series=[Series(name="times as fast", points=points)], claims={15: gains})
+    return Found(
+        rows=rows, series=[Series(name="times as fast", points=points)],
+        claims={15: {"256 GPUs": round(gains["256 GPUs, 1"], 4)}},  # the published setting
+        facts={"gain": round(gains["256 GPUs, 1"], 3), "twice": round(gains["256 GPUs, 2"], 3)},
+    )  # fmt: skip
 
 
 def _interleaved(schedule: Schedule, costs: PipelineCosts, slower: float) -> dict[bool, float]:

@@ -17,6 +17,7 @@ from functools import cache
 from benchmarks.papers import lab
 from benchmarks.papers.found import Found, Row, Series
 from benchmarks.papers.planned import Settings, command, planning, settings, stage_costs
+from benchmarks.papers.verdicts import RULES
 from plait.core.reshard.layouts import Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import ReshardPlan
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
@@ -42,6 +43,8 @@ INTS = 4
 CHUNKS = 100
 """Of a broadcast from one device: the paper's K. Without latency the best would be as many as can be."""
 NAMES = ("send/recv", "Alpa", "broadcast")
+ABSTRACT = {"GPT": (1.1, 1.1), "U-Transformer": (1.5, 1.5)}
+"""Gains over Alpa of the abstract."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,7 @@ def one_to_many() -> Found:
         for way, seconds in taken.items():
             points[way].append((name, round(8 * INTS * (1 << 28) / seconds / 1e9, 3)))
         gain = taken["send/recv"] / taken["broadcast"]
-        holds[f"{name}: broadcast, Alpa, send/recv in this order"] = (
-            taken["broadcast"] <= 1.03 * taken["Alpa"] and taken["Alpa"] <= 1.001 * taken["send/recv"]
-        )
+        holds[f"{name}: broadcast, Alpa, send/recv in this order"] = _in_order(taken)
         holds[f"{name}: by at most {hosts * each}, the receivers, and nearly that"] = (
             0.9 * hosts * each <= gain <= 1.001 * hosts * each
         )
@@ -120,7 +121,14 @@ def one_to_many() -> Found:
             )
         )
     series = [Series(name=name, points=own) for name, own in points.items()]
+    holds |= {f"{name}: in this order": _in_order({way: _many(name).seconds(way) for way in NAMES}) for name in MANY}
     return Found(rows=rows, series=series, claims={10: holds})
+
+
+def _in_order(taken: Mapping[str, float]) -> bool:
+    """Broadcast nowhere behind Alpa, Alpa nowhere behind send/recv; a broadcast's last chunk goes on inside a
+    host, which Alpa's exchange is not counted for."""
+    return taken["broadcast"] <= 1.03 * taken["Alpa"] and taken["Alpa"] <= 1.001 * taken["send/recv"]
 
 
 def many_to_many() -> Found:
@@ -159,10 +167,11 @@ TRAINED: dict[str, Settings] = {
     "GPT 2.6B, dp 2, tp 2, pp 2": (),
     "GPT 2.6B, dp 2, tp 1, pp 4": settings(strategy__tp=1, strategy__pp=4, train__micro_batch_size=4),
     "U-Transformer 1B, dp 2, tp 2, pp 2": settings(
-        model__preset="utransformer-1b", train__global_batch_size=256, train__micro_batch_size=4),
+        model__preset="utransformer-1b", train__global_batch_size=256, train__micro_batch_size=4,
+        strategy__recompute="none"),
     "U-Transformer 1B, tp 4, pp 2": settings(
         model__preset="utransformer-1b", strategy__dp=1, strategy__tp=4, train__global_batch_size=256,
-        train__micro_batch_size=8),
+        train__micro_batch_size=8, strategy__recompute="none"),
 }  # fmt: skip
 WAYS: dict[str, tuple[str, str, bool]] = {
     "send/recv": ("send/recv", "1f1b", True), "Alpa": ("Alpa", "1f1b", True), "broadcast": ("broadcast", "1f1b", True),
@@ -225,7 +234,12 @@ def training() -> Found:
     gpt, skipping = (
         [value for name, value in gains.items() if name.startswith(kind)] for kind in ("GPT", "U-Transformer")
     )
-    more = {"the least of U-Transformer over the most of GPT": min(skipping) > max(gpt)}
+    gain = RULES["gain"]
+    more = {
+        "the least of U-Transformer over the most of GPT": min(skipping) > max(gpt),
+        "GPT's most as published": gain(max(gpt), *ABSTRACT["GPT"]),
+        "U-Transformer's most as published": gain(max(skipping), *ABSTRACT["U-Transformer"]),
+    }
     facts = {"gpt": round(max(gpt), 2), "u": round(max(skipping), 2)}
     return Found(rows=rows, series=series, claims={11: eager, 12: more}, facts=facts)
 

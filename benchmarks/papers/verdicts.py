@@ -5,8 +5,9 @@
     within  every value lies from ``low`` to ``high``
     holds   everything that the claim says holds
 
-``each`` of a claim has what is published for single values, by name, in place of ``low`` and ``high``. A
-claim of which one value fails is not reproduced. Then ``why`` says why, with figures of the JSON.
+``each`` of a claim has what is published for single values, by name, in place of ``low`` and ``high``. What
+has to hold stands in ``asks``. A claim of which one value fails is not reproduced. Then ``why`` says why,
+with figures of the JSON.
 """
 
 from __future__ import annotations
@@ -41,6 +42,27 @@ class Verdict:
         if self.failed is None:
             return "not computed"
         return "reproduced" if self.reproduced else "**not reproduced**"
+
+
+def asked(claim: Mapping[str, Any]) -> str:
+    """What a claim's values have to be.
+
+    >>> asked({"rule": "gain", "low": 1.02, "high": 1.05})
+    '1.01 to 1.1'
+    >>> asked({"rule": "gain", "each": {"small": 1.1}}), asked({"rule": "least", "low": 0.9})
+    ('1.05 to 1.2 (small)', '0.9 or more')
+    """
+    if claim["rule"] == "holds":
+        return claim["asks"]
+    if claim["rule"] == "least":
+        return f"{claim['low']:g} or more"
+    if claim.get("each"):
+        return ", ".join(f"{asked({**claim, 'low': one, 'high': one, 'each': {}})} ({name})"
+                         for name, one in claim["each"].items())  # fmt: skip
+    low, high = claim["low"], claim["high"]
+    if claim["rule"] == "gain":
+        low, high = 1 + (low - 1) / 2, 1 + 2 * (high - 1)
+    return f"{low:.4g} to {high:.4g}"
 
 
 def judge(claim: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Verdict:
