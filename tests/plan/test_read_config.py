@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -298,19 +297,6 @@ global_batch_size: 16
     found = point(one, "cluster.ranks=8")
     assert (found["tp"], found["dp"], found["optim"], found["sequence_parallel"]) == (2, 4, 4, 1)
     assert one.unknown == []
-
-
-def test_hugging_face_s_config_is_a_model(tmp_path: Path) -> None:
-    from plait.api.planning import plan_job
-
-    values = {
-        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
-        "intermediate_size": 1024, "vocab_size": 1024, "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    more = ["cluster.preset=h100", "cluster.ranks=8", "data.sequence_length=512", "train.global_batch_size=16"]
-    found = plan_job(tmp_path / "config.json", [*more, "train.precision=bf16-mixed"]).answer()
-    assert found.answer.model.hidden == 512 and found.answer.framework == "" and found.answer.ranks == 8
 
 
 @pytest.mark.parametrize("name", ["job.toml", "plan.json", "missing.json", "missing.toml"])
