@@ -84,8 +84,11 @@ def _zero(words: Words) -> dict[str, Any]:
     if overlap in ("forward", "backward") and replicas > 1:
         words.cannot(f"overlap.shard = {overlap} (overlap_comm is about both)")
     stage = sum(factor > 1 for factor in factors.values())
+    if stage > 1 and words.section.pp > 1:
+        words.cannot(f"ZeRO-{stage} within a pipeline (ZeRO-1 stands for it)")
+        stage = 1
     found: dict[str, Any] = {"stage": stage, "overlap_comm": overlap != "none"}
-    if sharding.secondary:
+    if sharding.secondary and stage == 3:
         found["zero_hpz_partition_size"] = sharding.secondary
     if fraction := words.job.recipe.optimizer_offload_fraction:
         found["offload_optimizer"] = {"device": "cpu"} | ({"ratio": fraction} if stage == 3 else {})
@@ -117,6 +120,8 @@ def _context_parallel(words: Words) -> dict[str, Any]:
     strategy = words.strategy
     if strategy.cp == 1:
         return {}
+    if words.section.pp > 1:
+        words.cannot(f"cp = {strategy.cp} within a pipeline, which it refuses: say pp = 1")
     if strategy.ring > 1:
         words.cannot(f"cp_comm_type with rings of {strategy.ring} (all exchange heads)")
     return {"sequence_parallel_size": strategy.cp}

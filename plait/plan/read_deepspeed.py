@@ -24,7 +24,7 @@ activation_checkpointing.partition_activations activation_checkpointing.cpu_chec
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
-zero_optimization.offload_param zero_optimization.cpu_offload_params activation_checkpointing
+zero_optimization.offload_param zero_optimization.cpu_offload_param activation_checkpointing
 zero_optimization.zero_quantized_weights pipeline.partition_method
 zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
 zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size
@@ -52,7 +52,17 @@ TABLES = ("zero_optimization", "bf16", "bfloat16", "fp16", "tensor_parallel", "p
 """Keys whose values are tables."""
 SWITCHES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled", "torch_autocast.enabled", "amp.enabled",
             "zero_optimization.cpu_offload", "zero_optimization.overlap_comm")  # fmt: skip
-TYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "bfp16": 2.0}
+TYPES = {
+    "fp32": 4.0,
+    "float32": 4.0,
+    "float": 4.0,
+    "fp16": 2.0,
+    "float16": 2.0,
+    "half": 2.0,
+    "bf16": 2.0,
+    "bfloat16": 2.0,
+    "bfp16": 2.0,
+}
 """Bytes of a gradient."""
 
 

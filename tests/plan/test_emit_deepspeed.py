@@ -42,6 +42,15 @@ from tests.plan.test_emit import job
         ),
         ({"dp": 4, "pp": 2, "schedule": "zb-h1"}, {}, ["schedule = zb-h1 (1f1b stands"]),
         (
+            {"dp": 4, "pp": 2, "schedule": "1f1b", "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}},
+            {"zero_optimization": {"stage": 1, "overlap_comm": True}},
+            ["ZeRO-3 within a pipeline (ZeRO-1 stands"],
+        ),
+        (
+            {"dp": 2, "pp": 2, "cp": 2, "cp_comm_type": "ulysses", "schedule": "1f1b"}, {},
+            ["cp = 2 within a pipeline, which it refuses"],
+        ),
+        (
             {"dp": 4, "tp": 2, "sequence_parallel": True},
             {"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}},
             ["sequence_parallel (", "overlap.tp = domino"],
