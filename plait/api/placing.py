@@ -96,12 +96,12 @@ class Placing:
     def _read_topology(self) -> tuple[Topology, Remarks]:
         from plait.api.topologies import read_topology
 
-        if not self.topology:
-            raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
         asked = self.settings
         if isinstance(self.topology, Topology):
             return self.topology, Remarks()
-        return read_topology(self.topology, form=asked.format, states=asked.states, tolerated=asked.tolerate)
+        if not (given := self.topology or asked.topology):
+            raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
+        return read_topology(given, form=asked.format, states=asked.states, tolerated=asked.tolerate)
 
     def _wanted(self, gpu: str) -> Wanted:
         asked = self.settings

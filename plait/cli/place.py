@@ -59,10 +59,14 @@ def place(
     """
     from plait.api.placed import beside
     from plait.api.placing import Placing, names_of, write_placement
+    from plait.core.base.codec.toml_text import COMMAND_LINE
     from plait.core.base.errors import JobError
 
     repair, down, out, draw, as_json = failed.repair, failed.down, output.out, output.draw, output.as_json
     asked = Placing(job=job, overrides=overrides or [], topology=topology)
+    if any(word.partition("=")[0].strip() == "place.rank_table" for word in asked.overrides):
+        problem, fix = "plait place says anew where ranks lie", "Leave it out, or keep what can stay with --repair FILE"
+        raise JobError(problem, file=COMMAND_LINE, key="place.rank_table", fix=fix)
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
     for picture in (draw, output.pairs):

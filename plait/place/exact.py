@@ -26,10 +26,7 @@ MOST_AIMED = 30
 def exact(problem: Problem) -> Assignment:
     """Raises PlacementError where only a solver can answer, or nodes do not suffice."""
     if not problem.plain_enough or problem.shape is None:
-        raise PlacementError(
-            "Unequal groups, forbidden pairs, nodes to be preempted and several types of GPU in one minipod are beyond "
-            "the closed form: set place.method=cpsat."
-        )
+        raise PlacementError(f"{_special(problem)} is beyond the closed form: set place.method=cpsat.")
     if problem.spares.per_row:
         return _with_row_spares(problem)
     rows, columns = problem.shape
@@ -59,6 +56,15 @@ def exact(problem: Problem) -> Assignment:
                 return settle(problem, [one for one in targets[at:] if not relaxed.excludes(*one)], best_known)
             return best_known._replace(bound=problem.score(*target))
     return best_known
+
+
+def _special(problem: Problem) -> str:
+    """What a placement has to respect that only a solver can."""
+    if problem.shape is None:
+        return "A job whose stages have unequally many nodes"
+    asked = {"place.forbid": problem.forbidden, "place.preempt": problem.price is not None,
+             "place.gpu of single stages": any(problem.gpus)}  # fmt: skip
+    return next((key for key, given in asked.items() if given), "A minipod with several types of GPU")
 
 
 def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignment) -> Assignment:

@@ -200,18 +200,22 @@ class Problem:
         if free + held < need + extra:
             beside = f" and {extra} spare" if extra else ""
             raise PlacementError(
-                f"The job needs {counted(need, 'node')}{beside}; {free + held} are free: "
-                f"{need + extra - free - held} are missing. Free some, give back or put right nodes that are down, or "
-                f"plan the job for fewer ranks{', or keep fewer spares' if extra else ''}{_or_take(self)}."
+                f"The job needs {counted(need, 'node')}{beside}; {_number(free + held)} free: "
+                f"{_number(need + extra - free - held)} missing. Free some, give back or put right nodes that are "
+                f"down, or plan the job for fewer ranks{', or keep fewer spares' if extra else ''}{_or_take(self)}."
             )
         if capacity * each + held < need:
             blocks = f" as {self.num_cells} blocks of {each} of one minipod" if each > 1 else ""
             kept = f", with {self.spares.per_minipod} spare in each minipod" if self.spares.per_minipod else ""
             raise PlacementError(
-                f"The job needs {counted(need, 'node')}{blocks}{kept}; {free} are free, but only {capacity * each} of "
-                f"them in that form: {need - capacity * each} are missing. "
+                f"The job needs {counted(need, 'node')}{blocks}{kept}; {_number(free)} free, but only "
+                f"{capacity * each} of them in that form: {_number(need - capacity * each)} missing. "
                 + ("Keep fewer spares." if kept else "Plan with a smaller tp x cp, or free whole minipods.")
             )
+
+
+def _number(nodes: int) -> str:
+    return f"{nodes:,} {'is' if nodes == 1 else 'are'}"
 
 
 def _or_take(problem: Problem) -> str:

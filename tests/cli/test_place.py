@@ -21,6 +21,7 @@ from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
 from plait.core.topology.switches import Hardware
 from plait.place.readers import read_topology
+from tests.support.command import plait
 
 TIER = "unit"
 
@@ -291,3 +292,15 @@ def test_experts_are_counted_and_kept_together(folder: Path) -> None:
     assert [move["old"] for move in mended["moves"]] == [told["hosts"][0]]
     by_seconds = json.loads(run(folder, *args, "place.by=seconds"))
     assert by_seconds["gap"] >= 0 and by_seconds["ep_seconds"] <= told["ep_seconds"]
+
+
+def test_what_says_where_ranks_lie_is_not_passed_over(tmp_path: Path) -> None:
+    """``plait place`` was given a table that is for ``plait plan``, and placed the job anew, silently."""
+    (tmp_path / "job.toml").write_text(f'{JOB}[place]\ntopology = "t.conf"\n')
+    (tmp_path / "t.conf").write_text(TOPOLOGY)
+    refused = plait("place", "job.toml", "place.rank_table=old.json", folder=tmp_path)
+    assert refused.returncode == 2 and "place.rank_table: plait place says anew where ranks lie" in refused.stderr
+    spares = plait("place", "job.toml", "place.spares=1/leaf", folder=tmp_path)
+    assert spares.returncode == 2 and "a text such as 2/minipod or 1/row" in spares.stderr
+    placed = plait("place", "job.toml", folder=tmp_path)  # on the topology of [place]
+    assert placed.returncode == 0 and "12 nodes of 8 ranks" in placed.stdout, placed.stderr

@@ -84,8 +84,8 @@ def test_nodes_that_share_experts_kept_together() -> None:
 @pytest.mark.parametrize(
     ("free", "more", "says"),
     [
-        ((4,), {}, ""), ((3,), {}, "needs 4 nodes; 3 are free: 1 are missing"),
-        ((4,), {"spares": Spares(total=1)}, "needs 4 nodes and 1 spare; 4 are free: 1 are missing"),
+        ((4,), {}, ""), ((3,), {}, "needs 4 nodes; 3 are free: 1 is missing"),
+        ((4,), {"spares": Spares(total=1)}, "needs 4 nodes and 1 spare; 4 are free: 1 is missing"),
         ((5,), {"spares": Spares(total=1)}, ""), ((5,), {"spares": Spares(per_row=1)}, "and 2 spare; 5 are free: 1"),
         ((6,), {"spares": Spares(per_row=1)}, ""),
         ((3, 3), {"spares": Spares(per_minipod=1)}, ""),
@@ -111,7 +111,7 @@ def test_nodes_of_others_count_where_they_may_be_taken() -> None:
     with pytest.raises(PlacementError, match="or allow preempting some of the 2 nodes that other jobs hold"):
         short.check_room()
     replace(short, price=1.0).check_room()
-    with pytest.raises(PlacementError, match="needs 5 nodes; 4 are free: 1 are missing"):
+    with pytest.raises(PlacementError, match="needs 5 nodes; 4 are free: 1 is missing"):
         replace(short, heights=(2, 3), price=1.0).check_room()
 
 

@@ -62,8 +62,15 @@ def test_what_no_solver_finds() -> None:
 
 
 def test_what_the_closed_form_cannot_say() -> None:
-    with pytest.raises(PlacementError, match=r"beyond the closed form: set place.method=cpsat"):
-        exact(UNEQUAL)
+    plain = Problem.plain(2, 2, [4])
+    for problem, what in (
+        (UNEQUAL, "A job whose stages have unequally many nodes"),
+        (replace(plain, forbidden=frozenset({(0, "m000")})), "place.forbid"),
+        (replace(plain, price=0.0), "place.preempt"),
+        (replace(plain, gpus=("A", "B")), "place.gpu of single stages"),
+    ):
+        with pytest.raises(PlacementError, match=rf"^{what} is beyond the closed form: set place.method=cpsat"):
+            exact(problem)
     with pytest.raises(PlacementError, match="The job has 9 cells, and minipods have room for 8"):
         exact(Problem.plain(3, 3, [5, 3]))
     assert exact(Problem.plain(2, 2, [1, 1, 1, 1])).cells

@@ -37,7 +37,7 @@ class PlaceSection(Section):
     """Seconds that a solver may take."""
     level: str = ""
     """Switches that are counted as minipods: a level's name or depth. Those below the top if empty."""
-    spares: Natural | Annotated[str, Field(pattern=r"^\d{1,9}(/(minipod|row))?$")] = 0
+    spares: Natural | Annotated[str, Field(pattern=r"^\d{1,9}(/(minipod|row))?$"), "such as 2/minipod or 1/row"] = 0
     """Nodes to keep for repairs: ``N``, ``N/minipod``, ``N/row`` (of each PP group)."""
     avoid: str = ""
     """Nodes and switches to leave out, such as ``n3,leaf07,n[10-14]``."""
@@ -52,8 +52,8 @@ class PlaceSection(Section):
     move_price: NotNegative | None = None
     """A repair moves further nodes where each gains as much of the score."""
     topology: str = ""
-    """Switches on which ``plait plan`` places every strategy, to predict its step there: what ``--topology``
-    of ``plait place`` takes."""
+    """Switches on which ``plait plan`` places every strategy, to predict its step there, and ``plait place``
+    without ``--topology``."""
     rank_table: str = ""
     """Where ranks lie on ``topology``, for ``plait plan``: nothing is placed anew."""
     network: str = ""
