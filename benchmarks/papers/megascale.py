@@ -16,8 +16,9 @@ from functools import cache
 
 from benchmarks.as_trained import Run, runs
 from benchmarks.papers import lab
-from benchmarks.papers.found import Found, Row, Series
+from benchmarks.papers.found import HERE, Found, Row, Series
 from benchmarks.papers.planned import Settings, best, command, planning, settings, stage_costs
+from plait.core.base.codec.toml_text import read_toml
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
 from plait.core.step.schedule import Schedule
 from plait.plan.candidate import Candidate
@@ -60,12 +61,16 @@ def megatron_command(gpus: int) -> str:
 def steps() -> Found:
     """Table 2: seconds of a step and utilisation, Megatron-LM's and ours, and their ratio."""
     rows: list[Row] = []
-    points: dict[str, list[tuple[float | str, float]]] = {"Megatron-LM": [], "Plait": []}
+    curves = ("Megatron-LM, predicted", "Megatron-LM, published", "MegaScale, predicted", "MegaScale, published")
+    points: dict[str, list[tuple[float | str, float]]] = {name: [] for name in curves}
     gains: list[Row] = []
+    told = _published()
     for gpus in BATCHES:
         theirs, ours = trained()[gpus].predicted, _ours(gpus)
-        points["Megatron-LM"].append((gpus, round(theirs.mfu_full, 4)))
-        points["Plait"].append((gpus, round(ours.mfu_full, 4)))
+        for system, one in (("Megatron-LM", theirs), ("MegaScale", ours)):
+            points[f"{system}, predicted"].append((gpus, round(one.mfu_full, 4)))
+            alike = theirs.mfu_full * theirs.seconds / told[f"{gpus:,} GPUs, {system}"]  # as many FLOPs a step
+            points[f"{system}, published"].append((gpus, round(alike, 4)))
         where = command(PAPER, OWN + _asked(gpus))
         own = ours.job.strategy
         note = f"pp {own.pp}, tp {own.tp}, micro-batches of {ours.job.train.micro_batch_size}"
@@ -83,6 +88,13 @@ def steps() -> Found:
         facts={"theirs": round(trained()[last].predicted.mfu_full, 3), "ours": round(_ours(last).mfu_full, 3),
                "alone": round(_with_their_layout().seconds, 2)},
     )  # fmt: skip
+
+
+def _published() -> Mapping[str, float]:
+    """Seconds of a step of table 2, by the name of the row."""
+    figures = read_toml(HERE / "published" / f"{PAPER}.toml")["figures"]
+    rows = next(one["rows"] for one in figures if one["id"] == "steps")
+    return {row["name"]: row["published"] for row in rows}
 
 
 def _with_their_layout() -> Candidate:

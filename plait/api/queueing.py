@@ -234,6 +234,11 @@ def replay_queue(file: Path, asked: Replay, *, columns: str | None = None, told:
     asked.check()
     trace, shape = read_jobs(file, columns), {"copies": asked.copies, "load": asked.load, "window": asked.until}
     copies_of(trace, gpus=asked.gpus, **shape)  # refused before it takes long
+    if (least := int(trace.gpus.min())) > asked.gpus:
+        raise DataError(
+            f"{file}: every job asks for {counted(least, 'GPU')} or more, and the cluster has {asked.gpus:,}. Give "
+            "more nodes, or gpus_per_node."
+        )
     jobs = workload(trace, walk_forward(trace, settings, progress=told), gpus=asked.gpus, **shape)
 
     def played(one: QueuePolicy) -> ReplayOutcome:

@@ -263,3 +263,11 @@ def test_the_benchmark_says_that_it_has_no_trace(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "queue.py"
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("skipped: there is no trace in")
+
+
+def test_a_cluster_that_no_job_fits_is_refused(tmp_path: Path) -> None:
+    """A table of zeros told nothing."""
+    (tmp_path / "jobs.csv").write_text("submit,gpus,duration_s\n0,8,60\n5,16,60\n")
+    done = plait("queue", "replay", "jobs.csv", "nodes=1", "gpus_per_node=7", folder=tmp_path)
+    assert done.returncode == 2 and "every job asks for 8 GPUs or more, and the cluster has 7" in done.stderr
+    assert plait("queue", "replay", "jobs.csv", "nodes=1", folder=tmp_path).returncode == 0
