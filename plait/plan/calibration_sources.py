@@ -8,7 +8,9 @@
 | nccl-tests' text or JSON, Galvatron's files, a profile of Plait | a profile |
 | what ``plait.plan.read_config`` reads, and a job | a configuration, of a log without one |
 
-What measurements say of a constant counts where it is surer than what was known, or far from that.
+What measurements say of a constant counts where it is surer than what was known, or far from that for what
+they are sure of. A share that no device and no link reaches (``MOST``) is named, and nothing of its kind is
+taken from that file.
 
 Two sources contradict each other where their values of a constant differ by more than twice their errors
 together, and by more than a tenth.
@@ -46,6 +48,11 @@ UNLIKE = 3.0
 """Factor by which a log's step and its prediction differ, from which on no constants are taken for why."""
 APART, LEAST_APART = 2.0, 0.1
 """Errors by which values differ that contradict each other, and how far apart they are at least."""
+MOST = {"matmul": 1.25, "attention": 1.25, "memory": 1.5, "inside": 2.5, "across": 2.5}
+"""By beginnings of constants' names, shares of a peak or a rate that nothing reaches; a switch that sums up
+doubles what a link seems to carry."""
+SHARES = ("matmul", "matmul_fp8", "matmul_mxfp8", "matmul_nvfp4", "attention_forward", "attention_backward", "memory",
+          "inside.share", "across.share")  # fmt: skip
 CONFIGURATIONS = (".py", ".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch")
 _TRACE = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo)"\s*:|^\s*\[\s*\{[^}]{0,500}"ph"')
 _CONFIGURED = re.compile(rb'"(?:train_batch_size|train_micro_batch_size_per_gpu|zero_optimization|model_type)(?:"|\.)')
@@ -217,30 +224,63 @@ def measured(cluster: Cluster, found: Sources) -> Measured:
     if not found.profiles:
         return Measured(cluster, {}, {})
     alone = {file: with_profile(cluster, profile) for file, profile in found.profiles.items()}
+    cannot = _impossible(found, cluster, alone)
     told: dict[str, list[str]] = {}
     for name in timed_constants(cluster):
-        tellers = [file for file, one in alone.items() if constant_of(one, name) != constant_of(cluster, name)]
+        wrong = cannot.get(_kind(name), ())
+        tellers = [file for file, one in alone.items()
+                   if file not in wrong and constant_of(one, name) != constant_of(cluster, name)]  # fmt: skip
         if tellers:
             told[name] = tellers
             values = {file: (constant_of(alone[file], name).value, constant_of(alone[file], name).error)
                       for file in tellers}  # fmt: skip
             found.conflicts += contradictions(name, values)
-    profiles = list(found.profiles.values())
-    whole = joined(profiles).model_copy(update={
-        "products": tuple(one for each in profiles for one in each.products),
-        "attention": tuple(one for each in profiles for one in each.attention),
-    })  # fmt: skip
-    fitted = with_profile(cluster, whole)
+    fitted = _together(cluster, list(found.profiles.values()))
+    for kind, wrong in cannot.items():
+        right = _together(cluster, [one for file, one in found.profiles.items() if file not in wrong])
+        fitted = taken_from(fitted, right, [name for name in timed_constants(cluster) if _kind(name) == kind])
     kept = [name for name in told if not _tells(constant_of(cluster, name), constant_of(fitted, name))]
     surer = {name: files for name, files in told.items() if name not in kept}
     said = {name: (constant_of(fitted, name), files) for name, files in told.items()}
     return Measured(taken_from(fitted, cluster, kept), surer, said)
 
 
+def _together(cluster: Cluster, profiles: Sequence[Profile]) -> Cluster:
+    """The cluster as several profiles know it, as it is without any."""
+    if not profiles:
+        return cluster
+    return with_profile(cluster, joined(list(profiles)).model_copy(update={
+        "products": tuple(one for each in profiles for one in each.products),
+        "attention": tuple(one for each in profiles for one in each.attention),
+    }))  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    """Of a constant that is measured with a share; nothing for others."""
+    return next((kind for kind in MOST if name.startswith(kind)), "")
+
+
 def _tells(before: Constant, after: Constant) -> bool:
-    """Whether a fit to measurements says more of a constant than was known: it is surer, or far from that."""
+    """Whether a fit to measurements says more of a constant than was known: it is surer, or further from that
+    than both may be off."""
     apart = abs(math.log(after.value / before.value)) if before.value > 0 < after.value else math.inf
-    return after.error < before.error or apart > before.error
+    return after.error < before.error or apart > max(before.error, after.error)
+
+
+def _impossible(found: Sources, cluster: Cluster, alone: Mapping[str, Cluster]) -> dict[str, set[str]]:
+    """Files that say of a constant what cannot be, by its kind; a sentence on each."""
+    wrong = dict[str, set[str]]()
+    for file, one in alone.items():
+        for name in SHARES:
+            value, kind = constant_of(one, name).value, _kind(name)
+            if constant_of(one, name) != constant_of(cluster, name) and value > MOST[kind]:
+                wrong.setdefault(kind, set()).add(file)
+                what = "links carry" if "." in name else f"{cluster.device.name} does"
+                found.conflicts.append(
+                    f"{file} says {value:.3g} times what {what} at most ({name}), which cannot be: another device, "
+                    f"another format, or links used otherwise than predicted. Nothing of {kind} is taken from it."
+                )
+    return wrong
 
 
 def contradictions(name: str, values: Mapping[str, tuple[float, float]]) -> list[str]:

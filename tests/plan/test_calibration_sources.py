@@ -124,6 +124,20 @@ def test_sources_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     assert not calibrate_cluster([one, agreeing], tmp_path / "c.toml", "h100").conflicts
 
 
+def test_what_cannot_be_is_named_and_not_taken(tmp_path: Path) -> None:
+    """Products at thirty times what the device can do at most; what another trace says of them counts."""
+    for name, truth in (("fast", changed(matmul=30.0)), ("true", changed(matmul=0.8))):
+        (tmp_path / name).mkdir()
+        trace_of(truth, tmp_path / name)
+    fast, true = tmp_path / "fast" / "trace.json", tmp_path / "true" / "trace.json"
+    alone, both = (calibrate_cluster(files, tmp_path / "c.toml", "h100") for files in ([fast], [fast, true]))
+    value = constant_of(CLUSTER, "matmul").value
+    now = [next(one for one in found.constants if one.name == "matmul").now for found in (alone, both)]
+    assert now == [value, pytest.approx(0.8 * value, rel=0.1)]
+    for found in (alone, both):
+        assert sum("which cannot be" in one and str(fast) in one for one in found.conflicts) == 1
+
+
 def test_steps_that_contradict_a_trace_are_named(tmp_path: Path) -> None:
     files = [*logs_of(changed(matmul=0.5), tmp_path), trace_of(CLUSTER, tmp_path)]
     found = calibrate_cluster(files, tmp_path / "c.toml", "h100")
