@@ -211,7 +211,9 @@ def one_node() -> Found:
     best = fullest([*ONE_NODE, *LLAMA], 8)
     every = [one for own in cases([*ONE_NODE, *LLAMA], 8) for one in own]
     rises = {
-        f"{own[0].model}, {own[0].sequence} tokens": all(a.gain < b.gain + 5e-3 for a, b in pairwise(own))
+        f"{own[0].model}, {own[0].sequence} tokens": all(
+            a.gain < b.gain + 5e-3 and a.theirs < b.theirs + 5e-3 for a, b in pairwise(own)
+        )
         for own in cases([*ONE_NODE, *LLAMA], 8)
     }
     return Found(
