@@ -295,8 +295,14 @@ def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
             virtual = [v for v in range(2, most + 2) if (v <= most and layers % v == 0)
                        or (asked.ends and v <= ended // pp and ended % (pp * v) == 0)]  # fmt: skip
         allowed = [v for v in asked.among("virtual", virtual) if v in virtual or name == "interleaved"]
-        found += [(schedule, v) for v in allowed if pp * v <= asked.model.num_layers + asked.ends]
+        found += [(schedule, v) for v in allowed if _filled(asked, pp * v)]
     return found
+
+
+def _filled(asked: SearchRequest, stages: int) -> bool:
+    """Whether every stage has a layer, or the embedding or the head where these make stages equal."""
+    layers = asked.model.num_layers
+    return stages <= layers or (asked.ends > 0 and (layers + asked.ends) % stages == 0)
 
 
 def _recomputes(asked: SearchRequest, num_stages: int, parts: bool) -> list[Choice]:

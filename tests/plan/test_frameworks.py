@@ -142,6 +142,25 @@ def test_embedding_and_head_take_stages_where_that_makes_them_equal() -> None:
         job("plait", "llama3-405b", 128, tp=8, pp=16, schedule="interleaved", virtual_stages=8, shard="zero1")
 
 
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed", "llama3"])
+@pytest.mark.parametrize("layers", [2, 3, 6])
+def test_a_model_of_about_as_many_layers_as_ranks_has_an_answer(framework: str, layers: int) -> None:
+    """Stages with nothing are no strategies: 3 layers fill no 4 stages, embedding and head or not."""
+    values = {
+        "model": {
+            "family": "llama", "num_layers": layers, "hidden": 256, "num_heads": 4, "ffn_hidden": 512,
+            "max_sequence": 256, "vocab": 512,
+        },
+        "data": {"sequence_length": 256}, "train": {"global_batch_size": 8, "precision": "bf16-mixed"},
+        "cluster": {"preset": "h100", "ranks": 4}, "plan": {"framework": framework},
+    }  # fmt: skip
+    one = Job.from_dict(values)
+    found = Planner(one, Cluster.preset("h100"), 512).answer().candidates
+    for each in (candidate.point for candidate in found):
+        stages = each["pp"] * each["virtual"]
+        assert stages <= layers or (layers + 2) % stages == 0
+
+
 def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
     """FSDP2: fp32 parameters, gradients and two moments of a shard; under a pipeline 2 bytes of every
     gathered parameter and 4 of its gradient besides."""
