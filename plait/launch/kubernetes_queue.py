@@ -141,13 +141,13 @@ def _job(name: str, pods: Sequence[Object], submit: float, asked: tuple[str, ...
     each = each if size % each == 0 else size  # pods that share no node evenly have nodes of their own
     limit = pods[0]["spec"].get("activeDeadlineSeconds") if not mark else None
     nodes = [pod["spec"].get("nodeName") for pod in pods]
-    held = any(map(_gated, pods))
+    held, known = any(map(_gated, pods)), seconds_of(told.get(JCT, ""), -1.0)
     return QueuedJob(
         name=name, state="running" if all(nodes) else "waiting", held=held,
         ready=all(one["name"] == GATE for pod in pods for one in pod["spec"].get("schedulingGates", ())),
         submit=submit, gpus=each * len(pods), nodes=tuple(filter(None, nodes)), asked=asked,
         priority=pods[0]["spec"].get("priority", 0), preemptible=told.get(PREEMPTIBLE) == "true",
-        jct=seconds_of(told.get(JCT, ""), inf if limit is None else float(limit)), told=bool(told.get(JCT)), mark=mark,
+        jct=known if known >= 0 else inf if limit is None else float(limit), told=known >= 0, mark=mark,
         known={"queue": pods[0]["metadata"].get("namespace", "")},
         parts=tuple(_name(pod) for pod in pods),
     )  # fmt: skip

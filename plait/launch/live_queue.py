@@ -13,7 +13,10 @@ _MARK = re.compile(
     r"plait-admit submit=(?P<submit>\d+) at=(?P<at>\d+) until=(?P<until>\d+|never) limit=(?P<limit>\S+) "
     r"zones=(?P<zones>\S*)"
 )
-_LENGTH = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_LENGTH = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s?)?")
+YES = ("", "yes", "true", "y", "t", "1")
+MOST = 1 << 31
+"""Of numbers that users write: greater ones are this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +166,8 @@ def seconds_of(text: str, other: float) -> float:
 
 
 def whole(text: str, other: int) -> int:
-    """A whole number, or ``other``."""
+    """A whole number of at most ``MOST``, or ``other``."""
     try:
-        return int(text)
+        return max(-MOST, min(int(text), MOST))
     except ValueError:
         return other

@@ -24,7 +24,17 @@ from typing import Literal
 from plait.core.base.errors import LaunchError
 from plait.core.topology.hostlist import expand, fold
 from plait.core.topology.slurm_lines import resources
-from plait.launch.live_queue import LetIn, LiveQueue, Mark, QueuedJob, QueueView, ReservedNodes, seconds_of, whole
+from plait.launch.live_queue import (
+    YES,
+    LetIn,
+    LiveQueue,
+    Mark,
+    QueuedJob,
+    QueueView,
+    ReservedNodes,
+    seconds_of,
+    whole,
+)  # fmt: skip
 from plait.launch.slurm import WAITING, command
 
 FREE_TEXT = ("AdminComment", "Comment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra",
@@ -219,6 +229,7 @@ def _job(one: Mapping[str, str], size: int) -> QueuedJob:
     state = one.get("JobState", "")
     limit, mark = one.get("TimeLimit", "UNLIMITED"), Mark.read(one.get("AdminComment", ""))
     own_limit = mark.limit if mark else limit
+    known = seconds_of(told.get("jct", ""), -1.0)
     return QueuedJob(
         name=one["JobId"], state="waiting" if state in WAITING else STATES.get(state, "over"),
         held=one.get("Priority") == "0" or one.get("Reason", "").startswith("JobHeld"),
@@ -227,8 +238,8 @@ def _job(one: Mapping[str, str], size: int) -> QueuedJob:
         gpus=max(1, _asked(one, size)), nodes=tuple(_expanded(one.get("NodeList", ""))),
         asked=tuple(_expanded(one.get("ReqNodeList", ""))),
         priority=whole(told.get("priority", ""), -whole(one.get("Nice", ""), 0)),
-        preemptible="preemptible" in told, jct=seconds_of(told.get("jct", ""), _minutes(own_limit) * MINUTE),
-        told="jct" in told, known=_known(one), mark=mark,
+        preemptible=told.get("preemptible", "no").lower() in YES,
+        jct=known if known >= 0 else _minutes(own_limit) * MINUTE, told=known >= 0, known=_known(one), mark=mark,
     )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.launch import slurm_queue
-from plait.launch.live_queue import LetIn, Mark, QueuedJob
+from plait.launch.live_queue import MOST, LetIn, Mark, QueuedJob
 from plait.launch.slurm_queue import hold, look, restore, send_back, settle, start
+from plait.place.live import LiveCluster, LiveJob, decide
 
 JOB = """JobId={id} JobName=a name with Partition=all in it
    UserId=eva(1000) GroupId=eva(1000) MCS_label=N/A
@@ -95,6 +96,27 @@ def test_a_job_is_read(slurm: Callable[..., object]) -> None:
     assert (other.jct, other.priority, other.preemptible) == (7200.0, 4, False), "the limit, where nobody says better"
     assert one(slurm).jct == inf
     assert not one(slurm, dependency="afterok:5(unfulfilled)").ready
+
+
+@pytest.mark.parametrize(
+    ("comment", "preemptible", "priority", "jct", "told"),
+    [
+        ("preemptible", True, -3, 60.0, False), ("preemptible=yes", True, -3, 60.0, False),
+        ("preemptible=no", False, -3, 60.0, False), ("preemptible=False", False, -3, 60.0, False),
+        ("jct=soon", False, -3, 60.0, False), ("jct=", False, -3, 60.0, False), ("jct=0", False, -3, 0.0, True),
+        (f"jct={'9' * 400}d", False, -3, 60.0, False), (f"priority={'9' * 30}", False, MOST, 60.0, False),
+        (f"priority=-{'9' * 30}", False, -MOST, 60.0, False), (f"priority={'9' * 5000}", False, -3, 60.0, False),
+    ],
+)  # fmt: skip
+def test_what_users_write_stops_nobody_elses_jobs(
+    slurm: Callable[..., object], comment: str, preemptible: bool, priority: int, jct: float, told: bool
+) -> None:
+    """A "no" was taken for a yes, and a number that no machine holds ended the loop for all."""
+    job = one(slurm, comment=comment, nice="3", limit="00:01:00")
+    assert (job.preemptible, job.priority, job.jct, job.told) == (preemptible, priority, jct, told)
+    waiting = [LiveJob(name=job.name, submit=1.0, gpus=1, jct=job.jct, priority=job.priority)]
+    cluster = LiveCluster(used={"n1": 0}, size=8, zones=())
+    assert [start.job.name for start in decide(waiting, cluster, 2.0)] == [job.name]
 
 
 def test_whose_jobs_are_left_alone(slurm: Callable[..., object]) -> None:
