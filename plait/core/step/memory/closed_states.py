@@ -121,7 +121,8 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
         found[2] += count * (padded // optim * each[2])
     found[2] -= _fewer(place, factors, options.optimizer) * moment
     if options.matrices is not None:
-        found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3])
+        masters = options.gathers_stay  # shards of parameters are masters, which no format makes smaller
+        found += _quantised(place.matrices, factors, options.matrices, kept=each[0], gathered=each[3], masters=masters)
     for numel, count in _buffers(place.units).items():
         found[3] += count * (-(-numel // step) * step) * ((params > 1) * each[3] + (grads > 1) * each[1])
     found[3] += place.tables
@@ -153,15 +154,20 @@ def _fewer(place: HeldStates, factors: Factors, optimizer: OptimizerName) -> Col
 
 
 def _quantised(
-    matrices: Mapping[tuple[str, int], int], factors: Factors, own: MatrixBytes, *, kept: float, gathered: float
-) -> Column:
+    matrices: Mapping[tuple[str, int], int], factors: Factors, own: MatrixBytes, *, kept: float, gathered: float,
+    masters: bool,
+) -> Column:  # fmt: skip
     """[KINDS, points] that layers' matrices take more than other parameters, of whose numbers ``kept`` bytes
-    are kept, and ``gathered``; fewer are negative."""
+    are kept, and ``gathered``; fewer are negative. masters: what is kept are masters, and of parameters that
+    stay gathered what is gathered has the format."""
     params, second = factors.params, factors.secondary
     step, copy = factors.optim * np.maximum(1, second), np.maximum(1, second)
     found = np.zeros((len(KINDS), len(params)))
     for (_, numel), count in matrices.items():
         padded = -(-numel // step) * step
+        if masters:
+            found[0] += count * padded * ((params == 1) & (factors.optim > 1)) * (own.whole - gathered)
+            continue
         each = np.where(params > 1, own.share, own.whole) - kept
         found[0] += count * (padded // params * each + padded // copy * (second > 0) * (own.share - kept))
     for numel, count in _buffers(matrices).items():

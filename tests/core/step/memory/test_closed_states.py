@@ -131,6 +131,19 @@ def test_quantised_matrices_are_layers_only() -> None:
     assert experts[0].tolist() == [2 * 8 * EACH // 8 * 3]
 
 
+@pytest.mark.parametrize(("whole", "more"), [(1.0, -1.0), (2.0, 0.0), (4.0, 2.0)])
+def test_shards_that_are_masters_keep_their_type_beside_quantised_matrices(whole: float, more: float) -> None:
+    """FSDP2: what stays gathered has the format, not two bytes; nothing takes less than masters do."""
+    numbers = 4 * (32 * 32 + 2 * 8 * 32 + 32 * 32 + 3 * 32 * 96)
+    fsdp: dict[str, Any] = {"parameter_bytes": 4.0, "gathered_bytes": 2.0, "optimizer_bytes": 8.0, "gathers_stay": True}
+    shardings = [Sharding(), Sharding(optim=4), Sharding(params=4, grads=4, optim=4)]
+    matrices = MatrixBytes(whole=whole, share=1.0, gathered=whole)
+    plain = found(LLAMA, (WHOLE,), shardings, options=MemoryOptions(**fsdp))
+    own = found(LLAMA, (WHOLE,), shardings, options=MemoryOptions(**fsdp, matrices=matrices))
+    assert (own - plain)[0].tolist() == [0, numbers * more, 0]
+    assert (own[0] > 0).all()
+
+
 def test_units_of_several_kinds_and_one_size_have_buffers_of_their_own() -> None:
     """A layer's attention and MLP are there at once; of GPT both have 4 H^2 numbers where F is 2 H."""
     equal = replace(GPT, ffn_hidden=64)
