@@ -186,18 +186,20 @@ class Planner:
                 tried.other_schedules()
                 tried.climb()
             if tried.found and "strategy.overlap" in self.job.open:
-                tried.instead(lambda point: [*reasons.without(point).values(), *self._other_overlaps(point)])
+                tried.instead(lambda point: [*reasons.without(point).values(), *self._less_hidden(point)])
+                tried.beside(self._less_hidden)
             if tried.found:
                 self._seconds.update({frozenset(point.items()): one.seconds for point, one in tried.found})
                 return sorted((one for _, one in tried.found), key=lambda one: one.seconds), len(ranked.space)
         why = self._refusal(tried.refused[0]) if tried.refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
-    def _other_overlaps(self, point: Mapping[str, int]) -> list[dict[str, int]]:
-        """Sharding that hides less, where the closed form finds it faster: what is hidden slows down what
-        hides it. The space has only that which hides most."""
+    def _less_hidden(self, point: Mapping[str, int]) -> list[dict[str, int]]:
+        """With an overlap less, or sharding that hides less, where the closed form finds it faster: what is
+        hidden slows down what hides it. The space has only that which hides most."""
         kinds = range(len(SHARD_OVERLAPS)) if point["dp"] * point["cp"] > 1 and not self.framework else ()
         rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.asked.allows("shard_overlap", kind)]
+        rows += reasons.without(point).values()
         if not rows:
             return []
         told = self._closed_seconds(self.job, Points.of([point, *rows])).total

@@ -135,6 +135,13 @@ class Finalists(Generic[T]):
             if self.best is best:
                 return
 
+    def beside(self, others: Callable[[Point], Sequence[Point]]) -> None:
+        """Predict others than those that take hardly longer than the best, as they may be faster than it."""
+        limit = DOUBT * self.best[1].seconds
+        near = [point for point, one in self.found if one.seconds <= limit]
+        rows = {_key(one): one for point in near for one in others(point) if not self._knows(one)}
+        self._predict(list(rows.values()))
+
     def _near(self, point: Point) -> Iterator[Point]:
         """Plain ones, then the fastest in closed form."""
         space, said = self.ranked.space, self.ranked.said

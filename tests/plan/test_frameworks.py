@@ -161,6 +161,23 @@ def test_a_model_of_about_as_many_layers_as_ranks_has_an_answer(framework: str, 
         assert stages <= layers or (layers + 2) % stages == 0
 
 
+def test_a_condition_makes_no_answer_better_where_hiding_costs_more_than_it_hides() -> None:
+    """One micro-batch: what is second with its sums hidden is first without, asked or not."""
+    values: dict[str, Any] = {
+        "model": {
+            "family": "llama", "num_layers": 5, "hidden": 768, "num_heads": 6, "num_kv_heads": 6, "ffn_hidden": 2304,
+            "vocab": 257, "max_sequence": 131072, "tied_embeddings": False,
+        },
+        "data": {"sequence_length": 77}, "train": {"global_batch_size": 64, "precision": "fp32"},
+        "cluster": {"preset": "b200", "ranks": 24}, "plan": {"framework": "megatron", "top": 3},
+    }  # fmt: skip
+    free, held = (
+        Planner(Job.from_dict(values | {"plan": values["plan"] | more}), Cluster.preset("b200"), 257).answer().best
+        for more in ({}, {"constraints": ["pp = 1"]})
+    )
+    assert free.seconds <= held.seconds
+
+
 def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
     """FSDP2: fp32 parameters, gradients and two moments of a shard; under a pipeline 2 bytes of every
     gathered parameter and 4 of its gradient besides."""
