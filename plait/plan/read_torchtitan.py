@@ -248,6 +248,7 @@ def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     if not layers:
         told.notes.append("How many layers there are the file does not say: all are counted as computed again.")
     told.freed = ("recompute_layers",)
+    told.again = share if layers else 0.0
 
 
 def _again(told: Told, values: Mapping[str, Any], mode: str) -> float:

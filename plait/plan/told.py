@@ -38,8 +38,9 @@ class Told:
     """values: of a job, by section and key. options: of the framework's time and memory. instances: copies of
     the shards. local: sequences of a step of one replica, 0 where none are said. rounds: micro-batches of a
     replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
-    parameters. freed: columns that take values that the framework has only nearly. harmless: settings.
-    unmodelled, unknown: settings as they stand. notes: sentences on what is predicted otherwise than said."""
+    parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
+    columns that take values that the framework has only nearly. harmless: settings. unmodelled, unknown:
+    settings as they stand. notes: sentences on what is predicted otherwise than said."""
 
     framework: str
     file: str
@@ -49,6 +50,7 @@ class Told:
     local: int = 0
     rounds: int = 1
     secondary: int = 0
+    again: float = 0.0
     freed: tuple[str, ...] = ()
     harmless: list[str] = field(default_factory=list[str])
     unmodelled: list[str] = field(default_factory=list[str])
@@ -137,6 +139,8 @@ class Told:
         else:
             dp = strategy["dp"] = ranks // each
         self._complete_batch(values, dp if each else None)
+        if self.again and strategy.get("recompute") == self.get("strategy.recompute"):
+            self._complete_recomputed(values, degrees["pp"])
         if self.instances > 1 or self.secondary:
             self._complete_shards(strategy, strategy["dp"], degrees["cp"] or 1)
 
@@ -163,6 +167,17 @@ class Told:
             fix = f"Use a multiple of {parts}"
             raise JobError(problem, file=self.file, key="train.global_batch_size", fix=fix)
         train["micro_batch_size"] = batch // parts
+
+    def _complete_recomputed(self, values: Mapping[str, Any], pp: int | None) -> None:
+        """How many layers of a stage a share of them is. pp: None where it is left open."""
+        key, strategy = "strategy.recompute", values["strategy"]
+        virtual, layers = strategy.get("virtual_stages", 1), values["model"].get("num_layers")
+        if pp is None or virtual == "auto":
+            problem = f"{self.again:.0%} of a stage's layers are computed again, and how many stages there are is open"
+            raise JobError(problem, file=self.file, key=key, fix=f"Add {key}=full, none or auto to the command")
+        if layers:
+            each = -(-layers // ((pp or 1) * virtual))
+            strategy["recompute"] = {"kind": "full", "layers": math.ceil(each * self.again)}
 
     def _complete_shards(self, strategy: dict[str, Any], dp: Any, cp: int) -> None:
         """What ranks that hold the same weights share out, where that is not over all of them."""

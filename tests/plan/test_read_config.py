@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
+from plait.core.job.settings import RecomputeLayers
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import SCHEDULES
 from plait.plan.asking import point_of
@@ -139,6 +140,18 @@ def test_what_torchtitan_computes_again(tmp_path: Path, table: str, again: Any, 
     before = TITAN.partition("[activation_checkpoint]")[0].replace('"70B"', '"8B"')
     one = told(tmp_path, "titan.toml", f"{before}\n{table}\n")
     assert one.get("strategy.recompute") == again and said in " ".join(one.lines())
+
+
+def test_a_share_of_layers_follows_the_stages(tmp_path: Path) -> None:
+    one = told(tmp_path, "titan.toml", TITAN.partition("[activation_checkpoint]")[0].replace('"70B"', '"8B"'))
+    more = ["cluster.ranks=64", "train.global_batch_size=64", "strategy.shard=auto"]
+    for pp, layers in ((1, 16), (4, 4)):
+        again = one.job([*more, f"strategy.pp={pp}"]).strategy.recompute
+        assert again == RecomputeLayers(kind="full", layers=layers)
+    with pytest.raises(JobError, match="50% of a stage's layers") as error:
+        one.job([*more, "strategy.pp=auto"])
+    assert error.value.key == "strategy.recompute"
+    assert one.job([*more, "strategy.pp=auto", "strategy.recompute=none"]).strategy.recompute == "none"
 
 
 def test_layers_of_a_model_that_nobody_knows_are_all_computed_again(tmp_path: Path) -> None:
