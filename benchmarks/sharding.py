@@ -191,7 +191,7 @@ BASES = {"overlap": "zero3", "redundancy": "4,4,4 (zero3)", "optimizers": "zero1
 def show(point: dict[str, Any]) -> None:
     """One table for people."""
     share = f", communication {point['comm_share']:.0%} of the step without overlap" if "comm_share" in point else ""
-    share += f", {point['hidden']:.0%} of the first gather hidden" if "hidden" in point else ""
+    share += f", {point['hidden']:.0%} of the first gather's time saved" if "hidden" in point else ""
     rows = point["variants"].values()
     peer, limit = (
         [title] * any(key in row for row in rows)
