@@ -156,7 +156,12 @@ def loading_on_lab(*, again: bool) -> Found:
     rows = [Row(name=name, value=round(seconds[key], 3), command=lab.shown("loading")) for key, name in names.items()]
     note = f"{low:.0%} to {high:.0%} in {case['rounds']} rounds"
     rows.append(
-        Row(name="saved by it, of the first gather alone", value=round(case["hidden"], 3), command=rows[0].command, note=note)
+        Row(
+            name="saved by it, of the first gather alone",
+            value=round(case["hidden"], 3),
+            command=rows[0].command,
+            note=note,
+        )
     )
     return Found(rows=rows, facts={"load": f"{case['load']:g}", "nic": case["nic"], "machine": found["machine"]})
 
