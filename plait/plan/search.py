@@ -28,7 +28,7 @@ from plait.plan.fits import KINDS, by_kind
 from plait.plan.forked import shared
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
-from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_cells, enumerate_space, other_stream
+from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_around, enumerate_space
 
 FIRST, BLOCK = 1 << 10, 1 << 15
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -44,9 +44,9 @@ SHARED = 1 << 17
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
-CELLS, NEARLY = 8, 4
-"""Arrangements of ranks that are looked at in full, with sequence parallelism and without: those of the
-fastest points, and of the fastest that lack a little memory, which a choice that was left out may save."""
+ROOMS = (2, 8)
+"""Such parts of the most points of a space may be around the best of its arrangements of ranks, and then
+around those that were found so."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Ranked:
 def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
     """The ``keep`` fastest families.
 
-    Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Where
-    nothing fits, recomputation of the last resort is tried. Raises
-    JobError for a space without a strategy, InfeasiblePlan where nothing fits, with advice that was tried.
+    Where the space had to be made coarser, what is around the best of its arrangements of ranks is looked at
+    in full, twice. Where nothing fits, recomputation of the last resort is tried. Raises JobError for a
+    space without a strategy, InfeasiblePlan where nothing fits, with advice that was tried.
     """
     space = enumerate_space(asked, most=most)
     if not len(space):
@@ -80,14 +80,22 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
         with contextlib.suppress(InfeasiblePlan):
             return search(last, cluster, precision, keep=keep, most=most)
         raise
-    finer = _finer(asked, first, short, most)
-    second, _ = _Search(asked, cluster, precision, keep).run(finer)
-    points = Points.joined([first.points, second.points])
-    seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
+    found = [first]
+    for part in ROOMS:
+        best = _joined(found, keep).points
+        more, short = _Search(asked, cluster, precision, keep).run(_around(asked, best, short, most // part))
+        found.append(more)
+    return _joined(found, keep)
+
+
+def _joined(found: Sequence[Ranked], keep: int) -> Ranked:
+    """The ``keep`` fastest families of several spaces."""
+    points = Points.joined([each.points for each in found])
+    seconds, memory = (np.concatenate([getattr(each, name) for each in found]) for name in ("seconds", "memory"))
     order = np.argsort(seconds, kind="stable")
     order = order[first_of_family(points.take(order))][:keep]
-    both = Points.joined([space, finer]), np.concatenate([first.said, second.said])
-    return Ranked(points.take(order), seconds[order], memory[order], *both)
+    space, said = Points.joined([each.space for each in found]), np.concatenate([each.said for each in found])
+    return Ranked(points.take(order), seconds[order], memory[order], space, said)
 
 
 def _last_resort(asked: SearchRequest) -> SearchRequest | None:
@@ -97,21 +105,16 @@ def _last_resort(asked: SearchRequest) -> SearchRequest | None:
     return None if said else replace(asked, has={**asked.has, "recompute": [kind]})
 
 
-def _finer(asked: SearchRequest, first: Ranked, short: Points, most: int) -> Points:
-    """All points of the most promising arrangements, each with its other stream. short: points that lack
-    memory; their arrangements have room of their own, so that they take nothing from those that fit."""
-    fit = _cells(first.points)[:CELLS]
-    nearly = [cell for cell in _cells(short) if cell not in fit][:NEARLY]
-    sure = dict.fromkeys([*fit, *filter(None, (other_stream(asked, cell) for cell in fit))])
-    pairs = ((cell, other_stream(asked, cell)) for cell in nearly)
-    more = dict.fromkeys(cell for pair in pairs for cell in pair if cell and cell not in sure)
-    return Points.joined([enumerate_cells(asked, [*cells], most=most // 2) for cells in (sure, more) if cells])
+def _around(asked: SearchRequest, best: Points, short: Points, most: int) -> Points:
+    """What is around the best of every arrangement of ranks. short: points that lack memory, which a choice
+    that was left out may save; they take no room from those that fit."""
+    bases = [(_of_each_cell(best), most), (_of_each_cell(short), most // 2)]
+    return Points.joined([enumerate_around(asked, some, most=room) for some, room in bases if len(some)])
 
 
-def _cells(points: Points) -> list[Cell]:
-    """Of points in order, each once."""
-    rows = zip(*(getattr(points, one.name).tolist() for one in fields(Cell)), strict=True)
-    return [Cell(*row) for row in dict.fromkeys(rows)]
+def _of_each_cell(points: Points) -> Points:
+    """The first of every arrangement of ranks."""
+    return points.take(np.sort(distinct([getattr(points, one.name) for one in fields(Cell)])[0]))
 
 
 @dataclass(frozen=True)

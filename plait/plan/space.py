@@ -153,13 +153,22 @@ def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
     return _some(asked, points_of(asked, cells, choices))
 
 
-def enumerate_cells(asked: SearchRequest, cells: Sequence[Cell], *, most: int = MOST) -> Points:
-    """Every point of some cells, or, from the last on, of as many of these as have ``most`` together."""
-    known = _Known(asked)
-    choices = [known.choices(cell, Coarseness()) for cell in cells]
-    sizes = np.cumsum([_count(each) for each in choices])
-    some = max(1, int(np.searchsorted(sizes, most, side="right")))
-    return _some(asked, points_of(asked, cells[:some], choices[:some]))
+def enumerate_around(asked: SearchRequest, points: Points, *, most: int = MOST) -> Points:
+    """What differs from each point in two kinds of choices (micro-batches and slices, stages, shard factors),
+    both in full, with sequence parallelism and without: of all points, or, from the last on, of as many as
+    have ``most`` together. Some are there twice."""
+    known, found, size = _Known(asked), list[tuple[Cell, Mapping[tuple[str, ...], Sequence[Choice]]]](), 0
+    for row in map(points.row, range(len(points))):
+        cell = Cell(*(row[one.name] for one in fields(Cell)))
+        full = known.choices(cell, Coarseness())
+        several = [names for names, each in full.items() if len(each) > 1]
+        stays = [{names: [tuple(row[name] for name in names)]} for names in several] if len(several) > 2 else [{}]
+        around = [(one, full | own) for one in (cell, other_stream(asked, cell)) if one for own in stays]
+        size += sum(_count(each) for _, each in around)
+        if found and size > most:
+            break
+        found += around
+    return _some(asked, points_of(asked, *zip(*found, strict=True)))
 
 
 def _count(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> int:

@@ -28,7 +28,7 @@ from plait.plan.space import (
     _Known,
     any_point,
     cells_of,
-    enumerate_cells,
+    enumerate_around,
     enumerate_space,
     factors,
     other_stream,
@@ -118,7 +118,6 @@ def test_points_are_different_and_coarser_spaces_are_parts_of_the_whole() -> Non
     for most in (100, 1_000):
         assert rows(enumerate_space(asked, most=most)) < rows(whole)
     cells = list(cells_of(asked, Coarseness()))
-    assert rows(enumerate_cells(asked, cells, most=10**9)) == rows(whole)
     assert len(list(cells_of(asked, Coarseness(COARSEST)))) <= len(cells)
 
 
@@ -326,15 +325,37 @@ def test_factors_within_a_node_and_a_few_beyond(replicas: int, local: int, few: 
     assert factors(replicas, local, few=few) == told
 
 
-def test_as_many_cells_as_have_so_many_points_and_one_at_least() -> None:
+KINDS = (("micro", "num_micro", "overlap", "p1", "p2"), ("schedule", "virtual", "recompute", "recompute_layers"),
+         ("params", "grads", "optim", "secondary"))  # fmt: skip
+
+
+def test_around_a_point_are_all_that_differ_in_two_kinds_of_choices() -> None:
+    """By trying every point of the whole space."""
+    asked = space(32, 16)
+    whole = enumerate_space(asked, most=10**9)
+    base = whole.take(np.flatnonzero((whole.pp == 4) & (whole.tp == 2) & (whole.dp == 4))[[777]])
+    kinds = [np.any([getattr(whole, name) != getattr(base, name)[0] for name in names], axis=0) for names in KINDS]
+    same = [getattr(whole, name) == getattr(base, name)[0] for name in ("pp", "dp", "cp", "ring", "tp", "ep")]
+    near = np.all(same, axis=0) & (np.sum(kinds, axis=0) <= 2)
+    assert rows(enumerate_around(asked, base, most=10**9)) == rows(whole.take(near))
+    assert 0 < near.sum() < np.all(same, axis=0).sum()
+
+
+def test_around_as_many_points_as_have_so_many_and_one_at_least() -> None:
     asked = space(8, 8)
-    cells = list(cells_of(asked, Coarseness()))
-    counts = [len(enumerate_cells(asked, [cell], most=1)) for cell in cells]
-    assert len(enumerate_cells(asked, cells, most=1)) == counts[0]
-    for some in (2, 5, len(cells)):
-        total = sum(counts[:some])
-        assert len(enumerate_cells(asked, cells, most=total)) == total
-        assert len(enumerate_cells(asked, cells, most=total - 1)) == sum(counts[: some - 1])
+    bases = enumerate_space(asked, most=10**9).take(np.array([0, 5_000, 10_000]))
+    counts = [len(enumerate_around(asked, bases.take(slice(at, at + 1)), most=1)) for at in range(3)]
+    assert len(enumerate_around(asked, bases, most=1)) == counts[0]
+    assert len(enumerate_around(asked, bases, most=sum(counts))) == sum(counts)
+    assert len(enumerate_around(asked, bases, most=sum(counts) - 1)) == sum(counts[:2])
+
+
+def test_around_a_point_with_two_kinds_of_choices_is_all_of_its_arrangement() -> None:
+    asked = space(4, 8, "schedule == 1f1b", "recompute == none", "pp == 1", "tp == 2")
+    whole = enumerate_space(asked, most=10**9)
+    assert rows(enumerate_around(asked, whole.take(slice(0, 1)), most=1)) == rows(
+        whole.take((whole.dp == whole.dp[0]) & (whole.cp == whole.cp[0]) & (whole.ring == whole.ring[0]))
+    )
 
 
 def test_the_finest_space_that_is_no_larger_is_taken() -> None:
