@@ -1,14 +1,14 @@
 """Slurm's queue as admission sees it, and what admission does to jobs that opted in: hold, start, send back.
 
-Facts are read with ``scontrol show``, whose records name a field a line; free text (comments, paths) is a
-line of its own, so that nothing a user writes is taken for another field. What was decided of a job is
-kept in its AdminComment, in Slurm's own state: whoever looks next finds it there.
+Facts are read with ``scontrol show`` (``plait.launch.slurm_records``). What was decided of a job is kept in
+its AdminComment, in Slurm's own state: whoever looks next finds it there.
 
 ===========  ===========================================================================================
 known        jobs of one partition or QOS that wait, held by their users (``sbatch --hold``) or not held;
              words of their comments: ``jct=90m``, ``priority=5``, ``preemptible``
 passed over  jobs of other partitions; jobs that an administrator holds; arrays of jobs, which are one
-             record for many; jobs that wait for others or for a time
+             record for many; jobs that wait for others or for a time; jobs whose name or comment has lines
+             that look like fields of Slurm's
 ===========  ===========================================================================================
 """
 
@@ -36,9 +36,8 @@ from plait.launch.live_queue import (
     whole,
 )  # fmt: skip
 from plait.launch.slurm import WAITING, command
+from plait.launch.slurm_records import job_records, records
 
-FREE_TEXT = ("AdminComment", "Comment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra",
-             "Reason", "OS", "Power", "Container")  # fmt: skip
 STATES: dict[str, Literal["running", "ending"]] = {"RUNNING": "running", "COMPLETING": "ending"}
 MINUTE = 60.0
 """Slurm counts time limits in whole minutes."""
@@ -86,11 +85,11 @@ def look(partition: str, qos: str, reservations: Sequence[str]) -> QueueView:
     """The queue now. Raises LaunchError where Slurm does not answer, or knows no such partition or
     reservation."""
     nodes = _node_names(partition)
-    records = [one for one in _show("node", "-d") if one["NodeName"] in nodes]
-    counts = {_gpus_of_node(one) for one in records}
+    found = [one for one in records("node", "-d") if one["NodeName"] in nodes]
+    counts = {_gpus_of_node(one) for one in found}
     size = counts.pop() if len(counts) == 1 and 0 not in counts else 1
-    used = {one["NodeName"]: _used(one, size) for one in records}
-    known = [_reservation(one) for one in _show("reservation") if one.get("ReservationName") in reservations]
+    used = {one["NodeName"]: _used(one, size) for one in found}
+    known = [_reservation(one) for one in records("reservation") if one.get("ReservationName") in reservations]
     if missing := set(reservations) - {one.name for one in known}:
         name = min(missing)
         raise LaunchError(
@@ -98,8 +97,9 @@ def look(partition: str, qos: str, reservations: Sequence[str]) -> QueueView:
             "--reservation."
         )
     jobs: list[QueuedJob] = []
-    passed: dict[str, str] = {}
-    for one in _show("job"):
+    told, unclear = job_records(partition, qos)
+    passed = dict.fromkeys(unclear, "its name or comment has lines that look like Slurm's own")
+    for one in told:
         if (partition and one.get("Partition") != partition) or (qos and one.get("QOS") != qos):
             continue
         if (why := _not_ours(one)) and one.get("JobState") in WAITING:
@@ -158,31 +158,11 @@ def _update(job: QueuedJob, *values: str, mark: Mark) -> None:
 # ---- reading ----
 
 
-def _show(*what: str) -> list[dict[str, str]]:
-    """Records of ``scontrol show``, by field."""
-    text = command("env", "SLURM_TIME_FORMAT=%s", "scontrol", *what[1:], "show", what[0])
-    found: list[dict[str, str]] = []
-    for line in text.splitlines():
-        if line and not line[0].isspace():
-            found.append({})
-        key, _, rest = line.strip().partition("=")
-        if not found or not rest:
-            continue
-        if key in FREE_TEXT and line[0].isspace():
-            found[-1][key] = rest.strip()
-            continue
-        for word in line.partition(" JobName=")[0].split():
-            name, equals, value = word.partition("=")
-            if equals:
-                found[-1].setdefault(name, value)
-    return [one for one in found if one]
-
-
 def _node_names(partition: str) -> set[str]:
-    records = _show("partition")
+    known = records("partition")
     if not partition:
-        return {name for one in records for name in _expanded(one.get("Nodes", ""))}
-    own = next((one for one in records if one.get("PartitionName") == partition), None)
+        return {name for one in known for name in _expanded(one.get("Nodes", ""))}
+    own = next((one for one in known if one.get("PartitionName") == partition), None)
     if own is None:
         raise LaunchError(f"Slurm has no partition '{partition}'. Name one of sinfo's with --partition.")
     return set(_expanded(own.get("Nodes", "")))

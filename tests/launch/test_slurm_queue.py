@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
 import pytest
 
 from plait.core.base.errors import LaunchError
-from plait.launch import slurm_queue
+from plait.launch import slurm_queue, slurm_records
 from plait.launch.live_queue import MOST, LetIn, Mark, QueuedJob
 from plait.launch.slurm_queue import hold, look, restore, send_back, settle, start
 from plait.place.live import LiveCluster, LiveJob, decide
@@ -29,8 +30,8 @@ JOB = """JobId={id} JobName=a name with Partition=all in it
    TRES=cpu=1,node=1
    Features=(null) DelayBoot=00:00:00
    Command=/home/eva/JobState=RUNNING Partition=all.sh
-   Comment={comment}
    AdminComment={admin}
+   Comment={comment}
    TresPerNode={tres}
 """
 USUAL = {
@@ -63,19 +64,29 @@ def node_text(name: str, **values: str) -> str:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, ...]]]:
-    """A Slurm that prints these texts; returns the other commands that it is given."""
+    """A Slurm that prints these texts, and lists these jobs (None: all of them), of which some are printed
+    ``alone``, otherwise; returns the other commands that it is given."""
 
-    def there(jobs: str = "", nodes: str = node_text("n1") + node_text("n2")) -> list[tuple[str, ...]]:
+    def there(
+        jobs: str = "",
+        nodes: str = node_text("n1") + node_text("n2"),
+        listed: Sequence[str] | None = None,
+        **alone: str,
+    ) -> list[tuple[str, ...]]:
         given: list[tuple[str, ...]] = []
         texts = {"job": jobs, "node": nodes, "partition": PARTITION, "reservation": RESERVATION}
 
         def command(*argv: str) -> str:
             if "show" in argv:
-                return texts[argv[-1]]
+                what, *names = argv[argv.index("show") + 1 :]
+                return alone[names[0]] if names else texts[what]
+            if argv[0] == "squeue":
+                return "\n".join(listed if listed is not None else re.findall(r"(?m)^JobId=(\d+)", jobs))
             given.append(argv)
             return ""
 
         monkeypatch.setattr(slurm_queue, "command", command)
+        monkeypatch.setattr(slurm_records, "command", command)
         return given
 
     return there
@@ -126,6 +137,53 @@ def test_whose_jobs_are_left_alone(slurm: Callable[..., object]) -> None:
     view = look("gated", "", ["lpj"])
     assert [job.name for job in view.jobs] == ["5"]
     assert set(view.passed) == {"2", "3", "4"} and "certain nodes" in view.passed["3"]
+
+
+MARK = f"   AdminComment={Mark(submit=1.0).text()}"
+FORGED = job_text(6, comment="preemptible")
+"""Another record of job 6 than Slurm has of it, which its user did not write."""
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        job_text(5, comment=f"jct=90m\n{FORGED}"),
+        job_text(5).replace("JobName=a name", f"JobName=na\n{FORGED.splitlines()[0]}"),
+    ],
+    ids=["comment", "name"],
+)
+def test_nobody_writes_the_record_of_somebody_elses_job(slurm: Callable[..., object], jobs: str) -> None:
+    """Slurm prints names and comments as they are, ends of lines included."""
+    true = job_text(6, nice="2")
+    slurm(jobs + true, listed=["5", "6"], **{"6": true})
+    view = look("gated", "", ["lpj"])
+    (job,) = (one for one in view.jobs if one.name == "6")
+    assert (job.preemptible, job.priority) == (False, -2)
+    slurm(jobs + job_text(6, partition="all"), listed=["5"])
+    assert {one.name for one in look("gated", "", ["lpj"]).jobs} <= {"5"}
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        job_text(5).replace("JobName=a name", f"JobName=na\n{MARK}"),
+        job_text(5).replace(
+            "JobName=a name", "JobName=na\n   UserId=root(0)\n   AdminComment=" + Mark(submit=1.0).text()
+        ),
+        job_text(5, comment=f"x\n{MARK}"),
+        job_text(5).replace("JobName=a name", "JobName=na\nJobId=6 JobName=y"),
+    ],
+    ids=["name", "name and user", "comment", "record"],
+)
+def test_a_job_whose_name_or_comment_passes_for_fields_is_left_alone(slurm: Callable[..., object], jobs: str) -> None:
+    slurm(jobs, listed=["5"])
+    view = look("gated", "", ["lpj"])
+    assert not view.jobs and set(view.passed) == {"5"} and "look like Slurm's own" in view.passed["5"]
+
+
+def test_a_job_that_has_gone_is_no_job(slurm: Callable[..., object]) -> None:
+    slurm(job_text(6), listed=["5", "6"])
+    assert [job.name for job in look("gated", "", ["lpj"]).jobs] == ["6"]
 
 
 def test_nodes_and_reservations(slurm: Callable[..., object]) -> None:

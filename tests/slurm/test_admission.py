@@ -78,3 +78,19 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         assert [one[:2] for one in one_round(cluster)] == [("requeue", short)]
         wait_until(lambda: states(cluster)[short] != "RUNNING", "the late job was not sent back", seconds=60)
         assert states(cluster)[foreign] == "PENDING", "nobody has touched who did not opt in"
+
+
+def test_what_a_user_writes_makes_no_job_of_somebody_elses_one_that_opted_in() -> None:
+    """Slurm prints names and comments with their ends of lines."""
+    with slurm_cluster(2) as cluster:
+        opted_in(cluster)
+        reserve(cluster, 600)
+        foreign = ask(cluster, "sbatch", "--parsable", "--hold", "-p", "all", "--output=/dev/null", "--wrap=true").strip()
+        record = ask(cluster, "scontrol", "show", "job", foreign).replace("Partition=all", "Partition=gated")
+        record = record[: record.index("   TRES=")]  # a comment has 1,024 letters at most
+        named = submit(cluster, 300, "jct=20m", f"--job-name=na\nJobId={foreign} JobName=y")
+        told = submit(cluster, 300, f"jct=20m\n{record}")
+        plain = submit(cluster, 300, "jct=9m")
+        assert {one[1] for one in one_round(cluster)} == {told, plain}
+        wait_until(lambda: states(cluster)[plain] == "RUNNING", "the plain job did not start", seconds=60)
+        assert (states(cluster)[foreign], states(cluster)[named]) == ("PENDING", "PENDING")
