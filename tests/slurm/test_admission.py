@@ -85,7 +85,8 @@ def test_what_a_user_writes_makes_no_job_of_somebody_elses_one_that_opted_in() -
     with slurm_cluster(2) as cluster:
         opted_in(cluster)
         reserve(cluster, 600)
-        foreign = ask(cluster, "sbatch", "--parsable", "--hold", "-p", "all", "--output=/dev/null", "--wrap=true").strip()
+        hidden = "--parsable", "--hold", "-p", "all", "--output=/dev/null", "--wrap=true"
+        foreign = ask(cluster, "sbatch", *hidden).strip()
         record = ask(cluster, "scontrol", "show", "job", foreign).replace("Partition=all", "Partition=gated")
         record = record[: record.index("   TRES=")]  # a comment has 1,024 letters at most
         named = submit(cluster, 300, "jct=20m", f"--job-name=na\nJobId={foreign} JobName=y")
