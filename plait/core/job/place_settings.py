@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Natural, NotNegative, Section, Texts, decode
+from plait.core.base.codec.data import Natural, NotNegative, Section, Such, Texts, decode
 from plait.core.base.codec.toml_text import override
 from plait.core.job.paths import located
 
@@ -37,7 +37,7 @@ class PlaceSection(Section):
     """Seconds that a solver may take."""
     level: str = ""
     """Switches that are counted as minipods: a level's name or depth. Those below the top if empty."""
-    spares: Natural | Annotated[str, Field(pattern=r"^\d{1,9}(/(minipod|row))?$"), "such as 2/minipod or 1/row"] = 0
+    spares: Natural | Annotated[str, Field(pattern=r"^\d{1,9}(/(minipod|row))?$"), Such("2/minipod or 1/row")] = 0
     """Nodes to keep for repairs: ``N``, ``N/minipod``, ``N/row`` (of each PP group)."""
     avoid: str = ""
     """Nodes and switches to leave out, such as ``n3,leaf07,n[10-14]``."""

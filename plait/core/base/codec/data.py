@@ -236,6 +236,12 @@ _NAMES: dict[Any, str] = {
 _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 
 
+class Such(str):
+    """Examples of a text, which its refusal has in place of its pattern."""
+
+    __slots__ = ()
+
+
 def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within: bool = False) -> str:
     """What a type takes, in words. Bounds that nobody means to reach are left out. within: a table, whose own
     tables are not spelled out.
@@ -246,7 +252,7 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     'a number above 0'
     >>> allowed(Literal["auto"] | bool), allowed(Literal[0, 1])
     ('"auto" or true or false', '0 or 1')
-    >>> allowed(Annotated[str, "such as 2/minipod"])
+    >>> allowed(Annotated[str, Such("2/minipod")])
     'a text such as 2/minipod'
     """
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -267,8 +273,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     if _is_record(annotation):
         keys = ", ".join(f"{name} = {allowed(*one, within=True)}" for name, one in _fields(annotation).items())
         return f"{{ {keys} }}"
-    if said := [limit for limit in limits if isinstance(limit, str)]:
-        return f"a text {said[0]}"
+    if examples := [limit for limit in limits if isinstance(limit, Such)]:
+        return f"a text such as {examples[0]}"
     if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
         return f"a text that matches {patterns[0]}"
     known = [limit for limit in limits if type(limit) in _SIGNS and abs(_bound(limit)) < LARGEST]
