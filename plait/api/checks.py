@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 import sysconfig
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.base.env import cpp_compiler
 from plait.core.base.errors import JobError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.passed_over import Checked
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
     from plait.plan.fits import Room
 
 UNREAD = "folder(s) of weights of which names and shapes were checked, and values (NaN) were not looked at"
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Remarks on files that are in order. over: what readers passed over. note: what else is to be said;
-    empty if there is nothing to say."""
-
-    over: PassedOver = field(default_factory=PassedOver)
-    note: str = ""
 
 
 def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = False) -> Checked:
@@ -55,14 +45,15 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
     except LaunchError as error:
         raise JobError(str(error), key="run.folder") from None
     over = model_notes(job)
-    over.add(check_data(job.data, job.train, folder / "corpus"))
+    data = check_data(job.data, job.train, folder / "corpus")
+    over.add(data.over)
     vocab = load_tokenizer(job.data.tokenizer).vocab
     if job.train.init_from:
         over.add(check_initial(Path(job.train.init_from), job.model_spec(vocab)))
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, " ".join(filter(None, [*unmodelled(job), vocabulary_note(job, vocab), best])))
+    return Checked(over, " ".join(filter(None, [*unmodelled(job), vocabulary_note(job, vocab), data.note, best])))
 
 
 def best_note(train: TrainSection) -> str:

@@ -13,7 +13,7 @@ from plait.core.step.memory.estimate import Estimate, PlaceEstimate
 from plait.plan.fits import KINDS, Room
 
 if TYPE_CHECKING:
-    from plait.api.checks import Checked
+    from plait.core.base.passed_over import Checked
     from plait.core.job.spec import Job
 
 SHOWN = 6

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.text import Part, Shown
 
 if TYPE_CHECKING:
-    from plait.api.checks import Checked
     from plait.api.job_check import JobCheck
     from plait.api.places.base import LaunchTarget
     from plait.api.places.kubernetes import InKubernetes
+    from plait.core.base.passed_over import Checked
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
 

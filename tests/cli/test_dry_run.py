@@ -75,6 +75,13 @@ def test_what_users_write_is_no_markup(tmp_path: Path, name: str) -> None:
     assert not re.search(r"\x1b\[[34][0-9]", done.stdout)
 
 
+def test_it_says_that_an_evaluation_is_of_training_data(tmp_path: Path) -> None:
+    evaluated = f"data.eval=[{{ path = '{tmp_path / 'text' / '3.txt'}', name = 'val' }}]"
+    done = run(write_job(tmp_path), evaluated, f"data.text={tmp_path / 'text'}", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("trained on, too: eval_loss/val") == 1
+
+
 def test_it_says_that_values_of_weights_were_not_looked_at(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     weights = numbers(Job.read(job).model_spec(257))

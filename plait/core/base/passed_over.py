@@ -54,5 +54,14 @@ class PassedOver:
         return [{"what": _said(what, n), "count": n, "first": self.first[what]} for what, n in self.counts.items()]
 
 
+@dataclass(frozen=True)
+class Checked:
+    """Remarks on files that are in order. over: what readers passed over. note: what else is to be said;
+    empty if there is nothing to say."""
+
+    over: PassedOver = field(default_factory=PassedOver)
+    note: str = ""
+
+
 def _said(what: str, count: int) -> str:
     return what.replace("(s)", "s" * (count > 1))

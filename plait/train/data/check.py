@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from plait.core.base.errors import DataError, JobError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.passed_over import Checked, PassedOver
 from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data.ahead import RowsAhead, look_at_tokens
 from plait.train.data.chats import readers_of
@@ -23,6 +23,7 @@ from plait.train.data.prepare import opened_tokens
 from plait.train.data.sets import DataSet, evaluation_sets, training_sets
 from plait.train.data.sources import SourceFile, find_files
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer, quiet
+from plait.train.data.trained_on import SetFiles, also_trained_on
 
 LOOK = 64 << 20
 """Bytes of text that are read at most, some tenths of a second. Who finds no document for evaluation in so
@@ -33,9 +34,9 @@ MOST_FILES = 10_000
 """Files that are looked at, half a second; the preparation looks at all."""
 
 
-def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
+def check_data(data: DataSection, train: TrainSection, out: Path) -> Checked:
     """Refuse at once what ranks would refuse when they have started and the corpus is prepared in ``out``;
-    what of the sources is passed over.
+    remarks on what is in order.
 
     That is: sources or a tokenizer that are not there, files that are no text, and a split that would not
     fill one sequence. Tokens are counted as the preparation counts them, from the first document on, and only
@@ -52,12 +53,16 @@ def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
                        key="data.eval_fraction", fix=fix)  # fmt: skip
     key = "data.sources" if data.sources else "data.text"
     held_out = SPLITS if train.eval_every and not data.eval else ("train",)
-    for one in _sets(partial(training_sets, readers=readers), data, out, key):
+    trained = [
         _check_set(_Count(one, tokenizer, data, held_out, key), over)
+        for one in _sets(partial(training_sets, readers=readers), data, out, key)
+    ]
     evaluated = ("train",) if train.eval_every else ()  # it is prepared in any case
-    for one in _sets(partial(evaluation_sets, readers=readers), data, out, "data.eval"):
+    looked_at = [
         _check_set(_Count(one, tokenizer, data, evaluated, "data.eval"), over)
-    return over
+        for one in _sets(partial(evaluation_sets, readers=readers), data, out, "data.eval")
+    ]
+    return Checked(over, also_trained_on(trained, looked_at) if evaluated else "")
 
 
 def _sets(sets: Callable[[DataSection, Path], list[DataSet]], data: DataSection, out: Path, key: str) -> list[DataSet]:
@@ -65,14 +70,14 @@ def _sets(sets: Callable[[DataSection, Path], list[DataSet]], data: DataSection,
         return sets(data, Path(os.path.realpath(out.expanduser())))
 
 
-def _check_set(counted: _Count, over: PassedOver) -> None:
+def _check_set(counted: _Count, over: PassedOver) -> SetFiles:
     """Look at the files of a source, and count as far as is needed."""
     one = counted.one
     with _of(counted.key):
         if one.made:
             counted.of_corpus(Corpus.open(one.folder))
         elif one.is_elsewhere:  # rank 0 fetches it
-            return
+            return SetFiles(one, ())
         else:
             counted.files = find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
             if not (counted.of_index() and counted.enough):
@@ -81,6 +86,7 @@ def _check_set(counted: _Count, over: PassedOver) -> None:
     if counted.complete:
         for split in counted.needed:
             _refuse_short(split, counted)
+    return SetFiles(one, counted.files)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ TEXTS: dict[str, bytes] = {
 
 def check(folder: Path, text: str | None = None, **data: Any) -> list[str]:
     section = DataSection(text=text or str(folder), eval_fraction=0, sequence_length=1, **data)
-    return check_data(section, TrainSection(eval_every=0), folder / "none").lines()
+    return check_data(section, TrainSection(eval_every=0), folder / "none").over.lines()
 
 
 READ = (
