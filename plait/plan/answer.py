@@ -21,7 +21,7 @@ from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.base.uncollected import uncollected
 from plait.core.cluster.hardware import Cluster
-from plait.core.job.constraint import Constraint, Margin
+from plait.core.job.constraint import Margin
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -44,6 +44,7 @@ from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, memory_report
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.needs import Needs
+from plait.plan.respected import respected, told_constraints
 from plait.plan.safest import LONGER, SURELY, roomiest
 from plait.plan.search import first_of_family, search
 from plait.plan.simulate import simulate_plan
@@ -152,9 +153,10 @@ class Planner:
 
     @uncollected()
     def checked(self, plan: Plan | None = None) -> Answer:
-        """The job's own strategy. plan: the job's as it stands, if there is one, with the slices and the
-        costs that timed steps found. Raises JobError where it leaves something open, InfeasiblePlan where it
-        does not fit: what is too much, by how much, and the nearest change."""
+        """The job's own strategy, with whether it meets ``plan.constraints``: it is predicted even if it does
+        not. plan: the job's as it stands, if there is one, with the slices and the costs that timed steps
+        found. Raises JobError where it leaves something open, InfeasiblePlan where it does not fit: what is
+        too much, by how much, and the nearest change."""
         if self.job.open:
             first, *others = self.job.open
             more = f", and so are {', '.join(one.removeprefix('strategy.') for one in others)}" if others else ""
@@ -168,9 +170,9 @@ class Planner:
         own = self.predict(self.job, plan)
         if not own.memory.fits:
             raise self._too_large(own)
-        answer = self.told([own], searched=1)
+        answer, asked = self.told([own], searched=1), respected(self.job, own.point, own.most_memory)
         instead = self.framework.instead(point_of(self.job)) if self.framework else []
-        return replace(answer, why=[*instead, *answer.why])
+        return replace(answer, why=[*told_constraints(asked), *instead, *answer.why], constraints=asked)
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
         """The fastest first, of so many, of some ``more`` that may be faster than these, and of neighbours of
@@ -238,10 +240,8 @@ class Planner:
     def _broken(self, memory: MemoryReport) -> str:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
         most = memory.fullest.total
-        for asked in map(Constraint.parse, self.job.plan.constraints):
-            if asked.quantity == "memory" and not asked.holds(most):
-                return f"a rank needs {in_bytes(most)}, against '{asked.text}' in plan.constraints"
-        return ""
+        broken = (one for one in self.asked.constraints if one.quantity == "memory" and not one.holds(most))
+        return next((f"a rank needs {in_bytes(most)}, against '{one.text}' in plan.constraints" for one in broken), "")
 
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         if one.memory.fits:

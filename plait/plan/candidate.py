@@ -11,6 +11,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.plan.freeing import Freed
 from plait.plan.memory_report import MemoryReport
+from plait.plan.respected import Respected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class Candidate:
 class Answer:
     """candidates: the fastest first; where the safest is asked for, this and then the fastest. why: sentences
     about the first. frees: what would free memory of it. searched: points of the space. framework: which is
-    to run it, and its version; empty for Plait."""
+    to run it, and its version; empty for Plait. constraints: of a strategy that was not searched for, whether
+    it meets them; those that a search found meet all."""
 
     model: ModelSpec
     cluster: Cluster
@@ -64,6 +66,7 @@ class Answer:
     searched: int
     framework: str = ""
     frees: Sequence[Freed] = ()
+    constraints: Sequence[Respected] = ()
 
     @property
     def best(self) -> Candidate:
@@ -72,7 +75,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
+        values = {
             "cluster": self.cluster.name,
             "ranks": self.ranks,
             "searched": self.searched,
@@ -80,4 +83,6 @@ class Answer:
             "memory_margin": asdict(self.best.memory.margin),
             "would_free_memory": [one.to_dict() for one in self.frees],
             "candidates": [one.to_dict() for one in self.candidates],
-        } | ({"framework": self.framework} if self.framework else {})
+        }
+        asked = {"constraints": [one.to_dict() for one in self.constraints]} if self.constraints else {}
+        return values | ({"framework": self.framework} if self.framework else {}) | asked
