@@ -19,7 +19,7 @@ from plait.plan.freeing import told_together
 from plait.plan.memory_report import percent
 from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
 from plait.plan.sensitivity import Sensitivity
-from plait.plan.what_if import CHANGES
+from plait.plan.what_if import told_changes
 
 Told = tuple[str, Callable[[Candidate], str]]
 """A column's name, and its text for a strategy."""
@@ -27,16 +27,16 @@ Told = tuple[str, Callable[[Candidate], str]]
 
 class Hypothesis(NamedTuple):
     """Factors by which the cluster is other than it is, and the best strategy as it is; None where nothing
-    fits."""
+    can be planned."""
 
     factors: Mapping[str, float]
     before: Candidate | None
 
     def told(self, best: Candidate) -> str:
         """What the change makes of the best step."""
-        what = ", ".join(f"{factor:g} times the {CHANGES[name]}" for name, factor in self.factors.items())
+        what = told_changes(self.factors)
         if self.before is None:
-            return f"What if there were {what}: then this fits, and nothing does as things are."
+            return f"What if there were {what}: then this can be planned, and nothing can as things are."
         ratio = self.before.seconds / best.seconds
         return (
             f"What if there were {what}: the best step takes {in_seconds(best.seconds)} in place of "

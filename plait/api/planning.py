@@ -44,30 +44,33 @@ class Planning(Shown):
 
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
         """The best strategies; of a plan, and with evaluate, here or before, its own strategy alone.
-        explain: whether the answer shows all of its columns. Raises InfeasiblePlan."""
+        explain: whether the answer shows all of its columns. Raises InfeasiblePlan and JobError, which say
+        so where they come of a change that is only tried."""
         from plait.api.plan_answer import Hypothesis, PlanAnswer
-        from plait.core.base.errors import InfeasiblePlan
+        from plait.core.base.errors import InfeasiblePlan, JobError
         from plait.plan.divisors import divisor_hints
         from plait.plan.sensitivity import sensitivity
+        from plait.plan.what_if import supposed
 
         own = evaluate or self.alone or self.written or (self.told and not self.planner.job.open)
 
         def found(planner: Planner) -> Answer:
             return planner.checked(self.written) if own else planner.answer()
 
-        change: Hypothesis | None = None
+        before = refused = None
         if self.unchanged:
             try:
                 before = found(self.unchanged).best
-            except InfeasiblePlan:
-                before = None
-            change = Hypothesis(self.factors, before)
-        answer = found(self.planner)
+            except (InfeasiblePlan, JobError) as error:
+                refused = error
+        with supposed(self.factors, refused):
+            answer = found(self.planner)
         fastest = min(answer.candidates, key=lambda one: one.seconds)
         hints = [] if own else divisor_hints(self.planner, fastest)
         turned = None
         if explain and len(answer.candidates) > 1 and fastest is answer.best:
             turned = sensitivity(self.planner, *answer.candidates[:2])
+        change = Hypothesis(self.factors, before) if self.unchanged else None
         return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""What if links, devices or memory were better or worse, or there were more ranks."""
+"""What if links, devices or memory were better or worse, or there were more ranks.
+
+A refusal that comes of a change says that it is supposed, and by which change (``supposed``).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
-from plait.core.base.errors import JobError, nearest
+from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError, nearest
 from plait.core.cluster.hardware import Cluster, Constant
 from plait.core.job.spec import Job
 from plait.plan.asking import ranks_of
@@ -19,6 +23,8 @@ CHANGES = {
     "gpus": "ranks",
 }
 """What may be changed by a factor."""
+ROOM = ("memory", "gpus")
+"""Changes that decide whether there is a strategy; the rest only changes how long a step takes."""
 LEAST, MOST = 1e-6, 1e6
 """Factors."""
 _CHANGE = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*x?\s*")
@@ -82,7 +88,36 @@ def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> J
         raise JobError(
             f"gpus={factor:g}x makes {ranks:g} ranks", key="--what-if", fix="Choose a factor that gives a whole number"
         )
-    return job.changed([f"cluster.ranks={int(ranks)}"])
+    with supposed(factors):
+        return job.changed([f"cluster.ranks={int(ranks)}"])
+
+
+def told_changes(factors: Mapping[str, float]) -> str:
+    """Changes in words.
+
+    >>> told_changes({"nic": 2.0, "gpus": 4.0})
+    '2 times the rate of links between nodes, 4 times the ranks'
+    """
+    return ", ".join(f"{factor:g} times the {CHANGES[name]}" for name, factor in factors.items())
+
+
+@contextmanager
+def supposed(factors: Mapping[str, float], before: PlaitError | None = None) -> Generator[None]:
+    """Have refusals say under which changes they hold. Of several changes these are named that can refuse at
+    all (``ROOM``), if any can. before: the refusal of the cluster as it is, if that is one. What is refused
+    alike without the changes is told without them."""
+    try:
+        yield
+    except (InfeasiblePlan, JobError) as error:
+        if not factors or str(error) == str(before):
+            raise
+        room = {name: factor for name, factor in factors.items() if name in ROOM}
+        what = f"if there were {told_changes(room or factors)} (--what-if): "
+        after = "As things are, nothing can be planned either" if before else ""
+        if isinstance(error, JobError):
+            problem, fix = f"{what}{error.problem}", ". ".join(filter(None, (error.fix, after)))
+            raise JobError(problem, file=error.file, key=error.key, fix=fix) from None
+        raise InfeasiblePlan(f"I{what[1:]}{error}{after and f' {after}.'}") from None
 
 
 def scaled(constant: Constant, factor: float) -> Constant:

@@ -10,7 +10,7 @@ import pytest
 
 from plait.api.places import place_of
 from plait.api.planning import compare_plans, plan_job, predict_plan
-from plait.core.base.errors import JobError
+from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_seconds
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES
 
@@ -141,7 +141,35 @@ def test_what_fits_only_if_things_were_other_is_said_so(table: Path) -> None:
     found = plan_job(table, small, changes=["memory=16x"]).answer(evaluate=True)
     assert found.change and found.change.before is None
     assert found.to_dict()["unchanged"] is None
-    assert "then this fits, and nothing does as things are" in found.text()
+    assert "then this can be planned, and nothing can as things are" in found.text()
+
+
+def refusal(job: Path, words: list[str], *changes: str, evaluate: bool = True) -> str:
+    with pytest.raises((InfeasiblePlan, JobError)) as caught:
+        plan_job(job, words, changes=changes).answer(evaluate=evaluate)
+    return str(caught.value)
+
+
+def test_a_refusal_that_comes_of_a_change_names_the_change(table: Path) -> None:
+    one = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=8"]
+    said = refusal(table, one, "nic=2x", "memory=0.001x")
+    assert said.startswith("If there were 0.001 times the memory of the device (--what-if): The strategy does not fit")
+    assert "As things are" not in said
+    large = [*one, "model.hidden=8192", "model.num_layers=40"]
+    still = refusal(table, large, "memory=1.5x")
+    assert still.startswith("If there were 1.5 times the memory of the device (--what-if): The strategy does not fit")
+    assert still.endswith(" As things are, nothing can be planned either.")
+    assert refusal(table, large, "nic=2x") == refusal(table, large), "the change has no part in it"
+
+
+def test_ranks_that_are_only_supposed_are_refused_as_such(job: Path) -> None:
+    few = "train.global_batch_size=8"
+    said = refusal(job, [*SETTINGS, few], "gpus=0.875", evaluate=False)
+    assert said.startswith("cluster.ranks: if there were 0.875 times the ranks (--what-if): 7 ranks cannot share 8 ")
+    assert "As things are" not in said
+    still = refusal(job, ["cluster.preset=h100", "cluster.ranks=7", few], "gpus=2x", evaluate=False)
+    assert "(--what-if): 14 ranks cannot share" in still
+    assert still.endswith("As things are, nothing can be planned either.")
 
 
 def test_strategies_that_differ_look_different(job: Path) -> None:
