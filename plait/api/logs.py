@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import JobError
+from plait.core.base.numbers import is_number
 
 if TYPE_CHECKING:
     from plait.launch.kubernetes_api import KubernetesNamespace
@@ -107,8 +108,14 @@ def _told(name: str, line: str) -> Iterator[str]:
         return
     with suppress(ValueError, JobError, TypeError, KeyError):
         one = parse_table(line)
-        more = f"  eval {one['eval_loss']:.4g}" if isinstance(one.get("eval_loss"), float) else ""
-        yield f"[{name}] step {one['step']}  loss {one['loss']:.4g}  {one['tokens_per_second']:,.0f} tokens/s{more}"
+        more = f"  eval {_number(one['eval_loss'])}" if "eval_loss" in one else ""
+        speed = f"{one['tokens_per_second']:,.0f} tokens/s"
+        yield f"[{name}] step {one['step']}  loss {_number(one['loss'])}  {speed}{more}"
+
+
+def _number(loss: object) -> str:
+    """A loss; null stands for one that is not known."""
+    return f"{loss:.4g}" if is_number(loss) else "not known"
 
 
 def pod_log_lines(cluster: KubernetesNamespace, name: str) -> Iterator[str]:

@@ -34,7 +34,7 @@ from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.finite import check_state
 from plait.train.engine.grad_sync import Wishes
-from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.inflight import MicroBatch, has_mean
 from plait.train.engine.learning_rate import LearningRate
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import PipelineExecutor
@@ -50,6 +50,10 @@ from plait.train.tune.timing import matrix_rate
 
 Sample = Callable[[RankPart], Sequence[MicroBatch]]
 """A rank's micro-batches of a step, to time candidates with."""
+
+
+NO_TARGETS = "the weights of its targets are 0 in sum"
+"""Of a mean over nothing, which is unknown and not 0."""
 
 
 def evaluated(loss: float | None) -> dict[str, float]:
@@ -95,6 +99,7 @@ class RankRun:
         self._peak: Peak | None = None
         """Of a device; nothing before ``begin``."""
         self._first = 0
+        self._told_of_no_targets = False
         self._doubtful = 0
         """Step of the newest checkpoint, as long as no finite step was made from it."""
         self.checkpoints = Checkpoints(
@@ -248,6 +253,8 @@ class RankRun:
             wishes=Wishes(stop=bool(self.control), peak=self._peak.doubted),
         )
         seconds = time.perf_counter() - began
+        if not has_mean(batches):
+            self._say_no_loss(number + 1)
         self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0
         if is_measured:
             self._meter.end()
@@ -261,6 +268,14 @@ class RankRun:
         if result.wishes.peak:
             self._peak.again()
         return metrics, result.wishes.stop
+
+    def _say_no_loss(self, step: int) -> None:
+        if not self._told_of_no_targets:
+            self._told_of_no_targets = True
+            self.report.note(
+                f"warning: step {step} has no loss: {NO_TARGETS}. Its gradients are 0, so that only momentum and "
+                "weight decay move the weights. This is said once; metrics.jsonl has null for the loss of each."
+            )
 
     def peaks(self, *, end: bool) -> dict[str, Any]:
         """What memory ranks have taken at most (``Taken``), as metrics, if that is news: what they said
@@ -281,8 +296,12 @@ class RankRun:
         done = self.done
         self.control.doing(f"evaluating after step {done}", step=done)
         with self.recorder.during(RecordKind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
-            losses = {name: evaluate(evaluator.run, self.part.groups, batches) for name, batches in load().items()}
-        if wrong := [loss for loss in losses.values() if not math.isfinite(loss)]:
+            sets = load()
+            losses = {name: evaluate(evaluator.run, self.part.groups, batches) for name, batches in sets.items()}
+        if empty := [name for name, batches in sets.items() if not has_mean(batches)]:
+            of = f" of {', '.join(empty)}" if any(empty) else ""
+            self.report.say(f"warning: the evaluation{of} after step {done} has no loss: {NO_TARGETS}")
+        if wrong := [loss for name, loss in losses.items() if name not in empty and not math.isfinite(loss)]:
             check_state(self.optimizer, self.part.groups, done)
             self.report.say(f"warning: the evaluation loss after step {done} is {wrong[0]}; the weights are finite")
         return losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -113,7 +114,8 @@ class Session:
             return {name: part.cut(batches) for name, batches in self.feed.evaluation(part.rows)}
 
         losses = self.run.evaluate(evaluator, load)
-        mean = sum(losses[name] * count for name, count in counts.items()) / sum(counts.values())
+        total = sum(losses[name] * count for name, count in counts.items() if count)
+        mean = total / targets if (targets := sum(counts.values())) else math.nan
         return {"eval_loss": mean} | {f"eval_loss/{name}": each for name, each in losses.items() if name}
 
     def _beside(self) -> dict[str, Any]:

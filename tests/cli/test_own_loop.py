@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -193,6 +195,30 @@ def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
         with pytest.raises(JobError, match="micro_batch_size"):
             engine.evaluate(tokens[:3])
         assert engine.step(tokens)["step"] == 1
+
+
+def test_a_step_whose_targets_weigh_nothing_has_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import plait
+
+    (tmp_path / "job.toml").write_text(TINY)
+    tokens = torch.arange(8 * 16).reshape(8, 16) % 50
+    against = torch.ones(8, 16)
+    against[::2] = -1
+    with plait.Engine(tmp_path / "job.toml", [f"run.folder={tmp_path / 'runs'}"]) as engine:
+        folder = engine.run.folder
+        ignored = engine.step(tokens, torch.full((8, 16), -100))
+        balanced = engine.step(tokens, tokens, weights=against)
+        divided = engine.step(tokens, torch.full((8, 16), -100), divisor=7.0)
+        assert math.isnan(engine.evaluate(tokens, torch.full((8, 16), -100)))
+        assert math.isfinite(engine.step(tokens, tokens)["loss"])
+    assert math.isnan(ignored["loss"]) and ignored["norm"] == 0
+    assert math.isnan(balanced["loss"]) and balanced["norm"] == 0
+    assert divided["loss"] == 0, "a sum over nothing"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in lines] == [True, True, False, False]
+    said = capsys.readouterr().out
+    assert said.count("has no loss: the weights of its targets are 0 in sum") == 2
+    assert "warning: step 1 has no loss" in said and "the evaluation after step 3 has no loss" in said
 
 
 FORGETFUL = """

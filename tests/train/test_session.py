@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,8 @@ from unittest import mock
 import pytest
 import torch
 
+from plait.api.logs import log_lines
+from plait.api.runs import view_run
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import CheckpointError, JobError, NotFinite
 from plait.core.cluster.hardware import HERE
@@ -26,15 +29,20 @@ from plait.core.record.ring import read_ring
 from plait.core.runs.channel import Stop
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.ring_calls import ring_path
+from plait.diagnose.progress import loss_of
 from plait.plan.make import make_plan
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.whole import step_of
+from plait.train.data.stream import EvalSet
+from plait.train.engine.feed import Feed, Rows
 from plait.train.engine.grad_sync import Wishes
+from plait.train.engine.inflight import MicroBatch, scale_of
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice
 from plait.train.model.kernels import EAGER
+from plait.train.model.loss import IGNORED
 from plait.train.record.peak import TIMES
 from plait.train.report import Reporter
 from plait.train.session import Session
@@ -361,6 +369,41 @@ def test_an_evaluation_that_is_not_finite_is_told(run: Run) -> None:
         assert run.train(2, eval_every=2) == 0
     assert "warning: the evaluation loss after step 2 is inf; the weights are finite" in run.said
     assert run.metrics[2]["eval_loss"] is None
+
+
+@contextmanager
+def without_targets(*steps: int) -> Iterator[None]:
+    """No target of these steps, counted from 0, counts, and none of evaluations."""
+    step, evaluation = Feed.step, Feed.evaluation
+
+    def emptied(batches: list[MicroBatch]) -> list[MicroBatch]:
+        return [replace(one, targets=torch.full_like(one.targets, IGNORED), scale=scale_of(0)) for one in batches]
+
+    def stepped(feed: Feed, number: int, rows: Rows) -> list[MicroBatch]:
+        found = step(feed, number, rows)
+        return emptied(found) if number in steps else found
+
+    def evaluated(feed: Feed, rows: Rows) -> list[tuple[str, list[MicroBatch]]]:
+        return [(name, emptied(batches)) for name, batches in evaluation(feed, rows)]
+
+    with mock.patch.object(Feed, "step", stepped), mock.patch.object(Feed, "evaluation", evaluated):
+        yield
+
+
+def test_a_step_without_targets_has_no_loss(run: Run) -> None:
+    with without_targets(1, 2), mock.patch.object(EvalSet, "targets", 0):
+        assert run.train(4, eval_every=3, log_every=1, keep_best=True, checkpoint_every=3) == 0
+    found = run.metrics
+    assert [line["loss"] is None for line in found.values()] == [False, True, True, False]
+    assert found[3]["eval_loss"] is None, "nothing is 0 that is not known"
+    said = " ".join(run.said.split())
+    assert said.count("warning: step 2 has no loss: the weights of its targets are 0 in sum.") == 1
+    assert "step 3 has no loss" not in said.replace("after step 3 has no loss", "")
+    assert "warning: the evaluation after step 3 has no loss" in said
+    assert "step 2/4 loss nan" in said and "the evaluation loss after" not in said
+    shown = list(log_lines(run.folder))
+    assert any("step 2  loss not known" in line for line in shown) and len(shown) == 4
+    assert view_run(run.folder).loss is not None and loss_of(list(found.values())) is not None
 
 
 def test_weights_that_are_not_finite_are_never_saved(run: Run) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.core.job.spec import Job
 from plait.train.data.stream import EvalSet, Phase, Stream
-from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.inflight import MicroBatch, scale_of
 from plait.train.model.loss import IGNORED
 
 Rows = Callable[[int], slice]
@@ -57,7 +57,7 @@ class Feed:
     def _taken(self, first: int, count: int, number: int, rows: Rows) -> list[MicroBatch]:
         train, size = self.stream.train, self.job.micro_batch
         samples = torch.arange(first, first + count)
-        scale = 1.0 / max(1, train.targets(first, count))
+        scale = scale_of(train.targets(first, count))
         found: list[MicroBatch] = []
         for each in samples.split(size):
             own = each[rows(len(each))]
@@ -71,7 +71,7 @@ class Feed:
         return [(one.name, self._evaluated(one, rows)) for one in self.stream.evaluation]
 
     def _evaluated(self, one: EvalSet, rows: Rows) -> list[MicroBatch]:
-        size, found, scale = self.job.micro_batch, list[MicroBatch](), 1.0 / max(1, one.targets)
+        size, found, scale = self.job.micro_batch, list[MicroBatch](), scale_of(one.targets)
         for number in range(self.evaluations):
             samples = torch.arange(number * size, (number + 1) * size)[rows(size)]
             taken = one.batches.gather(samples.numpy() % one.count)
@@ -93,5 +93,5 @@ def micro_batches(
     there are ``weights``. starts: of ``MicroBatch``."""
     counted = targets != IGNORED
     total = float(counted.sum() if weights is None else weights[counted].double().sum())
-    whole = MicroBatch(tokens, targets, samples, 1.0 / total if total else 0.0, step, None, weights, starts)
+    whole = MicroBatch(tokens, targets, samples, scale_of(total), step, None, weights, starts)
     return [whole.of(slice(first, first + size)) for first in range(0, len(tokens), size)]

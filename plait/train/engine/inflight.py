@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +20,7 @@ class MicroBatch:
     """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample
     numbers, the dropout keys.
 
-    scale: what each token's loss is multiplied by, 1 / (sum of the weights of the whole step's targets).
+    scale: what each token's loss is multiplied by (``scale_of`` the weights of the whole step's targets).
     step: for the dropout keys. positions: [S] of the tokens in their sequences, in host memory, if they are
     not all of them.
 
@@ -48,6 +49,17 @@ class MicroBatch:
             weights=weights,
             starts=starts,
         )
+
+
+def scale_of(weights: float) -> float:
+    """What makes a mean of a sum of losses with such weights; 0 where they are 0 in sum, and there is no
+    mean."""
+    return 1.0 / weights if weights else 0.0
+
+
+def has_mean(batches: Sequence[MicroBatch]) -> bool:
+    """Whether what is computed on these has a mean loss: their sum is 0 also where nothing counts."""
+    return any(batch.scale for batch in batches)
 
 
 @dataclass

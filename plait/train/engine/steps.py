@@ -12,7 +12,7 @@ from plait.core.job.settings import OnNan
 from plait.train.engine.finite import StepNumbers, check_state, explain
 from plait.train.engine.grad_sync import NONE, Wishes, complete, sum_loss, totals
 from plait.train.engine.groups import Groups
-from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.inflight import MicroBatch, has_mean
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.shards import Shards
 from plait.train.record.recorder import Recorder
@@ -23,8 +23,8 @@ MAX_SKIPPED = 20
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: mean loss per target, gradient norm before clipping, what any rank wishes, and how
-    many updates the run has left out so far."""
+    """What one step gave: mean loss per target (NaN where none weighs anything), gradient norm before
+    clipping, what any rank wishes, and how many updates the run has left out so far."""
 
     loss: float
     norm: float
@@ -90,10 +90,11 @@ def train_step(
             numbers = StepNumbers(number, total, norm)
             raise explain(lambda: step.run(batches), optimizer, groups, shards, numbers)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
-    return StepResult(total, norm, wished, optimizer.skipped)
+    return StepResult(total if has_mean(batches) else math.nan, norm, wished, optimizer.skipped)
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
     """Mean loss per target over all micro-batches of an evaluation, whose scales say of how many targets;
-    dropout off."""
-    return sum_loss(run(batches), groups)
+    NaN where none weighs anything. Dropout is off."""
+    loss = sum_loss(run(batches), groups)
+    return loss if has_mean(batches) else math.nan
