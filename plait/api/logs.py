@@ -1,7 +1,7 @@
 """``plait logs``: what the ranks of a run have printed, line by line, each with whose it is.
 
-Rank 0 of a run on this machine prints on the terminal where it was started, and into no file: its steps are
-told from ``metrics.jsonl``. Under Slurm they stand in the job's log.
+What rank 0 prints on the terminal where the run was started it also writes to ``logs/terminal.log``. Under
+Slurm it stands in the job's log. Of a run that has neither, its steps are told from ``metrics.jsonl``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import is_number
+from plait.core.runs.history import TERMINAL
 
 if TYPE_CHECKING:
     from plait.launch.kubernetes_api import KubernetesNamespace
@@ -31,19 +32,30 @@ STEPS = "steps"
 _RANK = re.compile(r"rank-(\d+)\.log")
 
 
-def log_files(run: Path, ranks: Sequence[int] = ()) -> dict[str, Path]:
-    """Files of a run by whose they are: ``steps``, ``slurm JOB``, ``rank N``. ranks: these alone. Raises
-    JobError for a rank that has none."""
-    found = {int(match.group(1)): one for one in run.glob("logs/rank-*.log") if (match := _RANK.fullmatch(one.name))}
+def log_files(run: Path, ranks: Sequence[int] = ()) -> list[tuple[str, Path]]:
+    """Files of a run with whose they are: ``slurm JOB``, ``rank N``; ``steps`` where nothing else tells of
+    them. ranks: these alone."""
+    found = _rank_logs(run)
+    files = [(f"rank {rank}", found[rank]) for rank in sorted(found) if not ranks or rank in ranks]
+    terminal = run / "logs" / TERMINAL
+    printed = [("rank 0", terminal)] if terminal.is_file() else []
+    if ranks:
+        return (printed if 0 in ranks else []) + files
+    slurm = sorted(run.glob("logs/slurm-*.log"), key=os.path.getmtime)
+    first = [(f"slurm {one.stem.removeprefix('slurm-')}", one) for one in slurm]
+    return (first or printed or [(STEPS, run / "metrics.jsonl")]) + files
+
+
+def _rank_logs(run: Path) -> dict[int, Path]:
+    return {int(match.group(1)): one for one in run.glob("logs/rank-*.log") if (match := _RANK.fullmatch(one.name))}
+
+
+def _check_ranks(run: Path, ranks: Sequence[int]) -> None:
+    """Raise JobError for a rank that has no log."""
+    found = _rank_logs(run)
     if absent := [rank for rank in ranks if rank not in found]:
         there = f"there are {_ranges(sorted(found))}" if found else "no rank has begun"
         raise JobError(f"{absent[0]} has no log in {run / 'logs'}: {there}", key="--rank", fix="Name one that is there")
-    files = {f"rank {rank}": found[rank] for rank in sorted(found) if not ranks or rank in ranks}
-    if ranks:
-        return files
-    slurm = sorted(run.glob("logs/slurm-*.log"), key=os.path.getmtime)
-    first = {f"slurm {one.stem.removeprefix('slurm-')}": one for one in slurm}
-    return (first or {STEPS: run / "metrics.jsonl"}) | files
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -85,16 +97,20 @@ def log_lines(run: Path, ranks: Sequence[int] = (), *, last: int = 0, follow: bo
     follow: until the run has ended. Raises JobError."""
     from plait.api.runs import view_run
 
-    growing = {name: _Growing(path) for name, path in log_files(run, ranks).items()}
-    for name, one in growing.items():
+    _check_ranks(run, ranks)
+    growing = {path: (name, _Growing(path)) for name, path in log_files(run, ranks)}
+    for name, one in growing.values():
         lines = one.new(all_of_it=not follow)
         for line in deque(lines, last) if last else lines:
             yield from _told(name, line)
     while follow:
         going = view_run(run).going
-        for name, path in log_files(run, ranks if going else ()).items() if not ranks else ():
-            growing.setdefault(name, _Growing(path))
-        for name, one in growing.items():
+        files = log_files(run, ranks)
+        for name, path in files:
+            growing.setdefault(path, (name, _Growing(path)))
+        if (STEPS, run / "metrics.jsonl") not in files:  # what has begun meanwhile tells of them
+            growing.pop(run / "metrics.jsonl", None)
+        for name, one in growing.values():
             for line in one.new(all_of_it=not going):
                 yield from _told(name, line)
         if not going:

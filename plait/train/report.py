@@ -16,10 +16,11 @@ from plait.core.base.files import replacing
 from plait.core.base.text import paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
 from plait.core.job.refine import Measurements, TimedTrial
+from plait.core.runs.history import TERMINAL
 from plait.core.runs.missing import Missing
 from plait.core.step.clock.dry_run import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
-from plait.train.screen import ByteProgress, Screen
+from plait.train.screen import ByteProgress, LineFile, Screen
 
 WIDTH = 100
 """Columns of a line of the log, at most."""
@@ -32,7 +33,8 @@ class Reporter:
 
     def __init__(self, folder: Path, *, speaks: bool, steps: int, out: TextIO | None = None) -> None:
         self.folder, self.speaks, self.steps = folder, speaks, steps
-        self.screen = Screen(out or sys.stdout)
+        self._copy = LineFile(folder / "logs" / TERMINAL) if speaks else None
+        self.screen = Screen(out or sys.stdout, self._copy)
         self.last: dict[str, Any] = {}
         self._missing: list[Missing] = []
         self._ended: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps, and when they were done
@@ -79,6 +81,8 @@ class Reporter:
         self.screen.live("")
         if self._metrics:
             self._metrics.close()
+        if self._copy:
+            self._copy.close()
 
     def progress(self, name: str) -> ByteProgress:
         """How far the tokenising of a source has come."""
@@ -120,9 +124,12 @@ class Reporter:
         self.last.update(metrics)
         self._metrics.add(metrics)
         self._ended.append((metrics["step"], time.monotonic()))
-        loss, *more = describe(metrics)
-        if show and not (self.screen.redraws and "eval_loss" not in metrics):
-            self.say(f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join((loss, *more))}")
+        if show:
+            line = f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join(describe(metrics))}"
+            if not self.screen.redraws or "eval_loss" in metrics:
+                self.say(line)
+            elif self._copy:  # the live line has it, which nobody reads later
+                self._copy.add(line)
         if self.screen.redraws:
             self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
 

@@ -3,22 +3,51 @@ again."""
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 from plait.core.base.env import dumb_terminal, terminal_width
 from plait.core.base.text import WIDTH, duration, printable, progress_line
 
 
+class LineFile:
+    """A file that lines are added to, for who was not at the terminal. None is missed that cannot be
+    written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: int | None = None
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            # Without waiting: a named pipe that nobody reads would never let us begin.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._file = os.open(path, flags, 0o666)
+
+    def add(self, text: str) -> None:
+        """A line, or several."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.write(self._file, f"{printable(text)}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Add no more."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+        self._file = None
+
+
 class Screen:
     """Lines on ``out`` and, on a terminal, a live line below them. Output that goes nowhere ends no run.
+    copy: takes the lines that stay, too.
 
     The live line is drawn over with spaces, not with escape sequences, so that it needs no colours.
     """
 
-    def __init__(self, out: TextIO) -> None:
-        self.out = out
+    def __init__(self, out: TextIO, copy: LineFile | None = None) -> None:
+        self.out, self.copy = out, copy
         self.redraws = out.isatty() and not dumb_terminal()
         self._live = ""
 
@@ -29,6 +58,8 @@ class Screen:
 
     def line(self, text: str) -> None:
         """A line that stays, above the live one."""
+        if self.copy:
+            self.copy.add(text)
         below, self._live = self._live, ""
         over = "\r" + " " * len(below) + "\r" if below else ""
         self._write(f"{over}{printable(text)}\n")

@@ -125,6 +125,10 @@ def test_logs_say_whose_lines_they_are(tmp_path: Path) -> None:
     assert shown == ["[steps] step 1  loss 2.5  1,234 tokens/s", "[rank 0] one", r"[rank 0] two\x1b[31m", "[rank 2] a",
                      "[rank 2] b", "[rank 2] c", "[rank 10] ten"]  # fmt: skip
     assert plait("logs", run, "--rank", 2, "--last", 1).stdout == "[rank 2] c\n"
+    (run / "logs" / "terminal.log").write_text("preparing\nstep 1/9  loss 2.500\n")
+    printed = ["[rank 0] preparing", "[rank 0] step 1/9  loss 2.500"]
+    assert plait("logs", run).stdout.splitlines() == printed + shown[1:]
+    assert plait("logs", run, "--rank", 0).stdout.splitlines() == printed + shown[1:3]
     (run / "logs" / "slurm-7.log").write_text("step 1\n")
     assert plait("logs", run).stdout.startswith("[slurm 7] step 1\n[rank 0]")
     assert "[rank 10] ten" in plait("logs", run, "--follow").stdout  # it has ended
@@ -158,7 +162,8 @@ def test_a_run_is_stopped_saved_and_goes_on(going: tuple[subprocess.Popen[str], 
     assert process.wait(60) == 128 + signal.SIGTERM
     said, _ = follower.communicate(timeout=60)
     last = listed(run.parent)["job"]["step"]
-    assert f"[steps] step {last}  loss" in said
+    assert f"[rank 0] stopped and saved after step {last}" in said and f"[rank 0] step {last:>6}/100000  loss" in said
+    assert "[steps]" not in said, "nothing twice"
     assert f"from step {last}" in done.stdout
     again = plait("stop", run)
     assert again.returncode == 0 and "does not run: it is stopped; nothing was stopped" in again.stdout

@@ -305,6 +305,39 @@ def test_without_a_terminal_that_redraws_there_are_plain_lines(
     assert "\r" not in said.getvalue()
 
 
+def test_what_is_printed_is_kept_beside_the_logs_of_ranks(said: Terminal, tmp_path: Path) -> None:
+    """Of a terminal on which lines are drawn over, too: who reads it later was not there."""
+    for start in (0, 2):
+        with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+            report.begin(start)
+            report.say(f"from {start}\x1b[31m")
+            for step in (start + 1, start + 2):
+                report.step(metrics(step), show=step % 2 == 0)
+    kept = (tmp_path / "logs" / "terminal.log").read_text().splitlines()
+    assert [line.partition("  loss")[0] for line in kept] == [
+        r"from 0\x1b[31m",
+        "step 2/4",
+        r"from 2\x1b[31m",
+        "step 4/4",
+    ]
+    with Reporter(tmp_path, speaks=False, steps=4, out=said) as report:
+        report.say("of another rank")
+    assert (tmp_path / "logs" / "terminal.log").read_text().splitlines() == kept
+
+
+@pytest.mark.parametrize("what", ["file", "pipe", "folder"])
+def test_a_log_of_the_terminal_that_cannot_be_written_costs_nothing(said: Terminal, tmp_path: Path, what: str) -> None:
+    log = tmp_path / "logs" / "terminal.log"
+    if what == "file":
+        log.parent.write_text("in the way")
+    else:
+        log.parent.mkdir()
+        os.mkfifo(log) if what == "pipe" else log.mkdir()
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.say("heard")
+    assert "heard" in said.getvalue()
+
+
 def test_what_users_write_is_printed_as_it_is(said: Terminal, tmp_path: Path) -> None:
     with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
         report.say("the run is in runs/[v2] [/b] :smile: \x1b[31m")

@@ -22,6 +22,8 @@ from plait.core.runs.progress import Progress
 
 KEPT = 3
 """Failed attempts whose logs are kept."""
+TERMINAL = "terminal.log"
+"""Beside the logs of ranks: what rank 0 prints for people, line by line, of all attempts."""
 LAST_LINES = 1 << 16
 """Bytes of the end of ``metrics.jsonl`` that hold its last line."""
 
