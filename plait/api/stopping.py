@@ -8,7 +8,7 @@ on this machine       SIGTERM to its launcher                       SIGINT, whic
 under Slurm           a signal to its launcher, and a word in the   scancel
                       folder; scancel of what waits
 under Kubernetes      deletion, with the grace that the job says    deletion without
-elsewhere             nobody: its machine is named
+elsewhere             nobody: what to run where is said
 ====================  ============================================  =======================================
 
 Ranks of a launcher that is killed die with it (``die_with_parent``).
@@ -17,7 +17,9 @@ Ranks of a launcher that is killed die with it (``die_with_parent``).
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,12 +66,12 @@ def stop_run(folder: Path, *, at_once: bool, wait: float, say: Callable[[str], N
         done = stop_in_cluster(cluster_of(folder), name, at_once=at_once, wait=wait, say=say)
         return Stopped(_ended(folder), True) if not view_run(folder).going else done
     else:
-        _stop_here(view.name, held, at_once=at_once, say=say)
+        _stop_here(folder, held, at_once=at_once, say=say)
 
     look = SLURM_LOOK if view.slurm else LOOK
     if not _awaited(lambda: not view_run(folder).going, wait,
                     lambda: f"waiting for its end: step {view_run(folder).step}", say, look):  # fmt: skip
-        return _not_yet(view.name, wait, at_once=at_once)
+        return _not_yet(shlex.quote(str(folder)), wait, at_once=at_once)
     return Stopped(_ended(folder), True)
 
 
@@ -104,15 +106,12 @@ def _awaited(over: Callable[[], bool], wait: float, doing: Callable[[], str], sa
 # ---- here ----
 
 
-def _stop_here(name: str, held: Held | None, *, at_once: bool, say: Callable[[str], None]) -> None:
-    holder = held.holder if held else None
+def _stop_here(folder: Path, held: Held | None, *, at_once: bool, say: Callable[[str], None]) -> None:
+    holder, name = held.holder if held else None, folder.absolute().name
     if held is None or holder is None:
         raise LaunchError(f"{name} is locked by a file that cannot be read, so that nobody knows whom to stop.")
     if not held.here:
-        raise LaunchError(
-            f"{name} is kept going by {holder}, which is another machine or container: stop it there, with plait stop "
-            f"or kill {holder.pid}."
-        )
+        raise LaunchError(_elsewhere(folder, held, holder, at_once=at_once))
     if at_once:
         say(f"ending {name} at once; what was not saved is lost")
         _kill(holder)
@@ -120,6 +119,23 @@ def _stop_here(name: str, held: Held | None, *, at_once: bool, say: Callable[[st
         say(f"asking {name} to save and end (process {holder.pid})")
         _signal(holder, signal.SIGTERM)
         _signal(holder, signal.SIGCONT)  # one that was stopped hears nothing else
+
+
+def _elsewhere(folder: Path, held: Held, holder: Holder, *, at_once: bool) -> str:
+    """What to do about a run whose launcher cannot be reached from here."""
+    from plait.core.runs.lock import EXPIRES
+
+    path, host, here = folder.absolute(), holder.host, socket.gethostname()
+    command = f"plait stop {shlex.quote(str(path))}" + (" --kill" if at_once else "")
+    there = f"on {host}" + (", in the container or namespace of that process" if host == here else "")
+    if holder.job:
+        there += f", or where squeue shows Slurm job {holder.job.partition('/')[2]}"
+    return (
+        f"{path.name} is kept going by {holder}, which cannot be reached from {here}, and nothing was stopped. "
+        f"Run this {there}: {command} (its folder may have another path there). kill {holder.pid} on {host} has it "
+        f"save and end, too. If that host is gone, the run counts as lost {EXPIRES:.0f} s after its last sign of "
+        f"life, which was {held.silent:.0f} s ago."
+    )
 
 
 def _kill(holder: Holder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,8 +96,15 @@ def test_a_run_of_another_machine_names_it(tmp_path: Path) -> None:
     with RunLock(run):
         said = json.loads((run / "lock.json").read_text()) | {"place": "elsewhere", "host": "n7", "pid": 12}
     (run / "lock.json").write_text(json.dumps(said))
+    for kill in ([], ["--kill"]):
+        done = plait("stop", run, *kill)
+        assert done.returncode == 2 and "process 12" in done.stderr and "nothing was stopped" in done.stderr
+        assert f"Run this on n7: {' '.join(['plait stop', str(run), *kill])} (" in done.stderr
+        assert "kill 12 on n7 has it save and end" in done.stderr and "counts as lost 60 s after" in done.stderr
+    (run / "lock.json").write_text(json.dumps(said | {"job": "ants/7", "host": socket.gethostname()}))
     done = plait("stop", run)
-    assert done.returncode == 2 and "process 12" in done.stderr and "on n7" in done.stderr
+    assert f"Run this on {socket.gethostname()}, in the container or namespace of that process" in done.stderr
+    assert "or where squeue shows Slurm job 7: plait stop" in done.stderr
     assert listed(tmp_path)["a"]["state"] == "running"
     os.utime(run / "lock.json", (1.0, 1.0))  # silent for years
     assert listed(tmp_path)["a"]["state"] == "lost"
@@ -176,7 +184,7 @@ def test_a_run_that_hangs_is_killed(going: tuple[subprocess.Popen[str], Path]) -
     for rank in ranks:
         os.kill(rank, signal.SIGSTOP)
     done = plait("stop", run, "--wait", 1)
-    assert done.returncode == 1 and "--kill ends it at once" in done.stdout
+    assert done.returncode == 1 and f"plait stop {run} --kill ends it at once" in done.stdout
     done = plait("stop", run, "--kill")
     assert done.returncode == 0 and "job is stopped" in done.stdout, done.stdout + done.stderr
     process.wait(60)
