@@ -1,10 +1,11 @@
-"""What of a source's files is looked at before ranks start, beyond what fills a sequence: damage at their
-ends, and tokens that the tokenizer does not have. The cost is bounded; ranks look at all of it.
+"""What of a source's files is looked at before ranks start, beyond what fills a sequence: damage behind
+what was looked at, and tokens that the tokenizer does not have. The cost is bounded; ranks look at all of it.
 
 | files | what is looked at |
 |---|---|
 | rows: JSON lines, JSON, CSV, Parquet, Arrow | all rows, up to ``LOOK`` bytes of files of a source |
 | JSON lines beyond that, not compressed | the last line |
+| text | all bytes, up to ``TEXTS`` of files of a source; what is compressed counts as rows |
 | token files | all tokens up to ``TOKENS`` of a source; beyond, stretches of each file, both ends too |
 """
 
@@ -25,6 +26,8 @@ from plait.train.data.token_files import SCAN, Tokens
 
 LOOK = 32 << 20
 """Bytes: about a second."""
+TEXTS = 128 << 20
+"""Bytes: a fifth of a second, of a file that lies in memory."""
 TAIL = 1 << 20
 """Bytes of the end of a file, in which its last line is looked for."""
 TOKENS = 256 << 20
@@ -34,16 +37,21 @@ LEAST = 4096
 
 
 class RowsAhead:
-    """Of which files of a source all rows are looked at, in the order in which they are asked for."""
+    """Of which files of a source all is looked at, in the order in which they are asked for."""
 
     def __init__(self) -> None:
-        self._left = LOOK
+        self._left, self._text_left = LOOK, TEXTS
 
     def whole(self, file: SourceFile) -> bool:
-        """Whether it has rows, and all are to be read. Raises DataError for a last line that is cut off, if
-        they are not."""
+        """Whether all of it is to be read. Raises DataError for a last line that is cut off, if a file of
+        rows is not."""
         kind = kind_of_file(file)
-        if kind.format == kinds.TEXT or not file.bytes:
+        if kind.format == kinds.TEXT and not kind.compression:
+            if file.bytes <= kinds.AT_ONCE:  # was looked at whole for its kind
+                return False
+            self._text_left -= file.bytes
+            return self._text_left >= 0
+        if not file.bytes:
             return False
         self._left -= file.bytes
         if self._left < 0 and kind.format == kinds.JSON_LINES and not kind.compression:

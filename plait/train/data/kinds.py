@@ -39,6 +39,8 @@ IN_PLACE = (MEGATRON, NUMPY, TOKENS)
 FORMATS = (*PLAIN, PARQUET, ARROW, ARROW_STREAM, *IN_PLACE)
 BLOCK = 64 << 10
 """Bytes that are read of a file's beginning, middle and end."""
+AT_ONCE = 3 * BLOCK
+"""Bytes of a file that is read whole for that."""
 _LINE = 1 << 20
 """Bytes up to which a line is read to see whether it is JSON."""
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
@@ -309,7 +311,7 @@ def _undecodable(blocks: Sequence[bytes]) -> str:
 def _blocks(file: SourceFile) -> list[bytes]:
     """The whole file, or its beginning, middle and end."""
     with open(file.path, "rb") as stream:
-        if file.bytes <= 3 * BLOCK:
+        if file.bytes <= AT_ONCE:
             return [stream.read()]
         blocks = list[bytes]()
         for at in (0, file.bytes // 2, file.bytes - BLOCK):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.base.errors import JobError
+from plait.core.base.errors import DataError, JobError
 from plait.core.job.settings import DataSection, TrainSection
 from plait.core.job.spec import Job
 from plait.train.data import ahead, documents
@@ -48,6 +48,27 @@ def test_a_row_that_is_no_chat_and_a_file_that_is_cut_off(tmp_path: Path) -> Non
         check_data(chats(tmp_path, "odd.jsonl", content, rows="chats"), TRAIN, tmp_path / "out")
     with pytest.raises(JobError, match="damaged or cut off"):
         check_data(chats(tmp_path, "a.jsonl.gz", gzip.compress(content)[:-9], rows="chats"), TRAIN, tmp_path / "out")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_text_that_turns_binary_between_the_places_that_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+) -> None:
+    """As the preparation would refuse it, after minutes; of more text than is looked at it still does."""
+    text = b"words and words in a line of a text\n" * 120_000
+    bad = text[: 3 << 20] + bytes(200_000) + text[3 << 20 :]
+    names = ("good.txt.gz", "bad.txt.gz") if packed else ("good.txt", "bad.txt")
+    for name, content in zip(names, (text, bad), strict=True):
+        (tmp_path / name).write_bytes(gzip.compress(content, 1) if packed else content)
+    good, damaged = (DataSection(text=str(tmp_path / name), sequence_length=16) for name in names)
+    check_data(good, TRAIN, tmp_path / "out")
+    with pytest.raises(JobError, match=r"bad\.txt.*of its bytes are zero"):
+        check_data(damaged, TRAIN, tmp_path / "out")
+    with pytest.raises(DataError, match=r"bad\.txt.*of its bytes are zero"):
+        prepare_corpus(damaged, tmp_path / "corpus", lambda _: None)
+    monkeypatch.setattr(ahead, "TEXTS", len(text) // 2)
+    monkeypatch.setattr(ahead, "LOOK", 1000)
+    check_data(damaged, TRAIN, tmp_path / "out")
 
 
 @pytest.mark.parametrize("most", [1 << 20, 40], ids=["all", "stretches"])

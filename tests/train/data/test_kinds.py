@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError, JobError
 from plait.core.job.settings import DataSection, TrainSection
-from plait.train.data import kinds
+from plait.train.data import ahead, kinds
 from plait.train.data.check import check_data
 from plait.train.data.documents import Reading
 from plait.train.data.documents import documents as documents_of
@@ -245,9 +245,10 @@ def test_bytes_that_are_not_utf8_are_counted(tmp_path: Path) -> None:
     assert said == [f"note: passed over 4 {UNDECODABLE} (the first: {tmp_path / 'a.txt'})"]
 
 
-def test_zeros_between_what_is_looked_at_are_found_when_all_is_read(tmp_path: Path) -> None:
+def test_zeros_in_between_are_found_when_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = PROSE * (1 + kinds.BLOCK // len(PROSE))
     (tmp_path / "a.txt").write_bytes(block * 20 + bytes(2 * kinds.BLOCK) + b"\n" + block * 22)
+    monkeypatch.setattr(ahead, "TEXTS", 0)
     check(tmp_path)
     with pytest.raises(DataError, match=r"a\.txt: is no text: .* of its bytes are zero"):
         prepare([tmp_path], BYTES, tmp_path / "none" / "corpus")
@@ -266,9 +267,10 @@ def test_a_notebook_of_one_line_is_called_one(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-def test_what_hides_between_what_is_looked_at_is_found_when_all_is_read(tmp_path: Path) -> None:
+def test_what_hides_in_between_is_found_when_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = PROSE * (1 + kinds.BLOCK // len(PROSE))
     (tmp_path / "a.txt").write_bytes(block * 20 + _noise(2 * kinds.BLOCK) + b"\n" + block * 22)
+    monkeypatch.setattr(ahead, "TEXTS", 0)
     check(tmp_path)
     with pytest.raises(DataError, match=r"a\.txt: is no text in UTF-8"):
         prepare([tmp_path], BYTES, tmp_path / "none" / "corpus")
