@@ -35,22 +35,35 @@ PEERS: Mapping[str, Names] = {
     "model.ffn_hidden": Names("ffn-hidden-size", "hidden_dim", transformers="intermediate_size n_inner"),
     "model.vocab": Names("vocab-size padded-vocab-size", "vocab_size", transformers="vocab_size"),
     "model.max_sequence": Names(
-        "max-position-embeddings", "max_seq_len", transformers="max_position_embeddings n_positions"
+        "max-position-embeddings", "max_seq_len", transformers="max_position_embeddings n_positions",
+        others="n_ctx",
     ),
     "model.norm_eps": Names("norm-epsilon layernorm-epsilon", transformers="rms_norm_eps layer_norm_epsilon"),
-    "model.rope_theta": Names("rotary-base"),
-    "model.dropout": Names("hidden-dropout", transformers="resid_pdrop"),
+    "model.rope_theta": Names(
+        "rotary-base", transformers="rope_parameters",
+        write="Write rope_theta = BASE, and Llama 3's factors as a table rope_scaling",
+    ),
+    "model.dropout": Names(
+        "hidden-dropout", transformers="resid_pdrop embd_pdrop",
+        write="Write dropout: one probability for the residual stream and embeddings",
+    ),
     "model.attention_dropout": Names("attention-dropout", transformers="attn_pdrop"),
     "model.tied_embeddings": Names(
         "untie-embeddings-and-output-weights", transformers="tie_word_embeddings",
         write="Write tied_embeddings = true or false",
     ),
     "model.qk_norm": Names("qk-layernorm"),
-    "model.window": Names("window-size", transformers="sliding_window"),
+    "model.window": Names(
+        "window-size", transformers="sliding_window use_sliding_window layer_types",
+        write="Write window = TOKENS, and with full_first and full_every which layers attend to all",
+    ),
+    "model.full_first": Names(transformers="max_window_layers"),
     "model.experts": Names(
         "num-experts moe-router-topk moe-ffn-hidden-size", "num_experts",
-        transformers="num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size",
-        write="Write experts = { count = N, per_token = K, ffn_hidden = SIZE }",
+        transformers="num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts "
+        "shared_expert_intermediate_size first_k_dense_replace decoder_sparse_step mlp_only_layers",
+        write="Write experts = { count = N, per_token = K, ffn_hidden = SIZE }, and with shared, shared_ffn_hidden, "
+        "first_dense and every what else differs",
     ),
     "data.text": Names("data-path", "dataset_path", write='Write text = "FILE", or sources with weights'),
     "data.tokenizer": Names("tokenizer-model", "hf_assets_path", transformers="tokenizer_name_or_path"),
@@ -89,7 +102,7 @@ PEERS: Mapping[str, Names] = {
     "train.adam_eps": Names("adam-eps", transformers="adam_epsilon"),
     "train.clip_grad": Names("clip-grad", "max_norm", "gradient_clipping", "max_grad_norm"),
     "train.precision": Names(
-        "bf16", "mixed_precision_param", "bf16", "bf16", "mixed_precision",
+        "bf16", "mixed_precision_param", "bf16", "bf16", "mixed_precision torch_dtype dtype",
         'Write precision = "bf16-mixed": weights, gradients and moments are kept in fp32 as well',
     ),
     "train.eval_every": Names("eval-interval", transformers="eval_steps"),

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from plait.core.base.errors import JobError
 from plait.core.job import peers
+from plait.core.model.families import MODEL_TYPES
+from plait.core.model.huggingface import without_a_key
 
 KEYS = {
     "data.sequence": "data.sequence_length",
@@ -61,12 +63,34 @@ def refuse_old_keys(values: Mapping[str, Any]) -> None:
         if _at(values, old) is not None:
             raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))
     for other, own in peers.written(values):
-        raise JobError(f"is called {own} here", key=other, fix=peers.advice(own, other.rpartition(".")[0]))
+        fix = peers.advice(own, other.rpartition(".")[0])
+        raise JobError(f"is called {own} here", key=other, fix=f"{fix}{_as_a_config(values, other)}")
+    _refuse_config_keys(values)
     for (key, old), new in VALUES.items():
         if _at(values, key) == old:
             wrong = new == "no-communication"
             fix = HINTS["strategy.overlap"] if wrong else HINTS.get(f"{key}={new}", f'Write "{new}"')
             raise JobError(f'"{old}" is called "{new}" {"now" if wrong else "here"}', key=key, fix=fix)
+
+
+def _refuse_config_keys(values: Mapping[str, Any]) -> None:
+    """Raise JobError for a key of config.json in [model] that has no counterpart there."""
+    model = values.get("model")
+    for name in cast("Mapping[str, Any]", model) if isinstance(model, Mapping) else ():
+        if why := without_a_key(name):
+            key = f"model.{name}"
+            raise JobError(f"is a key of config.json that {why}", key=key,
+                           fix=f"Leave it out{_as_a_config(values, key)}")  # fmt: skip
+
+
+def _as_a_config(values: Mapping[str, Any], key: str) -> str:
+    """How a whole config.json is taken, for whoever writes a key of one into [model]."""
+    section, _, name = key.rpartition(".")
+    own = peers.key_of(name)
+    theirs = without_a_key(name) or (own and name in peers.PEERS[own].transformers.split())
+    if section != "model" or not theirs or own == "model.experts" or _at(values, "model.huggingface") is not None:
+        return ""
+    return f'. A whole config.json ({", ".join(MODEL_TYPES)}) is read with huggingface = "FOLDER"'
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:

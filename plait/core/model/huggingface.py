@@ -58,6 +58,27 @@ assistant_lookbehind num_assistant_tokens num_assistant_tokens_schedule target_l
 """
 _NO_NUMBERS = frozenset(" ".join((_ORIGIN, _SAME_NUMBERS, _OTHER_HEADS, _GENERATION)).split())
 """Keys that cannot change what a model computes of tokens."""
+_ROUTERS = """
+router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob scoring_func topk_method n_group
+topk_group routed_scaling_factor aux_loss_alpha seq_aux
+"""
+"""How routers of experts choose and learn."""
+
+
+def without_a_key(name: str) -> str:
+    """Why a job's [model] has no key for one of config.json; empty for any other name."""
+    switches = {key: value for kind in MODEL_TYPES.values() for key, value in kind.only.items()}
+    if name in _NO_NUMBERS or name == "architectures":
+        return "changes nothing of what the model computes of tokens"
+    if name in _ROUTERS.split():
+        return "no plan depends on (models with experts are planned, not trained)"
+    if name in switches or name in _ONLY:
+        return f"is always {_json((switches | _ONLY)[name])} here"
+    if name in ("hidden_act", "activation_function"):
+        return "follows from model.family: gpt has gelu_new, llama silu"
+    if name == "partial_rotary_factor":
+        return "is always 1 here"
+    return ""
 
 
 def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -17,6 +18,8 @@ from plait.core.job.peers import PEERS, VALUES, key_of
 from plait.core.job.reference import PEERS_COMMAND, SettingsTable, coming_from, look_up, reference
 from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
+from plait.core.model.huggingface import without_a_key
+from plait.core.model.spec import ModelSpec
 from plait.plan import megatron_flags
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "coming-from.md"
@@ -57,7 +60,8 @@ def test_transformers_names_are_its_own() -> None:
     transformers = pytest.importorskip("transformers")
     known = {field.name for field in fields(transformers.TrainingArguments)}
     for config in (transformers.LlamaConfig(), transformers.GPT2Config(), transformers.DeepseekV3Config(),
-                   transformers.MixtralConfig(), transformers.MistralConfig()):  # fmt: skip
+                   transformers.MixtralConfig(), transformers.MistralConfig(), transformers.Qwen3Config(),
+                   transformers.Qwen2MoeConfig()):  # fmt: skip
         known |= set(config.to_dict()) | set(config.attribute_map)
     elsewhere = {"max_length", "tokenizer_name_or_path", "model_name_or_path"}  # arguments of trl and of its examples
     written = {name for row in PEERS.values() for name in row.transformers.split()}
@@ -75,6 +79,32 @@ def test_every_name_is_told_its_key_wherever_it_is_written(section: str) -> None
                 Job.from_dict(changed({"model": MODEL}, {at: 1}))
             assert refused.value.key == at
             assert f"is called {key} {'now' if at in KEYS else 'here'}" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe"])
+def test_every_key_of_a_config_is_one_or_told_what_it_is(kind: str) -> None:
+    """Whoever copies config.json into [model] is never left with a list of keys."""
+    config = getattr(pytest.importorskip("transformers"), f"{kind}Config")()
+    named = set(config.to_dict()) | set(config.attribute_map) | {"architectures", "torch_dtype", "rope_scaling"}
+    assert len(named) > 25
+    for name in sorted(named - {field.name for field in fields(ModelSpec)}):
+        with pytest.raises(JobError, match=r"is called|is a key of config\.json") as refused:
+            Job.from_dict({"model": {**MODEL, name: 1}})
+        assert refused.value.key == f"model.{name}"
+        told = str(refused.value)
+        assert "unknown key" not in told and ("is called" in told or "Leave it out" in told)
+
+
+def test_a_key_of_a_config_is_told_how_a_whole_one_is_read() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"hidden_size": 8}, True), ({"hidden_act": "silu"}, True), ({"dim": 8}, False),
+        ({"num_local_experts": 8}, False), ({"hidden_size": 8, "huggingface": "x"}, False),
+    ]  # fmt: skip
+    for values, says in cases:
+        with pytest.raises(JobError) as refused:
+            Job.from_dict({"model": values})
+        assert ('is read with huggingface = "FOLDER"' in str(refused.value)) == says
+    assert [field.name for field in fields(ModelSpec) if without_a_key(field.name)] == []
 
 
 @pytest.mark.parametrize("command", SET)
