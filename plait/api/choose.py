@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.core.base.passed_over import PassedOver
     from plait.core.cluster.hardware import Cluster
+    from plait.core.job.place_settings import PlaceSection
     from plait.core.job.spec import Job
     from plait.lab import LabSpec
 
@@ -62,6 +63,17 @@ def unmodelled(job: Job) -> list[str]:
             "what kernels of several slices gain by running at once is unknown"
         )
     return [f"Not modelled: {one}." for one in found]
+
+
+def unplaced_note(where: PlaceSection) -> str:
+    """What is to be said of a [place] of which a prediction reads nothing, though its user may expect it to.
+    Empty if nothing is."""
+    if where.topology or not where.network:
+        return ""
+    return (
+        "place.network is not used: it says what spreading over minipods costs, and without place.topology nobody "
+        "knows where ranks lie"
+    )
 
 
 def vocabulary_note(job: Job, vocab: int) -> str:

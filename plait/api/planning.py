@@ -103,10 +103,12 @@ def plan_job(
     place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
     evaluate: for the job's own strategy alone; keys that neither the job nor ``overrides`` say are not left
     open by a job without [strategy], if ``overrides`` say any.
-    Raises JobError and DataError.
+    Raises JobError and DataError; also for files that the job names and that no prediction would read, since
+    it says of no topology where its ranks lie.
     """
-    from plait.api.choose import model_notes, the_cluster, vocabulary_note
+    from plait.api.choose import model_notes, the_cluster, unplaced_note, vocabulary_note
     from plait.core.base.errors import JobError
+    from plait.core.job.paths import PREDICTED, check_there
     from plait.core.job.plan import Plan, told_left_out
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
@@ -134,6 +136,9 @@ def plan_job(
             over.add(check_initial(Path(weights), job.model_spec(vocab)))
         left_out = "" if told or evaluate else told_left_out(job)
         note = "" if told else ". ".join(filter(None, (vocabulary_note(job, vocab), left_out)))
+    where = job.place.changed(overrides)
+    check_there(job.to_dict() | {"place": where.model_dump()}, PREDICTED)
+    note = ". ".join(filter(None, (note, unplaced_note(where))))
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)

@@ -305,3 +305,28 @@ def test_two_plans_differ_in_their_settings_and_their_seconds(table: Path, tmp_p
     assert found.to_dict()["differences"]["tp"] == ["1", "2"]
     same = compare_plans(tmp_path / "a.json", tmp_path / "a.json").text()
     assert "Nothing: both have the same strategy, ranks and cluster." in same
+
+
+@pytest.mark.parametrize("key", ["cluster.file", "cluster.profile", "place.network", "place.affinity"])
+def test_a_file_that_is_not_there_is_refused_with_its_key(table: Path, key: str) -> None:
+    """Also one that nothing would read, since ranks are placed nowhere."""
+    with pytest.raises(JobError, match=rf"^{key}: there is no file '.*absent\.toml'\. Check the path"):
+        plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2", f"{key}=absent.toml"])
+
+
+def test_a_plan_s_placement_names_files_that_are_there(table: Path) -> None:
+    asked = plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2"])
+    file = table.with_name("plan.json")
+    asked.plan(asked.answer(evaluate=True).best).write(file)
+    with pytest.raises(JobError, match=r"^place\.network: there is no file"):
+        plan_job(file, ["place.network=absent.toml"])
+
+
+def test_a_network_on_which_nothing_is_placed_is_said_to_be_unused(table: Path) -> None:
+    network = table.with_name("net.toml")
+    network.write_text("")
+    asked = plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2", f"place.network={network}"])
+    assert "place.network is not used" in asked.note and "place.topology" in asked.note
+    lies = [f"place.network={network}", "place.topology=lab:2x4@1gbit,2pods@1gbit"]
+    assert "not used" not in plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2", *lies]).note
+    assert "not used" not in plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2"]).note

@@ -1,12 +1,13 @@
-"""Paths in a job: meant from its file's folder."""
+"""Paths in a job: meant from its file's folder, and which of them have to be there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.job.settings import BYTES, STDLIB
 
@@ -33,6 +34,8 @@ WORDS = {"data.text": (STDLIB,), "data.sources": (STDLIB,), "data.eval": (STDLIB
          "place.rank_table": ("",),
          "place.states": ("-",)}  # fmt: skip
 """Values of these settings that are no paths."""
+PREDICTED = ("cluster.file", "cluster.profile", "place.affinity", "place.network", "place.rank_table")
+"""Files that predictions read, all of them or where ranks are placed."""
 ASKED = ("slurm:", "kubernetes:")
 """How [place] begins what is no file: it is asked what nodes are doing."""
 
@@ -66,3 +69,14 @@ def located(values: dict[str, Any], base: Path) -> dict[str, Any]:
             value = cast("dict[str, Any]", table)[key]
             result[section] = table | {key: locate_all(value, f"{section}.{key}")}
     return result
+
+
+def check_there(values: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise JobError, naming the key, for a file that a job names and that does not exist: a reader of it
+    names the file alone, and one that is not read would be passed over. values: plain values of a job."""
+    for key in keys:
+        section, _, name = key.partition(".")
+        path = values.get(section, {}).get(name)
+        if path and path not in WORDS.get(key, ()) and not os.path.exists(path):
+            fix = "Check the path, or leave the key out"
+            raise JobError(f"there is no file '{path}'", key=key, fix=fix)
