@@ -131,7 +131,7 @@ def _pipeline(words: Words) -> dict[str, Any]:
     """Stages, and whether each of their layers is computed again."""
     if words.section.pp == 1:
         return {}
-    words.schedule(("1f1b",), {})
+    words.schedule("deepspeed", ("1f1b",), {})
     if words.section.stage_layers:
         words.cannot(f"stage_layers = {list(words.section.stage_layers)} (PipelineModule's partition_method says it)")
     again = words.strategy.recompute in ("full", "layer")

@@ -105,21 +105,28 @@ def _sharding(words: Words) -> dict[str, Any]:
 
 def _pipeline(words: Words) -> dict[str, Any]:
     """Rounds of the pipeline; where stages are unequal, what each holds."""
-    pp = words.section.pp
-    if pp == 1:
+    if words.section.pp == 1:
         return {}
-    name = words.schedule(SCHEDULES, {"zb-v": "interleaved"})
-    rounds = 2 if words.section.schedule == "zb-v" else words.section.virtual_stages
-    sizes = [stage.num_layers for stage in words.stages("zb-v" if words.section.schedule == "zb-v" else name)]
+    cuts = _cuts(words)
+    rounds = {"interleaved": words.section.virtual_stages, "zb-v": 2}.get(cuts)
+    sizes = [stage.num_layers for stage in words.stages(cuts)]
     if len(set(sizes)) > 1:
         return {"pipeline-model-parallel-layout": layout(sizes)}
-    return {"num-virtual-stages-per-pipeline-rank": rounds} if name == "interleaved" else {}
+    return {"num-virtual-stages-per-pipeline-rank": rounds} if rounds else {}
+
+
+def _cuts(words: Words) -> str:
+    """The schedule by which the model is cut. Interleaved rounds that stand for zb-v keep its stages."""
+    if words.section.pp == 1:
+        return words.section.schedule
+    name = words.schedule("megatron", SCHEDULES, {"zb-v": "interleaved"})
+    return "zb-v" if (words.section.schedule, name) == ("zb-v", "interleaved") else name
 
 
 def _recomputed(words: Words) -> dict[str, Any]:
     strategy = words.strategy
     if strategy.recompute in ("full", "layer"):
-        largest = max(stage.num_layers for stage in words.stages(words.section.schedule))
+        largest = max(stage.num_layers for stage in words.stages(_cuts(words)))
         some = strategy.recompute_layers
         return {
             "recompute-granularity": "full", "recompute-method": "block",

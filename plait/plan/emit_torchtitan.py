@@ -180,7 +180,7 @@ def _pipeline(words: Words) -> tuple[dict[str, Any], list[int]]:
     found: dict[str, Any] = {"pipeline_parallel_degree": words.section.pp}
     if words.section.pp == 1:
         return found, []
-    name = words.schedule(SCHEDULES, NEAREST)
+    name = words.schedule("torchtitan", SCHEDULES, NEAREST)
     found |= {"pipeline_parallel_schedule": SCHEDULES[name], "pipeline_parallel_microbatch_size": words.micro}
     return found, list(accumulate((stage.num_layers for stage in words.stages(name)), initial=0))
 

@@ -6,13 +6,13 @@ A framework cannot say everything that a strategy says: each such thing becomes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from plait.core.job.spec import Job
 from plait.core.step.stages import Stage, split_layers
-from plait.plan.frameworks import framework_of
+from plait.plan.frameworks import FRAMEWORKS, framework_of
 
 
 @dataclass
@@ -41,8 +41,9 @@ class Words:
             self.cannot("unequal places of the pipeline (the first place's tp and dp stand for all)")
 
     def cannot(self, what: str) -> None:
-        """Name something."""
-        self.unsaid.append(what)
+        """Name something, once."""
+        if what not in self.unsaid:
+            self.unsaid.append(what)
 
     def common(self) -> None:
         """Name what no framework has a setting for."""
@@ -54,13 +55,15 @@ class Words:
         if sharding.secondary:
             self.cannot(f"shard.secondary = {sharding.secondary} (no second copy of parameters is kept)")
 
-    def schedule(self, known: Iterable[str], instead: Mapping[str, str]) -> str:
-        """The schedule, or the one that stands for it."""
-        name = self.section.schedule
-        if name in known:
-            return name
-        other = instead.get(name, "1f1b")
-        self.cannot(f"schedule = {name} ({other} stands for it)")
+    def schedule(self, framework: str, known: Collection[str], instead: Mapping[str, str]) -> str:
+        """The schedule, or one that stands for it, which the framework runs with as many micro-batches."""
+        name, rounds = self.section.schedule, self.job.num_micro_batches
+        runs = partial(FRAMEWORKS[framework].schedules, pp=self.section.pp, num_micro=rounds)
+        tried = [one for one in (name, instead.get(name, "1f1b"), "1f1b", "gpipe") if one in known]
+        other = next(filter(runs, tried), tried[0])
+        if other != name:
+            why = f", not of {rounds} micro-batches" if name in known else ""
+            self.cannot(f"schedule = {name}{why} ({other} stands for it)")
         return other
 
     def stages(self, schedule: str) -> tuple[Stage, ...]:

@@ -8,6 +8,9 @@ keep in memory and hide behind computation.
 | deepspeed | 0.19.8 | ZeRO (arXiv 1910.02054); what its files below say |
 | llama3 | Meta's training of Llama 3, not public | arXiv 2407.21783, section 3.3.2, taken at its word |
 
+Megatron-LM, ``core/pipeline_parallel/schedules.py``: interleaved rounds take groups of N micro-batches, N
+from pp to all of a step, and what is left over is none, or pp at least. N is pp unless a flag says another.
+
 DeepSpeed, by file of ``deepspeed/runtime``:
 
 | file | fact |
@@ -30,6 +33,8 @@ torchtitan, by file of ``torchtitan``:
 | distributed/fsdp.py | under a pipeline parameters stay gathered unless told otherwise |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
+Its ``pipelining/schedules.py`` refuses 1F1B of fewer micro-batches than places, and Interleaved1F1B whose
+micro-batches do not divide into rounds of pp or a few more.
 ``KEPT`` has what published memory tells of these and of others (docs/adr/0014).
 """
 
@@ -87,12 +92,14 @@ Mask = NDArray[np.bool_]
 
 
 class Rule(NamedTuple):
-    """A sentence and the key and advice that go with it where a point does not keep it."""
+    """A sentence and the key and advice that go with it where a point does not keep it. scheduling: whether
+    it is on places, micro-batches and their schedule alone."""
 
     sentence: str
     key: str
     fix: str
     kept: Callable[[Points], Mask]
+    scheduling: bool = False
 
 
 def _whole(points: Points) -> Mask:
@@ -111,6 +118,28 @@ def _zero(points: Points) -> Mask:
     for factor in (points.params, points.grads, points.optim):
         kept &= (factor == 1) | (factor == points.replicas)
     return kept
+
+
+def _grouped(points: Points) -> Mask:
+    """Whether interleaved micro-batches divide into groups of pp."""
+    return (points.schedule != _INTERLEAVED) | (points.num_micro % points.pp == 0)
+
+
+def _rounded(points: Points) -> Mask:
+    """Whether interleaved micro-batches divide into as many groups as there are whole ones of pp."""
+    rounds = np.maximum(1, points.num_micro // points.pp)
+    return (points.schedule != _INTERLEAVED) | (points.num_micro % rounds == 0)
+
+
+def _filled(points: Points) -> Mask:
+    """Whether 1F1B has a micro-batch for every place."""
+    plain = points.schedule == SCHEDULES.index("1f1b")
+    return ~plain | (points.num_micro >= points.pp)
+
+
+_INTERLEAVED = SCHEDULES.index("interleaved")
+GROUPS = "strategy.virtual_stages"
+"""Key of Megatron-LM's rule on groups of micro-batches, of which a flag says another size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +161,11 @@ class Framework:
         for rule in self.rules:
             kept &= rule.kept(points)
         return kept
+
+    def schedules(self, name: str, pp: int, num_micro: int) -> bool:
+        """Whether it runs so many micro-batches over so many places in a schedule of its own."""
+        points = Points.of([{"pp": pp, "num_micro": num_micro, "schedule": SCHEDULES.index(name)}])
+        return all(bool(rule.kept(points).all()) for rule in self.rules if rule.scheduling)
 
     def within(self, fixed: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """By column, of the values that a job fixes those that the framework has; in place of Plait's default
@@ -206,6 +240,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
                 "strategy.shard", 'Use "ddp", "zero1", "zero2" or "fsdp"',
                 lambda points: _whole(points) | _alike(points),
             ),
+            Rule(
+                "Its interleaved rounds take groups of as many micro-batches as there are places", GROUPS,
+                "Use 1, or a train.global_batch_size whose micro-batches are a multiple of strategy.pp", _grouped, True,
+            ),
         ),
         entry="pretrain_gpt.py",
     ),
@@ -254,6 +292,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Rule(
                 "Its ring gathers behind attention", "strategy.overlap", 'Use "async"',
                 lambda points: (points.tp > 1) | (points.cp == 1) | (points.overlap == OVERLAPS.index("async")),
+            ),
+            Rule(
+                "Its 1F1B needs a micro-batch for every place", "strategy.schedule",
+                'Use "gpipe", a smaller strategy.pp or a larger train.global_batch_size', _filled, True,
+            ),
+            Rule(
+                "Its interleaved rounds take groups of equally many micro-batches, of as many as there are places or a "
+                "few more", "strategy.schedule",
+                "Use a train.global_batch_size whose micro-batches are a multiple of strategy.pp", _rounded, True,
             ),
         ),
         entry="-m torchtitan.train",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.plan.frameworks import KEPT
+from plait.plan.frameworks import GROUPS, KEPT
 from plait.plan.megatron_flags import (
     DEGREES,
     EXPERTS,
@@ -37,6 +37,8 @@ Engine's writes the gradient over it."""
 SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp", "checkpoint-activations": "",
         "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
 """Older names."""
+SIZES_GROUPS = "microbatch-group-size-per-virtual-pipeline-stage"
+"""With it groups of micro-batches are no longer as large as there are places."""
 
 
 def megatron_told(file: str, given: Sequence[Argument]) -> Told:
@@ -77,6 +79,7 @@ def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
             told.harmless.append(f"--{name}")  # in capitals: of the environment
         elif name in UNMODELLED or name.startswith(UNMODELLED_STARTS):
             told.unmodelled.append(str(one))
+            told.freed = (*told.freed, GROUPS) if name == SIZES_GROUPS else told.freed
         else:
             told.unknown.append(str(one))
     return found

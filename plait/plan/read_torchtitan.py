@@ -213,6 +213,7 @@ def _pipeline(told: Told, values: Mapping[str, Any]) -> None:
         return
     if name not in known:
         told.unmodelled.append(f"parallelism.pipeline_parallel_schedule = {given} (1F1B is predicted)")
+        told.freed = (*told.freed, "strategy.schedule")
     schedule, layers = known.get(name, "1f1b"), told.get("model.num_layers", 0)
     told.set("strategy.schedule", schedule)
     if schedule != "interleaved":
@@ -247,7 +248,7 @@ def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     )
     if not layers:
         told.notes.append("How many layers there are the file does not say: all are counted as computed again.")
-    told.freed = ("recompute_layers",)
+    told.freed = (*told.freed, "recompute_layers")
     told.again = share if layers else 0.0
 
 

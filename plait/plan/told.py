@@ -39,8 +39,9 @@ class Told:
     the shards. local: sequences of a step of one replica, 0 where none are said. rounds: micro-batches of a
     replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
     parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
-    columns that take values that the framework has only nearly. harmless: settings. unmodelled, unknown:
-    settings as they stand. notes: sentences on what is predicted otherwise than said."""
+    columns that take values that the framework has only nearly, and keys of rules that do not hold of what
+    the file says. harmless: settings. unmodelled, unknown: settings as they stand. notes: sentences on what
+    is predicted otherwise than said."""
 
     framework: str
     file: str
@@ -85,7 +86,8 @@ class Told:
         if known is None:
             return None
         has = {name: values for name, values in known.has.items() if name not in self.freed}
-        return replace(known, options=replace(known.options, **self.options), has=has)
+        rules = [rule for rule in known.rules if rule.key not in self.freed]
+        return replace(known, options=replace(known.options, **self.options), has=has, rules=rules)
 
     def over(self) -> PassedOver:
         """The harmless settings, counted."""

@@ -15,6 +15,7 @@ from plait.core.step.columns.points import OVERLAPS, SCHEDULES, Points
 from plait.core.step.memory.closed_memory import step_memory
 from plait.plan.answer import Planner
 from plait.plan.asking import asked_of, job_at, point_of
+from plait.plan.emit import emit
 from plait.plan.frameworks import FRAMEWORKS, KEPT
 from plait.plan.space import enumerate_space
 
@@ -94,6 +95,75 @@ def test_what_a_framework_has_not_is_refused_by_its_key(name: str, strategy: dic
     with pytest.raises(JobError) as error:
         planner(job(name, **strategy)).checked()
     assert error.value.key == key
+
+
+def pipelined(name: str, schedule: str, micros: int, pp: int) -> Points:
+    virtual = 2 if schedule in ("interleaved", "zb-v") else 1
+    return Points.of([{
+        "pp": pp, "num_micro": micros, "schedule": SCHEDULES.index(schedule), "virtual": virtual,
+        "overlap": OVERLAPS.index("async"),
+    }])  # fmt: skip
+
+
+def test_micro_batches_make_groups_as_each_framework_forms_them() -> None:
+    """Megatron-LM's own two conditions, for groups of pp, and torch's, over many numbers."""
+    for pp in (2, 3, 4, 8):
+        for micros in range(1, 40):
+            group, rounds = pp, max(1, micros // pp)
+            left_over = micros % group
+            interleaved = {"megatron": group <= micros and not 0 < left_over < pp, "torchtitan": micros % rounds == 0}
+            plain = {"megatron": True, "torchtitan": micros >= pp, "deepspeed": True, "llama3": True}
+            for name, runs in interleaved.items():
+                points = pipelined(name, "interleaved", micros, pp)
+                assert FRAMEWORKS[name].can(points).all() == runs, (name, pp, micros)
+            for name, runs in plain.items():
+                points = pipelined(name, "1f1b", micros, pp)
+                assert FRAMEWORKS[name].can(points).all() == runs, (name, pp, micros)
+    assert FRAMEWORKS["torchtitan"].can(pipelined("torchtitan", "gpipe", 2, 4)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "batch", "says"),
+    [
+        ("megatron", "interleaved", 4, "strategy.virtual_stages: Its interleaved rounds take groups of as many"),
+        ("megatron", "interleaved", 12, "strategy.virtual_stages: Its interleaved rounds take groups of as many"),
+        ("torchtitan", "interleaved", 17, "strategy.schedule: Its interleaved rounds take groups of equally many"),
+        ("torchtitan", "1f1b", 4, "strategy.schedule: Its 1F1B needs a micro-batch for every place"),
+    ],
+)
+def test_too_few_micro_batches_are_refused_by_name(name: str, schedule: str, batch: int, says: str) -> None:
+    virtual = 2 if schedule == "interleaved" else 1
+    ok = job(name, ranks=8, pp=8, schedule=schedule, shard="zero1", virtual_stages=virtual)
+    assert planner(ok).predict(ok).seconds > 0
+    one = ok.changed([f"train.global_batch_size={batch}"])
+    with pytest.raises(JobError) as error:
+        planner(one).checked()
+    assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "batch", "stands"),
+    [("megatron", "interleaved", 12, "1f1b"), ("megatron", "zb-v", 12, "1f1b"), ("megatron", "interleaved", 16, ""),
+     ("torchtitan", "interleaved", 17, "1f1b"), ("torchtitan", "interleaved", 12, ""),
+     ("torchtitan", "1f1b", 4, "gpipe")],
+)  # fmt: skip
+def test_no_settings_are_printed_that_the_framework_refuses(name: str, schedule: str, batch: int, stands: str) -> None:
+    """Of a plan of Plait's own, whose schedules take any number of micro-batches."""
+    virtual = 2 if schedule == "interleaved" else 1
+    one = job("plait", ranks=8, pp=8, schedule=schedule, shard="zero1", virtual_stages=virtual)
+    found = emit(one.changed([f"train.global_batch_size={batch}"]), name, 8)
+    said = [line for line in found.unsaid if line.startswith("schedule = ")]
+    assert [f"({stands} stands for it)" in line for line in said] == [True] * bool(stands)
+    assert ("num-virtual-stages-per-pipeline-rank" in found.text) == (name == "megatron" and not stands)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_no_answer_has_micro_batches_that_the_framework_refuses(name: str) -> None:
+    one = job(name, ranks=8, dp="auto", pp=8, schedule="auto", virtual_stages="auto", shard="zero1")
+    space = enumerate_space(planner(one.changed(["train.global_batch_size=12"])).asked, most=50_000)
+    assert len(space) and FRAMEWORKS[name].can(space).all()
+    interleaved = space.schedule == SCHEDULES.index("interleaved")
+    assert not interleaved.any() if name == "megatron" else interleaved.any()
 
 
 def test_a_search_respects_what_the_job_says() -> None:

@@ -180,6 +180,16 @@ def test_a_schedule_s_name_has_any_case(tmp_path: Path) -> None:
     assert one.get("strategy.schedule") == "interleaved" and not one.unmodelled
 
 
+def test_a_schedule_that_is_predicted_as_another_keeps_none_of_its_rules(tmp_path: Path) -> None:
+    piped = '[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_schedule = "{}"'
+    rules = [
+        [rule.sentence for rule in found.rules if rule.scheduling]
+        for name in ("LoopedBFS", "1F1B")
+        if (found := told(tmp_path, "titan.toml", TITAN.replace("[parallelism]", piped.format(name))).runs)
+    ]
+    assert rules[0] == [] and len(rules[1]) == 2
+
+
 CHANGED = """
 import os
 from torchtitan.models.llama3 import model_registry

@@ -116,6 +116,16 @@ def test_a_public_recipe_is_read_checked_and_predicted(
     assert best.low < best.seconds < best.high
 
 
+def test_groups_of_micro_batches_that_a_flag_sizes_are_not_held_to_the_usual_size() -> None:
+    """Ten micro-batches of four places: refused by Megatron-LM in groups of four, run in groups of five."""
+    ten = LLAMA70.replace("--global-batch-size=512", "--global-batch-size=20")
+    with pytest.raises(JobError, match=r"^strategy\.virtual_stages: Its interleaved rounds take groups of as many"):
+        predicted(ten, "h100")
+    flag = "--microbatch-group-size-per-virtual-pipeline-stage"
+    found = predicted(f"{ten} {flag}=5", "h100")
+    assert found.best.point["num_micro"] == 10 and f"{flag} 5" in read(f"{ten} {flag} 5").unmodelled
+
+
 def test_what_is_said_of_a_recipe() -> None:
     assert read(LLAMA70).unmodelled == ["--tp-comm-overlap"]
     assert read(LLAMA3).job().train.precision == "fp8"
