@@ -108,7 +108,6 @@ def plan_job(
     """
     from plait.api.choose import model_notes, the_cluster, unplaced_note, vocabulary_note
     from plait.core.base.errors import JobError
-    from plait.core.job.paths import PREDICTED, check_there
     from plait.core.job.plan import Plan, told_left_out
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
@@ -137,7 +136,7 @@ def plan_job(
         left_out = "" if told or evaluate else told_left_out(job)
         note = "" if told else ". ".join(filter(None, (vocabulary_note(job, vocab), left_out)))
     where = job.place.changed(overrides)
-    check_there(job.to_dict() | {"place": where.model_dump()}, PREDICTED)
+    job.check_predicted(where)
     note = ". ".join(filter(None, (note, unplaced_note(where))))
     there = the_cluster(job, place.lab if place else None)
     warning = other_device(job, there) or ""

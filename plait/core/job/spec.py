@@ -25,7 +25,7 @@ from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
 from plait.core.job.left_open import budgeted, opened, spelled_out
-from plait.core.job.paths import located
+from plait.core.job.paths import PREDICTED, check_there, located
 from plait.core.job.place_settings import PlaceSection
 from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
 from plait.core.job.renamed import refuse_old_keys
@@ -153,6 +153,10 @@ class Job(Section):
         """Raise JobError where the job with this model can be planned for, and not be trained yet, or what
         ``doing`` says."""
         refuse_untrained(self, model, doing)
+
+    def check_predicted(self, where: PlaceSection) -> None:
+        """Raise JobError for a file that a prediction may read and that is not there. where: its [place]."""
+        check_there(self.to_dict() | {"place": where.model_dump()}, PREDICTED)
 
     @property
     def num_micro_batches(self) -> int:
