@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plait.diagnose.compare import Comparison, Unmatched
     from plait.diagnose.reading import Tables
     from plait.diagnose.recording import Recording
+    from plait.diagnose.summary import TimelineSummary
 
 COMPARED = 50
 """Steps that are compared, the last ones."""
@@ -34,7 +35,8 @@ class RunTimeline(Shown):
     tables: Tables
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds of a rank's mean step by kind, communication and how much of it was hidden."""
+        """Seconds of a rank's mean step by kind, communication and how much of it was hidden: over all ranks,
+        and by ``hidden_of_rank_0`` of the one that ``metrics.jsonl`` is about."""
         from plait.diagnose.summary import summarise
 
         found = summarise(self.tables.spans, self.tables.sampled, self.tables.rollups)
@@ -51,6 +53,7 @@ class RunTimeline(Shown):
             "sampled_spans": found.sampled,
             "steps": len(found.steps),
             "hidden": found.hidden.fraction,
+            "hidden_of_rank_0": found.hidden_first.fraction,
             "communication": {name: part / max(1, found.lanes) for name, part in found.hidden._asdict().items()},
             "per_step": rows("seconds"),
             "per_step_of_all": rows("of_all"),
@@ -72,10 +75,10 @@ class RunTimeline(Shown):
         if found.hidden.fraction is not None:
             total, exposed = (part / found.lanes * 1e3 for part in found.hidden)
             hidden = f"exposed {exposed:.1f} ms, hidden {found.hidden.fraction:.0%}"
-            yield f"communication {total:.1f} ms a step: {hidden}"
+            yield f"communication {total:.1f} ms a step: {hidden}{_of_whom(found)}"
         if len(found.trend) > 1 and found.hidden.fraction is not None:
             shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
-            yield f"hidden by step: {', '.join(shares)}"
+            yield f"hidden by step{', of all ranks' * (len(found.ranks) > 1)}: {', '.join(shares)}"
         if found.slowest:
             slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
             yield f"slowest steps: {', '.join(slow)}"
@@ -164,6 +167,15 @@ class TimelineComparison(Shown):
             Column(second, _ms, "measured"), Column("ratio", ".2f"),
         )  # fmt: skip
         return Table(title, header, [(*row, row.ratio) for row in self.result.rows])
+
+
+def _of_whom(found: TimelineSummary) -> str:
+    """Whose communication it is, where several ranks are known; and rank 0's, of which a run's lines tell."""
+    if len(found.ranks) < 2:
+        return ""
+    own = found.hidden_first.fraction
+    mean = f"; the mean of {len(found.ranks)} ranks"
+    return mean if own is None else f"{mean} (rank 0 alone, as in the run's lines and metrics.jsonl: hidden {own:.0%})"
 
 
 def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:

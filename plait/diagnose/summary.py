@@ -48,14 +48,17 @@ class Slow(NamedTuple):
 @dataclass(frozen=True)
 class TimelineSummary:
     """spans: how many are kept of the last steps, sampled: of others. lanes: steps of ranks whose spans are
-    kept. steps: that are known at all, from 0. hidden: of nothing where spans tell communication alone.
-    slowest: the longest first."""
+    kept. ranks: whose these are. steps: that are known at all, from 0. hidden: over all lanes, of nothing
+    where spans tell communication alone; hidden_first: the same of rank 0 alone, of which a run's own lines
+    tell. slowest: the longest first."""
 
     spans: int
     sampled: int
     lanes: int
+    ranks: tuple[int, ...]
     steps: tuple[int, ...]
     hidden: Exposure
+    hidden_first: Exposure
     whats: tuple[What, ...]
     trend: tuple[StepGroup, ...]
     slowest: tuple[Slow, ...]
@@ -67,13 +70,15 @@ def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame)
     rollups = rollups.with_columns(pl.col(WHAT).cast(pl.String))
     known = pl.concat([spans["step"], sampled["step"], rollups["step"]]).unique().sort().to_list()
     recent = exposed(spans)
-    by_lane = pl.concat([exposed(sampled), recent])
+    by_lane, telling = pl.concat([exposed(sampled), recent]), recent if _tells_work(spans) else recent.clear()
     return TimelineSummary(
         spans=spans.height,
         sampled=sampled.height,
         lanes=lanes,
+        ranks=tuple(spans["rank"].unique().sort().to_list()),
         steps=tuple(known),
-        hidden=added_up(recent if _tells_work(spans) else recent.clear()),
+        hidden=added_up(telling),
+        hidden_first=added_up(telling.filter(pl.col("rank") == 0)),
         whats=_whats(spans, rollups, lanes),
         trend=_trend(by_lane),
         slowest=_slowest(rollups),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -63,15 +64,15 @@ def plan() -> Plan:
     return make_plan(Job.from_dict(job), HERE, vocab=16)
 
 
-def ring_of(steps: range) -> Ring:
-    ring = RingWriter(None, this_process(rank=0, world=1, capacity=64))
+def ring_of(steps: range, rank: int = 0, rows: Sequence[tuple[RecordKind, str, int, int]] = OF_A_STEP) -> Ring:
+    ring = RingWriter(None, this_process(rank=rank, world=1, capacity=64))
     for step in steps:
         at = 10**9 + 10**8 * step
-        for kind, text, begin, end in OF_A_STEP:
+        for kind, text, begin, end in rows:
             place = None if kind in (RecordKind.DATA, RecordKind.OPTIMIZER) else OpPlace(text.split(".")[0], 0, 0, True)
             ring.begin(kind, ring.name(text, place), step, at, at + begin * 10**6, at + end * 10**6)
         ring.begin(RecordKind.STEP, ring.name("step"), step, at, at, at + 10**8)
-    return Ring(ring.header, ring.rows(np.arange(1, len(steps) * (len(OF_A_STEP) + 1) + 1)), ring.names, ring.groups)
+    return Ring(ring.header, ring.rows(np.arange(1, len(steps) * (len(rows) + 1) + 1)), ring.names, ring.groups)
 
 
 @pytest.fixture
@@ -117,7 +118,24 @@ def test_plait_timeline(run: Path) -> None:
     assert [found["hidden"], *(one["hidden"] for one in found["hidden_by_step"])] == pytest.approx([31 / 56] * 4)
     with redirect_stdout(StringIO()) as out:
         show_timeline(run)
-    assert "communication 56.0 ms a step: exposed 25.0 ms, hidden 55%" in out.getvalue()
+    assert "communication 56.0 ms a step: exposed 25.0 ms, hidden 55%\n" in out.getvalue(), "of the only rank"
+
+
+def test_several_ranks_are_told_apart_from_the_one_of_the_metrics(run: Path, plan: Plan) -> None:
+    """Rank 1 waits for nothing: all that it sends is hidden."""
+    busy = [one for one in OF_A_STEP if one[0] is not RecordKind.WAIT] + [(RecordKind.COMPUTE, "mlp0.C1", 30, 80)]
+    columns = Records.of(ring_of(range(STEPS), rank=1, rows=busy)).spans(1)
+    write_spans(run / "timeline" / "rank-00001-step-00000000.parquet", columns, plan.key)
+    found, metrics = said(run), Meter.of(plan, 2, Peak(1e12)).metrics(1, 0.1, Records.of(ring_of(range(1))))
+    assert found["hidden_of_rank_0"] == pytest.approx(metrics["hidden"]) == pytest.approx(31 / 56)
+    assert found["hidden"] > 0.7
+    with redirect_stdout(StringIO()) as out:
+        show_timeline(run)
+    line = next(one for one in out.getvalue().splitlines() if one.startswith("communication "))
+    assert line.endswith(
+        f"hidden {found['hidden']:.0%}; the mean of 2 ranks (rank 0 alone, as in the run's lines and metrics.jsonl: "
+        "hidden 55%)"
+    )
 
 
 def test_plait_timeline_against_another_run(run: Path) -> None:
