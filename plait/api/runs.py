@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.errors import JobError, LaunchError, PlaitError, nearest
-from plait.core.base.text import Column, Part, Shown, Table, duration
+from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.core.runs.attempts import Attempt
@@ -99,7 +99,11 @@ def _since(started: float | None) -> str:
         return "?"
     ago = max(0.0, time.time() - started)
     stamp = datetime.fromtimestamp(started).astimezone()
-    return f"{duration(ago)} ago" if ago < 86400 else stamp.strftime("%Y-%m-%d %H:%M")
+    if ago >= 86400:
+        return stamp.strftime("%Y-%m-%d %H:%M")
+    minutes, hours = int(ago) // 60, int(ago) // 3600
+    told = f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{int(ago)} s"
+    return f"{told} ago"
 
 
 def list_runs(folder: Path | str = "runs") -> RunList:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from plait.core.runs.memory_peaks import PROCESS
+from plait.core.runs.memory_peaks import PROCESS, TENSORS
 
 SERIES = {
     "seconds": "seconds of a step",
@@ -23,6 +23,10 @@ SERIES = {
 
 APART = (PROCESS, "memory_peak")
 """Memory that is no tensors': of a whole process, and what earlier versions wrote."""
+
+
+SAID = {TENSORS: "tensors"}
+"""Names of memory in words."""
 
 
 NEVER = "never trained"
@@ -72,7 +76,7 @@ def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:
             if isinstance(value, list):
                 row |= {f"{name}, rank {rank}": one for rank, one in enumerate(value)}
             elif isinstance(value, dict):
-                row |= {f"{name}, {key}": one for key, one in value.items()}
+                row |= {f"{SAID.get(name, name)}, {key}": one for key, one in value.items()}
             else:
                 row[name] = value
         split.append(row)

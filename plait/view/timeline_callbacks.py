@@ -12,7 +12,7 @@ from plait.core.record.timeline import SpanKey
 from plait.diagnose.compare import UNMEASURED
 from plait.diagnose.dependencies import Around, Dependency, around
 from plait.diagnose.places import place_of
-from plait.diagnose.recording import Recording
+from plait.diagnose.recording import AFTER, Recording
 from plait.diagnose.window import SpanWindow, shifted, together, window
 from plait.view.figure_words import spans_words
 from plait.view.layout import WITH
@@ -277,14 +277,15 @@ def clock_text(snapshot: Snapshot) -> str:
 
 
 def side_by_side(run: Watched, snapshot: Snapshot, shown: ShownStep) -> tuple[dict[str, Any], str]:
-    """The rank's step as the plan predicts it, above the step as it was; and both in words."""
+    """The rank's step as the plan predicts it, above the step as it was; and both in words. What came after
+    the step is no part of either."""
     plan = snapshot.run.plan if snapshot.run else None
     if plan is not None and not plan.costs:
         return nothing("The plan holds no measured costs to be compared with."), UNMEASURED
     predicted = run.predicted(plan, [shown.rank]) if plan else None
     if predicted is None or predicted.is_empty():
         return nothing("The run has no plan that could be simulated."), ""
-    measured = shown.spans.filter(pl.col("rank") == shown.rank)
+    measured = shown.spans.filter((pl.col("rank") == shown.rank) & ~pl.col("kind").is_in(AFTER))
     parts: list[pl.DataFrame] = []
     for place, part in enumerate((predicted, measured)):  # told apart by a rank of their own
         begin = part["start"].min() or 0.0

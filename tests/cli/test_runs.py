@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from plait.api.runs import RunList, RunView
+from plait.core.base.text import Table
 from plait.core.runs.lock import RunLock
 from tests.support.command import plait
 from tests.support.lab import children
@@ -58,6 +60,16 @@ def test_each_state_is_told(tmp_path: Path) -> None:
     assert found["a"]["where"] == "n[1-2]" and found["g"]["pid"] == os.getpid()
     shown = plait("runs", tmp_path).stdout
     assert "c failed: rank 1 was killed" in shown and "d lost: its launcher is gone" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(5, "5 s ago"), (2051, "34 min ago"), (7500, "2 h 5 min ago"), (1e6, ":")]
+)
+def test_when_a_run_was_started_is_told_with_its_unit(tmp_path: Path, seconds: float, told: str) -> None:
+    run = RunView(name="a", folder=tmp_path, state="ended", started=time.time() - seconds)
+    (table,) = RunList(tmp_path, [run]).parts()
+    assert isinstance(table, Table)
+    assert told in str(table.rows[0])
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 64, b'{"attempt": 1', b'[]\n{"attempt": "x"}\n'])

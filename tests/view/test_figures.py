@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from plait.diagnose.dependencies import around
 from plait.diagnose.heat import Heat, HeatColumn, by_segment, excess_of, heat_of_segments, pooled
 from plait.diagnose.places import place_of
 from plait.diagnose.reading import read_run
-from plait.diagnose.recording import grid_of
-from plait.diagnose.series import StepSeries
+from plait.diagnose.recording import AFTER, grid_of
+from plait.diagnose.series import StepSeries, memory_of
 from plait.diagnose.states import standings
 from plait.diagnose.window import window
 from plait.view.figure_words import memory_words, prediction_words, series_words
@@ -29,6 +30,7 @@ from plait.view.grid_figure import grid_figure, is_flat
 from plait.view.heat_figure import HeatMarks, cell_text, heat_figure
 from plait.view.moves import HeatCell, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
+from plait.view.timeline_callbacks import ShownStep, side_by_side
 from plait.view.timeline_figure import rows_of, timeline_figure
 from plait.view.words import packed, plain
 from tests.support.recordings.made import write_run
@@ -209,6 +211,32 @@ def test_figures_are_told_in_words() -> None:
     assert told == "Stage 0 2.0 MiB predicted; memory_tensors, rank 0 1.0 MiB at most."
     assert memory_words([], []) == "Nothing is known of memory."
     assert prediction_words(None) == ""
+
+
+def test_what_comes_after_a_step_is_not_compared_with_its_prediction(recording: Any) -> None:
+    """Evaluations and checkpoints are no part of a step; of a run's last they would be most of it."""
+    step = recording.spans.filter(pl.col("step") == 3)
+    own = step.filter(pl.col("rank") == 0)
+    end = float(own["end"].max())
+    after = [own[:1].with_columns(kind=pl.lit(kind), start=end + 1, end=end + 9) for kind in AFTER]
+    shown = ShownStep(0, 3, pl.concat([step, *after]), [0], None, 0.0, None)
+    run: Any = SimpleNamespace(predicted=lambda *_: own)
+    snapshot: Any = SimpleNamespace(run=SimpleNamespace(plan=SimpleNamespace(costs={"x": 1})), told=True, problem="")
+    figure, words = side_by_side(run, snapshot, shown)
+    predicted, measured = (part.partition(":")[2] for part in words.split("Measured"))
+    assert predicted.strip() == measured.strip(), "the same spans, and nothing after them"
+    assert {one["name"] for one in figure["data"]}.isdisjoint(AFTER)
+
+
+def test_memory_is_called_what_it_is() -> None:
+    lines = [{"step": 1, "memory_tensors": {"stage 0, rank 1": 2**20}, "memory_process": {"stage 0, rank 1": 2**30}}]
+    (found,) = memory_of(lines)
+    assert found == StepSeries("tensors, stage 0, rank 1", (1,), (2.0**20,))
+    assert memory_words([], [found]) == "Tensors, stage 0, rank 1 1.0 MiB at most."
+    figure = memory_figure([("stage 0", {"parameters": 2**19})], [found])
+    assert [one["name"] for one in figure["data"] if one["name"].startswith("measured")] == [
+        "measured, at most", "measured: tensors, stage 0, rank 1",
+    ]  # fmt: skip
 
 
 @given(text=st.text() | st.just(HOSTILE))
