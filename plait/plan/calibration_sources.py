@@ -32,6 +32,7 @@ from plait.core.cluster.efficiency import Constant
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.profile import Profile, joined
 from plait.core.job.spec import Job
+from plait.plan.added_links import why_too_fast
 from plait.plan.constants import constant_of, taken_from, timed_constants
 from plait.plan.kineto_profile import kineto_profile
 from plait.plan.profile_import import import_profile
@@ -223,13 +224,14 @@ def measured(cluster: Cluster, found: Sources) -> Measured:
     profiles of other devices."""
     if not found.profiles:
         return Measured(cluster, {}, {})
-    alone = {file: with_profile(cluster, profile) for file, profile in found.profiles.items()}
+    begun = _begun(cluster, found.profiles)
+    alone = {file: with_profile(begun[file], profile) for file, profile in found.profiles.items()}
     cannot = _impossible(found, cluster, alone)
     told: dict[str, list[str]] = {}
     for name in timed_constants(cluster):
         wrong = cannot.get(_kind(name), ())
         tellers = [file for file, one in alone.items()
-                   if file not in wrong and constant_of(one, name) != constant_of(cluster, name)]  # fmt: skip
+                   if file not in wrong and constant_of(one, name) != constant_of(begun[file], name)]  # fmt: skip
         if tellers:
             told[name] = tellers
             values = {file: (constant_of(alone[file], name).value, constant_of(alone[file], name).error)
@@ -238,7 +240,7 @@ def measured(cluster: Cluster, found: Sources) -> Measured:
     fitted = _together(cluster, list(found.profiles.values()))
     for kind, wrong in cannot.items():
         right = _together(cluster, [one for file, one in found.profiles.items() if file not in wrong])
-        fitted = taken_from(fitted, right, [name for name in timed_constants(cluster) if _kind(name) == kind])
+        fitted = taken_from(fitted, right, _all_of(cluster, kind))
     kept = [name for name in told if not _tells(constant_of(cluster, name), constant_of(fitted, name))]
     surer = {name: files for name, files in told.items() if name not in kept}
     said = {name: (constant_of(fitted, name), files) for name, files in told.items()}
@@ -253,6 +255,16 @@ def _together(cluster: Cluster, profiles: Sequence[Profile]) -> Cluster:
         "products": tuple(one for each in profiles for one in each.products),
         "attention": tuple(one for each in profiles for one in each.attention),
     }))  # fmt: skip
+
+
+def _begun(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, Cluster]:
+    """By file what its fit begins with. Links inside nodes are part of what a collective between nodes takes:
+    a file of such alone begins with what others say of these, unless that cannot be."""
+    telling = {file: one for file, one in profiles.items() if any(each.group.nodes == 1 for each in one.collectives)}
+    names = _all_of(cluster, "inside")
+    inside = taken_from(cluster, _together(cluster, list(telling.values())), names)
+    inside = inside if constant_of(inside, "inside.share").value <= MOST["inside"] else cluster
+    return {file: cluster if file in telling else inside for file in profiles}
 
 
 def _kind(name: str) -> str:
@@ -276,11 +288,18 @@ def _impossible(found: Sources, cluster: Cluster, alone: Mapping[str, Cluster]) 
             if constant_of(one, name) != constant_of(cluster, name) and value > MOST[kind]:
                 wrong.setdefault(kind, set()).add(file)
                 what = "links carry" if "." in name else f"{cluster.device.name} does"
+                why = why_too_fast(one, found.profiles[file]) if kind == "across" else ""
+                why = why or "another device, another format, or links used otherwise than predicted"
                 found.conflicts.append(
-                    f"{file} says {value:.3g} times what {what} at most ({name}), which cannot be: another device, "
-                    f"another format, or links used otherwise than predicted. Nothing of {kind} is taken from it."
+                    f"{file} says {value:.3g} times what {what} at most ({name}), which cannot be: {why}. Nothing of "
+                    f"{kind} is taken from it: {', '.join(_all_of(cluster, kind))} stay as they were."
                 )
     return wrong
+
+
+def _all_of(cluster: Cluster, kind: str) -> list[str]:
+    """Constants that are measured with a share."""
+    return [name for name in timed_constants(cluster) if _kind(name) == kind]
 
 
 def contradictions(name: str, values: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -57,15 +57,16 @@ def trace_of(truth: Cluster, folder: Path) -> Path:
     return folder / "trace.json"
 
 
-def links_of(truth: Cluster, file: Path) -> Path:
-    """nccl-tests' all-reduces of two nodes, as a cluster takes."""
+def links_of(truth: Cluster, file: Path, nodes: int = 2) -> Path:
+    """nccl-tests' all-reduces of nodes of 8, as a cluster takes."""
+    ranks = 8 * nodes
     lines = ["# nccl-tests version 2.17.1", "# Collective test starting: all_reduce_perf", "# Using devices"]
-    lines += [f"#  Rank {r:2} Group  0 Pid {r + 1} on node{r // 8} device {r % 8} [0x01] H100" for r in range(16)]
+    lines += [f"#  Rank {r:2} Group  0 Pid {r + 1} on node{r // 8} device {r % 8} [0x01] H100" for r in range(ranks)]
     lines.append("#  size count type redop root time algbw busbw #wrong time algbw busbw #wrong")
     for power in range(16, 31):
         size = 1 << power
-        took = float(rates.collective(truth, "all_reduce", size, 16, 1)) * 1e6
-        row = f"{took:.2f} {size / took / 1e3:.2f} {size / took / 1e3 * 1.875:.2f} 0"
+        took = float(rates.collective(truth, "all_reduce", size, ranks, 1)) * 1e6
+        row = f"{took:.2f} {size / took / 1e3:.2f} {size / took / 1e3 * 2 * (ranks - 1) / ranks:.2f} 0"
         lines.append(f"{size} {size // 4} float sum -1 {row} {row}")
     file.write_text("\n".join([*lines, "# Out of bounds values : 0 OK"]) + "\n")
     return file
@@ -136,6 +137,26 @@ def test_what_cannot_be_is_named_and_not_taken(tmp_path: Path) -> None:
     assert now == [value, pytest.approx(0.8 * value, rel=0.1)]
     for found in (alone, both):
         assert sum("which cannot be" in one and str(fast) in one for one in found.conflicts) == 1
+
+
+def test_links_inside_nodes_that_leave_nothing_for_others_are_why(tmp_path: Path) -> None:
+    """Two nodes whose links inside are faster than known: all takes less than those are said to."""
+    truth = changed(inside__share=1.6, across__share=2.0)
+    two, one = links_of(truth, tmp_path / "two.log"), links_of(truth, tmp_path / "one.log", nodes=1)
+    found = calibrate_cluster([two], tmp_path / "c.toml", "h100")
+    (said,) = found.conflicts
+    assert said.startswith(f"{two} says ") and "(across.share), which cannot be: predictions add up" in said
+    assert "all_reduce of 1 GiB over 2 nodes of 8" in said and "which a log of one node tells" in said
+    kept = ("across.share", "across.latency", "across.hop", "across.half")
+    assert said.endswith(f"Nothing of across is taken from it: {', '.join(kept)} stay as they were.")
+    assert {known(found, name)[2] for name in kept} == {"stays prior"}
+    for files in ([one, two], [two, one]):
+        both = calibrate_cluster(files, tmp_path / "c.toml", "h100")
+        assert not both.conflicts
+        assert known(both, "inside.share")[2] == f"learnt from {one}"
+        value, error, learnt = known(both, "across.share")
+        assert learnt == f"learnt from {two}"
+        assert value == pytest.approx(constant_of(truth, "across.share").value, rel=2 * error)
 
 
 def test_steps_that_contradict_a_trace_are_named(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
 
     nbytes: of the whole tensor, gathered or reduced, over all ranks of a group (send: of what one rank
     sends). A group's ranks on one node pool their share of the node's links to others; the other ranks' share
-    is used by their own groups meanwhile. Rings pass every tier at once, so the slowest tier decides.
+    is used by their own groups meanwhile. What tiers take adds up, though rings alone pass all at once.
     """
     whole, n, step = _columns(nbytes, ranks, stride)
     n, step = np.maximum(n, 1), np.maximum(step, 1)  # points that are refused elsewhere
