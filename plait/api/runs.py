@@ -178,9 +178,10 @@ def view_run(folder: Path, queued: Sequence[tuple[str, Path]] | None = None) -> 
     loss, step = metrics.get("loss"), metrics.get("step")
     known = [one for one in (step, last and last.step, newest_checkpoint(folder) or None) if isinstance(one, int)]
     if last and state in ("failed", "lost"):
-        why = last.why or (
-            "its launcher is gone; the same command goes on from the last checkpoint" * (state == "lost")
-        )
+        why = last.why
+        if state == "lost" and (last.outcome == "running" or not why):
+            gone = "its launcher is gone; the same command goes on from the last checkpoint"
+            why = f"{why} Then {gone}" if why else gone
     job, steps = _job(folder)
     return RunView(
         name=folder.absolute().name, folder=folder, state=state, job=job, ranks=(last and last.world) or None,

@@ -275,9 +275,9 @@ class Watch:
         if self.stop is not None:
             return
         self.stop = stop
-        self.progress.stopping = True
         for rank in self.ranks:
             rank.channel.send(stop)
+        self.progress.asked(signal.Signals(stop.signal).name)
         then = (
             "stopping after this step; the run is saved first"
             if self._matters

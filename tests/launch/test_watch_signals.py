@@ -25,6 +25,8 @@ def test_a_signal_asks_every_rank_to_save_and_end(
     asked = list[list[int]]()
     status = 128 + number
     story.trains(5, 5)
+    noted = list[str]()
+    story.progress.when_asked = noted.append
     found = story.run(
         lambda: None,
         lambda: story.signals.append(number),
@@ -33,6 +35,7 @@ def test_a_signal_asks_every_rank_to_save_and_end(
         lambda: story.ends_with(status, 0),
     )
     assert (found, asked, story.progress.stopping) == (status, [[number], [number]], True)
+    assert noted == [signal.Signals(number).name]
     assert "stopping after this step; the run is saved first" in capsys.readouterr().err
     assert not any(process.killed for process in story.processes)
 

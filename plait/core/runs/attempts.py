@@ -32,8 +32,9 @@ class Attempt:
 
     outcome: ``stopped`` by a signal, ``cut off`` when the launcher itself was killed. cause: of a failure, a
     word (``killed``, ``ended``, ``silent``, or a hang's: ``cut off``, ``stopped``, ``mismatch``, ...); why:
-    the paragraph. ranks: those that are to blame, as far as is known. world: how many ranks there are. hosts:
-    where, by node rank. plan: its hash. changed: what was changed against the attempt before, in words.
+    the paragraph, or of one that runs that it was asked to end. ranks: those that are to blame, as far as is
+    known. world: how many ranks there are. hosts: where, by node rank. plan: its hash. changed: what was
+    changed against the attempt before, in words.
 
     resumed: the step it began after; step: the last that was done; steps: how many it did. All -1 or 0 if it
     never trained. writing: step of the checkpoint that was being written in the background when the last step
@@ -102,9 +103,9 @@ def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list
     """The same, with those that still run told as cut off. step, at: the last step that is known of, and
     when."""
     why = "Its launcher was killed (under torchrun, rank 0)."
-    told = {"outcome": "cut off", "cause": "cut off", "why": why}
     return [
-        replace(one, ended=at and max(at, one.started), step=max(step, one.step), steps=_done(one, step), **told)
+        replace(one, ended=at and max(at, one.started), step=max(step, one.step), steps=_done(one, step),
+                outcome="cut off", cause="cut off", why=f"{one.why} {why}".strip())
         if one.outcome == "running" else one
         for one in attempts
     ]  # fmt: skip

@@ -99,7 +99,14 @@ class History:
         return kept
 
     def attempt(self, run: Callable[[Progress], int], progress: Progress) -> int:
-        """What ``run`` returns or raises; how it went is written down. progress: of which it takes note."""
+        """What ``run`` returns or raises; how it went is written down. progress: of which it takes note. That
+        it was asked to end is written at once: whoever asked may not wait until it does."""
+
+        def asked(by: str) -> None:
+            after = f" after step {progress.step}" if progress.step >= 0 else ""
+            self._note(progress, why=f"It was asked to end ({by}){after}.")
+
+        progress.when_asked = asked
         try:
             status = run(progress)
         except BaseException as error:
@@ -109,7 +116,7 @@ class History:
                        why=str(failure), ranks=failure.ranks, detection_seconds=unnoticed)  # fmt: skip
             raise
         stopped = progress.stopping and status
-        told: dict[str, Any] = {"outcome": "stopped" if stopped else "finished", "ended": time.time()}
+        told: dict[str, Any] = {"outcome": "stopped" if stopped else "finished", "ended": time.time(), "why": ""}
         if progress.start >= 0:  # what ranks said last may not have reached us: the run is saved at its end
             step = max(progress.step, newest_checkpoint(self.folder))
             told |= {"step": step, "steps": step - progress.start}

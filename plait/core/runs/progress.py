@@ -24,6 +24,8 @@ class Progress:
         """Step of the checkpoint that was being written when the last step began; 0 if none was."""
         self.stopping = False
         """Whether somebody has asked the ranks to stop."""
+        self.when_asked: Callable[[str], object] = lambda by: None
+        """Called when somebody does, with who it is."""
         self._first: dict[int, int] = {}
         self._now: dict[int, int] = {}
         self._died: float | None = None
@@ -43,6 +45,11 @@ class Progress:
             self.first_step = now
             if self._stepped:
                 self._stepped(self)
+
+    def asked(self, by: str) -> None:
+        """The ranks were asked to save and end. by: a signal's name, or other words."""
+        self.stopping = True
+        self.when_asked(by)
 
     def died(self, at: float) -> None:
         """A rank's process was gone at this moment at the latest, and was there a look before."""

@@ -26,8 +26,9 @@ def kept(run: Callable[[], int], folder: Path, plan: Plan, rank: RankEnv, contro
     history = History(folder)
 
     def look() -> None:
-        progress.stopping = bool(control)
         progress.heard(0, control.step, time.monotonic(), control.writing())
+        if control and not progress.stopping:
+            progress.asked("a signal")
 
     def attempt(_: Progress) -> int:
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from plait.api.runs import view_run
 from plait.core.base.errors import NotFinite, RankFailure, told_error
 from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
 from plait.core.runs.evidence import FILE
@@ -221,6 +223,45 @@ def test_an_attempt_is_stopped_where_somebody_asked_and_it_was_not_over(
     assert history.attempt(ends, Progress(1)) == status
     (found,) = read_attempts(tmp_path)
     assert (found.outcome, found.step) == (outcome, -1)
+
+
+def test_that_an_attempt_was_asked_to_end_is_known_at_once(tmp_path: Path) -> None:
+    """A pod is killed at the end of its grace, and the launcher in it tells nothing more."""
+
+    def killed(progress: Progress) -> int:
+        steps(progress, 0, 13)
+        progress.asked("SIGTERM")
+        [now] = read_attempts(tmp_path)
+        assert (now.outcome, now.step, now.why) == ("running", 13, "It was asked to end (SIGTERM) after step 13.")
+        raise KeyboardInterrupt
+
+    first = History(tmp_path)
+    first.begin(1, ("n1",), "abc")
+    end = mock.patch.object(first, "_note", wraps=first._note, side_effect=[mock.DEFAULT, None])  # not written: killed
+    with end, pytest.raises(KeyboardInterrupt):
+        first.attempt(killed, Progress(1))
+    view = view_run(tmp_path)
+    assert view.state == "lost"
+    assert view.why.startswith("It was asked to end (SIGTERM) after step 13. Then its launcher is gone")
+    History(tmp_path).begin(1, ("n1",), "abc")
+    before, _ = read_attempts(tmp_path)
+    assert before.outcome == "cut off"
+    assert (
+        before.why == "It was asked to end (SIGTERM) after step 13. Its launcher was killed (under torchrun, rank 0)."
+    )
+
+
+@pytest.mark.parametrize("status", [0, 143])
+def test_one_that_was_asked_to_end_and_did_has_no_cause(tmp_path: Path, status: int) -> None:
+    def ends(progress: Progress) -> int:
+        progress.asked("SIGTERM")
+        return status
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    assert history.attempt(ends, Progress(1)) == status
+    [one] = read_attempts(tmp_path)
+    assert (one.outcome, one.why) == ("stopped" if status else "finished", "")
 
 
 def test_what_an_attempt_that_failed_in_its_first_step_took_is_known_until_then(tmp_path: Path) -> None:
