@@ -3,6 +3,7 @@
 | file | read as |
 |---|---|
 | a shell script or a text with ``--flags`` | Megatron-LM's command line; also its YAML |
+| YAML with ``trainer`` and ``model`` | NeMo 1's, on Megatron-LM's core (``read_nemo``) |
 | ``.py`` (``FILE.py:FUNCTION``) | a configuration of torchtitan, or a recipe of Megatron-Bridge |
 | ``.toml`` with a table ``[training]`` | torchtitan's, until February 2026 |
 | ``.json`` with DeepSpeed's keys | DeepSpeed's |
@@ -29,7 +30,8 @@ from plait.core.model.spec import ModelSpec
 from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
-from plait.plan.read_megatron import SAME, megatron_told
+from plait.plan.read_megatron import SAME, known_flag, megatron_told
+from plait.plan.read_nemo import is_nemo, nemo_told
 from plait.plan.read_shell import Argument, read_script
 from plait.plan.read_torchtitan import torchtitan_told
 from plait.plan.told import Told
@@ -61,7 +63,8 @@ def read_configuration(path: Path) -> Told | None:
     if kind == ".py":
         return _python(path)
     if kind in YAML:
-        return _megatron(path, list(_arguments(load(_text(path)))))
+        values = load(_text(path))
+        return nemo_told(str(path), values) if is_nemo(values) else _megatron(path, list(_arguments(values)))
     if kind in PLAIN:
         return _flags(path)
     return None
@@ -164,11 +167,9 @@ def _python(path: Path) -> Told:
 def _bridge(file: str, settings: LiteralSettings) -> Told:
     """A recipe: the last part of each name is a flag's, with ``_`` for ``-``."""
     plain = {key.rpartition(".")[2]: value for key, value in settings.values.items() if not isinstance(value, Called)}
-    inverse = {"share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
-               "add_bias_linear": "disable-bias-linear"}  # fmt: skip
-    named = {inverse[key]: not value for key, value in plain.items() if key in inverse and isinstance(value, bool)}
+    named = {INVERSE[key]: not value for key, value in plain.items() if key in INVERSE and isinstance(value, bool)}
     for key, value in plain.items():
-        if key not in inverse:
+        if key not in INVERSE:
             named.setdefault(BRIDGE.get(key, key.replace("_", "-")), value)
     if named.get("grad-reduce-in-fp32") is False:
         named["grad-reduce-in-bf16"] = True
@@ -192,6 +193,11 @@ def _bridge(file: str, settings: LiteralSettings) -> Told:
     return told
 
 
+INVERSE = {
+    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+    "add_bias_linear": "disable-bias-linear",
+}
+"""Settings of Megatron's core that are on where nothing is said, and the flags that put them off."""
 MIXED = re.compile(r"(bf16|fp16|fp32|nemotron_h_bf16|w16a16)\w*")
 """Names of Megatron-Bridge's recipes of precision, and the functions that give them."""
 SCALED = {"mxfp8": "mxfp8", "delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
@@ -215,16 +221,20 @@ def _mixed(settings: LiteralSettings) -> tuple[dict[str, Any], list[str]]:
 
 
 def _arguments(values: Any) -> Iterator[Argument]:
-    """Settings of a mapping as flags: True is a flag alone, False and null are none; tables within are gone
-    through."""
+    """Settings of a mapping as flags: True is a flag alone, null is none; tables within are gone through.
+    False is none of a flag that is known, the flag against what is on where nothing is said, and a value that
+    is not understood of any other name."""
     if not isinstance(values, Mapping):
         return
     for key, value in cast("Mapping[str, Any]", values).items():
         name = str(key).lstrip("-").replace("_", "-")
         if isinstance(value, Mapping):
             yield from _arguments(value)
-        elif value is True:
+        elif value is True and key not in INVERSE:
             yield Argument(name, ())
-        elif value is not None and value is not False:
+        elif value is False:
+            if key in INVERSE or not known_flag(name):
+                yield Argument(INVERSE[key], ()) if key in INVERSE else Argument(name, ("false",))
+        elif value is not None and value is not True:
             some: list[Any] = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
             yield Argument(name, () if name in SWITCHES and not isinstance(value, str) else tuple(map(str, some)))

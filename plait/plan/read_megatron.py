@@ -61,12 +61,22 @@ def megatron_told(file: str, given: Sequence[Argument]) -> Told:
     return told
 
 
+UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES})
+"""Flags that are read."""
+
+
+def known_flag(name: str) -> bool:
+    """Whether a flag is read, or known not to be."""
+    known = UNDERSTOOD | UNMODELLED | HARMLESS | LAUNCH | SAME.keys()
+    return name in known or name.startswith((*UNMODELLED_STARTS, *HARMLESS_STARTS))
+
+
 def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
     """Flags that are understood, by name; the rest is told apart."""
-    understood, found = {*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES}, dict[str, Sequence[str]]()
+    found = dict[str, Sequence[str]]()
     for one in given:
         name = SAME.get(one.name, one.name)
-        if name in understood:
+        if name in UNDERSTOOD:
             if name not in SWITCHES and not one.values:
                 raise told.refuse(f"--{one.name}", "has no value", "Give it one, or leave it out")
             values = () if name in SWITCHES else one.values

@@ -320,6 +320,11 @@ global_batch_size: 16
     found = point(one, "cluster.ranks=8")
     assert (found["tp"], found["dp"], found["optim"], found["sequence_parallel"]) == (2, 4, 4, 1)
     assert one.unknown == []
+    assert point(one, "cluster.ranks=8") == found and one.job(["cluster.ranks=8"]).model["tied_embeddings"] is True
+    off = "share_embeddings_and_output_weights: false\nadd_bias_linear: true\nfrobnicates: false\ngrows: null\n"
+    other = told(tmp_path, "config.yaml", text + off)
+    assert other.unknown == ["--frobnicates false"]
+    assert other.job(["cluster.ranks=8"]).model["tied_embeddings"] is False
 
 
 @pytest.mark.parametrize("name", ["job.toml", "plan.json", "missing.json", "missing.toml"])
