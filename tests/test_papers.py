@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.papers import __main__ as runner
+from benchmarks.papers import domino_curves, found, megascale, page, verdicts
 from benchmarks.papers import draw as pictures
-from benchmarks.papers import found, megascale, page, verdicts
 from benchmarks.papers.__main__ import figures
 from benchmarks.papers.found import HERE, PAPERS, ROOT, Found, Row, read
 from plait.api.planning import plan_job
 from tests.support.command import plait
 
 CLAIMS = 24
+FEW = ("train.steps=3", "train.warmup_steps=1")
 FIGURES = [(paper, figure) for paper in PAPERS for figure in page.published(paper)["figures"]]
 
 
@@ -152,6 +156,8 @@ def test_what_is_up_to_date_is_not_computed_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(runner, "fingerprint", lambda _: "other")
     runner.compute("domino", lab=False, again=False)
     assert done[5:] == ["one", "one", "read"]
+    runner.compute("domino", lab=False, again=True, only=["lab"])
+    assert done[8:] == ["read"]
 
 
 def commands() -> list[list[str]]:
@@ -175,13 +181,52 @@ def test_every_command_that_plans_is_taken() -> None:
         assert planner.predict(planner.job).memory.fits if own else planner.job, words
 
 
+@pytest.mark.system
+def test_every_command_that_trains_is_taken() -> None:
+    trains = [words for words in commands() if words[0] == "train"]
+    assert len(trains) == len(domino_curves.runs())
+    for words in trains:
+        done = plait(*words, "--dry-run", folder=ROOT)
+        assert done.returncode == 0 and done.stdout, done.stderr
+
+
 @pytest.mark.contract
+@pytest.mark.system
 @pytest.mark.parametrize("words", commands()[::11], ids=lambda words: " ".join(words)[:80])
 def test_commands_of_pages_run(words: list[str], tmp_path: Path) -> None:
     """Some of every kind. They keep what they find beside the job."""
     shutil.copytree(HERE / "jobs", tmp_path / (HERE / "jobs").relative_to(ROOT))
-    done = plait(*words, folder=tmp_path)
+    done = plait(*words, *(FEW if words[0] == "train" else ()), folder=tmp_path)
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.system
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_slices_have_the_losses_of_none() -> None:
+    """Three of the runs that the page shows, for a few steps; other weights have other losses."""
+    asked = domino_curves.runs()
+    none, sliced, other = (
+        domino_curves.trained(asked[f"fp64: {which}"], *FEW)
+        for which in (domino_curves.BASELINE, "4 x 2", domino_curves.SEED)
+    )
+    assert len(none) == 3 and max(domino_curves.apart(none, sliced)) < 1e-12
+    assert min(domino_curves.apart(none, other)) > 1e-4
+
+
+def test_rows_of_loss_curves_are_what_the_losses_say() -> None:
+    """The JSON keeps the loss of every step; slices and none differ by less than two first weights, in fp64
+    by nearly nothing."""
+    kept = read("domino", "curves")
+    assert kept
+    losses = {series["name"]: [loss for _, loss in series["points"]] for series in kept["series"]}
+    told = asdict(domino_curves.told(losses))
+    assert told["rows"] == kept["rows"] and told["facts"] == kept["facts"]
+    assert all(series["points"][-1][0] == 200 for series in kept["series"])
+    for precision, times in {"bf16": 1, "fp32": 100, "fp64": 1e9}.items():
+        none, *sliced, other = (own for name, own in losses.items() if name.startswith(f"{precision}: "))
+        means = [fmean(domino_curves.apart(none, own)) for own in (*sliced, other)]
+        assert max(means[:-1]) < means[-1] / times
 
 
 @pytest.mark.smoke
@@ -206,5 +251,57 @@ def test_pictures_join_what_has_an_order_and_name_what_they_show(
         curves = drawn[stem].get_lines()
         assert {curve.get_linestyle() for curve in curves} == line
         assert len({(curve.get_color(), curve.get_linestyle()) for curve in curves}) == 4
+    assert len({curve.get_marker() for curve in drawn["apart"].get_lines()}) == 4  # what coincides is seen
     assert max(map(len, drawn["bars"].get_title().splitlines())) <= pictures.TITLE
     assert [text.get_text() for text in drawn["bars"].get_legend().get_texts()] == ["Plait"]  # nothing is published
+
+
+def test_axes_begin_where_nothing_is_gained_and_have_a_tick_a_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(pictures, "save", lambda made, file: drawn.update({file.stem: made.axes[0]}))
+    rows = [{"name": "one", "value": [1.1, 1.3]}]
+    figure = {"title": "title", "rows": rows, "names": {"in_code": "in words"}, "legend": "model"}
+    points = [[gpus, gpus / 12288] for gpus in (256, 1024, 12288)]
+    series = [{"name": name, "points": points} for name in ("in_code", "other")]
+    for stem, unit, kept in (("bars", "x", {"rows": rows}), ("lines", "%", {"series": series})):
+        pictures.draw(figure | {"chart": stem, "unit": unit}, kept, tmp_path / stem)
+    (bar,) = drawn["bars"].patches
+    assert (bar.get_x(), bar.get_width()) == pytest.approx((1.0, 0.2))
+    lines = drawn["lines"]
+    assert lines.get_xscale() == "log"
+    assert [tick.get_text() for tick in lines.get_xticklabels()] == ["256", "1,024", "12,288"]
+    assert lines.yaxis.get_major_formatter()(0.5, None) == "50%"
+    legend = lines.get_legend()
+    assert [text.get_text() for text in (legend.get_title(), *legend.get_texts())] == ["model", "in words", "other"]
+
+
+def test_loss_curves_are_drawn_by_precision_and_beside_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(pictures, "save", lambda figure, file: made.append(figure))
+    losses = {"none": [3.0, 2.0], "sliced": [3.0, 2.5]}
+    series = [
+        {"name": f"{precision}: {name}", "points": list(enumerate(own, 1))}
+        for precision in ("bf16", "fp32") for name, own in losses.items()
+    ]  # fmt: skip
+    figure = {"title": "title", "chart": "training", "across": "step", "along": "loss"}
+    pictures.draw(figure, {"series": series}, tmp_path / "picture")
+    *above, left, _ = made[0].axes
+    assert [axes.get_title() for axes in above] == ["bf16", "fp32"]
+    assert [list(curve.get_ydata()) for curve in above[1].get_lines()] == list(losses.values())
+    first, second = (list(curve.get_ydata()) for curve in left.get_lines())
+    assert all(map(math.isnan, first)) and math.isnan(second[0]) and second[1] == 0.5  # on a log axis none is not
+    assert left.get_yscale() == "log"
+
+
+def test_lists_of_numbers_are_kept_on_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found, "RESULTS", tmp_path)
+    series = [found.Series(name="[a, b]", points=[(1, 2.5), ("x, y", 3)])]
+    found.write("domino", "one", Found(rows=[Row(name="a", value=(1.0, 2.0))], series=series), {})
+    text = found.result_file("domino", "one").read_text()
+    assert "[1, 2.5]" in text and '["x, y", 3]' in text and "[1.0, 2.0]" in text
+    kept = read("domino", "one")
+    assert kept and kept["series"] == [{"name": "[a, b]", "points": [[1, 2.5], ["x, y", 3]]}]

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.orders import RATIOS, simulated
 from benchmarks.orders import Case as OrderCase
 from benchmarks.papers import lab
+from benchmarks.papers.domino_curves import curves
 from benchmarks.papers.found import Found, Row, Series, spread
 from benchmarks.papers.planned import Settings, command, planning, predict, settings
 from plait.core.model.spec import ModelSpec
@@ -163,8 +164,8 @@ def _by_model(of: Sequence[Case]) -> list[Row]:
     rows: list[Row] = []
     for model in dict.fromkeys(one.model for one in of):
         own = [one for one in of if one.model == model]
-        low, high = spread([one.gain for one in own])
-        note = f"Plait's order {low:.2f}x to {high:.2f}x; {_at(own)}"
+        gains = dict.fromkeys(f"{gain:.2f}x" for gain in spread([one.gain for one in own]))
+        note = f"Plait's order {' to '.join(gains)}; {_at(own)}"
         rows.append(Row(name=model, value=spread([one.theirs for one in own]), command=own[-1].shown, note=note))
     return rows
 
@@ -416,4 +417,5 @@ EMULATED: dict[str, Callable[..., Found]] = {"emulated": on_lab}
 FIGURES: dict[str, Callable[[], Found]] = {
     "one-node": one_node, "several-nodes": several, "of-optimum": of_optimum, "async": asynchronous,
     "faster-network": faster_network, "shares": shares, "cuda-graphs": graphs, "order": order, "cuts": cuts,
+    "curves": curves,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -95,4 +96,9 @@ def write(paper: str, figure: str, found: Found, about: Mapping[str, Any]) -> No
     file.parent.mkdir(parents=True, exist_ok=True)
     values = {"paper": paper, "figure": figure, **about, "fingerprint": fingerprint(paper), **asdict(found)}
     with replacing(file) as partial:
-        partial.write_text(json.dumps(values, indent=1, default=float) + "\n")
+        partial.write_text(_flat(json.dumps(values, indent=1, default=float)) + "\n")
+
+
+def _flat(text: str) -> str:
+    """Indented JSON, with every list of numbers or words on one line."""
+    return re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", "", found[0].replace(",\n", ", \n")), text)

@@ -26,9 +26,9 @@ def settings(**values: object) -> Settings:
     return tuple(f"{key.replace('__', '.')}={value}" for key, value in values.items())
 
 
-def command(paper: str, asked: Sequence[str], *flags: str) -> str:
-    """What prints the prediction."""
-    words = ["plait", "plan", str(job_file(paper).relative_to(ROOT)), *flags, *asked]
+def command(paper: str, asked: Sequence[str], *flags: str, verb: str = "plan") -> str:
+    """What prints the prediction, or trains the job."""
+    words = ["plait", verb, str(job_file(paper).relative_to(ROOT)), *flags, *asked]
     return " ".join(f'"{word}"' if "'" in word else shlex.quote(word) for word in words)
 
 
