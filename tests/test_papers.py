@@ -305,3 +305,12 @@ def test_lists_of_numbers_are_kept_on_a_line(tmp_path: Path, monkeypatch: pytest
     assert "[1, 2.5]" in text and '["x, y", 3]' in text and "[1.0, 2.0]" in text
     kept = read("domino", "one")
     assert kept and kept["series"] == [{"name": "[a, b]", "points": [[1, 2.5], ["x, y", 3]]}]
+
+
+def test_a_picture_can_be_read_on_black(tmp_path: Path) -> None:
+    """Also the small ticks of a logarithmic axis."""
+    series = [{"name": name, "points": [["a", 1.0], ["b", 500.0]]} for name in "xy"]
+    figure = {"title": "title", "chart": "lines", "logarithmic": True, "across": "case", "along": "s", "legend": "who"}
+    pictures.draw(figure, {"series": series}, tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text()
+    assert "stroke: #000000" not in text and text.count(f"fill: {pictures.GREY}") > 5

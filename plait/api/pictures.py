@@ -174,7 +174,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
 
 def _tone_down(axes: Axes) -> None:
     """Lines and words in a grey that can be read on white and on black."""
-    axes.tick_params(colors=GREY)
+    axes.tick_params(which="both", colors=GREY)
     for part in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.spines.values(), *_legend_words(axes)):
         part.set_color(GREY)
 
