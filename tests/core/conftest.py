@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plait.core.job.spec import Job
+
 MODEL = '[model]\npreset = "gpt3-125m"\n'
 """The least that a job says."""
+
+
+def made(**tables: Any) -> Job:
+    """Of such a model, with tables beside it."""
+    return Job.from_dict({"model": {"preset": "gpt3-125m"}, **tables})
 
 
 @pytest.fixture

@@ -3,131 +3,26 @@ on, and what ends it."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
-from plait.api.logs import log_lines
-from plait.api.runs import view_run
-from plait.core.base.env import RankEnv
-from plait.core.base.errors import CheckpointError, JobError, NotFinite
-from plait.core.cluster.hardware import HERE
+from plait.core.base.errors import CheckpointError, JobError
 from plait.core.job.plan import Plan
-from plait.core.job.spec import Job
 from plait.core.record.ring import read_ring
-from plait.core.runs.channel import Stop
 from plait.core.runs.host_memory import memory_of
 from plait.core.runs.ring_calls import ring_path
-from plait.diagnose.progress import loss_of
-from plait.plan.make import make_plan
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.whole import step_of
-from plait.train.data.stream import EvalSet
-from plait.train.engine.feed import Feed, Rows
-from plait.train.engine.grad_sync import Wishes
-from plait.train.engine.inflight import MicroBatch, scale_of
-from plait.train.engine.optimizer import Optimizer
-from plait.train.machine.control import Control
-from plait.train.machine.device import RankDevice
 from plait.train.model.kernels import EAGER
-from plait.train.model.loss import IGNORED
 from plait.train.record.peak import TIMES
-from plait.train.report import Reporter
-from plait.train.session import Session
-
-MODEL: dict[str, Any] = {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "max_sequence": 8}
-NAN = NotFinite("step 0: the loss is nan.")
-
-
-class Asked(Control):
-    """Is asked to stop when it says that it does so."""
-
-    def __init__(self, when: str = "") -> None:
-        super().__init__()
-        self.when = when
-
-    def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
-        super().doing(what, step=step, patient=patient)
-        if what == self.when:
-            self._stop = Stop(signal.SIGINT)
-
-
-class Run:
-    """A run's folder, and what its starts have said."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.said = folder / "run", ""
-        self.folder.mkdir()
-        self.text = folder / "text"
-        self.text.mkdir()
-        for number in range(12):
-            (self.text / f"{number}.txt").write_bytes(bytes(32 + i * i % (50 + number) for i in range(300)))
-
-    def job(self, steps: int, run: dict[str, Any], strategy: dict[str, Any], **train: Any) -> Job:
-        return Job.from_dict(
-            {
-                "model": MODEL,
-                "data": {"text": [str(self.text)], "sequence_length": 8, "eval_fraction": 0.3},
-                "train": {
-                    "steps": steps,
-                    "global_batch_size": 4,
-                    "micro_batch_size": 0,
-                    "log_every": 2,
-                    "eval_batches": 1,
-                    **train,
-                },
-                "run": {"peak_flops": 1e9, **run},
-                "strategy": strategy,
-            }
-        )
-
-    @contextmanager
-    def opened(
-        self, steps: int, *, control: Control | None = None, run: Any = (), strategy: Any = (), **train: Any
-    ) -> Iterator[Session]:
-        out, job = io.StringIO(), self.job(steps, dict(run), dict(strategy), **train)
-        try:
-            with Reporter(self.folder, speaks=True, steps=steps, out=out) as report:
-                plan = make_plan(job, HERE, vocab=257)
-                device = RankDevice(torch.device("cpu"))
-                asked = Control() if control is None else control
-                session = Session(plan, self.folder, RankEnv(), device, report, asked)
-                try:
-                    yield session
-                finally:
-                    with suppress(CheckpointError):  # threads end with their process
-                        session.run.checkpoints.finish()
-        finally:
-            self.said = out.getvalue()
-
-    def train(self, steps: int, **more: Any) -> int:
-        with self.opened(steps, **more) as session:
-            return session.train()
-
-    @property
-    def metrics(self) -> dict[int, dict[str, Any]]:
-        lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
-        return {line["step"]: line for line in lines}
-
-    @property
-    def losses(self) -> list[float]:
-        return [line["loss"] for line in self.metrics.values()]
-
-    @property
-    def checkpoints(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+from tests.train.one_rank import Asked, Run, fails_at
 
 
 @pytest.fixture
@@ -249,110 +144,6 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(run: Run) -> None
     assert "resuming after step 2" in run.said and list(run.metrics) == [1, 2, 3, 4, 5]
 
 
-def fails_at(step: int, error: Exception = NAN) -> Any:
-    """The step of this number, counted from 1 over all that are made, does not end well."""
-    real, calls = module.train_step, iter(range(1, 99))
-
-    def train_step(*args: Any, **named: Any) -> Any:
-        if next(calls) == step:
-            raise error
-        return real(*args, **named)
-
-    return mock.patch.object(module, "train_step", train_step)
-
-
-@pytest.mark.parametrize(
-    ("step", "every", "says"),
-    [
-        (1, 2, "There is no checkpoint yet; the next start begins anew."),
-        (3, 2, "No finite step was made from the checkpoint of step 2: it is now step-00000002.not-finite. There is no "
-               "checkpoint before it; the next start begins anew."),
-        (4, 2, "The last good checkpoint is that of step 2."),
-        (5, 2, "No finite step was made from the checkpoint of step 4: it is now step-00000004.not-finite. The last "
-               "good checkpoint is that of step 2."),
-    ],
-)  # fmt: skip
-def test_numbers_that_are_not_finite_end_the_run_and_say_where_it_goes_on(
-    run: Run, step: int, every: int, says: str
-) -> None:
-    with fails_at(step), pytest.raises(NotFinite) as told:
-        run.train(8, checkpoint_every=every)
-    assert str(told.value) == f"{NAN} {says}"
-
-
-def test_a_checkpoint_that_was_passed_over_is_told_at_the_next_start(run: Run) -> None:
-    with fails_at(5), pytest.raises(NotFinite):
-        run.train(8, checkpoint_every=2)
-    assert run.train(6) == 0
-    assert (
-        "steps after step 4 were not finite: its checkpoint is passed over (step-00000004.not-finite), and the run "
-        "goes on after step 2"
-    ) in run.said
-    assert run.train(7) == 0
-    assert "passed over" not in run.said, "the run is beyond it"
-
-
-def test_the_first_checkpoint_passed_over_begins_the_run_anew(run: Run) -> None:
-    with fails_at(3), pytest.raises(NotFinite):
-        run.train(4, checkpoint_every=2)
-    assert run.train(4) == 0
-    assert "the run goes on from the beginning" in run.said and list(run.metrics) == [1, 2, 3, 4]
-
-
-def test_a_resumed_checkpoint_from_which_no_step_is_finite_is_passed_over(run: Run) -> None:
-    run.train(4, checkpoint_every=2)
-    with fails_at(1), pytest.raises(NotFinite, match="No finite step was made from the checkpoint of step 4"):
-        run.train(8)
-
-
-def test_where_the_disk_does_not_tell_the_error_says_so(run: Run) -> None:
-    lost = mock.patch.object(Checkpoints, "newest", side_effect=CheckpointError("the disk is gone"))
-    with fails_at(1), lost, pytest.raises(NotFinite, match=r"the loss is nan\. the disk is gone$"):
-        run.train(8)
-
-
-def test_updates_that_are_left_out_cost_their_checkpoint(run: Run) -> None:
-    """Step 2 and 3 are: the checkpoint of 2 is not written, that of 4 is."""
-    real, calls = module.train_step, iter(range(1, 99))
-
-    def skips(part: Any, optimizer: Optimizer, batches: Any, **named: Any) -> Any:
-        if next(calls) not in (2, 3):
-            return real(part, optimizer, batches, **named)
-        with mock.patch("plait.train.engine.steps.totals", return_value=(math.nan, 1.0, Wishes())):
-            return real(part, optimizer, batches, **named)
-
-    with mock.patch.object(module, "train_step", skips):
-        assert run.train(5, checkpoint_every=2, keep_checkpoints=9, on_nan="skip") == 0
-    assert "warning: no checkpoint after step 2: the last 1 updates were left out" in run.said
-    assert run.checkpoints == ["step-00000004", "step-00000005"]
-    assert [line.get("skipped") for line in run.metrics.values()] == [None, 1, 2, 2, 2]
-    assert run.train(6) == 0
-    assert run.metrics[6]["skipped"] == 2, "also after a resume"
-
-
-def fails_to_save(session: Session, times: int) -> Any:
-    real, left = session.run.checkpoints.save, [CheckpointError("no room.")] * times
-
-    def save(*args: Any, **named: Any) -> None:
-        real(*args, **named)
-        if left:
-            raise left.pop()
-
-    return mock.patch.object(session.run.checkpoints, "save", save)
-
-
-def test_a_checkpoint_that_cannot_be_written_costs_itself(run: Run) -> None:
-    with run.opened(5, checkpoint_every=2) as session, fails_to_save(session, 1):
-        assert session.train() == 0
-    assert "warning: no room. Training goes on." in run.said and len(run.metrics) == 5
-
-
-def test_or_the_run_if_the_job_says_so(run: Run) -> None:
-    stops = run.opened(5, checkpoint_every=2, run={"on_save_failure": "stop"})
-    with stops as session, fails_to_save(session, 1), pytest.raises(CheckpointError, match="no room"):
-        session.train()
-
-
 def test_checkpoints_that_were_removed_meanwhile_are_made_again(run: Run) -> None:
     def remove(control: Asked) -> bool:
         shutil.rmtree(run.folder / "checkpoints")
@@ -362,61 +153,6 @@ def test_checkpoints_that_were_removed_meanwhile_are_made_again(run: Run) -> Non
         assert run.train(1, control=Asked()) == 0
     assert f"warning: {run.folder / 'checkpoints'} was removed while the run was on: it is made again" in run.said
     assert run.checkpoints == ["step-00000001"]
-
-
-def test_an_evaluation_that_is_not_finite_is_told(run: Run) -> None:
-    with mock.patch.object(module, "evaluate", return_value=math.inf):
-        assert run.train(2, eval_every=2) == 0
-    assert "warning: the evaluation loss after step 2 is inf; the weights are finite" in run.said
-    assert run.metrics[2]["eval_loss"] is None
-
-
-@contextmanager
-def without_targets(*steps: int) -> Iterator[None]:
-    """No target of these steps, counted from 0, counts, and none of evaluations."""
-    step, evaluation = Feed.step, Feed.evaluation
-
-    def emptied(batches: list[MicroBatch]) -> list[MicroBatch]:
-        return [replace(one, targets=torch.full_like(one.targets, IGNORED), scale=scale_of(0)) for one in batches]
-
-    def stepped(feed: Feed, number: int, rows: Rows) -> list[MicroBatch]:
-        found = step(feed, number, rows)
-        return emptied(found) if number in steps else found
-
-    def evaluated(feed: Feed, rows: Rows) -> list[tuple[str, list[MicroBatch]]]:
-        return [(name, emptied(batches)) for name, batches in evaluation(feed, rows)]
-
-    with mock.patch.object(Feed, "step", stepped), mock.patch.object(Feed, "evaluation", evaluated):
-        yield
-
-
-def test_a_step_without_targets_has_no_loss(run: Run) -> None:
-    with without_targets(1, 2), mock.patch.object(EvalSet, "targets", 0):
-        assert run.train(4, eval_every=3, log_every=1, keep_best=True, checkpoint_every=3) == 0
-    found = run.metrics
-    assert [line["loss"] is None for line in found.values()] == [False, True, True, False]
-    assert found[3]["eval_loss"] is None, "nothing is 0 that is not known"
-    said = " ".join(run.said.split())
-    assert said.count("warning: step 2 has no loss: the weights of its targets are 0 in sum.") == 1
-    assert "step 3 has no loss" not in said.replace("after step 3 has no loss", "")
-    assert "warning: the evaluation after step 3 has no loss" in said
-    assert "step 2/4 loss nan" in said and "the evaluation loss after" not in said
-    shown = list(log_lines(run.folder))
-    assert any("step 2  loss not known" in line for line in shown) and len(shown) == 4
-    assert view_run(run.folder).loss is not None and loss_of(list(found.values())) is not None
-
-
-def test_weights_that_are_not_finite_are_never_saved(run: Run) -> None:
-    with run.opened(1) as session:
-        session.run.optimizer.step = lambda *_, **__: spoil(session)  # type: ignore[method-assign]
-        with pytest.raises(NotFinite, match="is not finite after this step"):
-            session.train()
-    assert run.checkpoints == []
-
-
-def spoil(session: Session) -> None:
-    for master in session.run.optimizer.masters.values():
-        master[0] = math.nan
 
 
 # ---- in the memory of hosts ----
