@@ -15,8 +15,9 @@ from plait.core.job.settings import OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.plan.choices import LARGEST_MICRO, MOST_MICRO
 from plait.plan.job_options import options_of
-from plait.plan.space import LARGEST_MICRO, MOST_MICRO, SearchRequest
+from plait.plan.space import SearchRequest
 
 
 def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:

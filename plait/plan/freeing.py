@@ -23,9 +23,9 @@ from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.asking import job_at
+from plait.plan.choices import factors
 from plait.plan.frameworks import framework_of
 from plait.plan.memory_report import MemoryReport
-from plait.plan.space import factors
 
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(kind) for kind in ("none", "selective", "full"))
 PLAIN = SCHEDULES.index("1f1b")

@@ -24,11 +24,12 @@ from plait.core.step.columns.distinct import Ints, distinct
 from plait.core.step.columns.points import RECOMPUTES, Degrees, Points
 from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead, step_memory, usable
 from plait.core.step.seconds.closed_form import total_seconds
+from plait.plan.choices import LAST_RESORT
 from plait.plan.fits import KINDS, by_kind
 from plait.plan.forked import shared
 from plait.plan.needs import Needs
 from plait.plan.relax import Relaxing
-from plait.plan.space import LAST_RESORT, MOST, Cell, SearchRequest, enumerate_around, enumerate_space
+from plait.plan.space import MOST, Cell, SearchRequest, enumerate_around, enumerate_space
 
 FIRST, BLOCK = 1 << 10, 1 << 15
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,

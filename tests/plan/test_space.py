@@ -18,19 +18,17 @@ from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.asking import job_at
+from plait.plan.choices import TRIED, CellChoices, factors
 from plait.plan.space import (
     COARSEST,
     QUANTITIES,
-    TRIED,
     Cell,
     Coarseness,
     SearchRequest,
-    _Known,
     any_point,
     cells_of,
     enumerate_around,
     enumerate_space,
-    factors,
     other_stream,
 )
 
@@ -186,7 +184,7 @@ def tried(asked: SearchRequest, name: str, level: int = 0) -> set[int]:
     cells = list(cells_of(asked, Coarseness(level)))
     if name in {one.name for one in fields(Cell)}:
         return {getattr(cell, name) for cell in cells}
-    known = _Known(asked)
+    known = CellChoices(asked)
     return {
         value[names.index(name)]
         for cell in cells
@@ -361,7 +359,7 @@ def test_around_a_point_with_two_kinds_of_choices_is_all_of_its_arrangement() ->
 def test_the_finest_space_that_is_no_larger_is_taken() -> None:
     asked, sizes = space(8, 8), list[int]()
     for level in range(COARSEST + 1):
-        known = _Known(asked)
+        known = CellChoices(asked)
         each = [known.choices(cell, Coarseness(level)) for cell in cells_of(asked, Coarseness(level))]
         sizes.append(sum(math.prod(map(len, one.values())) for one in each))
     assert sizes == sorted(sizes, reverse=True)
