@@ -54,8 +54,15 @@ PLAIN = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", "")
 
 
 def read_configuration(path: Path) -> Told | None:
-    """What a file says, if it is another framework's; None for a job and a plan of Plait. Raises JobError."""
-    kind = path.suffix.partition(":")[0]
+    """What a file says, if it is another framework's; None for a job and a plan of Plait. Raises JobError
+    naming the file."""
+    try:
+        return _read(path, path.suffix.partition(":")[0])
+    except JobError as error:
+        raise error if error.file else error.in_file(str(path)) from None
+
+
+def _read(path: Path, kind: str) -> Told | None:
     if kind == ".json":
         return _json(path)
     if kind == ".toml":

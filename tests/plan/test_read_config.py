@@ -327,6 +327,12 @@ global_batch_size: 16
     assert other.job(["cluster.ranks=8"]).model["tied_embeddings"] is False
 
 
+def test_a_mistake_of_a_file_s_form_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"bad\.yaml: line 1: not valid YAML") as error:
+        told(tmp_path, "bad.yaml", "a: {b: ???, c: 1}")
+    assert error.value.file == str(tmp_path / "bad.yaml")
+
+
 @pytest.mark.parametrize("name", ["job.toml", "plan.json", "missing.json", "missing.toml"])
 def test_what_is_plait_s_own_is_left_to_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.toml").write_text('[model]\npreset = "gpt3-125m"\n')
