@@ -94,9 +94,9 @@ def vocabulary_note(job: Job, vocab: int) -> str:
 def told(job: Job) -> str:
     """A job's strategy in a line."""
     from plait.plan.asking import point_of
-    from plait.plan.reasons import readable
+    from plait.plan.reasons import chosen
 
-    return " ".join(f"{key}={value}" for key, value in readable(point_of(job)).items())
+    return " ".join(f"{key}={value}" for key, value in chosen(job, point_of(job)).items())
 
 
 def _earlier(job: Job, lab: LabSpec | None) -> Job | None:

@@ -22,7 +22,6 @@ from plait.core.cluster.network import Network
 from plait.core.job.plan import Plan
 from plait.core.topology.rank_table import RankTable
 from plait.plan.candidate import Candidate
-from plait.plan.reasons import readable
 from plait.plan.simulate import PlacedOn, simulate_plan
 
 
@@ -113,7 +112,7 @@ def _placed(
     network = placing.problem.network or Network.read()
     there = PlacedOn(pods=tuple(number[pod] for pod in pods), network=network)
     dp, pp = there.prices(plan, cluster).spreads()
-    strategy = " ".join(f"{key}={value}" for key, value in readable(one.point).items())
+    strategy = " ".join(f"{key}={value}" for key, value in one.readable.items())
     told = {"strategy": strategy, "dp_spread": dp, "pp_spread": pp, "hosts": tuple(hosts)}
     if planner.closed:
         return PlacedStep(seconds=one.seconds + _crossing(one, network, dp, pp), inside=one.seconds, **told)

@@ -215,10 +215,10 @@ class ComparedPlans(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Settings that differ, and both predictions."""
-        points = self.first.candidate.point, self.second.candidate.point
+        both = self.first.candidate.readable, self.second.candidate.readable
         return {
             "jobs_differ": {key: values for key, *values in self.jobs_differ},
-            "differences": {key: list(values) for key, values in differences(*points).items()},
+            "differences": {key: list(values) for key, values in differences(*both).items()},
             "slower_wins_if": self.turned and [turn.to_dict() for turn in self.turned.turns],
             "plans": [
                 {"file": file, "cluster": planner.cluster.name, "ranks": one.job.world_size, **one.to_dict()}
@@ -232,7 +232,7 @@ class ComparedPlans(Shown):
         jobs = self.jobs_differ
         if work := [row[0] for row in jobs if not row[0].startswith(("strategy.", "cluster", "ranks"))]:
             yield f"The jobs differ ({', '.join(work)}): a step of one is not the work of a step of the other."
-        settings = [*jobs, *((key, *values) for key, values in differences(a.point, b.point).items())]
+        settings = [*jobs, *((key, *values) for key, values in differences(a.readable, b.readable).items())]
         if settings:
             yield Table("What is different", ("setting", "first", "second"), settings)
         else:
@@ -310,8 +310,7 @@ def _schedule(one: Candidate) -> str:
     point = one.point
     if point["pp"] == 1:
         return "-"
-    name = WORDS["schedule"][point["schedule"]]
-    return f"{name} x{point['virtual']}" if name == "interleaved" else name
+    return f"{one.schedule} x{point['virtual']}" if one.schedule == "interleaved" else one.schedule
 
 
 def _shard(one: Candidate) -> str:

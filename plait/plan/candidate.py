@@ -11,6 +11,7 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.plan.freeing import Freed
 from plait.plan.memory_report import MemoryReport
+from plait.plan.reasons import chosen, schedule_of
 from plait.plan.respected import Respected
 
 
@@ -37,6 +38,16 @@ class Candidate:
     def most_memory(self) -> int:
         """Bytes of the fullest rank."""
         return self.memory.fullest.total
+
+    @property
+    def schedule(self) -> str:
+        """Its name, or its file's."""
+        return schedule_of(self.job, self.point)
+
+    @property
+    def readable(self) -> dict[str, str]:
+        """What is chosen, in the words of a job file."""
+        return chosen(self.job, self.point)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -4,6 +4,7 @@ the first of several is ahead by."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from plait.core.base.text import in_bytes, in_seconds
@@ -12,6 +13,7 @@ from plait.plan.memory_report import percent
 from plait.plan.safest import LONGER
 
 if TYPE_CHECKING:
+    from plait.core.job.spec import Job
     from plait.plan.candidate import Candidate
 
 Point = Mapping[str, int]
@@ -64,6 +66,18 @@ def readable(point: Point) -> dict[str, str]:
     return found
 
 
+def schedule_of(job: Job, point: Point) -> str:
+    """The schedule's name; of one in a file, for which 1f1b stands in points, the file's."""
+    said = job.strategy.schedule
+    return SCHEDULES[point["schedule"]] if said in SCHEDULES else PurePath(said).name
+
+
+def chosen(job: Job, point: Point) -> dict[str, str]:
+    """``readable``, of a job that leaves nothing open."""
+    found = readable(point)
+    return found | ({"schedule": schedule_of(job, point)} if "schedule" in found else {})
+
+
 def _chosen(point: Point, key: str) -> bool:
     """Whether a column means something at a point, and does not follow from the others."""
     match key:
@@ -89,9 +103,9 @@ def _chosen(point: Point, key: str) -> bool:
             return True
 
 
-def differences(one: Point, other: Point) -> dict[str, tuple[str, str]]:
-    """What ``other`` has otherwise, by setting: both values; ``-`` where one has none."""
-    first, second = readable(one), readable(other)
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """What the second of two readable strategies has otherwise, by setting: both values; ``-`` where one has
+    none."""
     keys = list(dict.fromkeys([*first, *second]))
     return {
         key: (first.get(key, "-"), second.get(key, "-")) for key in keys if first.get(key, "-") != second.get(key, "-")
@@ -100,7 +114,9 @@ def differences(one: Point, other: Point) -> dict[str, tuple[str, str]]:
 
 def instead(one: Point, other: Point) -> str:
     """``differences``, as ``pp=2 dp=32``: what ``other`` has."""
-    changed = [f"{key}={value}" for key, (_, value) in differences(one, other).items() if value != "-"]
+    changed = [
+        f"{key}={value}" for key, (_, value) in differences(readable(one), readable(other)).items() if value != "-"
+    ]
     return " ".join(changed) or "the same strategy otherwise timed"
 
 

@@ -15,6 +15,7 @@ from plait.core.job.constraint import SIZES, Constraint
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import WORDS
 from plait.core.step.columns.points import SCHEDULES
+from plait.plan.reasons import schedule_of
 from plait.plan.space import column_of
 
 
@@ -59,7 +60,7 @@ def _places(job: Job, point: Mapping[str, int]) -> list[dict[str, int | str]]:
     """What constraints are about, of every place of a job's pipeline. A schedule that is no known one has its
     own name: 1f1b stands for it in points."""
     known = job.strategy.schedule in SCHEDULES
-    more = {"ulysses": point["cp"] // point["ring"]} | ({} if known else {"schedule": job.strategy.schedule})
+    more = {"ulysses": point["cp"] // point["ring"]} | ({} if known else {"schedule": schedule_of(job, point)})
     if len(set(job.degrees)) == 1:
         return [{**point, **more}]
     found = list[dict[str, int | str]]()

@@ -330,3 +330,21 @@ def test_a_network_on_which_nothing_is_placed_is_said_to_be_unused(table: Path) 
     lies = [f"place.network={network}", "place.topology=lab:2x4@1gbit,2pods@1gbit"]
     assert "not used" not in plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2", *lies]).note
     assert "not used" not in plan_job(table, [*SETTINGS, "strategy.dp=4", "strategy.tp=2"]).note
+
+
+def test_a_schedule_in_a_file_has_the_file_s_name(table: Path) -> None:
+    """And not that of the known one that stands for it in points."""
+    mine = table.with_name("mine.txt")
+    mine.write_text("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n")
+    settings = ["cluster.preset=h100", "strategy.pp=2", "train.global_batch_size=2", "train.micro_batch_size=1"]
+    files = []
+    for name, schedule in (("first.json", "1f1b"), ("second.json", str(mine))):
+        asked = plan_job(table, [*settings, f"strategy.schedule={schedule}", "plan.constraints=['schedule = 1f1b']"])
+        found = asked.answer(evaluate=True)
+        asked.plan(found.best).write(table.with_name(name))
+        files.append(table.with_name(name))
+    assert "schedule mine.txt" in found.text() and "schedule 1f1b" not in found.text()
+    assert "'schedule = 1f1b' is not met (mine.txt)" in found.text()
+    both = compare_plans(*files)
+    assert both.to_dict()["differences"]["schedule"] == ["1f1b", "mine.txt"]
+    assert "Nothing: both have the same strategy" not in both.text()

@@ -45,7 +45,7 @@ def test_what_is_chosen_is_said_without_what_has_no_meaning(values: dict[str, in
 
 def test_differences_have_both_values() -> None:
     one, other = point(dp=4, micro=2), point(dp=2, tp=2, micro=2)
-    assert reasons.differences(one, other) == {
+    assert reasons.differences(reasons.readable(one), reasons.readable(other)) == {
         "dp": ("4", "2"), "tp": ("1", "2"), "overlap.tp": ("-", "domino"), "p1": ("-", "1"), "p2": ("-", "1"),
     }  # fmt: skip
     assert reasons.instead(one, other) == "dp=2 tp=2 overlap.tp=domino p1=1 p2=1"
