@@ -146,5 +146,6 @@ def _slices(asked: SearchRequest, tp: int, cp: int, coarse: Coarseness) -> list[
 
 @cache
 def divisors_of(number: int) -> tuple[int, ...]:
+    """In order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
