@@ -12,7 +12,6 @@ Cells are numbered column by column, as node ranks are: cell (row i, column j) i
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -125,95 +124,3 @@ def offers(pods: int, rows: int, columns: int, *, by_rows: bool = True, by_colum
             yield Offer(*spreads, count, exchanged, tight=False, cut=False)
             yield Offer(*spreads, count, exchanged, tight=True, cut=False)
             yield Offer(*spreads, count, exchanged, tight=False, cut=True)
-
-
-MANY = 1 << 30
-
-
-class Aim(NamedTuple):
-    """Bands that have both spreads by construction: ``count`` bands, in each at most ``column_spread``
-    minipods, and rows cut where minipods end as often as ``row_spread - count`` allows.
-
-    largest: so many minipods of a band are the largest there are; the others are as small as they can be.
-    widest: each band has as many columns as the largest minipods hold; else bands are equal.
-    """
-
-    row_spread: int
-    column_spread: int
-    count: int
-    largest: int
-    widest: bool = False
-
-    def made(self, free: Sequence[int], rows: int, columns: int) -> Banding | None:
-        """None where this order of choosing comes to an end too soon."""
-        cuts = [self.row_spread - self.count] * rows
-        rooms = sorted((cells, pod) for pod, cells in enumerate(free) if cells)
-        runs, widths = list[tuple[Run, ...]](), list[int]()
-        for band in range(self.count):
-            left = columns - sum(widths)
-            if not left:
-                break
-            width = -(-left // (self.count - band))
-            if self.widest:
-                width = self._widest(rooms, rows, left)
-            run = self._band(rooms, rows * width, width, cuts) if width else None
-            if run is None:
-                return None
-            runs.append(run)
-            widths.append(width)
-        return Banding(rows, tuple(widths), tuple(runs)) if sum(widths) == columns else None
-
-    def _widest(self, rooms: Sequence[Run], rows: int, most: int) -> int:
-        """How many columns the largest minipods hold in whole rows; 0 if none."""
-        largest = [room for room, _ in rooms[-self.column_spread :]]
-        return max((width for width in range(1, most + 1) if sum(room // width for room in largest) >= rows), default=0)
-
-    def _band(self, rooms: list[Run], need: int, width: int, cuts: list[int]) -> tuple[Run, ...] | None:
-        """Minipods of one band from the top; rooms, by size: what is left of each, with its number. cuts: how
-        often each row may yet be cut."""
-        at, run = 0, list[Run]()
-        for slot in range(self.column_spread):
-            if not rooms:
-                return None
-            last = self.widest and rooms[-1][0] >= need
-            share = need if last else -(-need // (self.column_spread - slot))
-            wanted = share if any(cuts) else -(-share // width) * width
-            first = (
-                bisect_left(rooms, (wanted, -1))
-                if slot >= self.largest or slot == self.column_spread - 1
-                else len(rooms)
-            )
-            room, pod = rooms.pop(min(first, len(rooms) - 1))
-            taken = min(room, need)
-            row, over = divmod(at + taken, width)
-            if over and taken < need:
-                if cuts[row]:
-                    cuts[row] -= 1
-                else:
-                    taken -= over
-            if taken <= 0:
-                return None
-            run.append((pod, taken))
-            at, need = at + taken, need - taken
-            if room > taken:
-                insort(rooms, (room - taken, pod))
-            if not need:
-                return tuple(run)
-        return None
-
-
-WAYS = ((0, False), (1, False), (2, False), (MANY, False), (MANY, True), (1, True), (2, True))
-"""How minipods of a band are chosen: how many are the largest, whether the band is as wide as these allow."""
-
-
-def aimed(free: Sequence[int], rows: int, columns: int, row_spread: int, column_spread: int) -> Banding | None:
-    """The first banding that has both spreads, of columns or of rows, whole or cut once."""
-    for exchanged in (False, True):
-        height, width = (columns, rows) if exchanged else (rows, columns)
-        across, down = (column_spread, row_spread) if exchanged else (row_spread, column_spread)
-        for count in sorted({min(across - cut, width) for cut in range(3)} & set(range(1, width + 1)), reverse=True):
-            for largest, widest in WAYS:
-                made = Aim(across, down, count, min(largest, down), widest).made(free, height, width)
-                if made is not None:
-                    return made._replace(exchanged=exchanged)
-    return None

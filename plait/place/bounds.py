@@ -9,7 +9,8 @@ other has an exact answer: whole rows (or columns) packed into the fewest minipo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import ceil, sqrt
 from typing import Any
@@ -33,22 +34,33 @@ def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
 def fewest_of_each(free: Sequence[int], groups: int, size: int) -> int:
     """Over how many minipods the most spread of ``groups`` groups of ``size`` cells lies, at least.
 
-    Some minipods are large: a group that lies in c, for which c others are too small, has at most c - 1 of
-    them and the rest of its cells in large ones. All groups' rests must fit there.
-
     >>> fewest_of_each([5, 5, 4, 4, 4], 2, 10), fewest_of_each([6, 6, 6, 6], 2, 10)
     (3, 2)
     """
-    rooms = sorted(free, reverse=True)
-    for spread in range(1, len(rooms)):
-        held = 0
-        for room in rooms:
-            if spread * room < size and groups * (size - (spread - 1) * room) > held:
-                break
-            held += room
-        else:
+    rooms = sorted(Counter(free).items(), reverse=True)
+    for spread in range(1, len(free)):
+        smallest = [0, *(room for room, _ in rooms if spread * room < size)]
+        if all(most_groups(rooms, size, spread, small) > groups - EPSILON for small in smallest):
             return spread
-    return max(1, len(rooms))
+    return max(1, len(free))
+
+
+def most_groups(rooms: Iterable[tuple[int, int]], size: int, spread: int, small: int) -> float:
+    """Groups of ``size`` cells, each in at most ``spread`` minipods, that there is room for, at most. rooms:
+    of minipods, each with how many have it. small: parts of a group with no more cells do not count.
+
+    A group has at least ``whole`` cells in its only part that counts; or it has several, and these have at
+    least size - spread * small cells beyond ``small`` each. So its parts weigh 1 in sum or more if a part
+    weighs 1 from ``whole`` cells on, and below that its share of these cells, or a half.
+    """
+    whole = size - (spread - 1) * small
+    by_share = by_half = 0.0
+    for room, count in rooms:
+        if room > small:
+            full, rest = divmod(room, whole)
+            by_share += count * (full + max(0.0, (rest - small) / (whole - small)))
+            by_half += count * max(full + rest // (small + 1) / 2, room // (small + 1) / 2)
+    return min(by_share, by_half)
 
 
 def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
@@ -114,6 +126,7 @@ class Relaxation:
         self.counts = counts
         self.typical = sqrt(float((rooms * counts).sum()) / int(counts.sum()))
         self.excluded: list[tuple[int, int]] = []
+        self.open: list[tuple[int, int]] = []
         pods = int(counts.sum())
         budgets = self.rows * min(self.columns, pods) + 1, self.columns * min(self.rows, pods) + 1
         small = budgets[0] * budgets[1] * pods * self.rho.shape[1] <= MOST_ADDED
@@ -125,6 +138,14 @@ class Relaxation:
             return bool(self.most_held[self.rows * row_spread, self.columns * column_spread] < self.cells)
         if any(row_spread <= r and column_spread <= c for r, c in self.excluded):
             return True
+        if any(row_spread >= r and column_spread >= c for r, c in self.open):
+            return False
+        excluded = self._held_less(row_spread, column_spread)
+        (self.excluded if excluded else self.open).append((row_spread, column_spread))
+        return excluded
+
+    def _held_less(self, row_spread: int, column_spread: int) -> bool:
+        """Whether some prices say so."""
         row_budget, column_budget = self.rows * row_spread, self.columns * column_spread
         shape = sqrt(row_budget / column_budget)
 
@@ -137,7 +158,6 @@ class Relaxation:
         for at in product(SCALES, SKEWS):
             tried[at] = held_at_most(*at)
             if tried[at] < self.cells - 1e-6:
-                self.excluded.append((row_spread, column_spread))
                 return True
         best = min(tried, key=tried.__getitem__)
         most, step = tried[best], FIRST_STEP
@@ -145,7 +165,6 @@ class Relaxation:
             around = [(best[0] * up, best[1] * aside) for up, aside in product((1 / step, 1.0, step), repeat=2)]
             found = min((held_at_most(*at), at) for at in around)
             if found[0] < self.cells - 1e-6:
-                self.excluded.append((row_spread, column_spread))
                 return True
             if found[0] < most:
                 most, best = found

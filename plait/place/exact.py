@@ -1,8 +1,9 @@
 """The default method: closed forms and bands, scored by eq. 2; what is small and still open is searched, then
-given to a solver, what is large is aimed at by uneven bands.
+given to a solver, what is large is aimed at by bands that are split (``aims``).
 
 Milliseconds for ten thousand nodes, since nothing is made whose spreads, by the bounds, cannot beat the best
-answer so far. Some tenths of a second, at most ``small.LIMIT``, where a small matrix stays open.
+answer so far; up to a second where there is hardly more room than is needed. Some tenths of a second, at most
+``small.LIMIT``, where a small matrix stays open.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from dataclasses import replace
 from math import inf
 
 from plait.core.base.errors import PlacementError
+from plait.place.aims import Aims
 from plait.place.answer import Assignment
-from plait.place.bands import Banding, Offer, aimed, offers
+from plait.place.bands import Banding, Offer, offers
 from plait.place.bounds import EPSILON, Relaxation, frontier
 from plait.place.problem import Problem
 from plait.place.search import SearchOutcome, search
 from plait.place.small import MOST_CELLS, settle
-
-MOST_AIMED = 30
-"""Pairs of spreads that bands are aimed at: a second or two where all are missed, tenths as a rule."""
 
 
 def exact(problem: Problem) -> Assignment:
@@ -36,7 +35,7 @@ def exact(problem: Problem) -> Assignment:
         raise PlacementError(
             f"The job has {problem.num_cells} cells, and minipods have room for {sum(free)}. Free more nodes."
         )
-    cells, note = tuple(best.cells()), _named(best)
+    cells, note = tuple(best.cells()), _named(len(best.widths), exchanged=best.exchanged)
     if problem.unit != "both":
         return Assignment(cells, note=note)
     best_known = Assignment(cells, bound=value, note=note)
@@ -68,16 +67,28 @@ def _special(problem: Problem) -> str:
 
 
 def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignment) -> Assignment:
-    """The first of ``targets`` that bands can be aimed at, else what is known. The first is the bound."""
+    """The best of ``targets`` that bands can be aimed at, else what is known. The first is the bound.
+
+    Of each spread of rows the largest of columns that would be better is tried first, since where that is
+    missed smaller ones are, too; then what lies between it and the least, by halves.
+    """
     assert problem.shape is not None
     if not targets:
         return known
-    bound = problem.score(*targets[0])
-    for target in targets[:MOST_AIMED]:
-        made = aimed(problem.capacity, *problem.shape, *target)
-        if made is not None:
-            return Assignment(tuple(made.cells()), bound=bound, note=_named(made))
-    return known._replace(bound=bound)
+    best, value = known._replace(bound=problem.score(*targets[0])), inf
+    aims = Aims(problem.capacity, *problem.shape)
+    for row_spread in dict.fromkeys(rows for rows, _ in targets):
+        left = [c for r, c in targets if r == row_spread and problem.score(r, c) < value - EPSILON]
+        at = len(left) - 1
+        while left:
+            made = aims.at(row_spread, left[at])
+            if made:
+                value = problem.score(row_spread, left[at])
+                note = _named(made.count, exchanged=made.exchanged)
+                best = best._replace(cells=made.cells, note=note)
+            left = left[:at] if made else left[at + 1 :]
+            at = len(left) // 2
+    return best
 
 
 def _with_row_spares(problem: Problem) -> Assignment:
@@ -133,6 +144,5 @@ def _below(problem: Problem, value: float, known: Sequence[tuple[int, int]]) -> 
     return [(r, c) for _, r, c in sorted(found)]
 
 
-def _named(made: Banding) -> str:
-    what, count = ("rows" if made.exchanged else "columns"), len(made.widths)
-    return f"{count} band{'s' * (count > 1)} of {what}"
+def _named(count: int, *, exchanged: bool) -> str:
+    return f"{count} band{'s' * (count > 1)} of {'rows' if exchanged else 'columns'}"

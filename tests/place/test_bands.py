@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.place.bands import Banding, Offer, aimed, bands, offers
-from plait.place.problem import Problem, check_legal, spread_of
+from plait.place.bands import Banding, Offer, bands, offers
 
 
 def made(free: list[int], rows: int, columns: int, count: int, **how: bool) -> Banding:
@@ -112,40 +111,3 @@ def test_spreads_are_those_of_the_cells(
 @pytest.mark.parametrize("columns", [1, 3])
 def test_one_minipod_that_holds_all_spreads_nothing(columns: int) -> None:
     assert made([9, 2], 3, columns, 1).spreads() == (1, 1)
-
-
-@given(free=st.lists(st.integers(0, 30), min_size=2, max_size=12), rows=st.integers(2, 12), columns=st.integers(2, 9),
-       row_spread=st.integers(1, 9), column_spread=st.integers(1, 9))  # fmt: skip
-def test_bands_that_are_aimed_have_the_spreads(
-    free: list[int], rows: int, columns: int, row_spread: int, column_spread: int
-) -> None:
-    """Every cell once, no minipod over its room, neither spread larger than was asked for."""
-    found = aimed(free, rows, columns, row_spread, column_spread)
-    if found is None:
-        return
-    problem = Problem.plain(rows, columns, free)
-    check_legal(problem, cells := tuple(found.cells()))
-    spread = spread_of(problem, cells)
-    assert spread.rows <= row_spread and spread.columns <= column_spread
-    assert all(found.widths)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "free", "spreads"),
-    [
-        (312, 16, [70] * 80, (16, 5)),  # five of 70 hold a column of 312: each has its own
-        (12, 5, [24, 24, 8, 8], (3, 3)),  # bands of unequal width
-        (6, 4, [12, 12], (2, 1)),
-        (10, 6, [24, 24, 24], (1, 3)),
-    ],
-)
-def test_bands_can_be_aimed_at(rows: int, columns: int, free: list[int], spreads: tuple[int, int]) -> None:
-    found = aimed(free, rows, columns, *spreads)
-    assert found is not None
-    spread = spread_of(Problem.plain(rows, columns, free), tuple(found.cells()))
-    assert spread.rows <= spreads[0] and spread.columns <= spreads[1]
-
-
-def test_what_cannot_be_had_is_not_aimed_at() -> None:
-    assert aimed([5, 5], 4, 4, 4, 4) is None
-    assert aimed([8, 8], 4, 4, 1, 1) is None

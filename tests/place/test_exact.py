@@ -102,11 +102,35 @@ def test_the_frontier_falls(problem: Problem) -> None:
 
 
 def test_columns_that_no_two_small_minipods_hold_need_large_ones() -> None:
-    """Each of 16 columns of 256 needs 131 of a minipod over 125, and these have 1,853."""
+    """Each of 16 columns of 256 needs 131 of a minipod over 125: two hold that twice, six once."""
     free = [285, 278, 251, 221, 217, 208, 197, 196] + [125] * 40
     assert fewest_of_each(free, 16, 256) == 3
-    assert fewest_of_each([*free, 250], 16, 256) == 2
+    assert fewest_of_each([*free, *[250] * 5], 16, 256) == 3
+    assert fewest_of_each([*free, *[250] * 6], 16, 256) == 2
     assert min(c for _, c in frontier(Problem.plain(256, 16, free))) == 3
+
+
+def test_a_group_has_a_large_part_or_several() -> None:
+    """Of 16 columns of 256 in two minipods each all have 134 of one over 122, or lie in two such: 15 do."""
+    free = [425, 279, 278, 264, 243, 193, 173, 143, 142, 140, 128, 122, *[117] * 20]
+    assert fewest_of_each(free, 16, 256) == 3
+    assert fewest_of_each(free, 14, 256) == 2
+
+
+@given(free=st.lists(st.integers(0, 12), min_size=2, max_size=5), groups=st.integers(1, 3), size=st.integers(2, 9))
+def test_groups_are_never_said_to_spread_further_than_they_must(free: list[int], groups: int, size: int) -> None:
+    def possible(left: tuple[int, ...], group: int, spread: int) -> bool:
+        if not group:
+            return True
+        shares = (
+            share for share in itertools.product(*(range(min(room, size) + 1) for room in left))
+            if sum(share) == size and sum(map(bool, share)) <= spread
+        )  # fmt: skip
+        lefts = {tuple(sorted(room - part for room, part in zip(left, share, strict=True))) for share in shares}
+        return any(possible(one, group - 1, spread) for one in lefts)
+
+    least = fewest_of_each(free, groups, size)
+    assert least == 1 or not possible(tuple(sorted(free)), groups, least - 1)
 
 
 def test_search_knows_what_it_has_not_proven() -> None:
