@@ -79,7 +79,7 @@ def test_a_job_whose_ranks_hang_is_killed(cluster: SlurmCluster, tmp_path: Path)
     wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
     ask(cluster, "scancel", "--signal=STOP", "--full", number)
     done = command(cluster, tmp_path, "stop", "job", "--wait", 2)
-    assert done.returncode == 1 and "plait stop job --kill ends it at once" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "runs/job --kill ends it at once" in done.stdout, done.stdout + done.stderr
     done = command(cluster, tmp_path, "stop", "job", "--kill")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not ask(cluster, "squeue", "-h", "-o", "%A").strip()
