@@ -33,8 +33,7 @@ class Reporter:
 
     def __init__(self, folder: Path, *, speaks: bool, steps: int, out: TextIO | None = None) -> None:
         self.folder, self.speaks, self.steps = folder, speaks, steps
-        self._copy = LineFile(folder / "logs" / TERMINAL) if speaks else None
-        self.screen = Screen(out or sys.stdout, self._copy)
+        self.screen = Screen(out or sys.stdout, LineFile(folder / "logs" / TERMINAL) if speaks else None)
         self.last: dict[str, Any] = {}
         self._missing: list[Missing] = []
         self._ended: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps, and when they were done
@@ -81,8 +80,8 @@ class Reporter:
         self.screen.live("")
         if self._metrics:
             self._metrics.close()
-        if self._copy:
-            self._copy.close()
+        if self.screen.copy:
+            self.screen.copy.close()
 
     def progress(self, name: str) -> ByteProgress:
         """How far the tokenising of a source has come."""
@@ -128,8 +127,8 @@ class Reporter:
             line = f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join(describe(metrics))}"
             if not self.screen.redraws or "eval_loss" in metrics:
                 self.say(line)
-            elif self._copy:  # the live line has it, which nobody reads later
-                self._copy.add(line)
+            elif self.screen.copy:  # the live line has it, which nobody reads later
+                self.screen.copy.add(line)
         if self.screen.redraws:
             self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
 
