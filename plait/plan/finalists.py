@@ -1,7 +1,8 @@
 """Finalists of the closed form, and their neighbours: which points of a ranking are predicted in full.
 
 The closed form errs by a few percent, by more where the host limits a step or few micro-batches fill a
-pipeline. So the best of each family are predicted as long as they may be the best; then what differs from the
+pipeline. It errs alike for strategies that are alike, so each that is predicted corrects what it says of
+others. So the best of each family are predicted as long as they may be the best; then what differs from the
 best in one choice, as long as that finds a better one. A strategy without slices and without recomputation is
 always among these, whatever the closed form says of it.
 """
@@ -27,8 +28,12 @@ DOUBT = 1.02
 times what the best of them takes, unless said otherwise ..."""
 NEAR = 1.1
 """... and neighbours as long as it says no more than so many times what it says of the best."""
+LIKENESS, UNLIKE = 4, 0.02
+"""For every choice in which a strategy differs from one that was predicted, what is known of that one counts
+so many times less; for every one in which it differs from all, it may be faster than expected by such a part.
+Of 32 drawn jobs whose rankings were simulated in full, the best of all but two was so found within 0.5 %."""
 TRIED, ROUNDS = 6, 4
-"""Neighbours that are predicted at once, and how often."""
+"""Points that are predicted at once at most, and how often neighbours are."""
 LOOKED_AT = 64
 """Of a schedule that no finalist has, so many of the fastest are asked whether they fit."""
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -57,6 +62,11 @@ class Timed(Protocol):
     @property
     def seconds(self) -> float:
         """Of a step."""
+        ...
+
+    @property
+    def closed_form(self) -> float | None:
+        """What the closed form says of it; None where it says nothing."""
         ...
 
 
@@ -93,19 +103,33 @@ class Finalists(Generic[T]):
     _known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
 
     def first(self, sure: int, count: int) -> None:
-        """Predict so many that are ``sure`` to be shown, ``count`` of those that may be faster, and as many
-        again while the closed form says that they are."""
-        said, at = self.ranked.seconds, 0
-        while at < len(said) and len(self.found) < 2 * count:
+        """Predict so many that are ``sure`` to be shown, ``count`` of those that may be faster, and half as
+        many again while the closed form, as far as it is corrected, says that they are."""
+        left, most = np.arange(len(self.ranked.seconds)), count + count // 2
+        while len(left) and len(self.found) < most:
             best = self.best[1].seconds if self.found else math.inf
-            had = len(self.found)
+            had, said = len(self.found), self._corrected(left)
             limit = math.inf if had < sure else self.doubt * best if had < count else best
-            enough = next(some for some in (sure, count, 2 * count) if some > had) - had
-            some = [one for one in range(at, min(at + enough, len(said))) if said[one] <= limit]
-            if not some:
+            enough = min(TRIED, next(some for some in (sure, count, most) if some > had) - had)
+            some = np.argsort(said, kind="stable")
+            some = left[some[said[some] <= limit][:enough]]
+            if not len(some):
                 return
-            self._predict([self.ranked.points.row(one) for one in some])
-            at = some[-1] + 1
+            self._predict([self.ranked.points.row(one) for one in some.tolist()])
+            left = np.setdiff1d(left, some)
+
+    def _corrected(self, which: Ints) -> NDArray[np.float64]:
+        """Seconds that some of the ranking may well take: the closed form, times what it was wrong by for
+        those that were predicted, the more alike the more; less where none is quite alike."""
+        points, said = self.ranked.points.take(which), self.ranked.seconds[which]
+        known = [(point, one.seconds / one.closed_form) for point, one in self.found if one.closed_form]
+        if all(factor == 1 for _, factor in known):  # none is known, or the closed form is all there is
+            return said
+        columns = points.columns()
+        apart = np.array([[~_like_in(columns, point, group) for group in GROUPS] for point, _ in known]).sum(axis=1)
+        likeness = LIKENESS ** -apart.astype(float)
+        factors = np.array([factor for _, factor in known]) @ likeness / likeness.sum(axis=0)
+        return said * factors * (1 - UNLIKE * apart.min(axis=0))
 
     @property
     def best(self) -> tuple[Point, T]:
@@ -176,6 +200,11 @@ class Finalists(Generic[T]):
 
 def _key(point: Point) -> tuple[int, ...]:
     return tuple(point.values())
+
+
+def _like_in(columns: Mapping[str, Ints], point: Point, names: Sequence[str]) -> NDArray[np.bool_]:
+    """Which points are equal to ``point`` in some columns."""
+    return np.all([columns[name] == point[name] for name in names], axis=0)
 
 
 def _like(columns: Mapping[str, Ints], point: Point, apart: set[str]) -> NDArray[np.bool_]:

@@ -29,6 +29,7 @@ class Timed:
     """A finalist."""
 
     seconds: float
+    closed_form: float | None = None
 
 
 class Tried:
@@ -82,8 +83,8 @@ def walked(said: Sequence[float], found: Sequence[float | None]) -> Tried:
         # Two more that level 1 has within 2 % of the best of them.
         ([1.0, 1.01, 1.019, DOUBT, 1.03], [1.0] * 5, [[0, 1], [2, 3]]),
         ([1.0, 1.01, DOUBT, DOUBT + 1e-4], [1.0] * 4, [[0, 1], [2]]),
-        # All of which level 1 says that they are faster than the best so far, but no more than eight.
-        ([1.0] * 10, [5.0] * 10, [[0, 1], [2, 3], [4, 5, 6, 7]]),
+        # All of which level 1 says that they are faster than the best so far, but no more than six.
+        ([1.0] * 10, [5.0] * 10, [[0, 1], [2, 3], [4, 5]]),
         ([1.0, 1.0, 1.0, 1.0, 2.0, 6.0], [5.0, 4.0, 3.0, 4.0, 2.5, 1.0], [[0, 1], [2, 3], [4]]),
         ([1.0, 1.0, 1.0, 1.0, 5.0, 5.1], [5.0] * 6, [[0, 1], [2, 3], [4]]),
         ([1.0], [1.0], [[0]]),
@@ -106,6 +107,24 @@ def test_as_many_are_predicted_as_may_be_among_the_best(
 def test_the_first_of_equal_ones_is_the_best() -> None:
     tried = walked([1.0, 1.0, 1.0, 1.0], [2.0, 1.5, 1.5, 3.0])
     assert tried.finalists.best == (tried.rows[1], Timed(1.5))
+
+
+def test_what_finalists_took_corrects_what_is_said_of_others_that_are_like_them() -> None:
+    """Of zb-v the closed form is 10 % too dear, of the first schedule 5 %: so the next of zb-v is predicted,
+    although two others stand before it. Each may be 2 % faster, since all have another micro-batch."""
+    first, split = (SCHEDULES.index(name) for name in ("1f1b", "zb-v"))
+    kinds = [first, split, first, first, split, first, split]
+    said = [1.0, 1.01, 1.02, 1.025, 1.03, 1.05, 1.2]
+    points = Points.of([HERE | {"schedule": schedule, "micro": 1 << at} for at, schedule in enumerate(kinds)])
+    rounds = list[list[int]]()
+
+    def predict(some: Sequence[Point]) -> list[Timed]:
+        rounds.append([int(point["micro"]).bit_length() - 1 for point in some])
+        return [Timed(said[at] * (0.9 if kinds[at] == split else 0.95), said[at]) for at in rounds[-1]]
+
+    ranking = Ranked(points, np.array(said), np.zeros(len(said)), points, np.array(said))
+    Finalists(ranking, predict, lambda points: np.ones(len(points), bool)).first(2, 4)
+    assert rounds == [[0, 1], [4]]
 
 
 # ---- neighbours ----
