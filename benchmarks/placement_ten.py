@@ -6,10 +6,11 @@ turns, and predicted by ``plait plan --evaluate`` (``place.topology``, ``place.r
 file that ``plait measure placement`` writes of the same lab first. An error is measured over predicted less
 1; of each pair whose measured steps differ by more than a tenth the better one must be named.
 
-    python benchmarks/placement_ten.py [--rounds 2] [--steps 4] [--nic 100mbit] [--core 50mbit] [--save FILE]
+    python benchmarks/placement_ten.py [--rounds 1] [--steps 3] [--nic 50mbit] [--core 25mbit] [--save FILE]
 
 Needs Linux and root or user namespaces. All hosts share this machine's cores: the slower the links, the
-less that matters.
+less that matters. With these it takes 19 minutes; links twice as fast take half as long, and the worst error
+was 10.9 % where it is 7.3 %.
 """
 
 from __future__ import annotations
@@ -135,11 +136,11 @@ def worked_out(rows: dict[str, Any]) -> dict[str, Any]:
 
 def options() -> argparse.Namespace:
     """What is asked."""
-    parser = make_parser(__doc__, rounds=2, quick=1)
-    parser.add_argument("--steps", type=int, default=4, help="steps that count (default 4)")
+    parser = make_parser(__doc__, rounds=1, quick=1)
+    parser.add_argument("--steps", type=int, default=3, help="steps that count (default 3)")
     parser.add_argument("--dp", type=int, choices=(2, 3), default=3, help="replicas, of 3 or 2 stages")
-    parser.add_argument("--nic", default="100mbit", help="rate of each host's link")
-    parser.add_argument("--core", default="50mbit", help="rate of each minipod's link to the core")
+    parser.add_argument("--nic", default="50mbit", help="rate of each host's link")
+    parser.add_argument("--core", default="25mbit", help="rate of each minipod's link to the core")
     return parser.parse_args()
 
 
