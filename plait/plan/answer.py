@@ -52,7 +52,7 @@ from plait.plan.space import SearchRequest, any_point
 
 SIMULATED = 4
 """Finalists of the closed form that are simulated beyond those that are shown, if they may be faster."""
-LIGHT, MANY, WIDE = 40, 12, 1.06
+LIGHT, MANY, WIDE = 40, 20, 1.06
 """Of models of no more layers, whose simulation takes little, so many are, and further from the best: late
 hosts and small products are where the closed form errs most."""
 FEW = 4
@@ -60,7 +60,7 @@ FEW = 4
 PROPOSED = 24
 """Changes that are walked where a strategy does not fit, at most."""
 WIDER = 5
-"""So many times as many are known as are simulated."""
+"""So many times as many are known as are simulated, where these correct what is said of the others."""
 MORE = 8
 """So many times as many are walked where none of them fits."""
 CROWDED = 0.5
@@ -180,11 +180,11 @@ class Planner:
         """The fastest first, of so many, of some ``more`` that may be faster than these, and of neighbours of
         the best; and how many points were searched. Memory in closed form may be too little: where all
         finalists turn out too large, many more are walked."""
-        count = sure + more
-        for keep in (WIDER * count, MORE * count):
+        count, soon = sure + more, bool(more) and self._light
+        for keep in (2 * count if soon else WIDER * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            doubt = WIDE if more and self._light else DOUBT
-            tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt)
+            doubt = WIDE if soon else DOUBT
+            tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt, not soon)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.other_schedules()

@@ -91,21 +91,24 @@ class Finalists(Generic[T]):
     """Points of a ranking that are predicted.
 
     predict: of several points, what they are as finalists, None for those that are none. fit: which of
-    several points fit in closed form. found: with their points. refused: those that are none.
+    several points fit in closed form. corrects: whether those that were predicted correct what is said of the
+    others; else, since that errs too, more are predicted. found: with their points. refused: those that are
+    none.
     """
 
     ranked: Ranked
     predict: Callable[[Sequence[Point]], Sequence[T | None]]
     fit: Callable[[Points], NDArray[np.bool_]]
     doubt: float = DOUBT
+    corrects: bool = True
     found: list[tuple[Point, T]] = field(default_factory=list[tuple[Point, T]])
     refused: list[Point] = field(default_factory=list[Point])
     _known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
 
     def first(self, sure: int, count: int) -> None:
         """Predict so many that are ``sure`` to be shown, ``count`` of those that may be faster, and half as
-        many again while the closed form, as far as it is corrected, says that they are."""
-        left, most = np.arange(len(self.ranked.seconds)), count + count // 2
+        many again, or as many where nothing is corrected, while the closed form says that they are."""
+        left, most = np.arange(len(self.ranked.seconds)), count + (count // 2 if self.corrects else count)
         while len(left) and len(self.found) < most:
             best = self.best[1].seconds if self.found else math.inf
             had, said = len(self.found), self._corrected(left)
@@ -123,7 +126,7 @@ class Finalists(Generic[T]):
         those that were predicted, the more alike the more; less where none is quite alike."""
         points, said = self.ranked.points.take(which), self.ranked.seconds[which]
         known = [(point, one.seconds / one.closed_form) for point, one in self.found if one.closed_form]
-        if all(factor == 1 for _, factor in known):  # none is known, or the closed form is all there is
+        if not self.corrects or all(factor == 1 for _, factor in known):  # none, or of the closed form alone
             return said
         columns = points.columns()
         apart = np.array([[~_like_in(columns, point, group) for group in GROUPS] for point, _ in known]).sum(axis=1)
