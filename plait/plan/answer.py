@@ -45,7 +45,7 @@ from plait.plan.memory_report import MemoryReport, memory_report
 from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
 from plait.plan.needs import Needs
 from plait.plan.respected import respected, told_constraints
-from plait.plan.safest import LONGER, SURELY, roomiest
+from plait.plan.safest import LONGER, ROOMIEST, SURELY, roomiest
 from plait.plan.search import first_of_family, search
 from plait.plan.simulate import simulate_plan
 from plait.plan.space import SearchRequest, any_point
@@ -60,7 +60,7 @@ FEW = 4
 PROPOSED = 24
 """Changes that are walked where a strategy does not fit, at most."""
 WIDER = 5
-"""So many times as many are known as are simulated, where these correct what is said of the others."""
+"""So many times as many families are ranked as are simulated, where these correct what is said of others."""
 MORE = 8
 """So many times as many are walked where none of them fits."""
 CROWDED = 0.5
@@ -146,7 +146,7 @@ class Planner:
         longer than the fastest."""
         fastest = found[0]
         limit = LONGER * (fastest.closed_form or fastest.seconds)
-        points = roomiest(self.asked, self.cluster, self.job.train.precision, seconds=limit, keep=SIMULATED,
+        points = roomiest(self.asked, self.cluster, self.job.train.precision, seconds=limit, keep=ROOMIEST,
                           most=self.job.plan.points)  # fmt: skip
         tried = self._finalists_of([points.row(at) for at in range(len(points))])
         near = [one for one in (*found, *tried) if one and one.seconds <= LONGER * fastest.seconds]
@@ -180,11 +180,11 @@ class Planner:
         """The fastest first, of so many, of some ``more`` that may be faster than these, and of neighbours of
         the best; and how many points were searched. Memory in closed form may be too little: where all
         finalists turn out too large, many more are walked."""
-        count, soon = sure + more, bool(more) and self._light
-        for keep in (2 * count if soon else WIDER * count, MORE * count):
+        count, light = sure + more, bool(more) and self._light
+        for keep in (2 * count if light else WIDER * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
-            doubt = WIDE if soon else DOUBT
-            tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt, not soon)
+            doubt = WIDE if light else DOUBT
+            tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt, not light)
             tried.first(sure, count)
             if tried.found and not self.closed:
                 tried.other_schedules()

@@ -20,6 +20,8 @@ LONGER = 1.05
 """So many times as long as the fastest a step may take, as docs/job.md says."""
 SURELY = 0.999
 """How likely to fit is as good as sure."""
+ROOMIEST = 6
+"""Of the most sure ones, so many are predicted."""
 
 
 def roomiest(
