@@ -267,6 +267,8 @@ def _options(values: Mapping[str, str]) -> Options:
         recompute_attention=True,
         recompute_collectives=True,
         transfers_hidden=_overlaps(values["comm_overlap"])[2],
+        rounds_hide_transfers=False,
+        in_lists=False,
         steps_overlap=values["pp_schedule"].lower() in ("zb-2p", "zb-v"),
         gradient_bytes=4.0 if "fp32 grad" in precision else 2.0,
     )

@@ -54,7 +54,12 @@ def read_vtrain(values: Mapping[str, str], stem: str) -> Row:
         sequence=int(get["sequence length"]),
         precision="bf16-mixed",
         options=Options(
-            fused_attention=False, recompute_attention=True, recompute_collectives=True, gradient_bytes=2.0
+            fused_attention=False,
+            recompute_attention=True,
+            recompute_collectives=True,
+            rounds_hide_transfers=False,
+            in_lists=False,
+            gradient_bytes=2.0,
         ),
         stated=not several,
         seconds=get["iteration time (ms)"] / 1e3,

@@ -55,7 +55,7 @@ from plait.plan.space import SearchRequest
 
 _OTHER = MemoryOptions(
     recompute_attention=True, recompute_collectives=True, whole_layers=True, sums_in_place=True, rotary_in_place=True,
-    regathers=True, logit_bytes=10.0, defers=False, ends_fill=True,
+    regathers=True, logit_bytes=10.0, defers=False, ends_fill=True, rounds_hide_transfers=False, in_lists=False,
 )  # fmt: skip
 """What all others have in common. Logits: in bf16, in fp32, and what the softmax keeps."""
 _FSDP = replace(

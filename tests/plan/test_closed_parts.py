@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,36 +38,92 @@ class Found:
     def __init__(
         self, row: dict[str, int], model: Shapes = SHAPES, options: Options | None = None, on: Cluster = JITTER
     ) -> None:
-        self.row, points, options = {"num_micro": 8, **row}, Points.of([{"num_micro": 8, **row}]), options or Options()
-        self.seconds: Seconds = step_seconds(model, points, on, sequence=SEQUENCE, options=options)
-        self.batch = MicroBatchSeconds.of(Layer(model, points, on, SEQUENCE, BF16, options))
-        self.owned = Owners.of(model, points, on, options)
+        self.row, self.model, self.on, self.options = {"num_micro": 8, **row}, model, on, options or Options()
+        points = Points.of([self.row])
+        self.seconds: Seconds = step_seconds(model, points, on, sequence=SEQUENCE, options=self.options)
+        self.batch = self.batch_of(self.row)
+        self.owned = Owners.of(model, points, on, self.options)
 
-    def late(self, share: float = 1.0) -> Any:
-        """What a layer waits for its host, in either direction."""
-        batch = self.batch
-        return np.maximum(0, batch.late_forward) + np.maximum(0, batch.late_backward + share * batch.late_again)
+    def batch_of(self, row: dict[str, int]) -> MicroBatchSeconds:
+        """One micro-batch of a row."""
+        return MicroBatchSeconds.of(Layer(self.model, Points.of([row]), self.on, SEQUENCE, BF16, self.options))
+
+    @property
+    def schedule(self) -> str:
+        return SCHEDULES[self.row.get("schedule", 0)]
+
+    @property
+    def chunks(self) -> int:
+        return self.row.get("virtual", 1)
 
     def layers(self, share: float = 1.0) -> Any:
-        """Seconds of one layer, of which a share computes again."""
+        """Seconds of one layer, of which a share computes again, but for its host."""
         batch = self.batch
-        own = batch.forward + batch.backward + batch.sent + share * (batch.again + batch.sent_again)
-        return own + self.late(share)
+        return batch.forward + batch.backward + batch.sent + share * (batch.again + batch.sent_again)
 
     @property
     def counts(self) -> tuple[Any, Any, Any]:
         """Layers of a first, an inner and a last place."""
         return self.owned.first, self.owned.inner, self.owned.last
 
-    def places(self, share: float = 1.0) -> tuple[Any, Any, Any]:
-        """Seconds of a first, an inner and a last place: every stage but that of the head hands on what it
-        computed; a first place of zb-v has both ends."""
-        batch, each, counts = self.batch, self.layers(share), self.counts
-        chunks, turns = self.row.get("virtual", 1), self.row.get("schedule") == ZB_V["schedule"]
+    @property
+    def ends(self) -> tuple[Any, Any, Any]:
+        """Seconds of a first, an inner and a last place beside their layers: every stage but that of the head
+        hands on what it computed; a first place of zb-v has both ends."""
+        batch, chunks = self.batch, self.chunks
         first, last = batch.embedding + chunks * batch.leave, batch.head + (chunks - 1) * batch.leave
-        if turns:
+        if self.schedule == "zb-v":
             first, last = first + batch.head - batch.leave, chunks * batch.leave
-        return counts[0] * each + first, counts[1] * each + chunks * batch.leave, counts[2] * each + last
+        return first, chunks * batch.leave, last
+
+    def lead_backward(self, share: float) -> float:
+        """What one layer's backward waits for its host, of which a share computes again: the others, as if no
+        layer did."""
+        none = float(self.batch_of({**self.row, "recompute": 0}).lead_backward[0])
+        return none + share * float(self.batch.lead_again[0])
+
+    def lists(self, layers: float, share: float) -> dict[str, tuple[float, float]]:
+        """What the host is late after the list of each phase of a stage of so many layers, and what the list
+        waits for it: as one layer, and for each layer more what is missing anew."""
+        batch = self.batch
+        weights = float(batch.late_weights[0]) if self.schedule.startswith("zb") else 0.0
+        each = {
+            "F": (float(batch.late_forward[0]), float(batch.lead_forward[0])),
+            "B": (float((batch.late_backward + share * batch.late_again)[0]) - weights, self.lead_backward(share)),
+            "W": (weights, float(batch.lead_weights[0]) if self.schedule.startswith("zb") else 0.0),
+        }
+        return {
+            phase: (layers * net, lead * min(1.0, layers) + max(0.0, layers - 1) * max(0.0, net))
+            for phase, (net, lead) in each.items()
+        }
+
+    def waits(self, share: float = 1.0) -> list[float]:
+        """What a first, an inner and a last place wait for the host in a micro-batch. It begins every list of
+        every stage anew, which a head's backward gives it time for; one rank's both directions are a list."""
+        head, backward = float(self.batch.head[0]), float(self.batch.head_backward[0])
+        found = list[float]()
+        for place, count in enumerate(self.counts):
+            lists = self.lists(float(count[0]) / self.chunks, share)
+            if all(self.row.get(axis, 1) == 1 for axis in ("pp", "dp", "cp")):
+                (ahead, most), (_, behind) = lists["F"], lists["B"]
+                found.append(max(most, ahead - head + behind))
+                continue
+            late = self.chunks * sum(most for _, most in lists.values())
+            if place == (0 if self.schedule == "zb-v" else 2):
+                parts = ("B", "W") if self.schedule.startswith("zb") else ("B",)
+                late -= sum(min(lists[phase][1], backward / len(parts)) for phase in parts)
+            found.append(late)
+        return found
+
+    def places(self, share: float = 1.0) -> tuple[Any, Any, Any]:
+        """Seconds of a first, an inner and a last place."""
+        each = zip(self.counts, self.ends, self.waits(share), strict=True)
+        first, inner, last = (count * self.layers(share) + end + wait for count, end, wait in each)
+        return first, inner, last
+
+    def slowest(self, share: float = 1.0) -> int:
+        """Number of the slowest of them."""
+        return int(np.argmax([float(place[0]) for place in self.places(share)]))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +131,8 @@ class Found:
                          ({"recompute_layers": 0}, 0), ({"recompute_layers": 2, "virtual": 2}, 2 / 4)],
 )  # fmt: skip
 def test_every_layer_of_the_slowest_place_counts_once_a_micro_batch(again: dict[str, int], share: float) -> None:
-    """Of an inner place of four, behind a small vocabulary."""
-    small = replace(SHAPES, vocab=8)
+    """Of an inner place of four, which has eight layers and the others seven, behind a small vocabulary."""
+    small = replace(SHAPES, vocab=8, num_layers=30)
     row = {"pp": 4, "tp": 2, "dp": 4, "cp": 2, "ring": 2, "optim": 8, "params": 4, "grads": 4, **FULL, **again}
     if "virtual" in again:
         row["schedule"] = SCHEDULES.index("interleaved")
@@ -87,14 +144,12 @@ def test_every_layer_of_the_slowest_place_counts_once_a_micro_batch(again: dict[
     same(found.linear, times * linear)
     same(found.attention, times * attention)
     same(found.elementwise, times * (busy - linear - attention))
-    same(found.host, 0.0)
+    assert one.slowest(share) == 1
+    same(found.host, 8 * one.waits(share)[1])
     same(found.tp, times * (batch.tp + share * batch.tp_again))
     same(found.cp, times * (batch.cp + share * batch.cp_again))
     same(found.sharding, times * batch.sharding)
-    ends = [
-        float((at - layers * one.layers(share))[0]) for at, layers in zip(one.places(share), one.counts, strict=True)
-    ]
-    assert float(found.head[0]) == pytest.approx(8 * max(ends), rel=1e-9)
+    assert float(found.head[0]) == pytest.approx(8 * float(one.ends[1][0]), rel=1e-9)
 
 
 def test_both_directions_of_experts_and_what_is_repeated() -> None:
@@ -120,40 +175,56 @@ def test_embedding_and_head_are_at_the_ends(zb_v: bool) -> None:
 
 def handed_on(row: dict[str, int]) -> Any:
     """Seconds from one stage to the next. Within a node of eight every rank sends its own; between nodes a
-    node gets each part once and shares it out, unless a rank's part is its own."""
+    node gets each part once and shares it out, unless a rank's part is its own. Of several stages on a node
+    some hand on to another node, unless all stages are on one."""
     tp, stride = row.get("tp", 1), row.get("tp", 1) * row.get("dp", 1) * row.get("cp", 1)
     tile = row.get("micro", 1) * SEQUENCE / row.get("cp", 1) * 4096 * 2
+    around = SCHEDULES[row.get("schedule", 0)] == "interleaved"
     if row.get("sequence_parallel"):
-        return sent("send", tile / tp, row["pp"], stride)
+        return hop(tile / tp, row["pp"], stride, round_trip=around)
     if stride < 8:
-        return sent("send", tile, row["pp"], stride)
-    return sent("send", tile / tp, row["pp"], stride) + sent("all_gather", tile, tp, 1)
+        return hop(tile, row["pp"], stride, round_trip=around)
+    return hop(tile / tp, row["pp"], stride, round_trip=around) + sent("all_gather", tile, tp, 1)
 
 
-def piped(one: Found, options: Options | None = None) -> Pipeline:
-    row, batch, each, options = one.row, one.batch, one.layers(), options or Options()
-    first, inner, last = one.places()
-    ahead = batch.forward + np.maximum(0, batch.late_forward)
+def hop(nbytes: float, pp: int, stride: int, *, round_trip: bool) -> Any:
+    """On average. round_trip: the last place hands on to the first one, too."""
+    inside, across = sent("send", nbytes, 2, 1), sent("send", nbytes, 2, 8)
+    nodes = [place * stride // 8 for place in range(pp)]
+    pairs = list(pairwise([*nodes, nodes[0]] if round_trip else nodes))
+    crossing = sum(one != other for one, other in pairs) / len(pairs)
+    return (1 - crossing) * inside + crossing * across
+
+
+def piped(one: Found) -> Pipeline:
+    """Of the directions of an inner stage, each with its host."""
+    batch, told, (first, inner, last) = one.batch, one.options, one.places()
+    layers = float(one.owned.inner[0]) / one.chunks
+    late = {phase: most for phase, (_, most) in one.lists(layers, 1.0).items()}
+    whole = layers * one.layers() + sum(late.values())
+    weights = layers * (batch.three - batch.linear) / 2 + late["W"]
     return pipeline(
-        Stages(first=first, inner=inner, last=last, forward=ahead / each,
-               weight_gradient=(batch.three - batch.linear) / 2 / each, first_chunk=one.owned.first_chunk),
-        Points.of([row]), transfer=handed_on(row), hidden=options.transfers_hidden,
-        steps_overlap=options.steps_overlap,
+        Stages(first=first, inner=inner, last=last, forward=(layers * batch.ahead + late["F"]) / whole,
+               weight_gradient=weights / whole, first_chunk=one.owned.first_chunk),
+        Points.of([one.row]), transfer=handed_on(one.row),
+        hidden=told.transfers_hidden or (told.rounds_hide_transfers and one.schedule in ("interleaved", "zb-v")),
+        steps_overlap=told.steps_overlap,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("degrees", [{"dp": 2}, {"dp": 1}, {"dp": 2, "sequence_parallel": 1}], ids=str)
-@pytest.mark.parametrize("name", ["1f1b", "zb-h2", "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h2", "zb-v"])
 @pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("steps_overlap", [False, True])
 def test_a_pipeline_is_asked_with_what_options_say(
-    name: str, hidden: bool, steps_overlap: bool, degrees: dict[str, int]
+    name: str, hidden: bool, rounds: bool, steps_overlap: bool, degrees: dict[str, int]
 ) -> None:
-    told = Options(transfers_hidden=hidden, steps_overlap=steps_overlap)
+    told = Options(transfers_hidden=hidden, rounds_hide_transfers=rounds, steps_overlap=steps_overlap)
     row = {"pp": 4, **degrees, "tp": 2, "cp": 2, "micro": 2, "schedule": SCHEDULES.index(name)}
-    row["virtual"] = 2 if name == "zb-v" else 1
+    row["virtual"] = 2 if name in ("interleaved", "zb-v") else 1
     one = Found(row, options=told)
-    run = piped(one, told)
+    run = piped(one)
     same(one.seconds.bubble, run.bubble)
     same(one.seconds.transfers, run.transfers)
 
@@ -169,24 +240,83 @@ def test_processors_that_others_share_are_waited_for_less() -> None:
     same(Found({"dp": 2}, on=crowded).seconds.bubble, 0.0)
 
 
+def exposed(busy: float, other: float, communicated: float) -> float:
+    """What sending adds to computation, beside what sharding sends there."""
+    return float(rates.together(JITTER, busy, other + communicated) - rates.together(JITTER, busy, other))
+
+
+def average(one: Found) -> float:
+    """Parameters of an average place, to those of the place that has most: the first, or an inner one."""
+    model, pp = one.model, one.row["pp"]
+    of_layer, words = float(model.layer_weights), float(model.words)
+    most = float(one.owned.first[0]) * of_layer + words
+    if pp > 2:
+        most = max(most, float(one.owned.inner[0]) * of_layer)
+    return (model.num_layers * of_layer + 2 * words) / pp / most
+
+
+def met(one: Found) -> float:
+    """Seconds that a layer's backward waits for tensor parallelism, if replicas are on the same node."""
+    tp, replicas = one.row.get("tp", 1), one.row["dp"]
+    return float((one.batch.back - one.batch.backward)[0]) if tp > 1 and tp * replicas <= 8 else 0.0
+
+
+def rounds(one: Found) -> float:
+    """Layers of a place that compute beside its sums: all stages but the last of a place end earlier, by one
+    round of micro-batches each."""
+    stages = one.chunks if one.schedule == "interleaved" else 1
+    return float(one.owned.inner[0]) * (1 + min(one.row["pp"], 8) * (stages - 1)) / stages
+
+
+def gradients(one: Found, *, hidden: bool) -> float:
+    """Of gradients what a step waits for. A place's sums are in its last backward, and lengthen it: where
+    nothing hides them, by all of them; else by what does not fit, and by what they slow down. The places
+    before wait for that, too, unless they send on their gradients first; the host has time meanwhile."""
+    batch, count, others = one.batch, float(one.owned.inner[0]), one.row["pp"] - 1
+    lists, split, down = bool(one.options.in_lists), one.schedule.startswith("zb"), float(one.owned.down[0])
+    late = max(0.0, float((batch.late_weights if split and lists else batch.late_backward)[0]))
+    if not hidden:
+        behind = others * max(0.0, down * average(one) - count * late) if lists and not split else 0.0
+        return max(0.0, down - count * late) + behind
+    each = late + float(((batch.three - batch.linear) / 2 if split and lists else batch.back)[0])
+    shared = lists and one.row.get("params", 1) > 1
+    beside = count if shared else rounds(one)
+    more = exposed(beside * each, beside * float(batch.reduced[0]), down)
+    if split or not lists:
+        return more
+    own, last = (met(one) / each * min(down, layers * each) for layers in (beside, count))
+    slower = min(more, count * each * (JITTER.efficiency.slow_computation.value - 1))
+    waits = (more * average(one) if shared else slower) + last - count * late
+    return more + own + others * max(0.0, waits)
+
+
+def parameters(one: Found, *, hidden: bool) -> float:
+    """Of new parameters: layers of sharded ones wait for all that was sent before."""
+    batch, count, up = one.batch, rounds(one), float(one.owned.up[0])
+    if not hidden or (one.options.in_lists and one.row.get("params", 1) > 1):
+        return up
+    busy = count * float(batch.ahead[0] + max(0.0, float(batch.late_forward[0])))
+    return exposed(busy, count * float(batch.gathered[0]), up)
+
+
 @pytest.mark.parametrize("hides", SHARD_OVERLAPS)
 @pytest.mark.parametrize("params", [1, 2])
-def test_half_of_what_a_steps_end_sends_hides_behind_a_backward_half_behind_a_forward(hides: str, params: int) -> None:
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("row", [
+    {"pp": 2, "dp": 8}, {"pp": 4, "dp": 4, "tp": 2}, {"pp": 6, "dp": 8, "tp": 2},
+    {"pp": 4, "dp": 4, "schedule": SCHEDULES.index("zb-h1")},
+    {"pp": 4, "dp": 4, "tp": 2, "schedule": SCHEDULES.index("interleaved"), "virtual": 2},
+], ids=str)  # fmt: skip
+def test_half_of_what_a_steps_end_sends_hides_behind_a_backward_half_behind_a_forward(
+    hides: str, params: int, lists: bool, row: dict[str, int]
+) -> None:
     """Beside what sharding sends for the same micro-batch; the sum of tied weights hides behind nothing."""
-    row = {"pp": 2, "dp": 8, "params": params, "grads": 2, "optim": 8, "shard_overlap": SHARD_OVERLAPS.index(hides)}
-    one = Found(row, replace(SHAPES, tied_embeddings=1))
-    owned, batch = one.owned, one.batch
-
-    def exposed(busy: Any, other: Any, communicated: Any) -> Any:
-        return rates.together(JITTER, busy, other + communicated) - rates.together(JITTER, busy, other)
-
-    down, up = owned.down, owned.up
-    if hides in ("backward", "both"):
-        down = exposed(16 * batch.backward, 16 * batch.reduced, down)
-    if hides in ("forward", "both"):
-        up = exposed(16 * batch.forward, 16 * batch.gathered, up)
-    assert owned.ends[0] > 0
-    same(one.seconds.sync, down + up + owned.ends)
+    row = {**row, "params": params, "grads": 2, "optim": row["dp"], "shard_overlap": SHARD_OVERLAPS.index(hides)}
+    one = Found(row, replace(SHAPES, tied_embeddings=1), Options(in_lists=lists))
+    down = gradients(one, hidden=hides in ("backward", "both"))
+    up = parameters(one, hidden=hides in ("forward", "both"))
+    assert one.owned.ends[0] > 0
+    assert float(one.seconds.sync[0]) == pytest.approx(down + up + float(one.owned.ends[0]), rel=1e-9)
 
 
 def test_the_slowest_node_is_late_by_its_share_of_all_that_is_not_fixed() -> None:

@@ -22,13 +22,15 @@ from plait.core.step.columns.distinct import distinct
 from plait.core.step.columns.points import Ints, Points
 from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import micro_batch, owners, rates
-from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer
+from plait.core.step.seconds.host_time import Late
+from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.owners import Owners
-from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V, Stages, pipeline
+from plait.core.step.seconds.pipeline_time import INTERLEAVED, SPLIT, ZB_V, Stages, pipeline
 from plait.core.step.seconds.rates import Seconds as Column
+from plait.core.step.seconds.step_end import StepEnd
 from plait.core.step.stages import crossing_bytes
 
 __all__ = ["Options", "Seconds", "step_seconds", "total_seconds"]
@@ -183,18 +185,32 @@ class _SharedParts:
 
     @cached_property
     def late(self) -> list[Column]:
-        """What these places wait for the host, which launches a direction from its beginning on: so a head's
-        backward gives it time."""
+        """What these places wait for the host, which begins a list with it: so a head's backward gives it
+        time."""
         batch, points, turns = self.batch, self.asked.points, self._turns
-        heads = [np.where(turns, batch.head_backward, 0), 0.0, np.where(turns, 0, batch.head_backward)]
-        alone = points.ranks == points.tp  # one list has both directions: what a forward gains, the backward has
+        chunks, split = np.maximum(points.virtual, 1), SPLIT[points.schedule]
+        heads: list[Any] = [turns, False, ~turns]
+        alone = points.ranks == points.tp  # one list has both directions
         found = list[Column]()
         for count, head in zip(self._layers, heads, strict=True):
-            ahead, behind = count * batch.late_forward, count * self._behind
-            apart = np.maximum(0, ahead) + np.maximum(0, behind - head)
-            late = np.where(alone, np.maximum(0, np.maximum(ahead, ahead + behind - batch.head)), apart)
-            found.append(late + count * batch.waits_for_offload)
+            ahead, behind, weights = self._late_in(count / chunks)
+            once = head * np.minimum(behind.most, batch.head_backward / (1 + split))
+            once = once + head * split * np.minimum(weights.most, batch.head_backward / 2)
+            apart: Column = chunks * (ahead.most + behind.most + weights.most) - once
+            both: Column = ahead.then(Late(-batch.head)).then(behind).most
+            found.append(np.where(alone, both, apart) + count * batch.waits_for_offload)
         return found
+
+    def _late_in(self, layers: Column) -> tuple[Late, Late, Late]:
+        """A forward, a backward and weight gradients of a list of their own, of so many layers of a stage."""
+        batch = self.batch
+        pairs = (
+            (batch.late_forward, batch.lead_forward),
+            (self._behind - batch.late_weights, batch.lead_backward + self.again * batch.lead_again),
+            (batch.late_weights, batch.lead_weights),
+        )
+        ahead, behind, weights = (Late(*pair).times(layers) for pair in pairs)
+        return ahead, behind, weights
 
     @property
     def _behind(self) -> Column:
@@ -210,10 +226,13 @@ class _SharedParts:
         """One micro-batch's seconds at the places."""
         batch, parts = self.batch, zip(self._layers, self.ends, self.late, strict=True)
         first, inner, last = (count * self.each + end + late for count, end, late in parts)
+        each = self.owners.inner / np.maximum(self.asked.points.virtual, 1)
+        ahead, behind, weights = (late.most / each for late in self._late_in(each))
+        whole = self.each + ahead + behind + weights
         return Stages(
             first=first, inner=inner, last=last,
-            forward=batch.forward / self.each,
-            weight_gradient=(batch.three - batch.linear) / 2 / self.each, first_chunk=self.owners.first_chunk,
+            forward=(batch.ahead + ahead) / whole,
+            weight_gradient=((batch.three - batch.linear) / 2 + weights) / whole, first_chunk=self.owners.first_chunk,
         )  # fmt: skip
 
     def seconds(self) -> Seconds:
@@ -237,7 +256,7 @@ class _SharedParts:
         times, host = points.num_micro * ended, np.asarray(points.num_micro * waited, dtype=np.float64)
         linear = times * (batch.three + again * batch.linear_again)
         attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
-        sync = self._sync()
+        sync = StepEnd(self.asked, batch, owned, self._behind).seconds()
         spent = run.work + bubble + run.transfers + sync + owned.optimizer
         return Seconds(
             linear=linear,
@@ -259,12 +278,13 @@ class _SharedParts:
 
     def _hidden(self) -> Any:
         """Whether transfers between stages run beside computation."""
-        options, rounds = self.asked.options, self.asked.points.schedule == INTERLEAVED
+        options, schedule = self.asked.options, self.asked.points.schedule
+        rounds = (schedule == INTERLEAVED) | (schedule == ZB_V)
         return np.asarray(options.transfers_hidden) | (np.asarray(options.rounds_hide_transfers) & rounds)
 
     def _transfer(self) -> Column:
-        """One micro-batch's activations to the next stage: each node gets a part once, over all its links,
-        and shares it out inside."""
+        """One micro-batch's activations to the next stage, on average over the stages: each node gets a part
+        once, over all its links, and shares it out inside."""
         asked, points = self.asked, self.asked.points
         stride, flat = points.tp * points.replicas, points.sequence_parallel > 0
         tile = crossing_bytes(
@@ -273,41 +293,10 @@ class _SharedParts:
         )  # fmt: skip
         inside = flat | (stride < asked.cluster.ranks_per_node)
         copies = np.where(inside, 1, np.minimum(points.tp, asked.cluster.ranks_per_node))
-        sent = rates.collective(asked.cluster, "send", tile / copies, points.pp, stride)
+        near, far = (rates.collective(asked.cluster, "send", tile / copies, np.minimum(points.pp, some), stride)
+                     for some in (2, 2**20))  # fmt: skip
+        each, hops = asked.cluster.ranks_per_node, np.maximum(1, points.pp - 1)
+        across = np.where(points.schedule == INTERLEAVED, hops * stride / each, hops * stride // each)
+        crossing = np.minimum(1, across / hops)
+        sent = near + crossing * (far - near)
         return sent + rates.collective(asked.cluster, "all_gather", tile, copies, 1)
-
-    @property
-    def _last_micro_batches(self) -> Any:
-        """How many micro-batches a place computes beside the sums of its gradients, which end when the last
-        micro-batch does. Interleaved stages end one after the other, a round of micro-batches between two."""
-        points = self.asked.points
-        stages, each = np.maximum(points.virtual, 1), np.minimum(points.pp, points.num_micro)
-        return np.where(points.schedule == INTERLEAVED, (1 + each * (stages - 1)) / stages, 1.0)
-
-    def _sync(self) -> Column:
-        """Of gradients and new parameters what is exposed: half of it can run beside the last backward, the
-        other half beside the first forward."""
-        batch, owned, cluster = self.batch, self.owners, self.asked.cluster
-        ahead, back = (np.maximum(0, late) for late in (batch.late_forward, self._behind))
-        layers = owned.inner * self._last_micro_batches
-        behind = [layers * (batch.back + back), layers * (batch.ahead + ahead)]
-        # What sharding sends for these micro-batches hides there, too.
-        others = [layers * batch.reduced, layers * batch.gathered]
-        points, late = self.asked.points, np.asarray(self.asked.options.sums_late)
-        hides = [
-            HIDE_BACKWARD[points.shard_overlap] & ~(late & ((points.optim == 1) | (points.pp > 1))),
-            HIDE_FORWARD[points.shard_overlap] & ~(late & (points.params == 1)),
-        ]
-
-        def beside(busy: Column, sent: Column) -> Column:
-            return rates.together(cluster, busy, sent)
-
-        # Gradients that are waited for give the host time; it begins a forward with the parameters.
-        alone = [np.maximum(0, owned.down - owned.inner * back), owned.up]
-        exposed = [
-            np.where(hidden, beside(busy, other + sent) - beside(busy, other), rest)
-            for hidden, busy, other, sent, rest in zip(
-                hides, behind, others, (owned.down, owned.up), alone, strict=True
-            )
-        ]
-        return exposed[0] + exposed[1] + owned.ends

@@ -19,6 +19,7 @@ from plait.core.step.columns.shapes import Shapes
 from plait.core.step.ops import LAYERS, Dims, Kind, steps_of
 from plait.core.step.orders.overlap import Load
 from plait.core.step.seconds import rates
+from plait.core.step.seconds.layer_sums import launch_seconds
 from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.op_seconds import OpSeconds
 from plait.core.step.seconds.options import Options
@@ -113,7 +114,7 @@ class _Costs:
             for kind in self.ops.graph.kinds(site, 0) if site in LAYERS else ():
                 work = self.ops.compute(site, kind)
                 count = self.strategy.p1 * _number(self.ops.parts(site, kind))
-                found[f"{site}.{kind}"] = _number(self.layer.launch(kind)) * _number(work.launches) / count
+                found[f"{site}.{kind}"] = _number(launch_seconds(self.layer, kind)) * _number(work.launches) / count
         return Launches(found, self.cluster.efficiency.host_collective.value)
 
     def _resampling(self) -> dict[str, float]:

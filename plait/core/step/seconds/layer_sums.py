@@ -3,18 +3,25 @@ launches of every pass, as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from plait.core.step.ops import AGAIN_KINDS, FORWARD_KINDS, Kind, branches_of, send_of, steps_of
+from plait.core.step.schedule import PHASES, Phase
+from plait.core.step.seconds.host_time import Late
 from plait.core.step.seconds.op_seconds import OpSeconds, Priced
 from plait.core.step.seconds.rates import Seconds
 from plait.core.step.segments import SegmentGraph, Site
 
 _NAMED = (Kind.SECOND, Kind.WEIGHT_GRAD)
+_WEIGHTS = frozenset((Kind.WEIGHT_GRAD,))
+ENDS: tuple[Site, ...] = ("embed", "head")
+LISTED: tuple[Phase, ...] = ("F", "B", "I", "W")
+"""Phases of a layer in lists."""
 
 
 class Pass(NamedTuple):
@@ -41,10 +48,17 @@ class Pass(NamedTuple):
         return self.products + self.attention + self.elementwise
 
 
+class Waits(NamedTuple):
+    """What the host is late in a phase of a layer: beside collectives that nothing hides, and beside none."""
+
+    sent: Late
+    bare: Late
+
+
 class LayerSums(NamedTuple):
     """Of one layer: forward; backward without what is computed again; that. Of the ends, both passes of what
     a stage has that begins with the embedding, ends with the head, or hands on what it computed; and of the
-    head's, the backward alone."""
+    head's, the backward alone. late, late_again: by phase, without and with what is computed again."""
 
     forward: Pass
     backward: Pass
@@ -53,41 +67,99 @@ class LayerSums(NamedTuple):
     head: Pass
     leave: Pass
     head_backward: Pass
+    late: Mapping[Phase, Waits]
+    late_again: Mapping[Phase, Waits]
 
     @staticmethod
     def of(priced: Priced) -> LayerSums:
         """Of every point."""
-        count, fields = len(priced.points), len(Pass._fields)
-        columns = np.zeros((len(LayerSums._fields), fields, count))
+        count = len(priced.points)
+        sums, late = np.zeros((7, len(Pass._fields), count)), np.zeros((2, len(LISTED), 2, len(Late._fields), count))
         for which, ops in priced.structures():
-            for at, one in enumerate(_sums(ops)):
-                for number, value in enumerate(one):
-                    columns[at, number, which] = value
-        return LayerSums(*(Pass(*each) for each in columns))
+            passes = _Passes(ops)
+            for at, one in enumerate(passes.sums()):
+                _put(sums[at], which, one)
+            for again, (number, phase), sent in product((0, 1), enumerate(LISTED), (0, 1)):
+                _put(late[again, number, 1 - sent], which, passes.late(phase, again=again > 0, sends=sent))
+        plain, whole = map(_waits, late)
+        forward, backward, again, *ends = (Pass(*each) for each in sums)
+        embed, head, leave, head_backward = ends
+        return LayerSums(forward, backward, again, embed, head, leave, head_backward, plain, whole)
 
 
-def _sums(ops: OpSeconds) -> Iterable[Pass]:
-    """Of the points of one structure."""
-    layers: tuple[Site, ...] = ("block",) if ops.graph.parallel_block else ("attn", "mlp")
-    ends: tuple[Site, ...] = ("embed", "head")
-    kinds = {site: ops.graph.kinds(site, 0) for site in (*layers, *ends)}
+def _put(columns: Any, which: Any, values: Iterable[Any]) -> None:
+    """Write the values of some points into their columns."""
+    for column, value in zip(columns, values, strict=True):
+        column[which] = value
 
-    def total(sites: Iterable[Site], wanted: frozenset[Kind]) -> Pass:
-        each = (_pass(ops, site, kind) for site in sites for kind in kinds[site] if kind in wanted)
+
+def _waits(columns: Any) -> Mapping[Phase, Waits]:
+    """columns: [phases, sent and bare, net and most, points]."""
+    return {phase: Waits(*(Late(*each) for each in both)) for phase, both in zip(LISTED, columns, strict=True)}
+
+
+class _Passes:
+    """Ops of the points of one structure."""
+
+    def __init__(self, ops: OpSeconds) -> None:
+        self.ops = ops
+        self.layers: tuple[Site, ...] = ("block",) if ops.graph.parallel_block else ("attn", "mlp")
+        self.kinds: dict[Site, Sequence[Kind]] = {site: ops.graph.kinds(site, 0) for site in (*self.layers, *ENDS)}
+        self.known = {(site, kind): _pass(ops, site, kind) for site, kinds in self.kinds.items() for kind in kinds}
+
+    def total(self, sites: Iterable[Site], wanted: frozenset[Kind]) -> Pass:
+        each = (self.known[site, kind] for site in sites for kind in self.kinds[site] if kind in wanted)
         return reduce(_both, each, Pass())
 
-    yield total(layers, FORWARD_KINDS)
-    yield total(layers, frozenset(Kind) - FORWARD_KINDS - AGAIN_KINDS)
-    yield total(layers, AGAIN_KINDS)
-    # A stage's last join gathers, its first one only behind an embedding: so beside one for each of its
-    # layers' joins a stage with an embedding has one more.
-    join = ops.sent("head", Kind.NORM_GRAD)
-    embed, head = (total((site,), frozenset(Kind)) for site in ends)
-    yield embed._replace(tp=embed.tp + join)
-    yield head._replace(tp=head.tp - join)
-    norms = (ops.compute("leave", kind) for kind in (Kind.NORM, Kind.NORM_GRAD))
-    yield Pass(elementwise=sum(work.passes for work in norms))
-    yield total(("head",), frozenset(Kind) - FORWARD_KINDS)
+    def sums(self) -> Iterable[Pass]:
+        """As ``LayerSums`` has them."""
+        ops, total = self.ops, self.total
+        yield total(self.layers, FORWARD_KINDS)
+        yield total(self.layers, frozenset(Kind) - FORWARD_KINDS - AGAIN_KINDS)
+        yield total(self.layers, AGAIN_KINDS)
+        # A stage's last join gathers, its first one only behind an embedding: so beside one for each of its
+        # layers' joins a stage with an embedding has one more.
+        join = ops.sent("head", Kind.NORM_GRAD)
+        embed, head = (total((site,), frozenset(Kind)) for site in ENDS)
+        yield embed._replace(tp=embed.tp + join)
+        yield head._replace(tp=head.tp - join)
+        norms = (ops.compute("leave", kind) for kind in (Kind.NORM, Kind.NORM_GRAD))
+        yield Pass(elementwise=sum(work.passes for work in norms))
+        yield total(("head",), frozenset(Kind) - FORWARD_KINDS)
+
+    def late(self, phase: Phase, *, again: bool, sends: int) -> Late:
+        """Of a layer, slice by slice of each segment. again: with what is computed again. sends: how often
+        collectives are waited for."""
+        forward, found = PHASES[phase].forward, Late()
+        for site in self.layers if forward else reversed(self.layers):
+            slices, segment = self.ops.priced.points.p1, Late()
+            kinds = (kind for kind in self.kinds[site] if again or kind not in AGAIN_KINDS)
+            for kind in (kind for kind in kinds if _in_phase(kind, phase)):
+                segment = segment.then(self._late(site, kind, slices, sends))
+            found = found.then(segment.times(slices))
+        return found
+
+    def _late(self, site: Site, kind: Kind, slices: Any, sends: int) -> Late:
+        """Of an op and its collectives, of one slice."""
+        one, parts, host = self.known[site, kind], self.ops.parts(site, kind), self.ops.priced.cluster.efficiency
+        launch = launch_seconds(self.ops.priced, kind) * one.rows / slices
+        sent = sends * (one.tp + one.heads + one.ring + one.home) / slices
+        work = Late.of(launch, one.seconds / slices, parts)
+        return work.then(Late.of(host.host_collective.value * one.calls / slices, sent))
+
+
+def _in_phase(kind: Kind, phase: Phase) -> bool:
+    """Whether ops of a kind are in a list of a phase."""
+    work = PHASES[phase]
+    if kind in FORWARD_KINDS:
+        return work.forward
+    return work.weight_gradient if kind in _WEIGHTS else work.input_gradient
+
+
+def launch_seconds(priced: Priced, kind: Kind) -> Any:
+    """Seconds in which the host launches a row of an op; 0 where graphs are captured."""
+    rows = FORWARD_ROWS if kind in FORWARD_KINDS or kind in AGAIN_KINDS else BACKWARD_ROWS
+    return np.where(priced.points.graphs > 0, 0.0, priced.cluster.efficiency.host_layer.value / rows)
 
 
 def _both(one: Pass, other: Pass) -> Pass:

@@ -6,7 +6,7 @@ as the forward's products, and what is computed again before them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -14,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS
-from plait.core.step.ops import AGAIN_KINDS, FORWARD_KINDS, Kind
+from plait.core.step.ops import Kind
+from plait.core.step.schedule import Phase
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import Routed
-from plait.core.step.seconds.layer_sums import BACKWARD_ROWS, FORWARD_ROWS, LayerSums, Pass
+from plait.core.step.seconds.layer_sums import LayerSums, Pass, Waits, launch_seconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
@@ -165,12 +166,6 @@ class Layer(Priced):
 
     # ---- the host ----
 
-    def launch(self, kind: Kind) -> Any:
-        """Seconds in which the host launches a row of an op; 0 where graphs are captured."""
-        again_or_forward = kind in FORWARD_KINDS or kind in AGAIN_KINDS
-        each = self.cluster.efficiency.host_layer.value / (FORWARD_ROWS if again_or_forward else BACKWARD_ROWS)
-        return np.where(self.points.graphs > 0, 0.0, each)
-
     @cached_property
     def ahead(self) -> Seconds:
         """The forward, without sharding and without a host that is late."""
@@ -203,7 +198,55 @@ class Layer(Priced):
         return self._launched(one, Kind.FIRST_AGAIN) - (self.again + self.tp_again + self.cp_again + self.ep_again)
 
     def _launched(self, one: Pass, kind: Kind) -> Seconds:
-        return self.launch(kind) * one.rows + self.cluster.efficiency.host_collective.value * one.calls
+        return launch_seconds(self, kind) * one.rows + self.cluster.efficiency.host_collective.value * one.calls
+
+    @cached_property
+    def lead_forward(self) -> Seconds:
+        """What the forward of one layer waits for a host that begins with it."""
+        return self._lead(self.sums.late["F"], self.late_forward, self.ahead - self.forward)
+
+    @cached_property
+    def lead_backward(self) -> Seconds:
+        """The same, backward, without what is computed again and without weight gradients that are a list of
+        their own."""
+        return self._lead_back(self.sums.late, self.late_backward)
+
+    @cached_property
+    def lead_again(self) -> Seconds:
+        """What that is longer in a layer that recomputes."""
+        return self._lead_back(self.sums.late_again, self.late_backward + self.late_again) - self.lead_backward
+
+    @cached_property
+    def lead_weights(self) -> Seconds:
+        """The same of weight gradients alone; 0 where they are in one list with the others."""
+        return np.where(self._split, self._lead(self.sums.late["W"], self.late_weights, 0.0), 0.0)
+
+    @cached_property
+    def late_weights(self) -> Seconds:
+        """As ``late_backward``, of weight gradients alone; 0 where they are in one list with the others."""
+        return np.where(self._split, self.sums.late["W"].bare.net, 0.0)
+
+    @property
+    def _listed(self) -> Any:
+        """Whether stages run lists, which have all that the model computes."""
+        beside = np.asarray(self.model.experts) + np.asarray(self.model.kv_lora_rank)
+        return np.asarray(self.options.in_lists) & (beside == 0)
+
+    @property
+    def _split(self) -> Any:
+        return SPLIT[self.points.schedule] & self._listed
+
+    def _lead_back(self, late: Mapping[Phase, Waits], net: Seconds) -> Seconds:
+        sent = self.back - self.backward
+        parts = self._lead(late["I"], net - self.late_weights, sent)
+        return np.where(self._split, parts, self._lead(late["B"], net, sent))
+
+    def _lead(self, late: Waits, net: Seconds, exposed: Any) -> Seconds:
+        """exposed: of the phase's collectives, seconds that nothing hides."""
+        sent = late.bare.net - late.sent.net
+        share = np.clip(exposed / np.maximum(sent, 1e-30), 0, 1) * (sent > 0)
+        most: Seconds = np.maximum(net, late.bare.most + share * (late.sent.most - late.bare.most))
+        return np.where(self._listed, most, np.maximum(0, net))
 
     # ---- collectives ----
 

@@ -37,13 +37,13 @@ class MicroBatchSeconds:
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
     backward: all computation, without what is computed again; ahead, back: with collectives, but for
-    sharding's. again: of a layer that recomputes, of which
-    linear_again and attention_again. late_forward, late_backward, late_again: what the host is late. sent,
-    tp, cp, ep, sharding: what all collectives add, and those of each axis; sent_again, tp_again, cp_again,
-    ep_again: in a layer that recomputes. gathered, reduced: what sharding sends in a forward and in a
-    backward, as if alone. waits_for_offload: for activations on their way to the host and back. head:
-    head and loss, head_backward: its computation, backward; embedding; leave: the last join of a stage
-    without a head.
+    sharding's. again: of a layer that recomputes, of which linear_again and attention_again. late_forward,
+    late_backward, late_again, late_weights: by how much the host is late for one layer more; lead_forward,
+    lead_backward, lead_again, lead_weights: for the first of a list. sent, tp, cp, ep, sharding: what all
+    collectives add, and those of each axis; sent_again, tp_again, cp_again, ep_again: in a layer that
+    recomputes. gathered, reduced: what sharding sends in a forward and in a backward, as if alone.
+    waits_for_offload: for activations on their way to the host and back. head: head and loss, head_backward:
+    its computation, backward; embedding; leave: the last join of a stage without a head.
     """
 
     linear: Seconds
@@ -60,6 +60,11 @@ class MicroBatchSeconds:
     late_forward: Seconds
     late_backward: Seconds
     late_again: Seconds
+    late_weights: Seconds
+    lead_forward: Seconds
+    lead_backward: Seconds
+    lead_again: Seconds
+    lead_weights: Seconds
     waits_for_offload: Seconds
     sent: Seconds
     sent_again: Seconds
@@ -106,7 +111,8 @@ class MicroBatchSeconds:
 
 _OF_LAYER = (
     "linear", "three", "forward", "backward", "ahead", "back", "again", "linear_again", "attention_again",
-    "late_forward", "late_backward", "late_again", "tp_again", "cp_again", "ep_again", "waits_for_offload",
+    "late_forward", "late_backward", "late_again", "late_weights", "lead_forward",
+    "lead_backward", "lead_again", "lead_weights", "tp_again", "cp_again", "ep_again", "waits_for_offload",
 )  # fmt: skip
 
 

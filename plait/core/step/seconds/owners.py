@@ -41,9 +41,10 @@ class Owners:
     """Columns, one number a kind of point.
 
     first, inner, last: layers of these places. first_chunk: of a place's layers, the share in the first of
-    zb-v's two stages. down, up: seconds of gradients to their owners and of new parameters back, as if alone;
-    ends: of summing the gradient of tied weights. optimizer: seconds. late: by how many standard deviations
-    the slowest node is late.
+    zb-v's two stages. down, up: seconds of gradients to their owners and of new parameters back, as if alone,
+    of the rank that has most of them; evenness: what a rank has on average, to that. ends: of summing the
+    gradient of tied weights. optimizer: seconds. late: by how many standard deviations the slowest node is
+    late.
     """
 
     first: Column
@@ -52,6 +53,7 @@ class Owners:
     first_chunk: Column
     down: Column
     up: Column
+    evenness: Column
     ends: Column
     optimizer: Column
     late: Column
@@ -82,7 +84,8 @@ class _Cut:
         nodes = -(-self.points.ranks // self.cluster.ranks_per_node)
         return Owners(
             first=layers[0], inner=layers[1], last=layers[2], first_chunk=self._first_chunk(), down=down, up=up,
-            ends=self._ends(), optimizer=self._optimizer(layers), late=_latest(nodes),
+            evenness=self._mean / self._weights(layers), ends=self._ends(),
+            optimizer=self._optimizer(layers), late=_latest(nodes),
         )  # fmt: skip
 
     def _layers(self) -> tuple[Column, Column, Column]:
@@ -109,6 +112,13 @@ class _Cut:
         outer = layers[0] * model.layer_weights + words
         inner = np.where(points.pp > 2, layers[1] * model.layer_weights, 0)
         return np.where(points.pp > 1, np.maximum(outer, inner), single) / points.tp
+
+    @property
+    def _mean(self) -> Column:
+        """Parameters on a rank on average, before sharding."""
+        model = self.model
+        words = model.words * np.where(self.points.pp > 1, 2, 2 - np.asarray(model.tied_embeddings))
+        return (np.asarray(model.num_layers) * model.layer_weights + words) / self.points.tp / self.points.pp
 
     def _expert_weights(self, layers: tuple[Column, Column, Column]) -> Column:
         """Parameters of routed experts on the rank that has most of them, before sharding."""

@@ -85,13 +85,18 @@ def pipeline(stages: Stages, points: Points, *, transfer: Any, hidden: Any, step
     # Fewer micro-batches than places: each of the first v - 1 rounds of chunks waits for them to come round.
     rounds = _where(schedule == INTERLEAVED, (v - 1) / v * np.maximum(0, pp - m), 0) * longest
     bubble = _where(schedule == ZB_V, _v_seconds(stages, pp, m, steps_overlap) - m * longest, others * filled + rounds)
-    bubble = _where(SPLIT[schedule], np.maximum(bubble, _way(stages, pp, m) - m * longest), bubble)
+    way = SPLIT[schedule] & ((schedule != ZB_V) | (m < pp))
+    bubble = _where(way, np.maximum(bubble, _way(stages, pp, m) - m * longest), bubble)
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | BESIDE[schedule]
     mean = stages.all(pp) / pp
-    waits = np.maximum(0, mean + hops / pp - longest) * _where(pp > 1, 1, 0)
-    once = _where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
-    every = _where(v > 1, 2 * transfer * v * _where(pp > 1, 1, 0), waits)
+    several = _where(pp > 1, 1, 0)
+    waits = np.maximum(0, mean + hops / pp - longest) * several
+    # Where transfers are hidden, all hops of one micro-batch are not.
+    chunks = _where(schedule == INTERLEAVED, 2 * transfer * (pp * v - 1) * several, hops)
+    chunks = _where((schedule == ZB_V) & (m < 2 * pp), 2 * hops, chunks)
+    once = _where(beside, chunks, hops - np.minimum(2 * transfer / pp, waits))
+    every = _where(v > 1, 2 * transfer * v * several, waits)
     return Pipeline(m * longest, bubble, once + _where(beside, 0, every) * (m - 1))
 
 
@@ -119,15 +124,20 @@ def _way(stages: Stages, pp: Any, m: Any) -> Seconds:
 
 
 def _v_seconds(stages: Stages, pp: Any, m: Any, steps_overlap: Any) -> Seconds:
-    """Seconds of a step of zb-v, found by simulating it. Places that are alike wait for one forward or input
-    gradient of the first of their two stages at each place before them; a first place that takes longer, for
-    half a weight gradient of each, less what makes the first stages longer than the second ones."""
-    share, other = stages.weight_gradient, _where(pp > 2, stages.inner, stages.last)
-    behind = np.maximum(stages.forward, 1 - stages.forward - share) * stages.first_chunk
-    ahead = np.maximum(0, share / 2 - (stages.first_chunk - 0.5))
+    """Seconds of a step of zb-v, found by simulating it. The last place waits for a forward and an input
+    gradient of one stage at each other place, less the shortest of these and of one and a half weight
+    gradients, once micro-batches are many. A first place that takes longer waits for half a weight gradient
+    of each, less what makes the first stages longer than the second ones; where micro-batches are few, it
+    begins with its last stage after all forwards, and ends after all input gradients."""
+    share, other, part = stages.weight_gradient, _where(pp > 2, stages.inner, stages.last), stages.first_chunk
+    shortest = np.minimum(np.minimum(stages.forward, 1 - share - stages.forward), 1.5 * share)
+    hidden = shortest * np.clip(m / pp - 1, 0, 1)
+    ahead = np.maximum(0, share / 2 - (part - 0.5))
     filling = _where(steps_overlap, 0.0, (pp - 1) * other)
-    alike = m * np.maximum(other, stages.last) + filling * behind
-    return _where(pp > 1, np.maximum(alike, m * stages.first + filling * ahead), m * stages.last)
+    alike = m * np.maximum(other, stages.last) + filling * (1 - share - hidden) * part
+    few = m * (stages.first - part * other) + other * ((1 - share) * (pp - 1 + part) + share * part)
+    first = np.maximum(m * stages.first + filling * ahead, _where(steps_overlap, 0.0, few))
+    return _where(pp > 1, np.maximum(alike, first), m * stages.last)
 
 
 def _filling(stages: Stages, schedule: Any, steps_overlap: Any) -> Seconds:

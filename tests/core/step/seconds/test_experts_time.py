@@ -21,6 +21,7 @@ from plait.core.step.seconds.closed_form import Options, Seconds, step_seconds
 from plait.core.step.seconds.dispatch_time import INSIDE, reached
 from plait.core.step.seconds.experts_time import cut_by, of_experts
 from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.owners import Owners
 
 H100 = Cluster.preset("h100")
 MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
@@ -141,18 +142,34 @@ def test_published_steps_of_qwen3_with_whole_experts_are_met(name: str) -> None:
     assert found.total[0] == pytest.approx(measured, rel=0.15)
 
 
-def test_whole_experts_are_shared_out_over_tensor_parallel_ranks() -> None:
-    """Of 8 experts on 8 ranks in pairs: each rank has one whole in place of two halves, and no rows of its
-    neighbour."""
-    row = {"tp": 2, "dp": 4, "micro": 1, "num_micro": 8, "sequence_parallel": 1, "optim": 4}
-    cut, whole = (
-        step_seconds(MIXTRAL, Points.of([row | {"ep": ep}]), H100, sequence=4096, options=Options(experts_whole=one))
-        for ep, one in ((4, False), (8, True))
-    )
+SPREAD = {"tp": 2, "dp": 4, "micro": 1, "num_micro": 8, "sequence_parallel": 1, "optim": 4}
+EXPERTS = ({"ep": 4}, False), ({"ep": 8}, True)
+"""Of 8 experts on 8 ranks in pairs: each rank has one whole in place of two halves."""
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_whole_experts_are_shared_out_over_tensor_parallel_ranks(lists: bool) -> None:
+    """Each rank has no rows of its neighbour."""
+    options = [Options(experts_whole=one, in_lists=lists) for _, one in EXPERTS]
+    cut, whole = (step(MIXTRAL, SPREAD | ep, options=told) for (ep, _), told in zip(EXPERTS, options, strict=True))
     assert whole.tp[0] < 0.6 * cut.tp[0]
     assert whole.optimizer[0] == pytest.approx(cut.optimizer[0], rel=1e-9)
     assert whole.ep[0] > cut.ep[0]
-    assert whole.sync[0] == pytest.approx(cut.sync[0], rel=1e-9)  # nobody else has the same experts
+    more = [collisions(ep, told) if lists else 0.0 for (ep, _), told in zip(EXPERTS, options, strict=True)]
+    # Nobody else has the same experts: sums differ by what they meet on their way.
+    assert whole.sync[0] - more[1] == pytest.approx(cut.sync[0] - more[0], rel=1e-9)
+
+
+def collisions(ep: dict[str, int], options: Options) -> float:
+    """Seconds that the last backward waits longer for tensor parallelism, whose links sums have meanwhile."""
+    points = Points.of([SPREAD | ep])
+    layer = Layer(Shapes.of(MIXTRAL), points, H100, 4096, "bf16-mixed", options)
+    late = np.maximum(0, layer.late_backward)
+    down = Owners.of(Shapes.of(MIXTRAL), points, H100, options).down
+    reductions = layer.tp_forward + layer.tp_backward
+    part = reductions / (reductions + layer.ep_forward)  # of both directions, taken for the backward's
+    found = 32 * part * (layer.back - layer.backward) * np.minimum(1, down / (32 * (layer.back + late)))
+    return float(found[0])
 
 
 def test_a_token_that_is_sent_once_travels_less() -> None:

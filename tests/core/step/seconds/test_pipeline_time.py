@@ -57,7 +57,8 @@ def bubble(one: dict[str, Any]) -> float:
         found += (chunks - 1) / chunks * max(0, pp - m) * slowest
     if name == "zb-v":
         found = v_seconds(one) - m * slowest
-    if name in SPLIT_BACKWARD and pp > 1:  # one there and back, the others' forwards and input gradients
+    if name in SPLIT_BACKWARD and pp > 1 and (name != "zb-v" or m < pp):
+        # One there and back, the others' forwards and input gradients.
         found = max(found, (1 - weight) * (sum(each) + (m - 1) * slowest) + weight * slowest - m * slowest)
     return found
 
@@ -66,18 +67,28 @@ def v_seconds(one: dict[str, Any]) -> float:
     each, m, pp, weight = places(one), one["m"], one["pp"], one["weight"]
     if pp == 1:
         return m * each[-1]
-    other = each[1]
+    other, chunk = each[1], one["chunk"]
     filling = 0.0 if one["overlap"] else (pp - 1) * other
-    behind = max(one["forward"], 1 - one["forward"] - weight) * one["chunk"]
-    ahead = max(0.0, weight / 2 - (one["chunk"] - 0.5))
-    return max(m * max(other, each[-1]) + filling * behind, m * each[0] + filling * ahead)
+    # At each other place a forward and an input gradient; of many micro-batches the shorter one hides, as far as
+    # one and a half weight gradients reach.
+    both = one["forward"], 1 - weight - one["forward"]
+    there = sum(both) - min(*both, weight + weight / 2) * min(1.0, max(0.0, (m - pp) / pp))
+    ahead = max(0.0, weight / 2 - (chunk - 0.5))
+    found = [m * max(other, each[-1]) + filling * there * chunk, m * each[0] + filling * ahead]
+    if not one["overlap"]:
+        stages = m * (each[0] - chunk * other)  # its last stage, of all micro-batches
+        back = (1 - weight) * (pp - 1) * other  # input gradients of the others' stages
+        found.append(stages + back + chunk * other)
+    return max(found)
 
 
 def transfers(one: dict[str, Any]) -> float:
     each, m, pp, hop, chunks = places(one), one["m"], one["pp"], one["transfer"], one["chunks"]
     hops = 2 * hop * (pp - 1)
     if one["hidden"] or one["name"] in TRANSFERS_BESIDE:
-        return hops / chunks
+        if one["name"] == "interleaved":  # there and back over all stages
+            return 2 * hop * (pp * chunks - 1) if pp > 1 else 0.0
+        return 2 * hops if one["name"] == "zb-v" and m < 2 * pp else hops
     waits = max(0.0, sum(each) / pp + hops / pp - max(each)) if pp > 1 else 0.0
     every = 2 * hop * chunks * (pp > 1) if chunks > 1 else waits
     return hops - min(2 * hop / pp, waits) + every * (m - 1)
