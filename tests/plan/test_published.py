@@ -85,8 +85,8 @@ LARGER = {
 @pytest.mark.parametrize("name", LARGER)
 def test_amsps_larger_plans_fit_and_are_near_the_best_where_gradients_travel_in_two_bytes(name: str) -> None:
     """The same job of 13B and 30B. ZeRO-1, which it is compared with, does not fit or recomputes everything,
-    and ZeRO-3 takes about twice as long. Where gradients travel in fp32, states over more nodes are faster,
-    as of 7B."""
+    and ZeRO-3 takes about twice as long. In Plait gradients travel in fp32, and states over more nodes are
+    faster, as of 7B; there new parameters wait behind gathers, for which AMSP's runtime has no lists."""
     shape, plan, again, near = LARGER[name]
     model, cluster = ModelSpec.from_dict({"vocab": 32000} | _shape(shape)), Cluster.preset("a800")
     wanted = (1, 4, 8, 16, 32, 64, 128, 1024)
@@ -94,15 +94,16 @@ def test_amsps_larger_plans_fit_and_are_near_the_best_where_gradients_travel_in_
     kinds = [(each, kind) for each in factors for kind in RECOMPUTES]
     points = Points.of([sharded(*each) | {"recompute": RECOMPUTES.index(kind)} for each, kind in kinds])
 
-    def told(nbytes: int) -> dict[tuple[tuple[int, int, int], str], float]:
+    def told(nbytes: int, *, in_lists: bool) -> dict[tuple[tuple[int, int, int], str], float]:
         """Seconds of what fits."""
-        taken = step_seconds(model, points, cluster, sequence=4096, options=Options(gradient_bytes=nbytes)).total
+        options = Options(gradient_bytes=nbytes, in_lists=in_lists)
+        taken = step_seconds(model, points, cluster, sequence=4096, options=options).total
         keeps = replace(plait_on(cluster.device), main_gradient_bytes=float(nbytes))
         memory = step_memory(model, points, sequence=4096, options=keeps, overhead=cluster.overhead).total
         held = memory <= usable(cluster.device, cluster.overhead)
         return {kind: float(taken[at]) for at, kind in enumerate(kinds) if held[at]}
 
-    two, four = told(2), told(4)
+    two, four = told(2, in_lists=False), told(4, in_lists=True)
     best = min(two.values())
     assert two[plan, again] < near * best
     for other, slower in (((1, 1, 1024), 1.4), ((1024, 1024, 1024), 1.8)):  # ZeRO-1, if at all, and ZeRO-3

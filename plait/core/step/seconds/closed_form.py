@@ -296,7 +296,8 @@ class _SharedParts:
         near, far = (rates.collective(asked.cluster, "send", tile / copies, np.minimum(points.pp, some), stride)
                      for some in (2, 2**20))  # fmt: skip
         each, hops = asked.cluster.ranks_per_node, np.maximum(1, points.pp - 1)
-        across = np.where(points.schedule == INTERLEAVED, hops * stride / each, hops * stride // each)
-        crossing = np.minimum(1, across / hops)
+        shares = hops * stride / each
+        across = np.where(each % stride == 0, np.floor(shares), np.ceil(shares))
+        crossing = np.minimum(1, np.where(points.schedule == INTERLEAVED, shares, across) / hops)
         sent = near + crossing * (far - near)
         return sent + rates.collective(asked.cluster, "all_gather", tile, copies, 1)

@@ -209,12 +209,13 @@ class Layer(Priced):
     def lead_backward(self) -> Seconds:
         """The same, backward, without what is computed again and without weight gradients that are a list of
         their own."""
-        return self._lead_back(self.sums.late, self.late_backward)
+        return self._lead_back(self.sums.late, self.late_backward, self.back - self.backward)
 
     @cached_property
     def lead_again(self) -> Seconds:
         """What that is longer in a layer that recomputes."""
-        return self._lead_back(self.sums.late_again, self.late_backward + self.late_again) - self.lead_backward
+        net, sent = self.late_backward + self.late_again, self.tp_again + self.cp_again + self.ep_again
+        return self._lead_back(self.sums.late_again, net, self.back - self.backward + sent) - self.lead_backward
 
     @cached_property
     def lead_weights(self) -> Seconds:
@@ -236,10 +237,9 @@ class Layer(Priced):
     def _split(self) -> Any:
         return SPLIT[self.points.schedule] & self._listed
 
-    def _lead_back(self, late: Mapping[Phase, Waits], net: Seconds) -> Seconds:
-        sent = self.back - self.backward
-        parts = self._lead(late["I"], net - self.late_weights, sent)
-        return np.where(self._split, parts, self._lead(late["B"], net, sent))
+    def _lead_back(self, late: Mapping[Phase, Waits], net: Seconds, exposed: Seconds) -> Seconds:
+        parts = self._lead(late["I"], net - self.late_weights, exposed)
+        return np.where(self._split, parts, self._lead(late["B"], net, exposed))
 
     def _lead(self, late: Waits, net: Seconds, exposed: Any) -> Seconds:
         """exposed: of the phase's collectives, seconds that nothing hides."""

@@ -115,7 +115,7 @@ AXES = [
 def test_a_backward_is_walked_with_what_is_computed_again(
     again: dict[str, int], row: dict[str, int], host: float
 ) -> None:
-    """Where every collective is waited for. What is computed again is added to what a layer without it has."""
+    """Where every collective is waited for. What is computed again adds to what a layer without it has."""
     one: Any = layer(LLAMA, None, BF16, cluster(host_layer=host, host_collective=host / 5), **row, **again, **SYNC)
     plain = walk(ops_of(one, host, forward=False, sends=1, again=False))
     whole = walk(ops_of(one, host, forward=False, sends=1))

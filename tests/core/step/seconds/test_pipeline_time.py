@@ -69,8 +69,8 @@ def v_seconds(one: dict[str, Any]) -> float:
         return m * each[-1]
     other, chunk = each[1], one["chunk"]
     filling = 0.0 if one["overlap"] else (pp - 1) * other
-    # At each other place a forward and an input gradient; of many micro-batches the shorter one hides, as far as
-    # one and a half weight gradients reach.
+    # At each other place a forward and an input gradient; of many micro-batches the shorter one hides, as far
+    # as one and a half weight gradients reach.
     both = one["forward"], 1 - weight - one["forward"]
     there = sum(both) - min(*both, weight + weight / 2) * min(1.0, max(0.0, (m - pp) / pp))
     ahead = max(0.0, weight / 2 - (chunk - 0.5))
