@@ -16,7 +16,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.options import Options
+from plait.core.step.seconds.options import OTHERS, Options
 
 COLUMNS = [
     "row_id",
@@ -260,15 +260,12 @@ def _options(values: Mapping[str, str]) -> Options:
         work = FLASH_1
     # A sheet that names the kernel of attention alone, where others of it name that of norms as well.
     bare = re.fullmatch(r"torch|fused|flash_attention(2|v[\d.]+)", attention) is not None
-    return Options(
+    return replace(
+        OTHERS,
         fused_attention=fused,
         attention_work=work,
         norm_work=UNFUSED_NORM if bare and values["gated_mlp"] == "1" else 1.0,
-        recompute_attention=True,
-        recompute_collectives=True,
         transfers_hidden=_overlaps(values["comm_overlap"])[2],
-        rounds_hide_transfers=False,
-        in_lists=False,
         steps_overlap=values["pp_schedule"].lower() in ("zb-2p", "zb-v"),
         gradient_bytes=4.0 if "fp32 grad" in precision else 2.0,
     )

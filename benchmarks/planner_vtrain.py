@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner_row import VOCAB, Bad, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.options import Options
+from plait.core.step.seconds.options import OTHERS
 
 TIME = "iteration time (ms)"
 VTRAIN_COLUMNS = [
@@ -53,14 +54,7 @@ def read_vtrain(values: Mapping[str, str], stem: str) -> Row:
         cluster=cluster_of("a100-80", 8, 800),  # vTrain (arXiv 2312.12391): 4 x 200 Gbit/s HDR a node
         sequence=int(get["sequence length"]),
         precision="bf16-mixed",
-        options=Options(
-            fused_attention=False,
-            recompute_attention=True,
-            recompute_collectives=True,
-            rounds_hide_transfers=False,
-            in_lists=False,
-            gradient_bytes=2.0,
-        ),
+        options=replace(OTHERS, fused_attention=False, gradient_bytes=2.0),
         stated=not several,
         seconds=get["iteration time (ms)"] / 1e3,
         memory=None,

@@ -50,12 +50,13 @@ from numpy.typing import NDArray
 from plait.core.base.errors import JobError
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
+from plait.core.step.seconds.options import OTHERS
 from plait.plan.relax import DEFAULTS
 from plait.plan.space import SearchRequest
 
-_OTHER = MemoryOptions(
-    recompute_attention=True, recompute_collectives=True, whole_layers=True, sums_in_place=True, rotary_in_place=True,
-    regathers=True, logit_bytes=10.0, defers=False, ends_fill=True, rounds_hide_transfers=False, in_lists=False,
+_OTHER = replace(
+    MemoryOptions.of(OTHERS), sums_in_place=True, rotary_in_place=True, regathers=True, logit_bytes=10.0, defers=False,
+    ends_fill=True,
 )  # fmt: skip
 """What all others have in common. Logits: in bf16, in fp32, and what the softmax keeps."""
 _FSDP = replace(

@@ -9,6 +9,7 @@ fill a cluster in order, so a tier's groups are ranges of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -211,10 +212,10 @@ class Cluster(Section):
         if not device.peak:
             raise JobError("is empty", key="device.peak", fix="Give FLOP/s for at least one precision, as bf16-mixed")
 
-    def tier_of(self, span: int) -> int:
-        """The innermost tier that connects ``span`` neighbouring ranks; the outermost if none does."""
-        fitting = (i for i, tier in enumerate(self.tiers) if not tier.ranks or span <= tier.ranks)
-        return next(fitting, len(self.tiers) - 1)
+    def tier_of(self, span: Any) -> Any:
+        """The innermost tier that connects ``span`` neighbouring ranks; the outermost if none does. span: a
+        number, or a column."""
+        return sum(span > (tier.ranks or math.inf) for tier in self.tiers[:-1])
 
     @property
     def hosts(self) -> Hosts:

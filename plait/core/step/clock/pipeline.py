@@ -136,7 +136,7 @@ class StepClock(PipelineClock[Course]):
         ranks = len(tie.ranks)
         if ranks == 1:
             return
-        stride = max(1, step.layout.world_size // ranks)  # of a node's first and last rank both are inside
+        stride = max(1, step.layout.world_size // ranks)  # as the closed form has it: one node's ends are inside
         size = tie.numbers * self.courses[0].place.step.workload.master
         courses = [self.courses[place] for place in places]
         _meet(courses)

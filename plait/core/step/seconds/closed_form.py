@@ -192,8 +192,8 @@ class _SharedParts:
         heads: list[Any] = [turns, False, ~turns]
         alone = points.ranks == points.tp  # one list has both directions
         found = list[Column]()
-        for count, head in zip(self._layers, heads, strict=True):
-            ahead, behind, weights = self._late_in(count / chunks)
+        parts = zip(self._layers, heads, self._late_lists, strict=True)
+        for count, head, (ahead, behind, weights) in parts:
             once = head * np.minimum(behind.most, batch.head_backward / (1 + split))
             once = once + head * split * np.minimum(weights.most, batch.head_backward / 2)
             apart: Column = chunks * (ahead.most + behind.most + weights.most) - once
@@ -201,16 +201,16 @@ class _SharedParts:
             found.append(np.where(alone, both, apart) + count * batch.waits_for_offload)
         return found
 
-    def _late_in(self, layers: Column) -> tuple[Late, Late, Late]:
-        """A forward, a backward and weight gradients of a list of their own, of so many layers of a stage."""
-        batch = self.batch
+    @cached_property
+    def _late_lists(self) -> list[list[Late]]:
+        """Of a stage at these places: a forward, a backward, weight gradients of a list of their own."""
+        batch, chunks = self.batch, np.maximum(self.asked.points.virtual, 1)
         pairs = (
             (batch.late_forward, batch.lead_forward),
             (self._behind - batch.late_weights, batch.lead_backward + self.again * batch.lead_again),
             (batch.late_weights, batch.lead_weights),
         )
-        ahead, behind, weights = (Late(*pair).times(layers) for pair in pairs)
-        return ahead, behind, weights
+        return [[Late(*pair).times(count / chunks) for pair in pairs] for count in self._layers]
 
     @property
     def _behind(self) -> Column:
@@ -227,12 +227,12 @@ class _SharedParts:
         batch, parts = self.batch, zip(self._layers, self.ends, self.late, strict=True)
         first, inner, last = (count * self.each + end + late for count, end, late in parts)
         each = self.owners.inner / np.maximum(self.asked.points.virtual, 1)
-        ahead, behind, weights = (late.most / each for late in self._late_in(each))
+        ahead, behind, weights = (late.most / each for late in self._late_lists[1])
         whole = self.each + ahead + behind + weights
         return Stages(
             first=first, inner=inner, last=last,
             forward=(batch.ahead + ahead) / whole,
-            weight_gradient=((batch.three - batch.linear) / 2 + weights) / whole, first_chunk=self.owners.first_chunk,
+            weight_gradient=(batch.weight_gradients + weights) / whole, first_chunk=self.owners.first_chunk,
         )  # fmt: skip
 
     def seconds(self) -> Seconds:

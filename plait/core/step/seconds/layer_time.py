@@ -244,7 +244,7 @@ class Layer(Priced):
     def _lead(self, late: Waits, net: Seconds, exposed: Any) -> Seconds:
         """exposed: of the phase's collectives, seconds that nothing hides."""
         sent = late.bare.net - late.sent.net
-        share = np.clip(exposed / np.maximum(sent, 1e-30), 0, 1) * (sent > 0)
+        share = np.clip(exposed / np.maximum(sent, 1e-30), 0, 1)
         most: Seconds = np.maximum(net, late.bare.most + share * (late.sent.most - late.bare.most))
         return np.where(self._listed, most, np.maximum(0, net))
 

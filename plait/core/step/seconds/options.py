@@ -56,3 +56,7 @@ class Options:
     ends_shared: Any = False
     muon_steps: Any = 0
     matrix_itemsize: Any = 2
+
+
+OTHERS = Options(recompute_attention=True, recompute_collectives=True, rounds_hide_transfers=False, in_lists=False)
+"""What all other frameworks have in common."""

@@ -166,12 +166,6 @@ def rate_of(tier: Tier, ranks: Any) -> Any:
     return tier.rate.value * (np.maximum(1, np.asarray(ranks) - 1) / (tier.ranks - 1) if tier.mesh else 1.0)
 
 
-def tiers(cluster: Cluster, spans: Any) -> Any:
-    """Number of the innermost tier that connects so many neighbouring ranks, as ``Cluster.tier_of``."""
-    inner = [tier.ranks or 2**31 for tier in cluster.tiers[:-1]]
-    return np.sum([np.asarray(spans) > ranks for ranks in inner], axis=0) + np.zeros_like(spans)
-
-
 def latency(cluster: Cluster, tier: int) -> float:
     """Seconds of a collective of two ranks over a tier, however little is sent."""
     return cluster.tiers[tier].latency.value * _links(cluster, tier).latency.value

@@ -90,7 +90,7 @@ class StepEnd:
         """Beside backwards. For other places' a place waits as long as sums run beside the last ones; all of
         what is exposed, if gathers of parameters wait behind it."""
         batch, owned = self.batch, self.owners
-        each = np.where(self._split, (batch.three - batch.linear) / 2, batch.back) + self._host
+        each = np.where(self._split, batch.weight_gradients, batch.back) + self._host
         busy, last = self._layers * each, owned.inner * each
         more = self._beside(busy, self._layers * batch.reduced, owned.down)
         slowed = np.minimum(more, last * (self.asked.cluster.efficiency.slow_computation.value - 1))
@@ -113,18 +113,23 @@ class StepEnd:
         return rates.together(cluster, busy, other + sent) - rates.together(cluster, busy, other)
 
     @property
+    def _chained(self) -> Any:
+        """Whether sums lengthen the list that hands a gradient on."""
+        return self._in_lists & ~self._split & ~self._late
+
+    @property
     def _others(self) -> Any:
         """How many other places' last backwards, with their sums, are waited for."""
-        return (self.asked.points.pp - 1) * (self._in_lists & ~self._split & ~self._late)
+        return (self.asked.points.pp - 1) * self._chained
 
     @property
     def _met(self) -> Seconds:
         """Of a backward, the share of exposed collectives that use the links of sums: both then take twice as
         long."""
         points, batch, cluster = self.asked.points, self.batch, self.asked.cluster
-        links = rates.tiers(cluster, points.tp * points.replicas)
+        links = cluster.tier_of(points.tp * points.replicas)
         some: list[tuple[Seconds, Any]] = [(batch.tp, points.tp), (batch.cp, points.tp * points.cp)]
-        same = np.sum([sent * (rates.tiers(cluster, ranks) == links) for sent, ranks in some], axis=0)
+        same = np.sum([sent * (cluster.tier_of(ranks) == links) for sent, ranks in some], axis=0)
         every = np.maximum(batch.tp + batch.cp + batch.ep, TINY)
         met: Seconds = (batch.back - batch.backward) * same / every / np.maximum(batch.back + self._host, TINY)
-        return np.where(self._in_lists & ~self._split & ~self._late, met, 0.0)
+        return np.where(self._chained, met, 0.0)
