@@ -25,8 +25,9 @@ AXES = {
     "ep": ("ep",),
     "dp": ("sharding", "sync"),
     "pp": ("transfers",),
-    "optimizer": ("optimizer", "fixed"),
+    "optimizer": ("optimizer",),
     "idle": ("bubble", "straggler"),
+    "beside": ("fixed",),
 }
 """Parts of level 1 by what an answer calls them."""
 

@@ -26,6 +26,7 @@ PARTS = {
     "pp": "exposed transfers between stages",
     "optimizer": "the optimizer",
     "idle": "waiting for other ranks",
+    "beside": "loading data and logging",
 }
 """Where a step goes, in words."""
 WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}

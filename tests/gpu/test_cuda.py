@@ -48,6 +48,7 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
     assert all(span.end >= span.start for span in spans)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own use, in its compiler
 @pytest.mark.parametrize(("p1", "compile_"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_captured_it_computes_the_same(p1: int, compile_: bool, tp: int) -> None:

@@ -11,7 +11,8 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.comm.background import Background
 from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import device_of
-from plait.train.model import documents, sequence
+from plait.train.model import documents, formulas, sequence
+from plait.train.model.compiled import compiler
 from plait.train.model.transformer import Transformer
 from tests.support.models import llama
 
@@ -68,6 +69,20 @@ def _within(
     q, k, v = (t.to(starts.device, dtype).requires_grad_() for t in inputs)
     out = sequence.attend_documents(q, k, v, those, window)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), ahead.to(starts.device, dtype))]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own use, in its compiler
+@pytest.mark.parametrize("width", [16, 5000])
+def test_compiled_masks_are_the_cpu_s(width: int) -> None:
+    """To the bit, also where a column's number times a constant exceeds 32 bits."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.ones(40, width, dtype=torch.float64)
+    hashes = torch.randint(0, 1 << 32, (40,), generator=generator)
+    inputs = (x, hashes, torch.tensor(1 << 29), torch.tensor(1.125, dtype=torch.float64))
+    found = compiler().table()["drop"](*(one.cuda() for one in inputs))
+    want = formulas.drop(*inputs)
+    assert torch.equal(found.cpu(), want)
+    assert 0 < int((want == 0).sum()) < want.numel() // 2
 
 
 def test_gradients_are_added_in_fp32_and_in_one_order() -> None:

@@ -100,8 +100,8 @@ def test_parts_of_a_closed_form_are_axes() -> None:
     given = Seconds(**{field.name: np.array([float(1 << at)]) for at, field in enumerate(fields(Seconds))})
     axes = {
         "compute": ("linear", "attention", "elementwise", "host", "head"), "tp": ("tp",), "cp": ("cp",), "ep": ("ep",),
-        "dp": ("sharding", "sync"), "pp": ("transfers",), "optimizer": ("optimizer", "fixed"),
-        "idle": ("bubble", "straggler"),
+        "dp": ("sharding", "sync"), "pp": ("transfers",), "optimizer": ("optimizer",),
+        "idle": ("bubble", "straggler"), "beside": ("fixed",),
     }  # fmt: skip
     told = {axis: sum(float(getattr(given, name)[0]) for name in names) for axis, names in axes.items()}
     assert closed_parts(given) == told

@@ -176,9 +176,10 @@ class Optimizer:
 
     def _look_ahead(self) -> None:
         """Add gradients to Muon's momentum; what is left in their place is what it orthogonalises."""
-        settings = self.train.muon
+        settings, whole = self.train.muon, self._remembers == self.gradients.dtype
         for unit, momentum in self.states["momentum"].items():
-            for kept, gradient in zip(momentum.split(WIDENED), self.gradients.final[unit].split(WIDENED), strict=True):
+            size = max(1, momentum.numel()) if whole else WIDENED
+            for kept, gradient in zip(momentum.split(size), self.gradients.final[unit].split(size), strict=True):
                 wide = kept.to(gradient.dtype)  # itself, if it is not kept in less
                 wide.lerp_(gradient, 1 - settings.momentum)
                 if settings.nesterov:

@@ -8,8 +8,10 @@ an error, never a silent fall back to op by op. ``warm_up`` compiles what a mode
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -129,14 +131,22 @@ class Compiler:
         return {name: self._compiled(function) for name, function in formulas.ALL.items()}
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        compile_: Any = torch.compile  # whose overloads do not know the last two
-        return compile_(
-            function, fullgraph=True, backend=self._backend, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
-        )
+        compile_: Any = torch.compile  # whose overloads do not know the limit
+        return compile_(function, fullgraph=True, backend=self._backend, **variants())
 
     def _backend(self, graph: Any, inputs: Any) -> Any:
         self.variants += 1
         return self._through(graph, inputs)
+
+
+def variants() -> dict[str, Any]:
+    """What ``torch.compile`` is told of ``MOST_VARIANTS``. torch before 2.13 has no limit of one function's
+    own: there it is the process's."""
+    if "recompile_limit" in signature(torch.compile).parameters:
+        return {"recompile_limit": MOST_VARIANTS, "isolate_recompiles": True}
+    settings: Any = importlib.import_module("torch._dynamo.config")
+    settings.recompile_limit = max(MOST_VARIANTS, settings.recompile_limit)
+    return {}
 
 
 @lru_cache(maxsize=1)

@@ -17,11 +17,14 @@ from torch import Tensor
 DropoutSite = Literal["embed", "attn", "mlp", "core"]
 _SITES: dict[str, int] = {"embed": 1, "attn": 2, "mlp": 3, "core": 4}
 _MASK = 0xFFFFFFFF
+_SPREAD = 0x9E3779B1 - (1 << 32)
+"""2^32 over the golden ratio, modulo 2^32. Negative, so that 32 bits hold it: what is compiled for a GPU
+multiplies indices in 32 bits, and Triton refuses a larger number there."""
 
 
 def fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
     """``key`` with one more component; works elementwise and on plain numbers alike."""
-    return _mix(key ^ ((value * 0x9E3779B1) & _MASK))
+    return _mix(key ^ ((value * _SPREAD) & _MASK))
 
 
 def _mix(x: Tensor | int) -> Tensor | int:

@@ -15,9 +15,9 @@ from plait.core.step.clock.places import PlaceLists
 from plait.core.step.schedule import Op, Transfer
 from plait.core.step.step import Place
 
-AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
-"""Parts of a step's seconds. idle: waiting for computations of other places (the bubble), for the slowest
-node of the own place and of others, and for what is beside a step."""
+AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle", "beside")
+"""Parts of a step's seconds. idle: waiting for computations of other places (the bubble) and for the slowest
+node of the own place and of others. beside: what every step takes whatever it computes (data, logging)."""
 
 
 class Turn(NamedTuple):

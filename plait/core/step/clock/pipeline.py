@@ -124,9 +124,10 @@ class StepClock(PipelineClock[Course]):
             norm = prices.collective("all_reduce", 3 * 8, world, 1) if world > 1 else 0.0
             taken = prices.update(course.place.numbers) + prices.muon(course.place)
             course.rest(course.clock + norm + taken * course.pace, "optimizer")
-        self.seconds = max(course.clock for course in self.courses) + prices.beside
+        _meet(self.courses)
+        self.seconds = self.courses[0].clock + prices.beside
         for course in self.courses:
-            course.rest(self.seconds, "idle")
+            course.rest(self.seconds, "beside")
 
     def _tie(self) -> None:
         """The first and the last stage sum the gradient of tied embeddings, if there are any."""

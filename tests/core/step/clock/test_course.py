@@ -56,7 +56,16 @@ def test_a_computation_takes_its_pace_and_what_transfers_slow_it_down() -> None:
     one.do(replace(outcome, ended=()))
     assert (one.clock, len(one.ended), one.turns[1]) == (19.0, 1, Turn(None, 13.0, 1.5, replace(outcome, ended=())))
     one.settle()
-    told = {"compute": 6.0, "tp": 1.0, "cp": 0.5, "dp": 0.5, "pp": 2.0, "optimizer": 0.0, "idle": 2 * 4 * 0.5}
+    told = {
+        "compute": 6.0,
+        "tp": 1.0,
+        "cp": 0.5,
+        "dp": 0.5,
+        "pp": 2.0,
+        "optimizer": 0.0,
+        "idle": 2 * 4 * 0.5,
+        "beside": 0.0,
+    }
     assert one.spent == told
     assert sum(one.spent.values()) == one.clock - 5.0
 

@@ -120,11 +120,11 @@ def test_one_rank_is_the_sum_of_its_ops() -> None:
     sites = {"attn": 4, "mlp": 4, "embed": 1, "head": 1}
     ops = sum(value * sites.get(key.split(".")[0], 0) for key, value in costs.compute.items() if key[-1] not in "MA")
     assert found.exposed["compute"] == pytest.approx(3 * ops)
-    assert {axis for axis, value in found.exposed.items() if value} == {"compute", "optimizer", "idle"}
-    assert found.exposed["idle"] == pytest.approx(machine.efficiency.step.value)
+    assert {axis for axis, value in found.exposed.items() if value} == {"compute", "optimizer", "beside"}
+    assert found.exposed["beside"] == pytest.approx(machine.efficiency.step.value)
     late = simulate_plan(plan, cluster(host_layer=0.01)).exposed
     assert 3 * 8 * 0.01 < late["compute"] < 3 * (8 * 0.01 + ops)  # of four layers, forward and backward
-    assert {axis for axis, value in late.items() if value} == {"compute", "optimizer", "idle"}
+    assert {axis for axis, value in late.items() if value} == {"compute", "optimizer", "beside"}
 
 
 def test_unlimited_links_that_disturb_nothing_leave_computation_alone() -> None:
