@@ -22,6 +22,8 @@ class Late(NamedTuple):
     @staticmethod
     def of(launch: Any, busy: Any, count: Any = 1) -> Late:
         """Of an op that is launched in ``count`` equal parts."""
+        if isinstance(count, int) and count == 1:
+            return Late(launch - busy, launch)
         return Late(launch / count - busy / count, launch / count).times(count)
 
     def then(self, other: Late) -> Late:

@@ -22,6 +22,8 @@ _WEIGHTS = frozenset((Kind.WEIGHT_GRAD,))
 ENDS: tuple[Site, ...] = ("embed", "head")
 LISTED: tuple[Phase, ...] = ("F", "B", "I", "W")
 """Phases of a layer in lists."""
+REPEATING: tuple[Phase, ...] = ("B", "I")
+"""Those in which activations are computed again."""
 
 
 class Pass(NamedTuple):
@@ -58,7 +60,8 @@ class Waits(NamedTuple):
 class LayerSums(NamedTuple):
     """Of one layer: forward; backward without what is computed again; that. Of the ends, both passes of what
     a stage has that begins with the embedding, ends with the head, or hands on what it computed; and of the
-    head's, the backward alone. late, late_again: by phase, without and with what is computed again."""
+    head's, the backward alone. late: by phase, without what is computed again; late_again: with it, of phases
+    that have it."""
 
     forward: Pass
     backward: Pass
@@ -74,17 +77,23 @@ class LayerSums(NamedTuple):
     def of(priced: Priced) -> LayerSums:
         """Of every point."""
         count = len(priced.points)
-        sums, late = np.zeros((7, len(Pass._fields), count)), np.zeros((2, len(LISTED), 2, len(Late._fields), count))
+        sums = np.zeros((7, len(Pass._fields), count))
+        late, late_again = (
+            {one: np.zeros((2, len(Late._fields), count)) for one in each} for each in (LISTED, REPEATING)
+        )
         for which, ops in priced.structures():
             passes = _Passes(ops)
             for at, one in enumerate(passes.sums()):
                 _put(sums[at], which, one)
-            for again, (number, phase), sent in product((0, 1), enumerate(LISTED), (0, 1)):
-                _put(late[again, number, 1 - sent], which, passes.late(phase, again=again > 0, sends=sent))
-        plain, whole = map(_waits, late)
+            for phase, sends in product(LISTED, (0, 1)):
+                plain = passes.late(phase, again=False, sends=sends)
+                _put(late[phase][1 - sends], which, plain)
+                if phase in REPEATING:
+                    whole = passes.late(phase, again=True, sends=sends) if passes.again else plain
+                    _put(late_again[phase][1 - sends], which, whole)
         forward, backward, again, *ends = (Pass(*each) for each in sums)
         embed, head, leave, head_backward = ends
-        return LayerSums(forward, backward, again, embed, head, leave, head_backward, plain, whole)
+        return LayerSums(forward, backward, again, embed, head, leave, head_backward, _waits(late), _waits(late_again))
 
 
 def _put(columns: Any, which: Any, values: Iterable[Any]) -> None:
@@ -93,9 +102,9 @@ def _put(columns: Any, which: Any, values: Iterable[Any]) -> None:
         column[which] = value
 
 
-def _waits(columns: Any) -> Mapping[Phase, Waits]:
-    """columns: [phases, sent and bare, net and most, points]."""
-    return {phase: Waits(*(Late(*each) for each in both)) for phase, both in zip(LISTED, columns, strict=True)}
+def _waits(columns: Mapping[Phase, Any]) -> Mapping[Phase, Waits]:
+    """columns: by phase, [sent and bare, net and most, points]."""
+    return {phase: Waits(*(Late(*each) for each in both)) for phase, both in columns.items()}
 
 
 class _Passes:
@@ -105,7 +114,13 @@ class _Passes:
         self.ops = ops
         self.layers: tuple[Site, ...] = ("block",) if ops.graph.parallel_block else ("attn", "mlp")
         self.kinds: dict[Site, Sequence[Kind]] = {site: ops.graph.kinds(site, 0) for site in (*self.layers, *ENDS)}
+        self.lates: dict[tuple[Site, Kind, int], Late] = {}
         self.known = {(site, kind): _pass(ops, site, kind) for site, kinds in self.kinds.items() for kind in kinds}
+
+    @property
+    def again(self) -> bool:
+        """Whether a layer computes anything again."""
+        return any(kind in AGAIN_KINDS for site in self.layers for kind in self.kinds[site])
 
     def total(self, sites: Iterable[Site], wanted: frozenset[Kind]) -> Pass:
         each = (self.known[site, kind] for site in sites for kind in self.kinds[site] if kind in wanted)
@@ -132,16 +147,20 @@ class _Passes:
         collectives are waited for."""
         forward, found = PHASES[phase].forward, Late()
         for site in self.layers if forward else reversed(self.layers):
-            slices, segment = self.ops.priced.points.p1, Late()
+            segment = Late()
             kinds = (kind for kind in self.kinds[site] if again or kind not in AGAIN_KINDS)
             for kind in (kind for kind in kinds if _in_phase(kind, phase)):
-                segment = segment.then(self._late(site, kind, slices, sends))
-            found = found.then(segment.times(slices))
+                asked = site, kind, sends
+                if asked not in self.lates:
+                    self.lates[asked] = self._late(*asked)
+                segment = segment.then(self.lates[asked])
+            found = found.then(segment.times(self.ops.priced.points.p1))
         return found
 
-    def _late(self, site: Site, kind: Kind, slices: Any, sends: int) -> Late:
+    def _late(self, site: Site, kind: Kind, sends: int) -> Late:
         """Of an op and its collectives, of one slice."""
-        one, parts, host = self.known[site, kind], self.ops.parts(site, kind), self.ops.priced.cluster.efficiency
+        one, parts, slices = self.known[site, kind], self.ops.parts(site, kind), self.ops.priced.points.p1
+        host = self.ops.priced.cluster.efficiency
         launch = launch_seconds(self.ops.priced, kind) * one.rows / slices
         sent = sends * (one.tp + one.heads + one.ring + one.home) / slices
         work = Late.of(launch, one.seconds / slices, parts)

@@ -97,7 +97,8 @@ def columns_of(sums: LayerSums) -> list[tuple[Any, ...]]:
     """Of passes, and of the host's phases."""
     passes = [sums.forward, sums.backward, sums.again, sums.embed, sums.head, sums.leave, sums.head_backward]
     phases = (sums.late, sums.late_again)
-    assert len(passes) == len(sums) - len(phases) and all(list(each) == ["F", "B", "I", "W"] for each in phases)
+    assert len(passes) == len(sums) - len(phases)
+    assert [[*each] for each in phases] == [["F", "B", "I", "W"], ["B", "I"]]
     return [*passes, *(late for each in phases for waits in each.values() for late in waits)]
 
 
