@@ -86,9 +86,11 @@ class Compiled:
         return self.functions["drop"](_flat(x), *self._dropout(mask)).view(x.shape)
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-        """Two passes."""
+        """Three passes."""
         beyond_here = beyond if beyond < logits.shape[1] else None
-        return logits, self.functions["local_loss"](logits, rows, here, beyond_here)
+        statistics = self.functions["local_loss"](logits, rows, here, beyond_here)
+        self.functions["exponentials"](logits, statistics[0, 0], beyond_here)
+        return logits, statistics
 
     def _scores(self, scores: Scores) -> tuple[Tensor, float, Tensor, Tensor]:
         return scores.products, scores.root, scores.queries, scores.heads

@@ -170,15 +170,24 @@ def join_rms_norm(
 
 
 def local_loss(logits: Tensor, rows: Tensor, here: Tensor, beyond: int | None) -> Tensor:
-    """``Kernels.local_loss``; exponentials take the place of the logits. beyond: None without padding."""
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    counted = logits if beyond is None else torch.where(columns < beyond, logits, -math.inf)
+    """The statistics of ``Kernels.local_loss``. beyond: None without padding."""
+    counted = _counted(logits, beyond)
     maximum = counted.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
     target = torch.where(here, logits.gather(1, rows[:, None])[:, 0], 0.0)
-    exponentials = (counted - maximum[:, None]).exp()
-    statistics = torch.stack((maximum, exponentials.sum(dim=1), target))[None]
-    logits.copy_(exponentials)
-    return statistics
+    return torch.stack((maximum, (counted - maximum[:, None]).exp().sum(dim=1), target))[None]
+
+
+def exponentials(logits: Tensor, maximum: Tensor, beyond: int | None) -> None:
+    """Its exponentials, in the place of the logits. Apart from their sum: kernels of one function would keep
+    them beside the logits meanwhile, which take more memory than anything else of a model."""
+    logits.copy_((_counted(logits, beyond) - maximum[:, None]).exp())
+
+
+def _counted(logits: Tensor, beyond: int | None) -> Tensor:
+    """Logits, -inf where they are padding."""
+    if beyond is None:
+        return logits
+    return torch.where(torch.arange(logits.shape[1], device=logits.device) < beyond, logits, -math.inf)
 
 
 ALL: Mapping[str, Callable[..., Any]] = {
@@ -186,6 +195,7 @@ ALL: Mapping[str, Callable[..., Any]] = {
     for function in (
         layer_norm, layer_norm_gradient, rms_norm, rms_norm_gradient, gelu, gelu_gradient, swiglu, swiglu_gradient,
         rotate, rotate_back, weights, weights_gradient, rows, drop, join, join_layer_norm, join_rms_norm, local_loss,
+        exponentials,
     )
 }  # fmt: skip
 

@@ -125,6 +125,7 @@ class WarmUp:
     def _loss(self, rows: int) -> Iterator[Example]:
         logits, targets = self._zeros(rows, self.vocab, wide=True), self._numbers(rows)
         yield "local_loss", (logits, targets, self._marked(targets == 0, 0), self.beyond)
+        yield "exponentials", (logits, self._zeros(rows, wide=True), self.beyond)
 
     def _zeros(self, *shape: int, marked: tuple[int, ...] = (0,), wide: bool = False) -> Tensor:
         dtype = torch.float32 if wide and self.dtype != torch.float64 else self.dtype
