@@ -159,7 +159,8 @@ def test_deepspeed_takes_what_is_emitted(tmp_path: Path) -> None:
     found = answer(installed("deepspeed", tmp_path), DEEPSPEED, asked)
     for one, (stage, batch, times, overlap, interval) in zip(jobs, found, strict=True):
         factors = one.sharding(one.degrees[0][0] * one.strategy.cp)
-        assert stage == sum(factor > 1 for factor in (factors.params, factors.grads, factors.optim))
+        shared = sum(factor > 1 for factor in (factors.params, factors.grads, factors.optim))
+        assert stage == (min(1, shared) if one.strategy.pp > 1 else shared)  # its pipelines refuse more
         assert (batch, times) == (one.train.global_batch_size, one.num_micro_batches)
         assert overlap == (one.base_strategy.shard_overlap != "none")
         assert interval == (one.strategy.pp > 1 and one.base_strategy.recompute == "full")
