@@ -160,6 +160,46 @@ def test_most_pipelines_are_off_by_less_than_one_percent() -> None:
     assert sum(error <= 0.01 for error in whole) >= 0.75 * len(whole)
 
 
+def drawn_sharded(number: int) -> tuple[str, int, str, dict[str, int]]:
+    """A strategy that shares out gradients, and parameters in half of them, and hides what that sends."""
+    draw = random.Random(f"sharded {number}")
+    model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100"])
+    dp = draw.choice([8, 16, 32, 64])
+    optim = draw.choice([some for some in (2, 4, 8, 16, 32, 64) if some <= dp])
+    grads = draw.choice([some for some in (2, 4, 8, 16, 32, 64) if some <= optim])
+    tp, kind = draw.choice([1, 1, 2, 4]), draw.choice(["none", "none", "selective", "full"])
+    row = {
+        "tp": tp, "dp": dp, "micro": draw.choice([1, 2, 4]), "num_micro": draw.choice([1, 2, 4, 8]),
+        "sequence_parallel": int(tp > 1), "recompute": RECOMPUTES.index(kind), "recompute_layers": -1,
+        "params": draw.choice([1, grads]), "grads": grads, "optim": optim,
+        "overlap": OVERLAPS.index("domino"), "shard_overlap": SHARD_OVERLAPS.index("both"),
+    }  # fmt: skip
+    return model, draw.choice([1024, 2048, 4096]), machine, row
+
+
+def test_sharded_replicas_take_about_what_they_take_when_simulated() -> None:
+    """Sums of a list run beside the next one, as many as there are buffers for; gathers wait behind sums."""
+    asked = [drawn_sharded(number) for number in range(DRAWN)]
+    found = [both(*one, host=True) for one in asked]
+    errors = [abs(closed / simulated - 1) for simulated, closed in found]
+    kept = [error for error, one in zip(errors, asked, strict=True) if one[3]["params"] == 1]
+    assert len(kept) >= DRAWN / 4
+    assert max(kept) <= 0.09 and statistics.median(kept) <= 0.01
+    assert max(errors) <= 0.17 and statistics.median(errors) <= 0.015
+    assert sum(error <= 0.03 for error in errors) >= 0.8 * DRAWN
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
+def test_tied_weights_are_summed_by_those_who_update_them(schedule: str) -> None:
+    """A place of zb-v has both ends of the model, and sums nothing."""
+    row = {
+        "pp": 4, "dp": 8, "micro": 1, "num_micro": 8, "optim": 8, "schedule": SCHEDULES.index(schedule),
+        "virtual": 2 if schedule == "zb-v" else 1, **EXPOSED,
+    }  # fmt: skip
+    simulated, closed = both("gpt3-350m", 1024, "a100-80", row)
+    assert closed == pytest.approx(simulated, rel=0.03)
+
+
 @pytest.mark.parametrize("number", range(0, DRAWN, 3))
 def test_muon_takes_what_it_takes_when_simulated(number: int) -> None:
     """Beside AdamW's step, of one micro-batch: what orthogonalises is then most of what is compared."""

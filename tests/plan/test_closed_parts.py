@@ -268,6 +268,15 @@ def rounds(one: Found) -> float:
     return float(one.owned.inner[0]) * (1 + min(one.row["pp"], 8) * (stages - 1)) / stages
 
 
+def gathered(one: Found, sent: float) -> float:
+    """What a layer's backward waits for its gathers and sums of so many seconds: all of what does not fit; or
+    an MLP for its gather, behind the sum of the MLP before, behind that MLP itself."""
+    batch, model = one.batch, one.model
+    back, core = float(batch.back[0]), float(batch.attention_backward[0])
+    mlp = (3 if model.gated else 2) * model.hidden * model.ffn_hidden / float(model.layer_weights)
+    return max(back + exposed(back, 0.0, sent), mlp * (back - core + sent)) - back
+
+
 def gradients(one: Found, *, hidden: bool) -> float:
     """Of gradients what a step waits for. A place's sums are in its last backward, and lengthen it: where
     nothing hides them, by all of them; else by what does not fit, and by what they slow down. The places
@@ -280,8 +289,10 @@ def gradients(one: Found, *, hidden: bool) -> float:
         return max(0.0, down - count * late) + behind
     each = late + float(((batch.three - batch.linear) / 2 if split and lists else batch.back)[0])
     shared = lists and one.row.get("params", 1) > 1
-    beside = count if shared else rounds(one)
-    more = exposed(beside * each, beside * float(batch.reduced[0]), down)
+    beside, reduced = count if shared else rounds(one), float(batch.reduced[0])
+    more = exposed(beside * each, beside * reduced, down)
+    if shared:
+        more = count * max(0.0, gathered(one, reduced + down / count) - gathered(one, reduced) - late)
     if split or not lists:
         return more
     own, last = (met(one) / each * min(down, layers * each) for layers in (beside, count))
@@ -311,7 +322,13 @@ def test_half_of_what_a_steps_end_sends_hides_behind_a_backward_half_behind_a_fo
     hides: str, params: int, lists: bool, row: dict[str, int]
 ) -> None:
     """Beside what sharding sends for the same micro-batch; the sum of tied weights hides behind nothing."""
-    row = {**row, "params": params, "grads": 2, "optim": row["dp"], "shard_overlap": SHARD_OVERLAPS.index(hides)}
+    row = {
+        **row,
+        "params": params,
+        "grads": params if lists else 2,
+        "optim": row["dp"],
+        "shard_overlap": SHARD_OVERLAPS.index(hides),
+    }
     one = Found(row, replace(SHAPES, tied_embeddings=1), Options(in_lists=lists))
     down = gradients(one, hidden=hides in ("backward", "both"))
     up = parameters(one, hidden=hides in ("forward", "both"))

@@ -30,6 +30,7 @@ from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import INTERLEAVED, SPLIT, ZB_V, Stages, pipeline
 from plait.core.step.seconds.rates import Seconds as Column
+from plait.core.step.seconds.shard_time import ShardTime
 from plait.core.step.seconds.step_end import StepEnd
 from plait.core.step.stages import crossing_bytes
 
@@ -162,7 +163,22 @@ class _SharedParts:
     @cached_property
     def each(self) -> Column:
         """All of one layer, but for the host."""
-        return self.busy + self.batch.sent + self.again * self.batch.sent_again
+        sent = self.batch.sent - self.batch.sharding + self.sharding.exposed
+        return self.busy + sent + self.again * self.batch.sent_again
+
+    @cached_property
+    def sharding(self) -> ShardTime:
+        """Of gathers and sums."""
+        return ShardTime(self.asked, self.batch, self.owners, self.again)
+
+    @property
+    def _late_weights(self) -> Column:
+        return self.batch.late_weights - self._beside_weights
+
+    @property
+    def _beside_weights(self) -> Column:
+        """What sums add to a list of weight gradients."""
+        return np.where(self.sharding.flows & self.sharding.split, self.sharding.exposed, 0.0)
 
     @cached_property
     def _turns(self) -> Any:
@@ -174,10 +190,11 @@ class _SharedParts:
         """Beside its layers, of the first, an inner and the last place."""
         points, batch, turns = self.asked.points, self.batch, self._turns
         chunks, one = np.maximum(points.virtual, 1), points.pp == 1
+        head = batch.head + self.sharding.head(np.where(self.sharding.split, self._late_weights, self._behind))
         outer = (
-            batch.embedding + np.where(turns, batch.head, 0) + (chunks - turns) * batch.leave,
+            batch.embedding + np.where(turns, head, 0) + (chunks - turns) * batch.leave,
             chunks * batch.leave,
-            np.where(turns, 0, batch.head) + np.where(one, batch.embedding, (chunks - ~turns) * batch.leave),
+            np.where(turns, 0, head) + np.where(one, batch.embedding, (chunks - ~turns) * batch.leave),
         )
         over = np.asarray(self.asked.options.ends_shared) & (points.pp > 1)
         each = (batch.embedding + batch.head) / points.pp + chunks * batch.leave
@@ -207,15 +224,16 @@ class _SharedParts:
         batch, chunks = self.batch, np.maximum(self.asked.points.virtual, 1)
         pairs = (
             (batch.late_forward, batch.lead_forward),
-            (self._behind - batch.late_weights, batch.lead_backward + self.again * batch.lead_again),
-            (batch.late_weights, batch.lead_weights),
+            (self._behind - self._late_weights, batch.lead_backward + self.again * batch.lead_again),
+            (self._late_weights, batch.lead_weights),
         )
         return [[Late(*pair).times(count / chunks) for pair in pairs] for count in self._layers]
 
     @property
     def _behind(self) -> Column:
         """By how much the host takes longer to launch a layer's backward than that takes."""
-        return self.batch.late_backward + self.again * self.batch.late_again
+        beside = self.batch.late_backward + self.batch.sharding - self.sharding.exposed
+        return beside + self.again * self.batch.late_again
 
     @property
     def _layers(self) -> list[Column]:
@@ -232,7 +250,8 @@ class _SharedParts:
         return Stages(
             first=first, inner=inner, last=last,
             forward=(batch.ahead + ahead) / whole,
-            weight_gradient=(batch.weight_gradients + weights) / whole, first_chunk=self.owners.first_chunk,
+            weight_gradient=(batch.weight_gradients + weights + self._beside_weights) / whole,
+            first_chunk=self.owners.first_chunk,
         )  # fmt: skip
 
     def seconds(self) -> Seconds:
@@ -256,7 +275,7 @@ class _SharedParts:
         times, host = points.num_micro * ended, np.asarray(points.num_micro * waited, dtype=np.float64)
         linear = times * (batch.three + again * batch.linear_again)
         attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
-        sync = StepEnd(self.asked, batch, owned, self._behind).seconds()
+        sync = StepEnd(self.sharding, self._behind).seconds()
         spent = run.work + bubble + run.transfers + sync + owned.optimizer
         return Seconds(
             linear=linear,
@@ -267,7 +286,7 @@ class _SharedParts:
             tp=times * (batch.tp + again * batch.tp_again),
             cp=times * (batch.cp + again * batch.cp_again),
             ep=times * (2 * batch.ep + again * batch.ep_again),
-            sharding=times * batch.sharding,
+            sharding=times * self.sharding.exposed,
             bubble=bubble,
             transfers=run.transfers,
             sync=sync,

@@ -78,9 +78,8 @@ class LayerSums(NamedTuple):
         """Of every point."""
         count = len(priced.points)
         sums = np.zeros((7, len(Pass._fields), count))
-        late, late_again = (
-            {one: np.zeros((2, len(Late._fields), count)) for one in each} for each in (LISTED, REPEATING)
-        )
+        shape = (2, len(Late._fields), count)
+        late, late_again = ({phase: np.zeros(shape) for phase in each} for each in (LISTED, REPEATING))
         for which, ops in priced.structures():
             passes = _Passes(ops)
             for at, one in enumerate(passes.sums()):
@@ -102,7 +101,7 @@ def _put(columns: Any, which: Any, values: Iterable[Any]) -> None:
         column[which] = value
 
 
-def _waits(columns: Mapping[Phase, Any]) -> Mapping[Phase, Waits]:
+def _waits(columns: Mapping[Any, Any]) -> Mapping[Phase, Waits]:
     """columns: by phase, [sent and bare, net and most, points]."""
     return {phase: Waits(*(Late(*each) for each in both)) for phase, both in columns.items()}
 

@@ -228,14 +228,8 @@ class Layer(Priced):
         return np.where(self._split, self.sums.late["W"].bare.net, 0.0)
 
     @property
-    def _listed(self) -> Any:
-        """Whether stages run lists, which have all that the model computes."""
-        beside = np.asarray(self.model.experts) + np.asarray(self.model.kv_lora_rank)
-        return np.asarray(self.options.in_lists) & (beside == 0)
-
-    @property
     def _split(self) -> Any:
-        return SPLIT[self.points.schedule] & self._listed
+        return SPLIT[self.points.schedule] & self.listed
 
     def _lead_back(self, late: Mapping[Phase, Waits], net: Seconds, exposed: Seconds) -> Seconds:
         parts = self._lead(late["I"], net - self.late_weights, exposed)
@@ -246,7 +240,7 @@ class Layer(Priced):
         sent = late.bare.net - late.sent.net
         share = np.clip(exposed / np.maximum(sent, 1e-30), 0, 1)
         most: Seconds = np.maximum(net, late.bare.most + share * (late.sent.most - late.bare.most))
-        return np.where(self._listed, most, np.maximum(0, net))
+        return np.where(self.listed, most, np.maximum(0, net))
 
     # ---- collectives ----
 

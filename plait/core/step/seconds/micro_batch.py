@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.step.columns.distinct import Ints
 from plait.core.step.columns.points import Points
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.layer_time import HIDE_BACKWARD, Layer
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
 
@@ -43,7 +44,8 @@ class MicroBatchSeconds:
     collectives add, and those of each axis; sent_again, tp_again, cp_again, ep_again: in a layer that
     recomputes. gathered, reduced: what sharding sends in a forward and in a backward, as if alone.
     waits_for_offload: for activations on their way to the host and back. head: head and loss, head_backward:
-    its computation, backward; embedding; leave: the last join of a stage without a head.
+    its computation, backward; embedding; leave: the last join of a stage without a head. edge: of sums of the
+    head's or the embedding's gradient, as if alone, where backwards hide them.
     """
 
     linear: Seconds
@@ -81,6 +83,7 @@ class MicroBatchSeconds:
     embedding: Seconds
     leave: Seconds
     head_backward: Seconds
+    edge: Seconds
 
     @property
     def weight_gradients(self) -> Seconds:
@@ -92,6 +95,8 @@ class MicroBatchSeconds:
         """Of every point of a layer."""
         sent = layer.ahead - layer.forward + layer.back - layer.backward
         own = {name: getattr(layer, name) for name in _OF_LAYER}
+        edge, points = _edge(layer), layer.points
+        hides = layer.listed & (points.params == 1) & HIDE_BACKWARD[points.shard_overlap]
         ends = {"head": layer.sums.head, "embedding": layer.sums.embed, "leave": layer.sums.leave}
         return MicroBatchSeconds(
             attention_forward=layer.sums.forward.attention,
@@ -105,7 +110,11 @@ class MicroBatchSeconds:
             sharding=layer.shard_forward + layer.shard_backward,
             gathered=layer.shard_forward_sent,
             reduced=layer.shard_backward_sent,
-            **{name: one.seconds + one.tp + (0.0 if name == "leave" else _edge(layer)) for name, one in ends.items()},
+            edge=np.where(hides, edge, 0.0),
+            **{
+                name: one.seconds + one.tp + (name != "leave") * np.where(hides, 0.0, edge)
+                for name, one in ends.items()
+            },
             **own,
         )
 

@@ -86,6 +86,12 @@ class Priced:
         return self.points.micro * self.sequence / self.points.cp
 
     @property
+    def listed(self) -> Any:
+        """Whether stages run lists, which have all that the model computes."""
+        beside = np.asarray(self.model.experts) + np.asarray(self.model.kv_lora_rank)
+        return np.asarray(self.options.in_lists) & (beside == 0)
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a number as the model computes."""
         return ITEMSIZE[self.precision]

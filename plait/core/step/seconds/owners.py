@@ -164,9 +164,11 @@ class _Cut:
         return down, up
 
     def _ends(self) -> Column:
-        """The first and the last place each have a copy of tied weights; their gradients are added."""
+        """The first and the last place each have a copy of tied weights; their gradients are added. In lists
+        a rank adds what its optimizer updates."""
         model, points = self.model, self.points
         tied = model.words / points.tp * self.options.gradient_bytes * np.asarray(model.tied_embeddings)
+        tied = tied / np.where(self.options.in_lists, points.optim, 1)
         return rates.collective(self.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
 
     def _optimizer(self, layers: tuple[Column, Column, Column]) -> Column:

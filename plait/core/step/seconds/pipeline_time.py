@@ -142,7 +142,6 @@ def _v_seconds(stages: Stages, pp: Any, m: Any, steps_overlap: Any) -> Seconds:
 
 def _filling(stages: Stages, schedule: Any, steps_overlap: Any) -> Seconds:
     """How much of the other places' work the slowest one waits for while the pipeline fills and drains."""
-    one = 1 - 2 * stages.weight_gradient
     start = _where(steps_overlap, 0.0, stages.forward)  # places begin one after the other, and end so
-    two = np.maximum(start, 1 - 3 * stages.weight_gradient)
+    one, two = (np.maximum(start, 1 - times * stages.weight_gradient) for times in (2, 3))
     return _where(schedule == ZB_H1, one, _where(schedule == ZB_H2, two, 1.0))

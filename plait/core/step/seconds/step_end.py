@@ -20,25 +20,40 @@ from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.owners import Owners
-from plait.core.step.seconds.pipeline_time import INTERLEAVED, SPLIT
+from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V
 from plait.core.step.seconds.rates import Seconds
+from plait.core.step.seconds.shard_time import ShardTime
 
 TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """Points, and what each shares with others. late_backward: by how much the host takes longer to launch a
-    layer's backward than that takes, with what is computed again."""
+    """Of points. late_backward: by how much the host takes longer to launch a layer's backward than that
+    takes, with what is computed again."""
 
-    asked: Priced
-    batch: MicroBatchSeconds
-    owners: Owners
+    sharding: ShardTime
     late_backward: Seconds
+
+    @property
+    def asked(self) -> Priced:
+        """The points."""
+        return self.sharding.asked
+
+    @property
+    def batch(self) -> MicroBatchSeconds:
+        """What their micro-batches take."""
+        return self.sharding.batch
+
+    @property
+    def owners(self) -> Owners:
+        """What their ends take."""
+        return self.sharding.owners
 
     def seconds(self) -> Seconds:
         """Exposed in all."""
-        return self._down() + self._up() + self.owners.ends
+        apart = self.asked.points.schedule != ZB_V  # whose first place has both ends of the model
+        return self._down() + self._up() + self.owners.ends * apart
 
     @property
     def _late(self) -> Any:
@@ -63,10 +78,9 @@ class StepEnd:
         """Whether layers wait for all that was sent before, behind which parameters are gathered for them."""
         return self._in_lists & (self.asked.points.params > 1)
 
-    @cached_property
+    @property
     def _split(self) -> Any:
-        """Whether gradients are sums of a list of weight gradients alone."""
-        return SPLIT[self.asked.points.schedule] & self._in_lists
+        return self.sharding.split
 
     @cached_property
     def _host(self) -> Seconds:
@@ -92,12 +106,44 @@ class StepEnd:
         batch, owned = self.batch, self.owners
         each = np.where(self._split, batch.weight_gradients, batch.back) + self._host
         busy, last = self._layers * each, owned.inner * each
-        more = self._beside(busy, self._layers * batch.reduced, owned.down)
+        more = np.where(self._turns, self._turned(each), self._more(busy, self._layers, owned.down))
         slowed = np.minimum(more, last * (self.asked.cluster.efficiency.slow_computation.value - 1))
+        slowed = np.maximum(slowed, self._held(last))
         slowed = np.where(self._queued, more * owned.evenness, slowed)
         met, met_last = (self._met * np.minimum(some, owned.down) for some in (busy, last))
         others = np.maximum(0, slowed + met_last - owned.inner * self._host)
         return more + met + self._others * others
+
+    def _more(self, busy: Seconds, layers: Seconds, sent: Seconds) -> Seconds:
+        """What sending adds at the end to what so many layers compute meanwhile."""
+        other = layers * self.batch.reduced
+        flown = rates.together(self.asked.cluster, busy, other + self.batch.edge + sent) - busy
+        flown = np.maximum(0, flown - layers * self.sharding.exposed)
+        own, shard = self.batch.reduced, self.sharding
+        queued = layers * np.maximum(0, shard.backward(own + sent / layers) - shard.backward(own) - self._host)
+        beside = np.where(shard.gathers, queued, self._beside(busy, other, sent))
+        return np.where(shard.flows, flown, beside)
+
+    @property
+    def _turns(self) -> Any:
+        """Whether a place's first stage ends when its second one has long ended."""
+        return (self.asked.points.schedule == ZB_V) & (self.asked.points.pp > 1) & self._in_lists
+
+    def _turned(self, each: Seconds) -> Seconds:
+        """Of zb-v: sums of the first stage have its last weight gradients beside them; those of both stages
+        have what the first one computes until then, too. each: seconds of a layer's list."""
+        points, owned, half = self.asked.points, self.owners, self.owners.inner / 2
+        behind = self.batch.back + np.maximum(0, self.late_backward)
+        meanwhile = half * (each + np.minimum(points.pp, points.num_micro) * behind)
+        first = self._more(half * each, half, owned.down / 2)
+        return np.maximum(first, self._more(meanwhile, owned.inner, owned.down))
+
+    def _held(self, last: Seconds) -> Seconds:
+        """What the last backward of a place takes longer where gradients are whole in buffers: all but those
+        that buffers hold are sent before the list ends."""
+        owned = self.owners
+        sent = owned.down * owned.evenness + owned.inner * self.batch.reduced
+        return np.where(self.sharding.flows, np.maximum(0, sent * self.sharding.done - last), 0.0)
 
     def _up(self) -> Seconds:
         """Of new parameters, with which a forward and its host begin."""

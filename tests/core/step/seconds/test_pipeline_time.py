@@ -51,7 +51,7 @@ def bubble(one: dict[str, Any]) -> float:
     each, m, pp, weight, chunks = places(one), one["m"], one["pp"], one["weight"], one["chunks"]
     slowest, name = max(each), one["name"]
     start = 0.0 if one["overlap"] else one["forward"]
-    filled = {"zb-h1": 1 - 2 * weight, "zb-h2": max(start, 1 - 3 * weight)}.get(name, 1.0)
+    filled = {"zb-h1": max(start, 1 - 2 * weight), "zb-h2": max(start, 1 - 3 * weight)}.get(name, 1.0)
     found = (waiting(one) - m * slowest) * filled / chunks
     if name == "interleaved":
         found += (chunks - 1) / chunks * max(0, pp - m) * slowest
