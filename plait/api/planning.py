@@ -121,10 +121,10 @@ def plan_job(
     factors, over, note = parse_changes(changes), PassedOver(), ""
     written, told = None, read_configuration(file)
     if file.suffix == ".json" and told is None:
+        written = Plan.read(file)
         if other := [one for one in overrides if not one.startswith("place.")]:
             problem = f"'{other[0]}' would change the plan"
             raise JobError(problem, file=str(file), fix="Change the job file and plan again")
-        written = Plan.read(file)
         job, vocab = job_of(written, file), written.model.vocab
     else:
         job = (told.job(overrides) if told else Job.read(file, overrides, searched=not evaluate)).named(

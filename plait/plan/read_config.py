@@ -6,7 +6,7 @@
 | YAML with ``trainer`` and ``model`` | NeMo 1's, on Megatron-LM's core (``read_nemo``) |
 | ``.py`` (``FILE.py:FUNCTION``) | a configuration of torchtitan, or a recipe of Megatron-Bridge |
 | ``.toml`` with a table ``[training]`` | torchtitan's, until February 2026 |
-| ``.json`` with DeepSpeed's keys | DeepSpeed's |
+| ``.json`` with DeepSpeed's keys | DeepSpeed's, behind lines of ``#`` that ``--show`` prints |
 | ``.json`` with a ``model_type`` | Hugging Face's ``config.json``: the model alone, or its preset |
 
 Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plait.
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.json_text import parse_table
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.env import specs_folder
@@ -51,6 +51,9 @@ OTHERS = {
 """Flags, and beginnings of flags, of programs with configurations of their own: whose, and what to do."""
 PLAIN = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", "")
 """Ends of names of files whose flags are read."""
+COMMENTS = re.compile(rb"\A(?:\s*+#[^\n]*+\n)++")
+"""Lines before a JSON."""
+JSON = "Name a plan (plan.json), DeepSpeed's configuration or Hugging Face's config.json"
 
 
 def read_configuration(path: Path) -> Told | None:
@@ -109,14 +112,22 @@ def _megatron(path: Path, given: Sequence[Argument]) -> Told:
 
 def _json(path: Path) -> Told | None:
     try:
-        values = read_table(path, LARGEST, unique=True)
+        data = contents_within(path, LARGEST)
     except (OSError, ValueError):
         return None  # said where a plan is read
-    if {key.partition(".")[0] for key in UNDERSTOOD} & values.keys() and "strategy" not in values:
+    try:
+        values = parse_table(COMMENTS.sub(lambda found: b"\n" * found[0].count(b"\n"), data), unique=True)
+    except ValueError as error:
+        raise JobError(f"cannot be read as a plan or a configuration: {error}", file=str(path), fix=JSON) from None
+    if "strategy" in values or "hash" in values:
+        return None  # a plan
+    if {key.partition(".")[0] for key in UNDERSTOOD} & values.keys():
         return deepspeed_told(str(path), values)
     if "model_type" in values:
         return _huggingface(path, values)
-    return None
+    some = ", ".join(key[:40] for key in list(values)[:3]) or "none"
+    problem = f"is neither a plan nor a configuration of DeepSpeed or Hugging Face (its keys: {some})"
+    raise JobError(problem, file=str(path), fix=JSON)
 
 
 def _huggingface(path: Path, values: Mapping[str, Any]) -> Told:

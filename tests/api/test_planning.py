@@ -97,6 +97,19 @@ def test_a_plan_is_checked_as_it_stands(table: Path) -> None:
         plan_job(file, ["strategy.tp=1"])
 
 
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', "# a line\n{", ""])
+@pytest.mark.parametrize("settings", [[], ["strategy.tp=1"]])
+def test_a_json_that_is_nothing_of_ours_is_refused_as_that(tmp_path: Path, text: str, settings: list[str]) -> None:
+    file = tmp_path / "some.json"
+    file.write_text(text)
+    with pytest.raises(JobError, match=r"plan.*or.*configuration") as caught:
+        plan_job(file, settings)
+    assert caught.value.file == str(file) and "DeepSpeed" in str(caught.value.fix)
+    file.unlink()
+    with pytest.raises(JobError, match="No such file"):
+        plan_job(file, settings)
+
+
 def test_a_lab_stands_for_this_machine(job: Path) -> None:
     asked = plan_job(job, (), place_of("lab:2x2@1gbit"))
     assert asked.answer().best.job.world_size == 4

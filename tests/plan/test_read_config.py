@@ -335,7 +335,7 @@ def test_a_mistake_of_a_file_s_form_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["job.toml", "plan.json", "missing.json", "missing.toml"])
 def test_what_is_plait_s_own_is_left_to_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.toml").write_text('[model]\npreset = "gpt3-125m"\n')
-    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "plan.json").write_text('{"strategy": {}}')
     assert read_configuration(tmp_path / name) is None
 
 

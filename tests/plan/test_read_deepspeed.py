@@ -30,6 +30,13 @@ def test_deepspeed_s_json(tmp_path: Path) -> None:
     assert one.unmodelled == ["zero_optimization.offload_param.nvme = 1"]
 
 
+def test_lines_that_show_prints_before_are_passed_over(tmp_path: Path) -> None:
+    commented = f"# torchrun PROGRAM\n\n# deepspeed cannot say: {{slices}}\n{json.dumps(DEEPSPEED)}\n"
+    assert told(tmp_path, "a.json", commented).values == told(tmp_path, "b.json", json.dumps(DEEPSPEED)).values
+    with pytest.raises(JobError, match="line 3 column 2"):
+        told(tmp_path, "c.json", "# one\n# two\n{]")
+
+
 @pytest.mark.parametrize(
     ("changed", "more", "key"),
     [
