@@ -73,7 +73,7 @@ multi-latent-attention
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
 _VALUES = """
-optimizer step-batch-size-schedule cross-entropy-fusion-impl optimizer-offload-fraction
+optimizer step-batch-size-schedule cross-entropy-fusion-impl optimizer-offload-fraction fp4-recipe
 moe-expert-capacity-factor moe-flex-dispatcher-backend moe-token-dispatcher-type fp8-recipe fp4-format
 cp-comm-type hierarchical-context-parallel-sizes num-distributed-optimizer-instances
 data-parallel-sharding-strategy num-virtual-stages-per-pipeline-rank num-layers-per-virtual-pipeline-stage
@@ -104,7 +104,7 @@ no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion no-masked-softmax-fusi
 fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-wgrad no-fp8-wgrad fp8-interval
 first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 reuse-grad-buf-for-mxfp8-param-ag
 outer-dp-sharding-strategy keep-fp8-transpose-cache use-tp-pp-dp-mapping use-ring-exchange-p2p
-cache-mla-latents
+cache-mla-latents fp4-param-gather
 """
 UNMODELLED = frozenset(_UNMODELLED.split())
 """Known to change time or memory, and not in the prediction."""

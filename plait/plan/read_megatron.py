@@ -273,13 +273,7 @@ def _precision(told: Told, flags: Flags) -> None:
     precision = "bf16-mixed" if half else "fp32"
     if "fp16" in flags:
         told.notes.append("fp16 is counted as bf16: as fast and as large.")
-    if {"fp8-format", "fp8", "fp4-format"} & flags.keys():
-        recipe = flags.get("fp8-recipe", ("delayed",))[0]
-        precision = "nvfp4" if "fp4-format" in flags else "mxfp8" if recipe == "mxfp8" else "fp8"
-        if precision == "fp8" and recipe not in ("delayed", "tensorwise"):
-            told.unmodelled.append(f"--fp8-recipe {recipe} (counted as one scale a tensor)")
-        told.set("recipe.fp8_param_gather", "fp8-param-gather" in flags)
-    told.set("train.precision", precision)
+    told.set("train.precision", _quantised(told, flags) or precision)
     if not half:
         return
     if "grad-reduce-in-bf16" in flags or ("fp16" in flags and "accumulate-allreduce-grads-in-fp32" not in flags):
@@ -292,6 +286,24 @@ def _precision(told: Told, flags: Flags) -> None:
     local = flags.get("transformer-impl", ("",))[0] == "local" and "use-flash-attn" not in flags
     if backend in ("unfused", "local") or (backend == "auto" and local):
         told.options["fused_attention"] = False
+
+
+def _quantised(told: Told, flags: Flags) -> str:
+    """Products in 8 or 4 bits; nothing where there are none. Of 4 bits none keeps parameters in them here."""
+    eight = sorted({"fp8-format", "fp8"} & flags.keys())
+    if "fp4-format" in flags:
+        if eight:
+            raise told.refuse("--fp4-format", f"stands beside --{eight[0]}", "Keep one of the two")
+        if (kind := flags.get("fp4-recipe", ("nvfp4",))[0]) != "nvfp4":
+            told.unmodelled.append(f"--fp4-recipe {kind} (counted as nvfp4)")
+        return "nvfp4"
+    if not eight:
+        return ""
+    recipe = flags.get("fp8-recipe", ("delayed",))[0]
+    if recipe not in ("delayed", "tensorwise", "mxfp8"):
+        told.unmodelled.append(f"--fp8-recipe {recipe} (counted as one scale a tensor)")
+    told.set("recipe.fp8_param_gather", "fp8-param-gather" in flags)
+    return "mxfp8" if recipe == "mxfp8" else "fp8"
 
 
 def _optimizer(told: Told, flags: Flags) -> None:

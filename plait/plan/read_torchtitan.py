@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from plait.core.model.precision import QUANTISED, Precision
 from plait.plan.emit_torchtitan import DETAILS, FLAVORS, SCHEDULES, TYPES
 from plait.plan.megatron_flags import ROPE_ORIGINAL
 from plait.plan.read_literals import Called, LiteralSettings
@@ -93,15 +94,17 @@ def _quantised(told: Told, settings: LiteralSettings) -> None:
     kinds = [kind for kind in CONVERTED if any(_converts(name, kind) for name in named)]
     if not kinds:
         return
-    told.set("train.precision", CONVERTED[kinds[0]])
+    precision = CONVERTED[kinds[0]]
+    told.set("train.precision", precision)
     gathered = [value for key, value in settings.values.items() if key.endswith("enable_fsdp_float8_all_gather")]
-    told.set("recipe.fp8_param_gather", gathered[-1:] == [True])
+    if QUANTISED[precision].primary:
+        told.set("recipe.fp8_param_gather", gathered[-1:] == [True])
     recipes = [value for key, value in settings.values.items() if key.endswith(".recipe_name")]
     told.unmodelled += [f"recipe_name = {one} (counted as one scale a tensor)" for one in recipes
                         if "float8" in kinds and one != "tensorwise"]  # fmt: skip
 
 
-CONVERTED = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
+CONVERTED: Mapping[str, Precision] = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 """How names of converters begin, and the precision that they are."""
 
 

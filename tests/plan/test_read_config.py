@@ -165,6 +165,7 @@ def test_layers_of_a_model_that_nobody_knows_are_all_computed_again(tmp_path: Pa
         ('[model]\nconverters = ["quantize.linear.float8"]\n[quantize.linear.float8]\n'
          "enable_fsdp_float8_all_gather = true", "fp8", True),
         ('[model]\nconverters = ["quantize.linear.mx"]\n[quantize.linear.mx]\nrecipe_name = "mxfp8"', "mxfp8", False),
+        ('[model]\nconverters = ["quantize.linear.nvfp4"]', "nvfp4", None),
         ("[model]\nconverters = []", "bf16-mixed", None),
     ],
 )  # fmt: skip

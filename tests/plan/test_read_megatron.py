@@ -154,6 +154,7 @@ def flags(**changed: str | None) -> str:
     [
         ({"overlap_param_gather": ""}, "--overlap-param-gather", "stands without --use-distributed-optimizer"),
         ({"fp16": ""}, "--bf16", "stands beside --fp16"),
+        ({"fp4_format": "e2m1", "fp8_format": "hybrid"}, "--fp4-format", "stands beside --fp8-format"),
         ({"recompute_method": "block"}, "--recompute-method", "stands beside --recompute-granularity (none)"),
         ({"recompute_granularity": "some"}, "--recompute-granularity", "'some' is unknown"),
         ({"pipeline_model_parallel_size": "3"}, "--num-layers", "8 layers do not divide over 3 stages"),
@@ -249,6 +250,13 @@ def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], optio
     assert told.options == options
     runs = told.runs
     assert runs and all(getattr(runs.options, name) == value for name, value in options.items())
+
+
+def test_products_in_four_bits_are_read() -> None:
+    told = read(flags(fp4_format="e2m1", fp4_recipe="nvfp4", fp4_param_gather="", use_distributed_optimizer=""))
+    found = told.job(["cluster.preset=b200"])
+    assert found.train.precision == "nvfp4" and (told.unknown, told.unmodelled) == ([], ["--fp4-param-gather"])
+    assert read(flags(fp4_format="e2m1", fp4_recipe="own")).unmodelled == ["--fp4-recipe own (counted as nvfp4)"]
 
 
 def test_latent_attention() -> None:
