@@ -18,8 +18,14 @@ from plait.plan.megatron_flags import ROPE_ORIGINAL
 from plait.plan.read_literals import Called, LiteralSettings
 from plait.plan.told import Told, number, whole_number
 
-TABLES = {"training", "parallelism", "model", "activation_checkpoint", "compile"}
-"""Tables whose keys are understood or named; all others are about data, logs, checkpoints and rates."""
+_PASSED = """
+job profiling profiler metrics optimizer param_groups lr_scheduler checkpoint comm debug memory_estimation
+fault_tolerance validation validator eval inference sampling dataloader data source collator processor tokenizer
+renderer encoder hf_transformers global loss loss_fn float8 mx quantize converters
+"""
+PASSED = frozenset(_PASSED.split())
+"""Tables about data, logs, checkpoints and rates, and about what other keys say; keys of all others are
+understood or named."""
 _UNDERSTOOD = """
 training.disable_cuda_graphs model.converters training.local_batch_size training.batch_size
 training.global_batch_size training.seq_len training.mixed_precision_param training.mixed_precision_reduce
@@ -37,7 +43,9 @@ UNDERSTOOD = frozenset(_UNDERSTOOD.split())
 _UNMODELLED = """
 compile.components parallelism.disable_loss_parallel
 parallelism.context_parallel_rotate_method parallelism.context_parallel_load_balancer
-parallelism.expert_tensor_parallel_degree training.enable_cpu_offload parallelism.fsdp_prefetch
+model_spec.moe_comm_backend model_spec.non_blocking_capacity_factor model_spec.num_mtp_layers
+model_spec.tp_gemm_backend parallelism.expert_tensor_parallel_degree training.enable_cpu_offload
+parallelism.fsdp_prefetch
 activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
 activation_checkpoint.preserve_rng_state
 activation_checkpoint.determinism_check config.model_converters
@@ -49,6 +57,7 @@ training.steps training.max_norm training.dataset training.dataset_path training
 training.gc_debug training.seed training.deterministic training.dtype training.data_parallel_type
 model.tokenizer_path model.hf_assets_path model.print_after_conversion model.norm_type training.debug
 hf_assets_path dump_folder description training.debug_moe_force_load_balance compile.backend
+config.hf_assets_path config.dump_folder model_spec.attn_backend
 """
 HARMLESS = frozenset(_HARMLESS.split())
 EXPERTS = ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree")
@@ -122,7 +131,7 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
             told.unknown.append(f"{key} = {value}(...) (computed)")
         elif key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
             continue
-        elif key in HARMLESS or (table not in TABLES and "." in key) or (key in EXPERTS and value == 1):
+        elif key in HARMLESS or (table in PASSED and "." in key) or (key in EXPERTS and value == 1):
             told.harmless.append(key)
         elif key in UNMODELLED:
             told.unmodelled.append(f"{key} = {value}")

@@ -91,6 +91,23 @@ def test_torchtitan_s_toml(tmp_path: Path) -> None:
     assert one.unknown == [] and one.harmless == ["training.steps", "checkpoint.interval"]
 
 
+def test_tables_that_torchtitan_does_not_have_are_named(tmp_path: Path) -> None:
+    wrong = '[paralelism]\npipeline_parallel_degree = 2\n[bogus]\nx = 1\n[activation_checkpointing]\nmode = "full"\n'
+    known = "[job]\ndump_folder = 'x'\n[lr_scheduler]\nwarmup_steps = 2\n[quantize.linear.float8]\nfilter_fqns = []\n"
+    one = told(tmp_path, "train.toml", f"{TITAN}{wrong}{known}")
+    assert one.unknown == [
+        "paralelism.pipeline_parallel_degree = 2",
+        "bogus.x = 1",
+        "activation_checkpointing.mode = full",
+    ]
+    assert one.harmless[2:] == ["job.dump_folder", "lr_scheduler.warmup_steps", "quantize.linear.float8.filter_fqns"]
+    more = "".join(
+        f"    config.{line}\n" for line in ("paralelism.degree = 2", "hf_assets_path = 'x'", "optimizer.lr = 1")
+    )
+    two = told(tmp_path, "mine.py", CHANGED.replace("    return config\n", f"{more}    return config\n"))
+    assert "paralelism.degree = 2" in two.unknown and {"config.hf_assets_path", "optimizer.lr"} <= {*two.harmless}
+
+
 @pytest.mark.parametrize(
     ("key", "precision", "options"),
     [
