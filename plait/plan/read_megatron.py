@@ -26,7 +26,7 @@ from plait.plan.megatron_flags import (
     VALUES,
 )
 from plait.plan.megatron_layout import layout, stages_of
-from plait.plan.read_megatron_model import read_experts, read_model, whole_flag
+from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
 
@@ -98,9 +98,7 @@ def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
 def _degrees(told: Told, flags: Flags) -> None:
     for name, key in DEGREES.items():
         if (value := whole_flag(told, flags, name)) is not None:
-            if value < 1:
-                raise told.refuse(f"--{name}", f"{value} is not positive", "Use at least 1")
-            told.set(key, value)
+            told.set(key, positive(told, name, value))
     _ramp(told, flags)
 
 
@@ -157,6 +155,8 @@ def _sharding(told: Told, flags: Flags) -> None:
                                                          "no_shard",))[0]  # fmt: skip
     if fsdp and kind not in SHARDED:
         raise told.refuse("--data-parallel-sharding-strategy", f"'{kind}' is unknown", f"Use {', '.join(SHARDED)}")
+    if "use-torch-fsdp2" in fsdp:
+        _check_torch_fsdp(told, flags)
     if "overlap-param-gather" in flags and not owned and not fsdp:
         raise told.refuse("--overlap-param-gather", "stands without --use-distributed-optimizer", "Give both")
     if "overlap-param-gather" in flags and "overlap-grad-reduce" not in flags and not fsdp:
@@ -169,6 +169,15 @@ def _sharding(told: Told, flags: Flags) -> None:
     hidden = "both" if gathers or (reduces and alone) else "backward" if reduces else "none"
     tensor = "sync" if "no-async-tensor-model-parallel-allreduce" in flags else "async"
     told.set("strategy.overlap", {"tp": tensor, "shard": hidden})
+
+
+def _check_torch_fsdp(told: Told, flags: Flags) -> None:
+    """Refuse what Megatron-LM's arguments.py refuses beside torch's FSDP2."""
+    beside = [f"--{name}" for name in ("use-distributed-optimizer", "fp16") if name in flags]
+    degrees = {name: told.get(f"strategy.{key}", 1) for name, key in (("pipeline", "pp"), ("expert", "ep"))}
+    beside += [f"--{name}-model-parallel-size {size}" for name, size in degrees.items() if size > 1]
+    if beside:
+        raise told.refuse("--use-torch-fsdp2", f"stands beside {beside[0]}", "Keep one of the two")
 
 
 def _pipeline(told: Told, flags: Flags) -> None:
@@ -238,17 +247,32 @@ def _cut(told: Told, text: str, layers: int, pp: int) -> int:
     return len(sizes) // pp
 
 
-def _recomputed(told: Told, flags: Flags) -> None:
-    kind = flags.get("recompute-granularity", ("",))[0]
-    if "recompute-activations" in flags:
-        kind = kind or "selective"
+def _recomputation(told: Told, flags: Flags) -> tuple[str, str]:
+    """The granularity, which --recompute-activations makes selective whatever else is said, and the
+    method."""
+    kind, method = (flags.get(f"recompute-{name}", ("",))[0] for name in ("granularity", "method"))
     if kind not in ("", "full", "selective"):
         raise told.refuse("--recompute-granularity", f"'{kind}' is unknown", "Use full or selective")
-    if "recompute-method" in flags and kind != "full":
-        raise told.refuse("--recompute-method", f"stands beside --recompute-granularity {kind or '(none)'}",
-                          "It is full recomputation's")  # fmt: skip
+    over = "recompute-activations" in flags
+    if method and (over or kind != "full"):
+        beside = "--recompute-activations" if over else f"--recompute-granularity {kind or '(none)'}"
+        raise told.refuse("--recompute-method", f"stands beside {beside}", "It is full recomputation's")
+    if over:
+        if kind == "full":
+            told.notes.append("--recompute-activations puts selective in place of --recompute-granularity full.")
+        return "selective", ""
+    if kind == "full" and not method:
+        problem = "full stands without --recompute-method"
+        raise told.refuse("--recompute-granularity", problem, "Add --recompute-method uniform or block")
+    if method not in ("", "uniform", "block"):
+        raise told.refuse("--recompute-method", f"'{method}' is unknown", "Use uniform or block")
+    return kind, method
+
+
+def _recomputed(told: Told, flags: Flags) -> None:
+    kind, method = _recomputation(told, flags)
     if kind == "full":
-        method, count = flags.get("recompute-method", ("",))[0], whole_flag(told, flags, "recompute-num-layers")
+        count = whole_flag(told, flags, "recompute-num-layers")
         stages = told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
         some = method == "block" and count is not None and count * stages < told.get("model.num_layers", 0)
         told.set("strategy.recompute", {"kind": "full", "layers": count} if some else "full")

@@ -4,7 +4,7 @@ families is counted as the nearest, and said."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
@@ -40,8 +40,7 @@ def read_model(told: Told, flags: Flags) -> None:
     shapes: dict[str, Any] = {}
     for name, key in {**SHAPES, **MORE_SHAPES}.items():
         if name in flags:
-            read: Callable[..., Any] = number if name in FRACTIONS else whole_number
-            shapes[key] = read(told, f"--{name}", flags[name][0])
+            shapes[key] = _shape(told, name, flags[name][0])
     for name in ("hidden-size", "num-attention-heads"):
         if SHAPES[name] not in shapes:
             raise told.refuse(f"--{name}", "is missing", "Give every shape, or name a model in a job of your own")
@@ -66,6 +65,23 @@ def read_model(told: Told, flags: Flags) -> None:
     _vocabulary(told, flags, shapes)
     for key, value in shapes.items():
         told.set(f"model.{key}", value)
+
+
+def _shape(told: Told, name: str, text: str) -> float:
+    """A size, or a share. Raises JobError for a number that is none."""
+    if name not in FRACTIONS:
+        return positive(told, name, whole_number(told, f"--{name}", text))
+    share = number(told, f"--{name}", text)
+    if not share >= 0:
+        raise told.refuse(f"--{name}", f"{text} is negative", "Use at least 0")
+    return share
+
+
+def positive(told: Told, name: str, value: int) -> int:
+    """The value of a flag. Raises JobError for one below 1."""
+    if value < 1:
+        raise told.refuse(f"--{name}", f"{value} is not positive", "Use at least 1")
+    return value
 
 
 def _positions(told: Told, flags: Flags) -> str:
@@ -140,8 +156,15 @@ def _vocabulary(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
 
 
 def read_experts(told: Told, flags: Flags) -> None:
-    """Routed experts, which layers have them, and which ranks share them out."""
+    """Routed experts, which layers have them, and which ranks share them out. A recipe may leave the experts
+    to a model that is named elsewhere."""
     if "num-experts" not in flags:
+        name = "expert-model-parallel-size"
+        ep = positive(told, name, whole_flag(told, flags, name, 1) or 0)
+        if ep > 1 and "num-layers" in flags:
+            raise told.refuse(f"--{name}", f"{ep} stands without --num-experts", "Give both")
+        if ep > 1:
+            told.set(EXPERTS[name], ep)
         return
     for name, key in EXPERTS.items():
         if (value := whole_flag(told, flags, name)) is not None:
