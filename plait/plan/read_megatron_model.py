@@ -97,8 +97,8 @@ def _positions(told: Told, flags: Flags) -> str:
 def _like_llama(told: Told, flags: Flags, shapes: dict[str, Any], *, gated: bool) -> None:
     """What of a model with rotary positions, a gate or shared keys is not as Llama's."""
     if not gated:
-        ffn, tp = shapes["ffn_hidden"], told.get("strategy.tp", 1)
-        shapes["ffn_hidden"] = -(-2 * ffn // (3 * tp)) * tp
+        ffn = shapes["ffn_hidden"]
+        shapes["ffn_hidden"] = told.round_up("ffn_hidden", -(-2 * ffn // 3), 1)
         told.notes.append(
             f"An MLP of {ffn:,} without a gate is counted as a gated one of {shapes['ffn_hidden']:,}: as many "
             "parameters, FLOPs and kept bytes."
@@ -151,8 +151,7 @@ def _vocabulary(told: Told, flags: Flags, shapes: dict[str, Any]) -> None:
     if "vocab" not in shapes or "padded-vocab-size" in flags:
         return
     each = whole_flag(told, flags, "make-vocab-size-divisible-by", 128) or 1
-    step = each * told.get("strategy.tp", 1)
-    shapes["vocab"] = -(-shapes["vocab"] // step) * step
+    shapes["vocab"] = told.round_up("vocab", shapes["vocab"], each)
 
 
 def read_experts(told: Told, flags: Flags) -> None:

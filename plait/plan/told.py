@@ -40,7 +40,8 @@ class Told:
     replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
     parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
     columns that take values that the framework has only nearly, and keys of rules that do not hold of what
-    the file says. harmless: settings. unmodelled, unknown: settings as they stand. notes: sentences on what
+    the file says. rounded: sizes of the model before they are rounded up to a multiple of so many times tp.
+    harmless: settings. unmodelled, unknown: settings as they stand. notes: sentences on what
     is predicted otherwise than said."""
 
     framework: str
@@ -53,6 +54,7 @@ class Told:
     secondary: int = 0
     again: float = 0.0
     freed: tuple[str, ...] = ()
+    rounded: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     harmless: list[str] = field(default_factory=list[str])
     unmodelled: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
@@ -65,6 +67,11 @@ class Told:
         for section in sections:
             table = table.setdefault(section, {})
         table[last] = value
+
+    def round_up(self, name: str, size: int, each: int) -> int:
+        """A size of the model, up to a multiple of so many times tp; anew where another tp is planned."""
+        self.rounded[name] = size, each
+        return _rounded(size, each * self.get("strategy.tp", 1))
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the job."""
@@ -141,6 +148,7 @@ class Told:
         else:
             dp = strategy["dp"] = ranks // each
         self._complete_batch(values, dp if each else None)
+        self._complete_sizes(values["model"], degrees["tp"] or self.get("strategy.tp", 1))
         if self.again and strategy.get("recompute") == self.get("strategy.recompute"):
             self._complete_recomputed(values, degrees["pp"])
         if self.instances > 1 or self.secondary:
@@ -169,6 +177,12 @@ class Told:
             fix = f"Use a multiple of {parts}"
             raise JobError(problem, file=self.file, key="train.global_batch_size", fix=fix)
         train["micro_batch_size"] = batch // parts
+
+    def _complete_sizes(self, model: dict[str, Any], tp: int) -> None:
+        """Sizes that tp rounds up, where they are the file's."""
+        for name, (size, each) in self.rounded.items():
+            if name in model and model[name] == self.get(f"model.{name}"):
+                model[name] = _rounded(size, each * tp)
 
     def _complete_recomputed(self, values: Mapping[str, Any], pp: int | None) -> None:
         """How many layers of a stage a share of them is. pp: None where it is left open."""
@@ -220,6 +234,10 @@ def _shares(named: str, ranks: int) -> dict[str, int]:
     """A named sharding over fewer ranks than hold the same weights."""
     params, grads = (ranks if named == "fsdp" else 1), (ranks if named in ("fsdp", "zero2") else 1)
     return {"params": params, "grads": grads, "optim": ranks if named != "ddp" else 1, "secondary": 0}
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def _listed(words: Sequence[str]) -> str:

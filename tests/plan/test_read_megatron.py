@@ -266,6 +266,19 @@ def test_what_flags_say_of_memory_and_time(changed: dict[str, str | None], optio
     assert runs and all(getattr(runs.options, name) == value for name, value in options.items())
 
 
+@pytest.mark.parametrize(("file", "tp"), [("8", 2), ("1", 8), (None, 4), ("2", 2)])
+def test_sizes_are_rounded_up_by_the_tp_that_is_planned(file: str | None, tp: int) -> None:
+    shapes: dict[str, str | None] = {"vocab_size": "50257", "position_embedding_type": "rope"}
+    told = read(flags(**shapes, tensor_model_parallel_size=file))
+    wanted = read(flags(**shapes, tensor_model_parallel_size=str(tp))).job().model
+    assert wanted["vocab"] == -(-50257 // (128 * tp)) * 128 * tp and wanted["ffn_hidden"] % tp == 0
+    for _ in range(2):
+        assert told.job([f"strategy.tp={tp}"]).model == wanted
+    other = told.job([f"strategy.tp={tp}", "model.vocab=50300"]).model
+    assert other == wanted | {"vocab": 50300}
+    assert told.job(["strategy.tp=auto", "strategy.dp=auto"]).model == told.values["model"]
+
+
 def test_products_in_four_bits_are_read() -> None:
     told = read(flags(fp4_format="e2m1", fp4_recipe="nvfp4", fp4_param_gather="", use_distributed_optimizer=""))
     found = told.job(["cluster.preset=b200"])
