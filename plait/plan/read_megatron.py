@@ -121,10 +121,9 @@ def _ramp(told: Told, flags: Flags) -> None:
 
 
 def _tensor(told: Told, flags: Flags) -> None:
-    tp = told.get("strategy.tp", 1)
-    if "sequence-parallel" in flags and tp == 1:
+    if "sequence-parallel" in flags and told.get("strategy.tp", 1) == 1:
         told.notes.append("--sequence-parallel does nothing where tp is 1.")
-    told.set("strategy.sequence_parallel", "sequence-parallel" in flags and tp > 1)
+    told.set("strategy.sequence_parallel", "sequence-parallel" in flags)
 
 
 def _context(told: Told, flags: Flags) -> None:

@@ -208,7 +208,7 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     told.instances = copies
     beside = any(values.get(f"{table}.enable_async_tensor_parallel") is True for table in ("parallelism", "compile"))
     flat = values.get("parallelism.enable_sequence_parallel", True)
-    told.set("strategy.sequence_parallel", tp > 1 and flat is not False)
+    told.set("strategy.sequence_parallel", flat is not False)
     # A ring gathers behind attention whatever tp does (torch's context parallelism, _AllGatherRotater)
     ring = tp == 1 and cp > 1
     told.set("strategy.overlap", {"tp": "async" if beside or ring else "sync", "shard": "both"})

@@ -147,6 +147,8 @@ class Told:
             raise JobError(problem, file=self.file, key="cluster.ranks", fix=f"Use a multiple of {each}")
         else:
             dp = strategy["dp"] = ranks // each
+        if degrees["tp"] in (0, 1):
+            strategy["sequence_parallel"] = False  # whatever the file says of other degrees
         self._complete_batch(values, dp if each else None)
         self._complete_sizes(values["model"], degrees["tp"] or self.get("strategy.tp", 1))
         if self.again and strategy.get("recompute") == self.get("strategy.recompute"):

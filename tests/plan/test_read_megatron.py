@@ -279,6 +279,12 @@ def test_sizes_are_rounded_up_by_the_tp_that_is_planned(file: str | None, tp: in
     assert told.job(["strategy.tp=auto", "strategy.dp=auto"]).model == told.values["model"]
 
 
+@pytest.mark.parametrize(("file", "tp", "parallel"), [("1", 2, True), ("8", 1, False), ("8", 2, True)])
+def test_sequences_are_shared_out_where_the_planned_tp_is_more_than_one(file: str, tp: int, parallel: bool) -> None:
+    told = read(flags(sequence_parallel="", tensor_model_parallel_size=file))
+    assert told.job([f"strategy.tp={tp}"]).strategy.sequence_parallel is parallel
+
+
 def test_products_in_four_bits_are_read() -> None:
     told = read(flags(fp4_format="e2m1", fp4_recipe="nvfp4", fp4_param_gather="", use_distributed_optimizer=""))
     found = told.job(["cluster.preset=b200"])
