@@ -30,6 +30,7 @@ torchtitan, by file of ``torchtitan``:
 |---|---|
 | components/loss.py, models/*/config_registry.py | the loss is computed in 8 parts, one by one |
 | config/configs.py | FSDP2 reduces gradients in fp32; asynchronous tensor parallelism needs compile |
+| config/configs.py | CUDA graphs are of whole steps, without pipelines |
 | distributed/fsdp.py | under a pipeline parameters stay gathered unless told otherwise |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
@@ -211,9 +212,12 @@ class Framework:
 KEYS = {
     "overlap": "strategy.overlap", "p1": "strategy.slices", "p2": "strategy.slices", "secondary": "strategy.shard",
     "recompute_layers": "strategy.recompute", "ring": "strategy.cp_comm_type", "shard_overlap": "strategy.overlap",
+    "graphs": "strategy.cuda_graphs",
 }  # fmt: skip
 """Keys of a job that say what a column holds, where they have other names."""
-WORDS: Mapping[str, Sequence[str]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS}
+WORDS: Mapping[str, Sequence[str]] = {
+    "schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "graphs": ("false", "true"),
+}  # fmt: skip
 
 
 def _word(name: str, value: int) -> str:
@@ -226,12 +230,14 @@ def _numbers(words: Sequence[str], *wanted: str) -> tuple[int, ...]:
 
 UNSLICED: Mapping[str, Sequence[int]] = {"p1": (1,), "p2": (1,), "secondary": (0,)}
 """Of all others: no Domino, and no second copy of parameters."""
+UNCAPTURED: Mapping[str, Sequence[int]] = {"graphs": (0,)}
+"""What is captured are stretches between collectives, by Plait alone; Megatron-LM's graphs hold both."""
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron": Framework(
         name="megatron",
         version="Megatron-LM d98e8a64 (August 2026)",
         options=KEPT["megatron"],
-        has=UNSLICED | {
+        has=UNSLICED | UNCAPTURED | {
             "overlap": _numbers(OVERLAPS, "async"),
             "schedule": _numbers(SCHEDULES, "1f1b", "interleaved"),
         },
@@ -252,7 +258,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         name="llama3",
         version="Meta's training of Llama 3 (arXiv 2407.21783)",
         options=KEPT["llama3"],
-        has=UNSLICED | {
+        has=UNSLICED | UNCAPTURED | {
             "overlap": _numbers(OVERLAPS, "async"),
             "schedule": _numbers(SCHEDULES, "1f1b", "interleaved"),
         },
@@ -295,6 +301,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
                 lambda points: (points.tp > 1) | (points.cp == 1) | (points.overlap == OVERLAPS.index("async")),
             ),
             Rule(
+                "It captures whole steps, without a pipeline", "strategy.cuda_graphs", "Use false, or strategy.pp=1",
+                lambda points: (points.graphs == 0) | (points.pp == 1),
+            ),
+            Rule(
                 "Its 1F1B needs a micro-batch for every place", "strategy.schedule",
                 'Use "gpipe", a smaller strategy.pp or a larger train.global_batch_size', _filled, True,
             ),
@@ -310,7 +320,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
         name="deepspeed",
         version="DeepSpeed 0.19.8",
         options=KEPT["deepspeed"],
-        has={"p1": (1,), "p2": (1,), "sequence_parallel": (0,)} | {
+        has=UNCAPTURED | {
+            "p1": (1,), "p2": (1,), "sequence_parallel": (0,),
             "overlap": _numbers(OVERLAPS, "sync", "async"),
             "schedule": _numbers(SCHEDULES, "1f1b"),
             "recompute": _numbers(RECOMPUTES, "none", "full"),

@@ -30,12 +30,13 @@ KEYS = {
     "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_comm_type",
     "recompute_layers": "strategy.recompute", "shard_overlap": "strategy.overlap", "p1": "strategy.slices",
     "p2": "strategy.slices", "params": "strategy.shard", "grads": "strategy.shard", "optim": "strategy.shard",
-    "secondary": "strategy.shard",
+    "secondary": "strategy.shard", "graphs": "strategy.cuda_graphs",
 }  # fmt: skip
 """Where a job says what a column holds; all others are keys of ``[strategy]``."""
 DEFAULTS = {
-    "dp": 1, "recompute": 0, "recompute_layers": -1, "pp": 1, "schedule": WORDS["schedule"].index("eager-1f1b"),
-    "virtual": 1, "cp": 1, "ring": 1, "tp": 1, "sequence_parallel": 0, "ep": 1,
+    "graphs": 0, "dp": 1, "recompute": 0, "recompute_layers": -1, "pp": 1,
+    "schedule": WORDS["schedule"].index("eager-1f1b"), "virtual": 1, "cp": 1, "ring": 1, "tp": 1,
+    "sequence_parallel": 0, "ep": 1,
     "overlap": WORDS["overlap"].index("domino"), "shard_overlap": WORDS["shard_overlap"].index("both"),
 }  # fmt: skip
 """What a job with a ``[strategy]`` fixes without saying it, in the order in which it is relaxed."""
@@ -345,7 +346,7 @@ def _word(asked: SearchRequest, name: str, value: int) -> str:
     """A column's value as a job of these degrees says it; nothing where it takes one that is not known."""
     if name in WORDS:
         return WORDS[name][value]
-    if name == "sequence_parallel":
+    if name in ("sequence_parallel", "graphs"):
         return "true" if value else "false"
     if name != "ring":
         return f"{value}"

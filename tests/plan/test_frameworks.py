@@ -10,6 +10,7 @@ import pytest
 
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
+from plait.core.job.settings import PLANNABLE
 from plait.core.job.spec import Job
 from plait.core.step.columns.points import OVERLAPS, SCHEDULES, Points
 from plait.core.step.memory.closed_memory import step_memory
@@ -87,6 +88,8 @@ def test_what_plait_s_defaults_are_the_framework_runs_otherwise_and_says_so() ->
         ("torchtitan", {"dp": 16, "shard": "zero1"}, "strategy.shard"),
         ("torchtitan", {"dp": 8, "cp": 2, "shard": "fsdp"}, "strategy.cp_comm_type"),
         ("torchtitan", {"dp": 16, "recompute": "selective"}, "strategy.recompute"),
+        *((name, {"dp": 16, "cuda_graphs": True}, "strategy.cuda_graphs") for name in NAMES if name != "torchtitan"),
+        ("torchtitan", {"dp": 8, "pp": 2, "cuda_graphs": True, "schedule": "1f1b"}, "strategy.cuda_graphs"),
         ("deepspeed", {"dp": 8, "pp": 2, "shard": "zero3"}, "strategy.pp"),
         ("deepspeed", {"dp": 16, "shard": {"params": 1, "grads": 1, "optim": 8}}, "strategy.shard"),
     ],
@@ -95,6 +98,23 @@ def test_what_a_framework_has_not_is_refused_by_its_key(name: str, strategy: dic
     with pytest.raises(JobError) as error:
         planner(job(name, **strategy)).checked()
     assert error.value.key == key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_are_planned_where_the_framework_can_be_told_so(name: str) -> None:
+    """Of torchtitan, whose emitter says them without a pipeline."""
+    open_ = dict.fromkeys(PLANNABLE, "auto")
+    one = planner(job(name, cuda_graphs=True, **open_))
+    if name != "torchtitan":
+        with pytest.raises(JobError, match=r"true is nothing that .* has. Use false, or leave it out"):
+            one.answer()
+        return
+    best = one.answer().best
+    assert best.point["graphs"] == best.point["pp"] == 1
+    assert not any("cuda_graphs" in told for told in emit(best.job, name, 8).unsaid)
+    with pytest.raises(JobError, match=r"cuda_graphs=true leaves no strategy .*cuda_graphs=false or auto would do"):
+        planner(job(name, cuda_graphs=True, **open_ | {"pp": 2})).answer()
+    assert planner(job(name, **open_ | {"pp": 2})).answer().best.point["pp"] == 2
 
 
 def pipelined(name: str, schedule: str, micros: int, pp: int) -> Points:

@@ -182,7 +182,7 @@ def test_far_too_many_ranks_are_answered_with_the_nearest_that_can_share() -> No
 
 def test_every_column_has_a_key_of_the_job() -> None:
     assert {key_of(name) for name in KEYS} <= {"train.micro_batch_size"} | {f"strategy.{key}" for key in (
-        "virtual_stages", "cp_comm_type", "recompute", "overlap", "slices", "shard")}  # fmt: skip
+        "virtual_stages", "cp_comm_type", "recompute", "overlap", "slices", "shard", "cuda_graphs")}  # fmt: skip
     assert key_of("tp") == "strategy.tp"
 
 
