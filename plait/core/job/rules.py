@@ -150,8 +150,8 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
         raise JobError(problem, key="strategy.dp", changes=changes)
     strategy = replace(job.base_strategy, tp=tp)
     strategy.check(spec, batch=job.micro_batch // dp, sequence=job.data.sequence_length)
-    sharding = job.sharding(replicas)
-    sharding.check(replicas)
+    sharding, known = job.sharding(replicas), not {"strategy.dp", "strategy.cp"}.intersection(job.open)
+    sharding.check(replicas if known else sharding.optim)
     if job.strategy.cuda_graphs is True and not sharding.stays:
         raise JobError(
             "what is captured works on memory that stays, and this sharding gathers weights, or reduces gradients, in "
@@ -169,7 +169,8 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
         problem = "whole experts beside tensor parallelism need tokens that are cut over its ranks"
         raise JobError(problem, key="recipe.expert_tensor_parallel_size",
                        changes=[{"strategy.sequence_parallel": True}])  # fmt: skip
-    check_expert_parallel(spec, job.strategy.ep, replicas * (tp if whole else 1))
+    known = known and not (whole and "strategy.tp" in job.open)
+    check_expert_parallel(spec, job.strategy.ep, replicas * (tp if whole else 1) if known else None)
 
 
 def _of_places(job: Job, error: JobError, of: dict[str, int]) -> JobError:

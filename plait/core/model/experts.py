@@ -85,16 +85,17 @@ class Experts:
         return self.per_token * (min(1.0, self.capacity) if self.capacity else 1.0)
 
 
-def check_expert_parallel(model: ModelSpec, ep: int, replicas: int) -> None:
+def check_expert_parallel(model: ModelSpec, ep: int, replicas: int | None) -> None:
     """Raise JobError where ``ep`` ranks of the ``replicas`` (dp x cp) that hold the same attention cannot
-    share out the experts of every layer."""
+    share out the experts of every layer. replicas: None where the planner is to choose them."""
     if ep == 1:
         return
     if model.experts is None:
         raise JobError(f"{ep} ranks would share experts, and the model has none", key="strategy.ep",
                        changes=[{"strategy.ep": None}])  # fmt: skip
-    sizes = (model.experts.count, replicas)
-    for whole, what in ((model.experts.count, "experts"), (replicas, "ranks of dp x cp")):
+    count = model.experts.count
+    sizes = (count, count if replicas is None else replicas)
+    for whole, what in zip(sizes, ("experts", "ranks of dp x cp"), strict=True):
         if whole % ep:
             raise JobError(f"{ep} does not divide the {whole} {what}", key="strategy.ep",
                            changes=[{"strategy.ep": one} for one in divisors(math.gcd(*sizes), ep)])  # fmt: skip

@@ -123,6 +123,19 @@ def test_a_job_is_held_to_that_rule() -> None:
     assert "strategy.ep" in Job.from_dict(values | {"strategy": {"ep": "auto"}}).open
 
 
+@pytest.mark.parametrize("left_open", ["dp", "cp"])
+def test_ranks_that_the_planner_chooses_are_not_held_to_it(left_open: str) -> None:
+    model = DENSE.to_dict() | {"experts": {"count": 8, "per_token": 2}}
+    values: dict[str, Any] = {"model": model, "data": {"sequence_length": 64}, "train": {"global_batch_size": 16}}
+    shard = {"params": 1, "grads": 1, "optim": 8}
+    found = Job.from_dict(values | {"strategy": {left_open: "auto", "ep": 4, "shard": shard}})
+    assert found.strategy.ep == 4
+    for key, wrong in (("strategy.ep", {"ep": 3}), ("strategy.shard.grads", {"shard": {**shard, "grads": 3}})):
+        with pytest.raises(JobError, match="does not divide") as error:
+            Job.from_dict(values | {"strategy": {left_open: "auto", **wrong}})
+        assert error.value.key == key
+
+
 def test_what_knows_no_experts_refuses_them() -> None:
     refuse_experts(DENSE)
     with pytest.raises(JobError, match="8 experts a layer can be planned for, and not be trained yet") as refused:
