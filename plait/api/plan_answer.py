@@ -48,8 +48,9 @@ class Hypothesis(NamedTuple):
 class PlanAnswer(Shown):
     """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
     explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
-    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better.
-    turned: what would have the second be the faster one; None if that was not looked for."""
+    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better,
+    and CUDA graphs where they gain. turned: what would have the second be the faster one; None if that was
+    not looked for."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])

@@ -48,6 +48,7 @@ class Planning(Shown):
         so where they come of a change that is only tried."""
         from plait.api.plan_answer import Hypothesis, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan, JobError
+        from plait.plan.capturing import captured_hints
         from plait.plan.divisors import divisor_hints
         from plait.plan.sensitivity import sensitivity
         from plait.plan.what_if import supposed
@@ -66,7 +67,7 @@ class Planning(Shown):
         with supposed(self.factors, refused):
             answer = found(self.planner)
         fastest = min(answer.candidates, key=lambda one: one.seconds)
-        hints = [] if own else divisor_hints(self.planner, fastest)
+        hints = [] if own else [*divisor_hints(self.planner, fastest), *captured_hints(self.planner, answer.best)]
         turned = None
         if explain and len(answer.candidates) > 1 and fastest is answer.best:
             turned = sensitivity(self.planner, *answer.candidates[:2])

@@ -39,7 +39,7 @@ class Hint:
     and how many tokens more a second of a rank gives with the other, as a share."""
 
     key: str
-    given: int
+    given: int | str
     nearby: int
     seconds: float
     seconds_nearby: float
