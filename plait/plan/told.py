@@ -142,9 +142,9 @@ class Told:
         if dp is None or not each:
             strategy.setdefault("dp", "auto")
         elif ranks % each or ranks != each * (dp or ranks // each):
-            told = f" x dp = {each * dp}" if dp else f" = {each}"
-            problem = f"{ranks} ranks are no multiple of tp x pp x cp{told}"
-            raise JobError(problem, file=self.file, key="cluster.ranks", fix=f"Use a multiple of {each}")
+            told = f"not tp x pp x cp x dp = {each * dp}" if dp else f"no multiple of tp x pp x cp = {each}"
+            fix = f"Use {each * dp}" if dp else f"Use a multiple of {each}"
+            raise JobError(f"{ranks} ranks are {told}", file=self.file, key="cluster.ranks", fix=fix)
         else:
             dp = strategy["dp"] = ranks // each
         if degrees["tp"] in (0, 1):

@@ -58,6 +58,23 @@ def test_what_deepspeed_does_not_say_is_asked_for(
     assert error.value.key == key and str(error.value.file).endswith("ds.json")
 
 
+def test_advice_on_what_is_read_was_tried(tmp_path: Path) -> None:
+    """Of a batch that its ranks do not fill, it is to blame, and not a micro-batch that nobody said."""
+    one = told(tmp_path, "ds.json", json.dumps({"train_batch_size": 60, "train_micro_batch_size_per_gpu": 1}))
+    asked = [*ASKED, "cluster.ranks=16"]
+    with pytest.raises(JobError, match=r"60 sequences are not a multiple .* = 1 x 16\. Use 48 or 64") as error:
+        one.job(asked)
+    assert error.value.key == "train.global_batch_size"
+    for change in error.value.changes:
+        assert one.job([*asked, *(f"{key}={value}" for key, value in change.items())]).strategy.dp == 16
+    with pytest.raises(JobError, match=r"16 ranks are not tp x pp x cp x dp = 15\. Use 15"):
+        one.job([*asked, "strategy.dp=15"])
+    assert one.job([*ASKED, "cluster.ranks=15", "strategy.dp=15"]).strategy.dp == 15
+    with pytest.raises(JobError, match="8 does not divide the 15 ranks") as error:
+        one.job([*ASKED, "cluster.ranks=15", "strategy.shard={params=1,grads=1,optim=8}"])
+    assert {"strategy.shard.optim": 15} in error.value.changes
+
+
 @pytest.mark.parametrize(
     ("more", "key", "value", "unmodelled"),
     [

@@ -73,7 +73,8 @@ def _check_batch(job: Job) -> None:
     """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave replicas
     with unequal shares."""
     batch, dp, size = job.train.global_batch_size, job.degrees[0][0], job.train.micro_batch_size
-    if batch % job.num_micro_batches or (size and -(-job.micro_batch // dp) != size):
+    cut = job.num_micro_batches > 1 and dp > job.micro_batch
+    if batch % job.num_micro_batches or cut or (size and -(-job.micro_batch // dp) != size):
         raise JobError(
             f"{batch} sequences are not a multiple of micro_batch_size x dp = {size} x {dp}",
             key="train.global_batch_size",

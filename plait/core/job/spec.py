@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,9 +99,17 @@ class Job(Section):
     ) -> Job:
         """A checked job of values that say not all of it: with ``section.key=value`` overrides applied, and
         with what ``complete`` then fills in."""
-        found, _ = override(values, overrides, _is_text)
-        complete(found)
-        return Job.from_dict(found)
+        said, _ = override(values, overrides, _is_text)
+
+        def job(values: Mapping[str, Any]) -> Job:
+            found = deepcopy(dict(values))
+            complete(found)
+            return Job.from_dict(found)
+
+        try:
+            return job(said)
+        except JobError as error:
+            raise tried(error, said, partial(_refusal, read=job)) from None
 
     def changed(self, overrides: Sequence[str]) -> Job:
         """The same job with ``section.key=value`` overrides applied."""
@@ -368,10 +378,10 @@ def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
         raise error.in_file(COMMAND_LINE if typed else str(path)) from None
 
 
-def _refusal(values: dict[str, Any]) -> JobError | None:
-    """What is wrong with plain values of a job."""
+def _refusal(values: dict[str, Any], read: Callable[[dict[str, Any]], Job] = Job.from_dict) -> JobError | None:
+    """What is wrong with plain values of a job. read: what makes a job of them."""
     try:
-        Job.from_dict(values)
+        read(values)
     except JobError as error:
         return error
     return None
