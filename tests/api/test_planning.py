@@ -85,6 +85,15 @@ def test_streams_that_no_number_knows_are_said_to_be_unknown(table: Path) -> Non
     assert "not_modelled" not in plain.to_dict()
 
 
+def test_compiling_is_said_to_be_in_no_prediction(table: Path) -> None:
+    asked = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=16", "train.micro_batch_size=2"]
+    plain, found = (plan_job(table, [*asked, *more]).answer(evaluate=True) for more in ([], ["strategy.compile=true"]))
+    assert found.best.seconds == plain.best.seconds
+    (left_out,) = found.to_dict()["not_modelled"]
+    assert left_out.startswith("Not modelled: strategy.compile = true:") and left_out in found.text()
+    assert "not_modelled" not in plain.to_dict()
+
+
 def test_a_plan_is_checked_as_it_stands(table: Path) -> None:
     asked = plan_job(table, [*SETTINGS, "strategy.tp=2", "strategy.dp=4", "train.global_batch_size=8"])
     plan = asked.plan(asked.answer(evaluate=True).best)
