@@ -30,7 +30,6 @@ torchtitan, by file of ``torchtitan``:
 |---|---|
 | components/loss.py, models/*/config_registry.py | the loss is computed in 8 parts, one by one |
 | config/configs.py | FSDP2 reduces gradients in fp32; asynchronous tensor parallelism needs compile |
-| config/configs.py | CUDA graphs are of whole steps, without pipelines |
 | distributed/fsdp.py | under a pipeline parameters stay gathered unless told otherwise |
 
 torch's pipelines keep FSDP2's parameters gathered and gradients whole until the last micro-batch of a step.
