@@ -103,7 +103,7 @@ def test_what_a_framework_has_not_is_refused_by_its_key(name: str, strategy: dic
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_are_planned_where_the_framework_can_be_told_so(name: str) -> None:
     """Of torchtitan, whose emitter says them without a pipeline."""
-    open_ = dict.fromkeys(PLANNABLE, "auto")
+    open_: dict[str, Any] = dict.fromkeys(PLANNABLE, "auto")
     one = planner(job(name, cuda_graphs=True, **open_))
     if name != "torchtitan":
         with pytest.raises(JobError, match=r"true is nothing that .* has. Use false, or leave it out"):
