@@ -112,9 +112,10 @@ def test_graphs_are_planned_where_the_framework_can_be_told_so(name: str) -> Non
     best = one.answer().best
     assert best.point["graphs"] == best.point["pp"] == 1
     assert not any("cuda_graphs" in told for told in emit(best.job, name, 8).unsaid)
+    two: dict[str, Any] = open_ | {"pp": 2}
     with pytest.raises(JobError, match=r"cuda_graphs=true leaves no strategy .*cuda_graphs=false or auto would do"):
-        planner(job(name, cuda_graphs=True, **open_ | {"pp": 2})).answer()
-    assert planner(job(name, **open_ | {"pp": 2})).answer().best.point["pp"] == 2
+        planner(job(name, cuda_graphs=True, **two)).answer()
+    assert planner(job(name, **two)).answer().best.point["pp"] == 2
 
 
 def pipelined(name: str, schedule: str, micros: int, pp: int) -> Points:
