@@ -67,6 +67,7 @@ def of_columns(records: Records, rank: int) -> list[Span]:
 
 def _batches(part: RankPart, step: int) -> list[MicroBatch]:
     work = part.plan.workload
-    torch.manual_seed(step)
-    tokens = torch.randint(0, part.plan.model.vocab, (work.micro_batch * work.num_micro_batches, work.sequence))
+    generator = torch.Generator().manual_seed(step)  # ranks may be threads, which share torch's own
+    shape = (work.micro_batch * work.num_micro_batches, work.sequence)
+    tokens = torch.randint(0, part.plan.model.vocab, shape, generator=generator)
     return part.own(micro_batches(tokens, tokens, torch.arange(len(tokens)), work.micro_batch, step))
