@@ -206,7 +206,7 @@ class Planner:
         rows += reasons.without(point).values()
         if not rows:
             return []
-        told = self._closed_seconds(self.job, Points.of([point, *rows])).total
+        told = self.closed_seconds(self.job, Points.of([point, *rows])).total
         return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds < (1 - reasons.ALIKE) * told[0]]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
@@ -217,7 +217,7 @@ class Planner:
         for one."""
         some = [one for one in found if one and not one.closed_form and len(set(one.job.degrees)) == 1]
         points = Points.of([dict(one.point) for one in some]) if some else None
-        said = self._closed_seconds(some[0].job, points).total.tolist() if points else []
+        said = self.closed_seconds(some[0].job, points).total.tolist() if points else []
         told = {id(one): replace(one, closed_form=seconds) for one, seconds in zip(some, said, strict=True)}
         return [told.get(id(one), one) for one in found]
 
@@ -266,7 +266,7 @@ class Planner:
     def _options(self, job: Job) -> MemoryOptions:
         return options_of(job, self.cluster.device, self.framework)
 
-    def _closed_seconds(self, job: Job, points: Points) -> Seconds:
+    def closed_seconds(self, job: Job, points: Points) -> Seconds:
         """Of strategies of a job, in closed form."""
         return step_seconds(
             self.model, points, self.cluster, sequence=job.data.sequence_length, precision=job.train.precision,
@@ -308,7 +308,7 @@ class Planner:
         if not self.job.untrained:
             return None
         try:
-            return float(self._closed_seconds(one.job.trained, Points.of([dict(one.point)])).total[0])
+            return float(self.closed_seconds(one.job.trained, Points.of([dict(one.point)])).total[0])
         except JobError:
             return None
 
@@ -338,7 +338,7 @@ class Planner:
                 others = [self.framework.version] if self.framework else [key for key, _ in self.job.untrained]
                 why = "experts need" if self.model.experts else f"{others[0]} needs"
                 raise JobError(f"are unequal places; {why} equal ones", key="strategy.dp", fix="Give one number")
-            closed = self._closed_seconds(job, points)
+            closed = self.closed_seconds(job, points)
             seconds, parts = float(closed.total[0]), closed_parts(closed)
         elif plan:
             simulated = simulate_plan(plan, self.cluster)

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from plait.core.base.errors import PlaitError
 from plait.core.base.text import in_seconds
-from plait.core.job.spec import Job
 from plait.core.step.columns.points import Points
-from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.answer import Planner
 from plait.plan.candidate import Candidate
 from plait.plan.divisors import Hint
-from plait.plan.job_options import options_of
 
 GRAPHS = "strategy.cuda_graphs"
 WORTH = 0.03
@@ -43,10 +40,8 @@ def captured_hints(planner: Planner, best: Candidate) -> list[Hint]:
     said = "cuda_graphs" in section.model_fields_set and section.cuda_graphs != "auto"
     if said or planner.closed or planner.cluster.device.kind != "cuda" or not _may_gain(planner, best):
         return []
-    values = best.job.to_dict()
-    values["strategy"] |= {"cuda_graphs": True}
     try:
-        one = planner.predict(Job.from_dict(values))
+        one = planner.predict(best.job.changed([f"{GRAPHS}=true"]))
     except PlaitError:  # a rule, such as of sharding that gathers weights in memory that does not stay
         return []
     if not one.memory.safe or one.seconds > (1 - WORTH) * best.seconds:
@@ -57,10 +52,5 @@ def captured_hints(planner: Planner, best: Candidate) -> list[Hint]:
 
 def _may_gain(planner: Planner, best: Candidate) -> bool:
     """Whether the closed form, where there is one, has a step take less with graphs."""
-    job = best.job
-    seconds = total_seconds(
-        planner.model, Points.of([best.point, {**best.point, "graphs": 1}]), planner.cluster,
-        sequence=job.data.sequence_length, precision=job.train.precision,
-        options=options_of(job, planner.cluster.device),
-    )  # fmt: skip
-    return len(set(job.degrees)) > 1 or bool(seconds[1] <= (1 - WORTH / 2) * seconds[0])
+    plain, graphed = planner.closed_seconds(best.job, Points.of([best.point, {**best.point, "graphs": 1}])).total
+    return len(set(best.job.degrees)) > 1 or bool(graphed <= (1 - WORTH / 2) * plain)

@@ -131,6 +131,11 @@ class Shapes:
         return count(matrices_of("attn", "mlp"), self.letters) + router
 
     @property
+    def mlp_weights(self) -> Number:
+        """Of these, those of the MLP."""
+        return count(matrices_of("mlp"), self.letters)
+
+    @property
     def expert_weights(self) -> Number:
         """Parameters of one layer's routed experts, on the mean of all layers."""
         one = count(matrices_of("mlp"), replace(self.letters, F=self.expert_ffn))

@@ -22,7 +22,7 @@ class Late(NamedTuple):
     @staticmethod
     def of(launch: Any, busy: Any, count: Any = 1) -> Late:
         """Of an op that is launched in ``count`` equal parts."""
-        if isinstance(count, int) and count == 1:
+        if isinstance(count, int) and count == 1:  # most are: five passes over columns fewer
             return Late(launch - busy, launch)
         return Late(launch / count - busy / count, launch / count).times(count)
 

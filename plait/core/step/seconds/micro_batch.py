@@ -42,10 +42,11 @@ class MicroBatchSeconds:
     late_backward, late_again, late_weights: by how much the host is late for one layer more; lead_forward,
     lead_backward, lead_again, lead_weights: for the first of a list. sent, tp, cp, ep, sharding: what all
     collectives add, and those of each axis; sent_again, tp_again, cp_again, ep_again: in a layer that
-    recomputes. gathered, reduced: what sharding sends in a forward and in a backward, as if alone.
-    waits_for_offload: for activations on their way to the host and back. head: head and loss, head_backward:
-    its computation, backward; embedding; leave: the last join of a stage without a head. edge: of sums of the
-    head's or the embedding's gradient, as if alone, where backwards hide them.
+    recomputes. shard_forward: of sharding, the forward's. gathered, reduced: what sharding sends in a forward
+    and in a backward, as if alone. waits_for_offload: for activations on their way to the host and back.
+    head: head and loss, head_backward: its computation, backward; embedding; leave: the last join of a stage
+    without a head. edge: of sums of the head's or the embedding's gradient, as if alone, where backwards
+    hide them.
     """
 
     linear: Seconds
@@ -77,6 +78,7 @@ class MicroBatchSeconds:
     ep: Seconds
     ep_again: Seconds
     sharding: Seconds
+    shard_forward: Seconds
     gathered: Seconds
     reduced: Seconds
     head: Seconds
@@ -127,6 +129,7 @@ _OF_LAYER = (
     "linear", "three", "forward", "backward", "ahead", "back", "again", "linear_again", "attention_again",
     "late_forward", "late_backward", "late_again", "late_weights", "lead_forward",
     "lead_backward", "lead_again", "lead_weights", "tp_again", "cp_again", "ep_again", "waits_for_offload",
+    "shard_forward",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD
+from plait.core.step.seconds.layer_time import HIDE_BACKWARD
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.owners import Owners
@@ -80,16 +80,15 @@ class ShardTime:
         batch, cluster = self.batch, self.asked.cluster
         listed = rates.together(cluster, self.busy, batch.reduced * self.done) - self.busy
         whole = batch.reduced - (batch.ahead + batch.back)  # no micro-batch is shorter than what it sends
-        forward = rates.together(cluster, batch.ahead, batch.gathered) - batch.ahead
-        forward = np.where(HIDE_FORWARD[self.asked.points.shard_overlap], forward, batch.gathered)
-        gathered = np.where(self.gathers, forward + self.backward(batch.reduced), batch.sharding)
+        gathered = batch.shard_forward + self.backward(batch.reduced)
+        gathered = np.where(self.gathers, gathered, batch.sharding)
         return np.where(self.flows, np.maximum(listed, whole), gathered)
 
     def backward(self, sent: Seconds) -> Seconds:
         """What is exposed in the backward of a layer whose parameters are gathered. sent: seconds of gathers
         and sums. Of recomputed layers attention is gathered first, which waits for less."""
         model, own = self.asked.model, self._backward
-        part = np.minimum(1, (2 + np.asarray(model.gated)) * model.hidden * model.ffn_hidden / model.layer_weights)
+        part = model.mlp_weights / model.layer_weights
         core = self.batch.attention_backward + self.again * self.batch.attention_again
         chain = np.where(self.asked.points.recompute == FULL, 0.0, part * (own - core + sent))
         return np.maximum(rates.together(self.asked.cluster, own, sent), chain) - own
