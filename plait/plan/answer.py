@@ -189,6 +189,7 @@ class Planner:
             if tried.found and not self.closed:
                 tried.other_schedules()
                 tried.climb()
+                tried.around_equals()
             if tried.found and "strategy.overlap" in self.job.open:
                 tried.instead(lambda point: [*reasons.without(point).values(), *self._less_hidden(point)])
                 tried.beside(self._less_hidden)

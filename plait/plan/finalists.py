@@ -32,6 +32,9 @@ LIKENESS, UNLIKE = 4, 0.02
 """For every choice in which a strategy differs from one that was predicted, what is known of that one counts
 so many times less; for every one in which it differs from all, it may be faster than expected by such a part.
 Of 20 drawn jobs whose rankings were simulated in full, the best of all but two was so found within 0.5 %."""
+CLOSE = 1.005
+"""Finalists that take no more than so many times what the best does may have a neighbour that is better than
+it: the closed form errs by so much between neighbours."""
 TRIED, ROUNDS = 6, 4
 """Points that are predicted at once at most, and how often neighbours are."""
 LOOKED_AT = 64
@@ -141,7 +144,21 @@ class Finalists(Generic[T]):
 
     def climb(self) -> None:
         """Predict neighbours of the best, of a better one its own, and so on."""
-        self.instead(lambda point: list(islice((row for row in self._near(point) if not self._knows(row)), TRIED)))
+        self.instead(lambda point: list(islice((row for row, _ in self._near(point) if not self._knows(row)), TRIED)))
+
+    def around_equals(self) -> None:
+        """Predict neighbours of finalists that take hardly longer than the best, where they may be better
+        than it; of a better one its own."""
+        best, limit = self.best, CLOSE * self.best[1].seconds
+        expected = dict[tuple[int, ...], tuple[float, Point]]()
+        for point, one in self.found:
+            most = limit / one.seconds
+            for row, ratio in self._near(point, most) if point is not best[0] and most >= 1 else ():
+                if 0 < ratio <= most and not self._knows(row):
+                    expected.setdefault(_key(row), (ratio * one.seconds, row))
+        self._predict([row for _, row in sorted(expected.values(), key=lambda each: each[0])[:TRIED]])
+        if self.best is not best:
+            self.climb()
 
     def other_schedules(self) -> None:
         """Predict the fastest of every schedule that no finalist has, if it may be the best: the closed form
@@ -169,8 +186,9 @@ class Finalists(Generic[T]):
         rows = {_key(one): one for point in near for one in others(point) if not self._knows(one)}
         self._predict(list(rows.values()))
 
-    def _near(self, point: Point) -> Iterator[Point]:
-        """Plain ones, then the fastest in closed form."""
+    def _near(self, point: Point, most: float = NEAR) -> Iterator[tuple[Point, float]]:
+        """Plain ones, then the fastest in closed form, to ``most`` times the seconds of the point; each with
+        how many times."""
         space, said = self.ranked.space, self.ranked.said
         columns = space.columns()
         here = _like(columns, point, columns)
@@ -180,14 +198,15 @@ class Finalists(Generic[T]):
         near = np.zeros(len(space), dtype=bool)
         for group in GROUPS:
             near |= _like(columns, point, columns.keys() - set(group))
-        numbers = np.flatnonzero(near & (said <= NEAR * own))
+        numbers = np.flatnonzero(near & (said <= most * own))
         order = np.concatenate([first, numbers[np.argsort(said[numbers], kind="stable")]])
         order = order[self.fit(space.take(order))]
         seen = set[tuple[int, ...]]()  # a space that was looked at twice has points twice
-        for row in map(space.row, order.tolist()):
+        for at in order.tolist():
+            row = space.row(at)
             if _key(row) not in seen:
                 seen.add(_key(row))
-                yield row
+                yield row, float(said[at] / own)
 
     def _knows(self, point: Point) -> bool:
         return _key(point) in self._known
