@@ -116,7 +116,6 @@ def test_a_host_that_may_be_late_is_late_in_both(number: int) -> None:
     assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
 
 
-SPLIT = ("zb-h1", "zb-h2", "zb-v")
 LAYERS = {"gpt3-350m": 24, "gpt3-1.3b": 24, "llama2-7b": 32, "llama3-8b": 32, "qwen3-8b": 36}
 
 
@@ -147,17 +146,58 @@ def off(number: int) -> tuple[str, float]:
 
 @pytest.mark.parametrize("number", MORE)
 def test_pipelines_take_what_they_take_when_simulated(number: int) -> None:
-    """Closely where a backward is one list. Of several chunks or lists a place waits for some and not for
-    others, of which the closed form knows sums."""
+    """Closely, but for zb-v of layers that do not divide, and several chunks, of which a place waits for the
+    host at some and not at others."""
     schedule, error = off(number)
-    assert abs(error) <= {"interleaved": 0.06, **dict.fromkeys(SPLIT, 0.1)}.get(schedule, 0.04), drawn_pipeline(number)
+    most = {"interleaved": 0.05, "zb-h1": 0.01, "zb-h2": 0.035, "zb-v": 0.1}
+    assert abs(error) <= most.get(schedule, 0.03), drawn_pipeline(number)
 
 
 def test_most_pipelines_are_off_by_less_than_one_percent() -> None:
     errors = [off(number) for number in range(0, DRAWN, 2)]
     assert statistics.median(abs(error) for _, error in errors) <= 0.01
-    whole = [abs(error) for schedule, error in errors if schedule not in (*SPLIT, "interleaved")]
-    assert sum(error <= 0.01 for error in whole) >= 0.75 * len(whole)
+    assert sum(abs(error) <= 0.01 for _, error in errors) >= 0.8 * len(errors)
+
+
+def drawn_exposed(number: int) -> tuple[str, int, str, dict[str, int]]:
+    """A strategy of everything that there is, of which nothing is hidden: places and schedules, slices,
+    rings, recomputation, gradients and parameters shared out."""
+    draw = random.Random(f"exposed {number}")
+    model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100", "h200"])
+    sequence = draw.choice([512, 1024, 2048, 4096, 8192])
+    pp = draw.choice([pp for pp in (1, 1, 2, 4, 8) if LAYERS[model] % pp == 0])
+    name = draw.choice(SCHEDULES) if pp > 1 else "1f1b"
+    chunks = [some for some in (2, 3, 4) if name == "interleaved" and LAYERS[model] % (pp * some) == 0]
+    name = "zb-h1" if name == "zb-v" and LAYERS[model] % (2 * pp) else name
+    name = "1f1b" if name == "interleaved" and not chunks else name
+    tp, dp = draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 8, 16])
+    cp = draw.choice([1, 1, 2]) if tp == 8 else draw.choice([1, 1, 2, 4])
+    optim = draw.choice([some for some in (1, 2, 4, 8, 16, 32, 64) if some <= dp * cp])
+    grads = draw.choice([some for some in (1, 2, 4, 8, 16, 32, 64) if some <= optim])
+    micro, kind = draw.choice([1, 2, 4]), draw.choice(range(len(RECOMPUTES)))
+    row = {
+        "pp": pp, "tp": tp, "dp": dp, "cp": cp, "ring": draw.choice([ring for ring in (1, 2, 4) if ring <= cp]),
+        "schedule": SCHEDULES.index(name), "virtual": 2 if name == "zb-v" else draw.choice(chunks or [1]),
+        "micro": micro, "num_micro": pp * draw.choice([1, 2, 4]) if pp > 1 else draw.choice([1, 2, 4, 8, 16]),
+        "params": draw.choice([1, 1, 1, grads]), "grads": grads, "optim": optim,
+        "recompute": kind, "recompute_layers": draw.choice([-1, -1, 3]) if kind else -1,
+        "sequence_parallel": draw.randrange(2) if tp > 1 else 0,
+        "p1": draw.choice([p1 for p1 in (1, 2, 4) if p1 <= micro]), "p2": draw.choice([1, 1, 2, 4]),
+    }  # fmt: skip
+    return model, sequence, machine, row | EXPOSED
+
+
+@pytest.mark.parametrize("number", MORE)
+def test_whatever_is_hidden_by_nothing_takes_what_it_takes_when_simulated(number: int) -> None:
+    """Nearly: a place of few layers waits for its host less than is said; zb-v's stages may be unequal."""
+    simulated, closed = both(*drawn_exposed(number), host=True)
+    assert closed == pytest.approx(simulated, rel=0.06), drawn_exposed(number)
+
+
+def test_most_of_what_is_hidden_by_nothing_is_off_by_less_than_one_percent() -> None:
+    found = [both(*drawn_exposed(number), host=True) for number in range(DRAWN)]
+    errors = [abs(closed / simulated - 1) for simulated, closed in found]
+    assert sum(error <= 0.01 for error in errors) >= 0.85 * DRAWN
 
 
 def drawn_sharded(number: int) -> tuple[str, int, str, dict[str, int]]:

@@ -99,8 +99,10 @@ class Found:
 
     def waits(self, share: float = 1.0) -> list[float]:
         """What a first, an inner and a last place wait for the host in a micro-batch. It begins every list of
-        every stage anew, which a head's backward gives it time for; one rank's both directions are a list."""
+        every stage anew, for which an embedding and a head's backward give it time; one rank's both
+        directions are a list."""
         head, backward = float(self.batch.head[0]), float(self.batch.head_backward[0])
+        late_weights, looked_up = float(self.batch.head_weights[0]), float(self.batch.embedding_forward[0])
         found = list[float]()
         for place, count in enumerate(self.counts):
             lists = self.lists(float(count[0]) / self.chunks, share)
@@ -110,8 +112,11 @@ class Found:
                 continue
             late = self.chunks * sum(most for _, most in lists.values())
             if place == (0 if self.schedule == "zb-v" else 2):
-                parts = ("B", "W") if self.schedule.startswith("zb") else ("B",)
-                late -= sum(min(lists[phase][1], backward / len(parts)) for phase in parts)
+                split = self.schedule.startswith("zb")
+                gives = {"B": backward / 2, "W": late_weights} if split else {"B": backward / 2 + late_weights}
+                late -= sum(min(lists[phase][1], seconds) for phase, seconds in gives.items())
+            if place == 0 or (place == 2 and self.row.get("pp", 1) == 1):
+                late -= min(lists["F"][1], looked_up)
             found.append(late)
         return found
 
@@ -202,10 +207,11 @@ def piped(one: Found) -> Pipeline:
     layers = float(one.owned.inner[0]) / one.chunks
     late = {phase: most for phase, (_, most) in one.lists(layers, 1.0).items()}
     whole = layers * one.layers() + sum(late.values())
-    weights = layers * (batch.three - batch.linear) / 2 + late["W"]
+    weights = layers * batch.weight_gradients + late["W"]
+    ahead = layers * (batch.ahead + batch.shard_forward) + late["F"]
     return pipeline(
-        Stages(first=first, inner=inner, last=last, forward=(layers * batch.ahead + late["F"]) / whole,
-               weight_gradient=weights / whole, first_chunk=one.owned.first_chunk),
+        Stages(first=first, inner=inner, last=last, forward=ahead / whole, weight_gradient=weights / whole,
+               head_weight=batch.head_weights / batch.head),
         Points.of([one.row]), transfer=handed_on(one.row),
         hidden=told.transfers_hidden or (told.rounds_hide_transfers and one.schedule in ("interleaved", "zb-v")),
         steps_overlap=told.steps_overlap,
@@ -285,9 +291,9 @@ def gradients(one: Found, *, hidden: bool) -> float:
     lists, split, down = bool(one.options.in_lists), one.schedule.startswith("zb"), float(one.owned.down[0])
     late = max(0.0, float((batch.late_weights if split and lists else batch.late_backward)[0]))
     if not hidden:
-        behind = others * max(0.0, down * average(one) - count * late) if lists and not split else 0.0
-        return max(0.0, down - count * late) + behind
-    each = late + float(((batch.three - batch.linear) / 2 if split and lists else batch.back)[0])
+        own, every = max(0.0, down - count * late), one.row["pp"] * max(0.0, down * average(one) - count * late)
+        return max(own, every) if lists and not split else own
+    each = late + float((batch.weight_gradients if split and lists else batch.back)[0])
     shared = lists and one.row.get("params", 1) > 1
     beside, reduced = count if shared else rounds(one), float(batch.reduced[0])
     more = exposed(beside * each, beside * reduced, down)

@@ -9,7 +9,7 @@ says why they are these, and how far they are off. What many points share is fou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -178,7 +178,8 @@ class _SharedParts:
     @property
     def _beside_weights(self) -> Column:
         """What sums add to a list of weight gradients."""
-        return np.where(self.sharding.flows & self.sharding.split, self.sharding.exposed, 0.0)
+        hidden = np.where(self.sharding.flows, self.sharding.exposed, 0.0)
+        return np.where(self.sharding.split, np.where(self.sharding.hides, hidden, self.batch.summed), 0.0)
 
     @cached_property
     def _turns(self) -> Any:
@@ -207,12 +208,15 @@ class _SharedParts:
         batch, points, turns = self.batch, self.asked.points, self._turns
         chunks, split = np.maximum(points.virtual, 1), SPLIT[points.schedule]
         heads: list[Any] = [turns, False, ~turns]
+        embeds: list[Any] = [True, False, points.pp == 1]
         alone = points.ranks == points.tp  # one list has both directions
         found = list[Column]()
-        parts = zip(self._layers, heads, self._late_lists, strict=True)
-        for count, head, (ahead, behind, weights) in parts:
-            once = head * np.minimum(behind.most, batch.head_backward / (1 + split))
-            once = once + head * split * np.minimum(weights.most, batch.head_backward / 2)
+        parts = zip(self._layers, heads, embeds, self._late_lists, strict=True)
+        for count, head, embed, (ahead, behind, weights) in parts:
+            once = embed * np.minimum(ahead.most, batch.embedding_forward)
+            begins = batch.head_backward / 2 + ~split * batch.head_weights
+            once = once + head * np.minimum(behind.most, begins)
+            once = once + head * split * np.minimum(weights.most, batch.head_weights)
             apart: Column = chunks * (ahead.most + behind.most + weights.most) - once
             both: Column = ahead.then(Late(-batch.head)).then(behind).most
             found.append(np.where(alone, both, apart) + count * batch.waits_for_offload)
@@ -249,23 +253,25 @@ class _SharedParts:
         whole = self.each + ahead + behind + weights
         return Stages(
             first=first, inner=inner, last=last,
-            forward=(batch.ahead + ahead) / whole,
+            forward=(batch.ahead + batch.shard_forward + ahead) / whole,
             weight_gradient=(batch.weight_gradients + weights + self._beside_weights) / whole,
-            first_chunk=self.owners.first_chunk,
+            head_weight=batch.head_weights / batch.head,
         )  # fmt: skip
 
     def seconds(self) -> Seconds:
         points, cluster, batch, owned = self.asked.points, self.asked.cluster, self.batch, self.owners
         stages, again = self.stages, self.again
+        end = StepEnd(self.sharding, self._behind)
         run = pipeline(
-            stages,
+            replace(stages, first_sums=end.first_sums, other_sums=end.other_sums),
             points,
             transfer=self._transfer(),
             hidden=self._hidden(),
             steps_overlap=self.asked.options.steps_overlap,
         )
+        waits = np.maximum(0, run.bubble)
         # While a place waits, others have its part of the processors that they share.
-        bubble = np.maximum(0, (run.work + run.bubble) / cluster.crowd - run.work) if cluster.crowd > 1 else run.bubble
+        bubble = np.maximum(0, (run.work + waits) / cluster.crowd - run.work) if cluster.crowd > 1 else waits
         # The slowest place's own work, part by part.
         longest = stages.longest(points.pp)
         ended, waited = (
@@ -275,7 +281,7 @@ class _SharedParts:
         times, host = points.num_micro * ended, np.asarray(points.num_micro * waited, dtype=np.float64)
         linear = times * (batch.three + again * batch.linear_again)
         attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
-        sync = StepEnd(self.sharding, self._behind).seconds()
+        sync = end.seconds() + np.minimum(0, run.bubble)
         spent = run.work + bubble + run.transfers + sync + owned.optimizer
         return Seconds(
             linear=linear,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES
 from plait.core.step.ops import Kind
 from plait.core.step.schedule import Phase
 from plait.core.step.seconds import rates
@@ -22,15 +22,12 @@ from plait.core.step.seconds.layer_sums import LayerSums, Pass, Waits, launch_se
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
+from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD, gathers, sums
 
 LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
 """Widths of latent attention."""
 SYNC, DOMINO = (OVERLAPS.index(name) for name in ("sync", "domino"))
 SELECTIVE, FULL, LAYER = (RECOMPUTES.index(name) for name in ("selective", "full", "layer"))
-HIDE_FORWARD, HIDE_BACKWARD = (
-    np.array([name in (way, "both") for name in SHARD_OVERLAPS]) for way in ("forward", "backward")
-)
-"""By overlap of sharding: whether it hides what is sent for a forward, and for a backward."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,8 @@ class Layer(Priced):
     @cached_property
     def lead_forward(self) -> Seconds:
         """What the forward of one layer waits for a host that begins with it."""
-        return self._lead(self.sums.late["F"], self.late_forward, self.ahead - self.forward)
+        waits = np.where(HIDE_FORWARD[self.points.shard_overlap], 0.0, self.shard_forward)
+        return self._lead(self.sums.late["F"], self.late_forward, self.ahead - self.forward, waits)
 
     @cached_property
     def lead_backward(self) -> Seconds:
@@ -220,7 +218,7 @@ class Layer(Priced):
     @cached_property
     def lead_weights(self) -> Seconds:
         """The same of weight gradients alone; 0 where they are in one list with the others."""
-        return np.where(self._split, self._lead(self.sums.late["W"], self.late_weights, 0.0), 0.0)
+        return np.where(self._split, self._lead(self.sums.late["W"], self.late_weights, 0.0, self._waits[1]), 0.0)
 
     @cached_property
     def late_weights(self) -> Seconds:
@@ -232,14 +230,24 @@ class Layer(Priced):
         return SPLIT[self.points.schedule] & self.listed
 
     def _lead_back(self, late: Mapping[Phase, Waits], net: Seconds, exposed: Seconds) -> Seconds:
-        parts = self._lead(late["I"], net - self.late_weights, exposed)
-        return np.where(self._split, parts, self._lead(late["B"], net, exposed))
+        gathers, sums = self._waits
+        parts = self._lead(late["I"], net - self.late_weights, exposed, gathers)
+        return np.where(self._split, parts, self._lead(late["B"], net, exposed, gathers + sums))
 
-    def _lead(self, late: Waits, net: Seconds, exposed: Any) -> Seconds:
-        """exposed: of the phase's collectives, seconds that nothing hides."""
+    @property
+    def _waits(self) -> tuple[Seconds, Seconds]:
+        """Exposed gathers and sums of the MLP in a backward, in which the host gets ahead for attention."""
+        part = self.model.mlp_weights / self.model.layer_weights
+        exposed = part * (self.listed & ~HIDE_BACKWARD[self.points.shard_overlap])
+        return exposed * self.shard_gathered_again, exposed * self.shard_sums_sent
+
+    def _lead(self, late: Waits, net: Seconds, exposed: Any, waits: Seconds) -> Seconds:
+        """exposed: of the phase's collectives, seconds that nothing hides. waits: of the device, about half
+        way through the layer."""
         sent = late.bare.net - late.sent.net
         share = np.clip(exposed / np.maximum(sent, 1e-30), 0, 1)
-        most: Seconds = np.maximum(net, late.bare.most + share * (late.sent.most - late.bare.most))
+        alone = late.bare.most + share * (late.sent.most - late.bare.most)
+        most: Seconds = np.maximum(net, alone - np.minimum(waits, alone / 2))
         return np.where(self.listed, most, np.maximum(0, net))
 
     # ---- collectives ----
@@ -263,7 +271,7 @@ class Layer(Priced):
     def tp_backward(self) -> Seconds:
         """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least, where these
         follow at once."""
-        points, sent, weights = self.points, self.sums.backward.tp * self._more, self._weight_gradients
+        points, sent, weights = self.points, self.sums.backward.tp * self._more, self.weight_gradients
         slices, mode = points.p1 * points.p2, points.overlap
         beside = rates.together(self.cluster, weights, sent) - weights
         sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
@@ -276,7 +284,7 @@ class Layer(Priced):
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
 
     @cached_property
-    def _weight_gradients(self) -> Seconds:
+    def weight_gradients(self) -> Seconds:
         """Products of weight gradients."""
         routed = self.routed.products(backward=True) - self.routed.products(backward=False)
         return self.sums.backward.weights + routed / 2
@@ -346,12 +354,23 @@ class Layer(Priced):
         other axes."""
         sent = self.shard_forward_sent
         beside = rates.together(self.cluster, self.ahead, sent) - self.ahead
-        return np.where(HIDE_FORWARD[self.points.shard_overlap], beside, sent)
+        return np.where(HIDE_FORWARD[self.points.shard_overlap], beside, self._gathered_together)
+
+    @property
+    def _gathered_together(self) -> Seconds:
+        """Exposed in a forward that hides no gathers: lists begin a layer with those of attention and MLP, so
+        attention runs beside the latter."""
+        part = self.model.mlp_weights / self.model.layer_weights
+        one, sent = self.sums.forward, part * self.shard_forward_sent
+        own = self.ahead - part * one.products - (one.elementwise + self.tp_forward) / 2
+        beside = rates.together(self.cluster, own, sent) - own
+        apart = (1 - part) * self.shard_forward_sent + beside
+        return np.where(self.listed & (np.asarray(self.model.parallel_block) == 0), apart, self.shard_forward_sent)
 
     @cached_property
     def shard_forward_sent(self) -> Seconds:
         """Of gathering them, as if alone."""
-        return self._gather(self.points.params)
+        return gathers(self, self.routed, self.points.params)
 
     @cached_property
     def shard_backward(self) -> Seconds:
@@ -360,27 +379,19 @@ class Layer(Priced):
         beside = rates.together(self.cluster, self.back, sent) - self.back
         return np.where(HIDE_BACKWARD[self.points.shard_overlap], beside, sent)
 
-    @cached_property
+    @property
     def shard_backward_sent(self) -> Seconds:
-        """Of gathering them again, from near copies if there are any, and of reducing gradients to what a
-        rank accumulates, as if alone."""
-        points = self.points
-        near = np.maximum(1, points.secondary)
-        gathered = np.where(points.secondary > 0, self._gather(near), self._gather(points.params))
-        # Attention and MLP are a unit each.
-        whole = self.model.layer_weights / points.tp * self.options.gradient_bytes / 2
-        inner = rates.collective(self.cluster, "reduce_scatter", whole, points.params, points.tp)
-        outer = rates.collective(
-            self.cluster,
-            "reduce_scatter",
-            whole / points.params,
-            points.grads // points.params,
-            points.tp * points.params,
-        )
-        return gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
+        """Of gathering them again and of reducing gradients, as if alone."""
+        return self.shard_gathered_again + self.shard_sums_sent
 
-    def _gather(self, ranks: Any) -> Seconds:
-        each = self.options.weight_bytes * self.options.quantised
-        whole = self.model.layer_weights / self.points.tp * each / 2
-        own = 2 * rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)
-        return own + self.routed.gathered(ranks, each)
+    @cached_property
+    def shard_gathered_again(self) -> Seconds:
+        """Of the former, from near copies if there are any."""
+        near = np.maximum(1, self.points.secondary)
+        far = gathers(self, self.routed, self.points.params)
+        return np.where(self.points.secondary > 0, gathers(self, self.routed, near), far)
+
+    @cached_property
+    def shard_sums_sent(self) -> Seconds:
+        """Of the latter, to what a rank accumulates."""
+        return sums(self, self.routed)

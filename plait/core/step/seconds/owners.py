@@ -22,35 +22,36 @@ from plait.core.step.columns.shapes import Shapes
 from plait.core.step.seconds import muon_time, rates
 from plait.core.step.seconds.experts_time import cut_by, of_experts
 from plait.core.step.seconds.options import Options
+from plait.core.step.seconds.pipeline_time import ZB_V
 from plait.core.step.seconds.rates import Seconds as Column
 
 HOST_BYTES, HOST_SHARE = 28, 0.7
 """Bytes of a number whose optimizer runs on a host: weight and two moments read and written, gradient, in
 fp32; of its memory's rate, what a loop over them reaches (order of magnitude of STREAM on servers)."""
+NORM_BYTES = 24
+"""Of all gradients' norm, which every rank needs before it changes a parameter."""
 ALIKE = ("pp", "virtual", "tp", "dp", "cp", "ep", "params", "grads", "optim")
-"""Columns that owners depend on."""
+"""Columns that owners depend on, besides whether a place has both ends of the model."""
 
 
 def decides(points: Points) -> list[NDArray[Any]]:
     """Columns that are equal where ``Owners`` is."""
-    return [getattr(points, name) for name in ALIKE]
+    return [*(getattr(points, name) for name in ALIKE), points.schedule == ZB_V]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owners:
     """Columns, one number a kind of point.
 
-    first, inner, last: layers of these places. first_chunk: of a place's layers, the share in the first of
-    zb-v's two stages. down, up: seconds of gradients to their owners and of new parameters back, as if alone,
-    of the rank that has most of them; evenness: what a rank has on average, to that. ends: of summing the
-    gradient of tied weights. optimizer: seconds. late: by how many standard deviations the slowest node is
-    late.
+    first, inner, last: layers of these places. down, up: seconds of gradients to their owners and of new
+    parameters back, as if alone, of the rank that has most of them; evenness: what a rank has on average, to
+    that. ends: of summing the gradient of tied weights. optimizer: seconds, with the gradients' norm. late:
+    by how many standard deviations the slowest node is late.
     """
 
     first: Column
     inner: Column
     last: Column
-    first_chunk: Column
     down: Column
     up: Column
     evenness: Column
@@ -83,7 +84,7 @@ class _Cut:
         down, up = self._sync(layers)
         nodes = -(-self.points.ranks // self.cluster.ranks_per_node)
         return Owners(
-            first=layers[0], inner=layers[1], last=layers[2], first_chunk=self._first_chunk(), down=down, up=up,
+            first=layers[0], inner=layers[1], last=layers[2], down=down, up=up,
             evenness=self._mean / self._weights(layers), ends=self._ends(),
             optimizer=self._optimizer(layers), late=_latest(nodes),
         )  # fmt: skip
@@ -99,19 +100,14 @@ class _Cut:
         outer = np.where(counted, even - 1, np.where(even > 0, even, total / points.pp))
         return outer, inner, np.where(points.pp > 1, outer, total)
 
-    def _first_chunk(self) -> Column:
-        """Of the layers of zb-v's two stages at a place, the share in the first: earlier stages have more."""
-        total, pp = np.asarray(self.model.num_layers), self.points.pp
-        return ((total // (2 * pp)) * pp + np.minimum(total % (2 * pp), pp)) / total
-
     def _weights(self, layers: tuple[Column, Column, Column]) -> Column:
         """Parameters on the rank that has most of them, before sharding over replicas."""
         model, points = self.model, self.points
-        words = model.words
-        single = layers[2] * model.layer_weights + words * (2 - np.asarray(model.tied_embeddings))
-        outer = layers[0] * model.layer_weights + words
+        single = layers[2] * model.layer_weights + model.words * (2 - np.asarray(model.tied_embeddings))
+        outer = layers[0] * model.layer_weights + model.words * np.where(points.schedule == ZB_V, 2, 1)
         inner = np.where(points.pp > 2, layers[1] * model.layer_weights, 0)
-        return np.where(points.pp > 1, np.maximum(outer, inner), single) / points.tp
+        cut = np.where(points.pp > 1, np.maximum(outer, inner), single) / points.tp
+        return cut + np.asarray(model.learned_positions) * model.max_sequence * model.hidden
 
     @property
     def _mean(self) -> Column:
@@ -131,7 +127,8 @@ class _Cut:
         factors."""
         told = self.options
         each = told.weight_bytes * (1 - (1 - told.quantised) * self._in_layers)
-        down, up = self._moved(self.points, self._weights(layers), 2 * layers[1] + 1, each)
+        units = 2 * layers[1] + 2 + np.asarray(self.model.learned_positions)
+        down, up = self._moved(self.points, self._weights(layers), units, each)
         if self.model.has_experts:
             each = told.weight_bytes * told.quantised
             more = self._moved(
@@ -152,7 +149,8 @@ class _Cut:
         """Gradients of ``weights`` to their owners, and new parameters back, of ``weight`` bytes each."""
 
         def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
-            """Unit by unit: attention and MLP of a layer, the embedding or the head, as if equally large."""
+            """Unit by unit, as if equally large: attention and MLP of a layer, the embedding or the head,
+            vectors, positions."""
             whole = weights * itemsize / cut / units
             return units * rates.collective(self.cluster, kind, whole, ranks, points.tp * cut)
 
@@ -179,7 +177,8 @@ class _Cut:
         told, away = self.options, owned * self.options.states_on_host
         moved = cluster.efficiency.optimizer_bytes.value * told.states_moved
         here = rates.memory_bound(cluster, (owned - away) * moved)
-        return here + self._on_host(away) + self._muon(layers)
+        norm = rates.collective(cluster, "all_reduce", NORM_BYTES, points.ranks, 1)
+        return here + self._on_host(away) + self._muon(layers) + np.where(told.in_lists, norm, 0.0)
 
     def _muon(self, layers: tuple[Column, Column, Column]) -> Column:
         """Seconds of orthogonalising matrices, of the place that has most layers."""

@@ -17,12 +17,12 @@ import numpy as np
 
 from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.layer_time import HIDE_BACKWARD
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
+from plait.core.step.seconds.shard_sent import HIDE_BACKWARD
 
 FULL = RECOMPUTES.index("full")
 BUFFERS = 4
@@ -44,7 +44,7 @@ class ShardTime:
         return SPLIT[self.asked.points.schedule] & np.asarray(self.asked.options.in_lists)
 
     @cached_property
-    def _hides(self) -> Any:
+    def hides(self) -> Any:
         """Whether lists hide sums: of models that are trained."""
         asked = self.asked
         return asked.listed & HIDE_BACKWARD[asked.points.shard_overlap]
@@ -53,12 +53,12 @@ class ShardTime:
     def flows(self) -> Any:
         """Whether sums of a list may run beside the next one: no gathers of parameters wait behind them."""
         points = self.asked.points
-        return self._hides & (points.grads > 1) & (points.params == 1)
+        return self.hides & (points.grads > 1) & (points.params == 1)
 
     @cached_property
     def gathers(self) -> Any:
         """Whether gathers of parameters wait behind sums."""
-        return self._hides & (self.asked.points.params > 1)
+        return self.hides & (self.asked.points.params > 1)
 
     @property
     def done(self) -> Seconds:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.layer_time import HIDE_BACKWARD, HIDE_FORWARD
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.owners import Owners
 from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V
 from plait.core.step.seconds.rates import Seconds
+from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD
 from plait.core.step.seconds.shard_time import ShardTime
 
 TINY = 1e-30
@@ -54,6 +54,19 @@ class StepEnd:
         """Exposed in all."""
         apart = self.asked.points.schedule != ZB_V  # whose first place has both ends of the model
         return self._down() + self._up() + self.owners.ends * apart
+
+    @property
+    def first_sums(self) -> Seconds:
+        """Of zb-v, exposed at the first place: a step does not wait for those that run while backwards of
+        others are waited for. 0 of other schedules."""
+        exposed = (self.asked.points.schedule == ZB_V) & self._in_lists & ~self._hides
+        return np.where(exposed, self.owners.down, 0.0)
+
+    @property
+    def other_sums(self) -> Seconds:
+        """The same at another place."""
+        pp = np.maximum(2, self.asked.points.pp)
+        return self.first_sums * np.maximum(0, pp * self.owners.evenness - 1) / (pp - 1)
 
     @property
     def _late(self) -> Any:
@@ -90,15 +103,19 @@ class StepEnd:
 
     def _down(self) -> Seconds:
         """Of gradients."""
+        return np.where(self._hides, self._hidden_sums(), self._exposed_sums())
+
+    @property
+    def _hides(self) -> Any:
         points = self.asked.points
-        hides = HIDE_BACKWARD[points.shard_overlap] & ~(self._late & ((points.optim == 1) | (points.pp > 1)))
-        return np.where(hides, self._hidden_sums(), self._exposed_sums())
+        return HIDE_BACKWARD[points.shard_overlap] & ~(self._late & ((points.optim == 1) | (points.pp > 1)))
 
     def _exposed_sums(self) -> Seconds:
         """Waited for: that gives the host time."""
         owned, spare = self.owners, self.owners.inner * self._host
-        others = np.maximum(0, owned.down * owned.evenness - spare)
-        return np.maximum(0, owned.down - spare) + self._others * others
+        own = np.maximum(0, owned.down - spare)
+        every = self.asked.points.pp * np.maximum(0, owned.down * owned.evenness - spare)
+        return np.where(self._chained, np.maximum(own, every), own)
 
     def _hidden_sums(self) -> Seconds:
         """Beside backwards. For other places' a place waits as long as sums run beside the last ones; all of

@@ -74,7 +74,6 @@ def test_one_backward_one_forward_is_exact_if_the_last_place_is_slowest_and_near
 def test_equal_places_with_few_micro_batches_or_many(
     pp: int, count: int, inputs: float, weights: float, name: str, chunks: int
 ) -> None:
-    """Exact; zb-v within 8 % where micro-batches are too few to fill it, and else 1 %."""
     chunks = {"interleaved": chunks, "zb-v": 2}.get(name, 1)
     ways = [(way / chunks,) * (pp * chunks) for way in (1, inputs, weights)]
     shape = Shape(ranks=pp, micro_batches=count, chunks=chunks)
@@ -86,29 +85,7 @@ def test_equal_places_with_few_micro_batches_or_many(
         point(name, pp, count, chunks), transfer=0.0, hidden=False,
     )  # fmt: skip
     told = float((run.work + run.bubble + run.transfers)[0])
-    near = (0.08 if count < 2 * pp else 0.01) if name == "zb-v" else 1e-9
-    assert told == pytest.approx(exact, rel=near)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.6, 2 / 3])
-@pytest.mark.parametrize(("pp", "count"), [(4, 8), (8, 16), (16, 32)])
-def test_zb_v_with_the_head_at_its_first_place_and_longer_first_stages(share: float, pp: int, count: int) -> None:
-    ways = (1.1, 1.2, 1.0)
-    sizes = [[way * share] * pp + [way * (1 - share)] * pp for way in ways]
-    for size in sizes:
-        size[-1] += 0.11  # a tenth of a place more
-    forward, back, late = (tuple(size) for size in sizes)
-    costs = PipelineCosts(forward=forward, input_gradient=back, weight_gradient=late)
-    exact = dry_run(generate("zb-v", Shape(ranks=pp, micro_batches=count, chunks=2)), costs).makespan
-    place = np.array([sum(ways)])
-    run = pipeline(
-        Stages(
-            first=place + 0.33, inner=place, last=place, forward=ways[0] / place, weight_gradient=ways[2] / place,
-            first_chunk=share,
-        ),
-        point("zb-v", pp, count, 2), transfer=0.0, hidden=False,
-    )  # fmt: skip
-    assert float((run.work + run.bubble + run.transfers)[0]) == pytest.approx(exact, rel=0.03)
+    assert told == pytest.approx(exact, rel=0.03 if name == "zb-v" and pp < count < 2 * pp else 1e-9)
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])

@@ -36,8 +36,9 @@ def test_a_micro_batch_is_the_sum_of_a_layers_directions(ring: int) -> None:
     assert (found.gathered, found.reduced) == (one.shard_forward_sent, one.shard_backward_sent)
     same(found.attention_forward, one.sums.forward.attention)
     same(found.attention_backward, one.sums.backward.attention)
-    for name in ("linear", "three", "forward", "backward", "again", "linear_again", "attention_again", "tp_again",
-                 "cp_again", "ep_again", "late_forward", "late_backward", "late_again"):  # fmt: skip
+    for name in ("linear", "three", "forward", "backward", "again", "linear_again", "attention_again",
+                 "weight_gradients", "tp_again", "cp_again", "ep_again", "late_forward", "late_backward",
+                 "late_again"):  # fmt: skip
         same(getattr(found, name), getattr(one, name))
     same(found.ep, one.ep_forward)
 

@@ -15,7 +15,6 @@ from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import of_experts
 from plait.core.step.seconds.options import Options
 from plait.core.step.seconds.owners import Owners
-from plait.core.step.stages import split_layers
 from tests.plan.layers import A100, LLAMA, MIXTRAL, same, sent
 
 SHAPES = Shapes.of(LLAMA)
@@ -50,14 +49,6 @@ def test_layers_of_the_first_an_inner_and_the_last_place(
     assert tuple(float(each[0]) for each in (found.first, found.inner, found.last)) == told
 
 
-@pytest.mark.parametrize(("total", "pp"), [(32, 4), (33, 4), (36, 4), (37, 4), (39, 4), (15, 2), (8, 1)])
-def test_earlier_stages_have_more_of_a_v(total: int, pp: int) -> None:
-    """The first of a place's two stages, summed over places."""
-    stages = split_layers(total, 2 * pp)
-    same(owners(replace(SHAPES, num_layers=total), pp=pp).first_chunk,
-         sum(one.num_layers for one in stages[:pp]) / total)  # fmt: skip
-
-
 SHARED = {"tp": 2, "dp": 8, "cp": 2, "params": 2, "grads": 4, "optim": 8}
 
 
@@ -67,6 +58,11 @@ def moved(weights: float, units: float, gradient: float = 4, weight: float = 2) 
     down = sent("reduce_scatter", part * gradient / 4, 2, 8) + sent("all_reduce", part * gradient / 8, 2, 16)
     up = sent("all_gather", part * weight / 4, 2, 8) + sent("all_gather", part * weight / 2, 2, 4)
     return units * down, units * up
+
+
+def updated(numbers: float, ranks: int) -> Any:
+    """Seconds of an optimizer, with the norm of all gradients, three numbers of eight bytes."""
+    return rates.memory_bound(A100, numbers * A100.efficiency.optimizer_bytes.value) + sent("all_reduce", 24, ranks, 1)
 
 
 @pytest.mark.parametrize(
@@ -82,28 +78,39 @@ def moved(weights: float, units: float, gradient: float = 4, weight: float = 2) 
 def test_gradients_go_to_their_owners_and_parameters_come_back(pp: int, tied: int, weights: float, layers: int) -> None:
     model = replace(SHAPES, tied_embeddings=tied)
     found = owners(model, pp=pp, **SHARED)
-    down, up = moved(weights / 2, 2 * layers + 1)
+    down, up = moved(weights / 2, 2 * layers + 2)
     same(found.down, down)
     same(found.up, up)
-    same(found.optimizer, rates.memory_bound(A100, weights / 2 / 8 * A100.efficiency.optimizer_bytes.value))
+    same(found.optimizer, updated(weights / 2 / 8, 32 * pp))
+    others = owners(model, Options(in_lists=False), pp=pp, **SHARED)
+    same(found.optimizer - others.optimizer, sent("all_reduce", 24, 32 * pp, 1))
     few = owners(model, Options(gradient_bytes=1.0, weight_bytes=3.0), pp=pp, **SHARED)
-    down, up = moved(weights / 2, 2 * layers + 1, 1, 3)
+    down, up = moved(weights / 2, 2 * layers + 2, 1, 3)
     same(few.down, down)
     same(few.up, up)
 
 
+def test_a_first_place_of_zb_v_has_both_ends_and_positions_are_whole_on_every_rank() -> None:
+    """Embedding and head are two units there, tied or not: the place has a copy of each."""
+    model = replace(SHAPES, tied_embeddings=1)
+    both = owners(model, pp=4, virtual=2, schedule=SCHEDULES.index("zb-v"), **SHARED)
+    same(both.down, moved((8 * LAYER + 2 * WORDS) / 2, 18)[0])
+    learned = owners(replace(model, learned_positions=1, max_sequence=1000), pp=4, **SHARED)
+    same(learned.down, moved((8 * LAYER + WORDS) / 2 + 1000 * 4096, 19)[0])
+
+
 def test_an_inner_place_owns_most_where_it_has_more_layers() -> None:
     small = replace(SHAPES, num_layers=30, vocab=8)  # 7, 8 and 7 layers, and hardly an embedding
-    same(owners(small, pp=4, **SHARED).down, moved(8 * LAYER / 2, 17)[0])
+    same(owners(small, pp=4, **SHARED).down, moved(8 * LAYER / 2, 18)[0])
     two = replace(SHAPES, num_layers=31, vocab=8)  # no place but the ends
-    same(owners(two, pp=2, **SHARED).down, moved((15.5 * LAYER + 8 * 4096) / 2, 33)[0])
+    same(owners(two, pp=2, **SHARED).down, moved((15.5 * LAYER + 8 * 4096) / 2, 34)[0])
 
 
 def test_experts_are_reduced_over_those_that_have_the_same() -> None:
     shapes, points = Shapes.of(MIXTRAL), Points.of([{**SHARED, "ep": 2}])
     found = Owners.of(shapes, points, A100, Options())
     weights = 32 * 4096 * (2 * 4096 + 2 * 1024 + 8) + 2 * MIXTRAL.vocab * 4096
-    down, up = moved(weights / 2, 65)
+    down, up = moved(weights / 2, 66)
     own, part = of_experts(points), 8 * 4096 * 3 * 14336 / 4  # of a layer, on a rank
     assert (int(own.params[0]), int(own.grads[0]), int(own.optim[0]), int(own.replicas[0])) == (1, 2, 4, 8)
     down = down + 32 * (sent("reduce_scatter", part * 4 / 2, 2, 8) + sent("all_reduce", part * 4 / 4, 2, 16))
@@ -111,7 +118,7 @@ def test_experts_are_reduced_over_those_that_have_the_same() -> None:
     same(found.down, down)
     same(found.up, up)
     owned = weights / 2 / 8 + 32 * part / 4
-    same(found.optimizer, rates.memory_bound(A100, owned * A100.efficiency.optimizer_bytes.value))
+    same(found.optimizer, updated(owned, 32))
 
 
 @pytest.mark.parametrize(("pp", "most"), [(1, 30), (2, 15), (4, 8), (8, 4)])
