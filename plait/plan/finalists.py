@@ -32,16 +32,17 @@ LIKENESS, UNLIKE = 4, 0.02
 """For every choice in which a strategy differs from one that was predicted, what is known of that one counts
 so many times less; for every one in which it differs from all, it may be faster than expected by such a part.
 Of 20 drawn jobs whose rankings were simulated in full, the best of all but two was so found within 0.5 %."""
-CLOSE = 1.005
-"""Finalists that take no more than so many times what the best does may have a neighbour that is better than
-it: the closed form errs by so much between neighbours."""
+CLOSE = 1.01
+"""Finalists that take no more than so many times what the best does may have a neighbour with other slices
+that is better than it: the closed form errs by so much between slices, and by less between others."""
 TRIED, ROUNDS = 6, 4
 """Points that are predicted at once at most, and how often neighbours are."""
 LOOKED_AT = 64
 """Of a schedule that no finalist has, so many of the fastest are asked whether they fit."""
+SLICES = ("p1", "p2", "overlap")
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("micro", "num_micro"),
-    ("p1", "p2", "overlap"),
+    SLICES,
     ("schedule", "virtual"),
     ("recompute", "recompute_layers"),
     ("params", "grads", "optim", "secondary"),
@@ -147,13 +148,13 @@ class Finalists(Generic[T]):
         self.instead(lambda point: list(islice((row for row, _ in self._near(point) if not self._knows(row)), TRIED)))
 
     def around_equals(self) -> None:
-        """Predict neighbours of finalists that take hardly longer than the best, where they may be better
-        than it; of a better one its own."""
+        """Predict other slices of finalists that take hardly longer than the best, where they may be better
+        than it; of a better one its neighbours."""
         best, limit = self.best, CLOSE * self.best[1].seconds
         expected = dict[tuple[int, ...], tuple[float, Point]]()
         for point, one in self.found:
             most = limit / one.seconds
-            for row, ratio in self._near(point, most) if point is not best[0] and most >= 1 else ():
+            for row, ratio in self._near(point, most, [SLICES]) if point is not best[0] and most >= 1 else ():
                 if 0 < ratio <= most and not self._knows(row):
                     expected.setdefault(_key(row), (ratio * one.seconds, row))
         self._predict([row for _, row in sorted(expected.values(), key=lambda each: each[0])[:TRIED]])
@@ -186,9 +187,11 @@ class Finalists(Generic[T]):
         rows = {_key(one): one for point in near for one in others(point) if not self._knows(one)}
         self._predict(list(rows.values()))
 
-    def _near(self, point: Point, most: float = NEAR) -> Iterator[tuple[Point, float]]:
+    def _near(
+        self, point: Point, most: float = NEAR, groups: Sequence[tuple[str, ...]] = GROUPS
+    ) -> Iterator[tuple[Point, float]]:
         """Plain ones, then the fastest in closed form, to ``most`` times the seconds of the point; each with
-        how many times."""
+        how many times. groups: choices of which one may differ."""
         space, said = self.ranked.space, self.ranked.said
         columns = space.columns()
         here = _like(columns, point, columns)
@@ -196,7 +199,7 @@ class Finalists(Generic[T]):
         plain = _like(columns, dict(point) | PLAIN, columns)
         first = np.flatnonzero(plain)[:1]
         near = np.zeros(len(space), dtype=bool)
-        for group in GROUPS:
+        for group in groups:
             near |= _like(columns, point, columns.keys() - set(group))
         numbers = np.flatnonzero(near & (said <= most * own))
         order = np.concatenate([first, numbers[np.argsort(said[numbers], kind="stable")]])

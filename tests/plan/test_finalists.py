@@ -243,21 +243,21 @@ def test_no_strategy_is_answered_twice() -> None:
 # ---- neighbours of equals ----
 
 
-def test_neighbours_of_those_that_take_as_long_as_the_best_may_be_better_than_it() -> None:
-    """By what the closed form says that they differ from these: 4 from 1, but not 5, and none from 2, which
-    takes too long, or of the best, whose neighbours ``climb`` predicts. Such a find has neighbours of its
-    own."""
+def test_other_slices_of_those_that_take_as_long_as_the_best_may_be_better_than_it() -> None:
+    """By what the closed form says that they differ from these: 4 from 1, but not 5 or, with other owners, 6;
+    none from 2, which takes too long, or of the best, whose neighbours ``climb`` predicts. Such a find has
+    neighbours of its own."""
     other = {"pp": 4, "dp": 2}
     rows: list[Row] = [{}, other, {"pp": 1, "dp": 8}, {"p1": 2}, {**other, "p1": 2}, {**other, "p2": 2},
-                       {**other, "p1": 2, "optim": 2}, {"pp": 1, "dp": 8, "p1": 2}]  # fmt: skip
-    said = [1.0, 1.1, 1.2, 1.001, 1.1 * 1.003, 1.1 * 1.01, 1.15, 1.2 * 0.999]
+                       {**other, "optim": 2}, {"pp": 1, "dp": 8, "p1": 2}]  # fmt: skip
+    said = [1.0, 1.1, 1.2, 1.001, 1.1 * 1.003, 1.1 * 1.02, 1.1 * 1.001, 1.2 * 0.999]
     found = {0: 1.0, 1: 1.001, 2: CLOSE + 1e-3, 4: 0.99}
     space = Points.of([HERE | row for row in rows])
     points = [space.row(at) for at in range(len(rows))]
     tried = Tried(points, said, lambda point: found.get(points.index(dict(point)), 2.0), [0, 1, 2])
     tried.finalists.first(3, 3)
     tried.finalists.around_equals()
-    assert tried.rounds == [[0, 1, 2], [4], [3, 5, 6, 7]]
+    assert tried.rounds == [[0, 1, 2], [4], [3, 5, 7]]
     assert tried.finalists.best[1] == Timed(0.99)
 
 

@@ -1,165 +1,28 @@
-"""What one layer of one micro-batch takes on one rank: computation, and what its collectives add to it.
-
-Columns, as everything of level 1. The backward is the input gradients and the weight gradients, each as long
-as the forward's products, and what is computed again before them.
-"""
+"""What one layer of one micro-batch takes on one rank: beside what it computes, what its collectives and its
+host add."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES
 from plait.core.step.ops import Kind
 from plait.core.step.schedule import Phase
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.experts_time import Routed
-from plait.core.step.seconds.layer_sums import LayerSums, Pass, Waits, launch_seconds
-from plait.core.step.seconds.op_seconds import Priced
+from plait.core.step.seconds.layer_sums import Pass, Waits, launch_seconds
+from plait.core.step.seconds.layer_work import DOMINO, FULL, SYNC, LayerWork
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
 from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD, gathers, sums
 
-LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
-"""Widths of latent attention."""
-SYNC, DOMINO = (OVERLAPS.index(name) for name in ("sync", "domino"))
-SELECTIVE, FULL, LAYER = (RECOMPUTES.index(name) for name in ("selective", "full", "layer"))
-
 
 @dataclass(frozen=True)
-class Layer(Priced):
+class Layer(LayerWork):
     """One layer on one rank. Everything in seconds of one micro-batch."""
-
-    @cached_property
-    def sums(self) -> LayerSums:
-        """Of its ops, and of those at a stage's ends."""
-        return LayerSums.of(self)
-
-    def _latent(self, rate: Callable[..., Seconds]) -> Any:
-        """Products of latent attention's first weights: down to queries', and to keys' and values', which
-        every tensor-parallel rank does for its tokens; up from these, of its heads."""
-        if not self.model.is_latent:
-            return 0.0
-        letters, tp, some = self.model.letters, self.points.tp, np.asarray(self.model.kv_lora_rank) > 0
-        own, sizes = self._residual / self.model.hidden, {name: np.maximum(1, letters.size(name)) for name in LATENT}
-        shapes = (
-            (own, self.model.hidden, sizes["A"]),
-            (own, self.model.hidden, sizes["B+R"]),
-            (self.tokens, sizes["A"], np.maximum(1, sizes["Q+R"] / tp)),
-            (self.tokens, sizes["B"], np.maximum(1, sizes["2Q"] / tp)),
-        )
-        return some * sum(rate(self.cluster, self.precision, *shape) for shape in shapes)
-
-    @cached_property
-    def routed(self) -> Routed:
-        """What experts add."""
-        told = self.options
-        return Routed(
-            self.model, self.points, self.cluster, self.tokens, self.precision,
-            dispatch_once=told.dispatch_once, whole=told.experts_whole,
-        )  # fmt: skip
-
-    # ---- computation ----
-
-    @cached_property
-    def linear(self) -> Seconds:
-        """Matrix products, forward."""
-        return self.sums.forward.products + self._beside_ops
-
-    @cached_property
-    def _beside_ops(self) -> Seconds:
-        """Forward products that no op of a list has: of latent attention's first weights, and of experts."""
-        return self._latent(rates.matmul) + self.routed.products(backward=False)
-
-    @cached_property
-    def three(self) -> Seconds:
-        """Matrix products, forward and backward."""
-        own = self.sums.forward.products + self.sums.backward.products + self._latent(rates.three_products)
-        return own + self.routed.products(backward=True)
-
-    @cached_property
-    def _sorting(self) -> Seconds:
-        """Of routed rows, forward."""
-        return self.routed.moves(self._residual)
-
-    @cached_property
-    def _residual(self) -> Seconds:
-        """Numbers of the residual stream that a rank's norms see."""
-        return self.tokens * self.model.hidden / np.where(self.points.sequence_parallel > 0, self.points.tp, 1)
-
-    @cached_property
-    def forward(self) -> Seconds:
-        """All computation, forward."""
-        return self.linear + self.sums.forward.attention + self.sums.forward.elementwise + self._sorting
-
-    @cached_property
-    def backward(self) -> Seconds:
-        """All computation, backward, without what is computed again."""
-        own = self.sums.backward
-        return self.three - self.linear + own.attention + own.elementwise + 2 * self._sorting
-
-    @cached_property
-    def kept(self) -> Seconds:
-        """Numbers that the layer keeps for its backward, about: its streams, what first weights read,
-        queries, keys and values before and after their rotation, what the MLP's weights give and read, routed
-        rows. The walk of memory knows them exactly."""
-        model, tp, kind = self.model, self.points.tp, self.points.recompute
-        rotated = (model.query + model.kv) * (1 - np.asarray(model.learned_positions))
-        of_attention = 2 * model.query + 2 * model.kv + rotated
-        wide = (1 + model.gated) * (model.whole_ffn + model.expert_share * model.routed * model.expert_ffn)
-        rows = model.expert_share * model.routed * (self.tokens * model.hidden + self._residual)
-        cheap = 2 * self.tokens * model.hidden + self.tokens * wide / tp  # which selective recomputation repeats
-        every = 2 * self._residual + self.tokens * (of_attention + wide) / tp + rows
-        streams = np.where(kind == LAYER, 1, 2) * self._residual
-        return np.where(self._keeps_streams, streams, every + np.where(kind == SELECTIVE, 0, cheap))
-
-    @property
-    def _keeps_streams(self) -> Any:
-        """Whether a layer keeps nothing else."""
-        return (self.points.recompute == FULL) | (self.points.recompute == LAYER)
-
-    @cached_property
-    def waits_for_offload(self) -> Seconds:
-        """Of a forward and a backward, what moving kept activations to the host and back takes longer than
-        they do."""
-        rate = self.cluster.device.host_rate
-        if rate is None or not np.any(self.options.kept_on_host):
-            return np.zeros(len(self.points))
-        moved = self.kept * 2 * self.options.kept_on_host / rate.value
-        return np.maximum(0, moved - self.forward) + np.maximum(0, moved - self.backward)
-
-    @cached_property
-    def again(self) -> Seconds:
-        """What a layer that recomputes computes again. Plait keeps what attention and MLP begin with: all of
-        a forward but the products whose results are summed, and what is then added; if only what the layer
-        begins with, attention's too."""
-        more = np.where(self._keeps_streams, self._beside_ops + self._sorting, 0.0)
-        own = self.sums.again.seconds + more
-        return self._repeated(self.forward, self.sums.forward.attention, own)
-
-    @cached_property
-    def linear_again(self) -> Seconds:
-        """Of it, matrix products."""
-        more = np.where(self._keeps_streams, self._beside_ops, 0.0)
-        return self._repeated(self.linear, 0.0, self.sums.again.products + more)
-
-    @cached_property
-    def attention_again(self) -> Seconds:
-        """Of it, attention's core."""
-        whole = self.sums.forward.attention
-        return self._repeated(whole, whole, self.sums.again.attention)
-
-    def _repeated(self, whole: Any, selective: Any, own: Any) -> Seconds:
-        """What of a forward runs again: as other frameworks' options say, or ``own``."""
-        kind, told = self.points.recompute, self.options
-        all_of_it = (kind == FULL) & np.asarray(told.recompute_collectives)
-        core = (kind == SELECTIVE) & np.asarray(told.recompute_attention)
-        found: Any = np.select([all_of_it, core], [whole, selective], own)
-        return found
 
     # ---- the host ----
 
@@ -259,13 +122,15 @@ class Layer(Priced):
 
     @cached_property
     def tp_forward(self) -> Seconds:
-        """Exposed of the forward's reductions of both sublayers: of s slices, the last one's, and what does
-        not fit beside the computation of the others."""
+        """Exposed of the forward's reductions of both sublayers: what slices of the batch do not hide behind
+        each other, or of columns the last one's."""
         points, sent = self.points, self.sums.forward.tp * self._more
         domino = points.overlap == DOMINO
-        slices, columns = np.where(domino, points.p1 * points.p2, 1), np.where(domino, points.p2, 1)
-        alone = self._exposed(sent, self.sums.forward.second, columns)  # behind the next columns' product
-        return np.where(points.p1 > 1, self._exposed(sent, self.forward, slices), alone)
+        # Behind the next columns' product.
+        alone = self._exposed(sent, self.sums.forward.second, np.where(domino, points.p2, 1))
+        attention = self.attention_of(self.forward)
+        among = self._among_slices(sent, attention, self.forward - attention)
+        return np.where((points.p1 > 1) & domino, among, alone)
 
     @cached_property
     def tp_backward(self) -> Seconds:
@@ -273,21 +138,25 @@ class Layer(Priced):
         follow at once."""
         points, sent, weights = self.points, self.sums.backward.tp * self._more, self.weight_gradients
         slices, mode = points.p1 * points.p2, points.overlap
-        beside = rates.together(self.cluster, weights, sent) - weights
-        sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
+        # Gradients are gathered before products of inputs; orders of domino move others' weight gradients
+        # there. What experts add was fitted (docs/adr/0017) without.
+        flat, dense = points.sequence_parallel > 0, np.asarray(self.model.experts) == 0
+        first = np.where(flat & dense & (mode != DOMINO), sent / 2, 0.0)
+        # So do they with what a recomputed layer repeats, unless slices of the batch are gathered, too.
+        repeats = (points.recompute == FULL) & (mode == DOMINO) & self.listed & ~(flat & (points.p1 > 1))
+        again = np.where(repeats, self.again, 0.0)
+        busy = weights + again
+        beside = first + rates.together(self.cluster, busy, sent - first) - busy
+        sliced = np.where((points.p1 > 1) & ~flat, self._among_slices(sent, self.backward), beside)
         # A split backward's weight gradients run later: other slices, or rows, are left to hide behind.
         inputs, rows = self.backward - weights, self.sums.forward.products - self.sums.forward.second
-        cut = np.where(points.sequence_parallel > 0, sent, self._exposed(sent, rows, points.p2))
+        cut = np.where(flat, sent, self._exposed(sent, rows, points.p2))
+        cut = np.minimum(cut, rates.together(self.cluster, again, sent) - again)
         split = SPLIT[points.schedule]
         beside = np.where(split, sent, beside)
-        sliced = np.where(split, np.where(points.p1 > 1, self._exposed(sent, inputs, slices), cut), sliced)
+        among = np.where(flat | (points.p2 > 1), self._exposed(sent, inputs, slices), self._among_slices(sent, inputs))
+        sliced = np.where(split, np.where(points.p1 > 1, among, cut), sliced)
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
-
-    @cached_property
-    def weight_gradients(self) -> Seconds:
-        """Products of weight gradients."""
-        routed = self.routed.products(backward=True) - self.routed.products(backward=False)
-        return self.sums.backward.weights + routed / 2
 
     @cached_property
     def tp_again(self) -> Seconds:
@@ -296,6 +165,13 @@ class Layer(Priced):
         sent = self.sums.forward.tp
         gathers = np.where(sent > 0, self.sums.again.tp / np.where(sent > 0, sent, 1), 0.0) * self.tp_forward
         return self._repeated(self.tp_forward, 0.0, gathers)
+
+    def _among_slices(self, sent: Seconds, *busy: Seconds) -> Seconds:
+        """Exposed where a slice of the batch is computed while others send, equally much beside each part
+        that is computed: what that is slowed down by, or what one slice alone lacks."""
+        each, whole = sent / len(busy), sum(busy, np.zeros_like(sent))
+        chain = (whole + sent) / np.maximum(1, self.points.p1) - whole
+        return np.maximum(sum(rates.together(self.cluster, one, each) for one in busy) - whole, chain)
 
     def _exposed(self, sent: Seconds, beside: Seconds, slices: Any) -> Seconds:
         rest = 1 - 1 / slices
@@ -361,8 +237,7 @@ class Layer(Priced):
         """Exposed in a forward that hides no gathers: lists begin a layer with those of attention and MLP, so
         attention runs beside the latter."""
         part = self.model.mlp_weights / self.model.layer_weights
-        one, sent = self.sums.forward, part * self.shard_forward_sent
-        own = self.ahead - part * one.products - (one.elementwise + self.tp_forward) / 2
+        sent, own = part * self.shard_forward_sent, self.attention_of(self.ahead) - self.tp_forward / 2
         beside = rates.together(self.cluster, own, sent) - own
         apart = (1 - part) * self.shard_forward_sent + beside
         return np.where(self.listed & (np.asarray(self.model.parallel_block) == 0), apart, self.shard_forward_sent)

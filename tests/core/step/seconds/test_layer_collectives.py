@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.step.columns.points import SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.options import Options
 from tests.plan.layers import A100, ASYNC, DOMINO, FLAT, LLAMA, MIXTRAL, NONE, SEQUENCE, SYNC, layer, same, sent
@@ -69,14 +69,47 @@ def test_asynchronous_ones_run_beside_weight_gradients() -> None:
     same(one.tp_backward, beside(one.sums.backward.weights, reduced(4)))
 
 
+def among(p1: int, sent: Any, *busy: Any) -> Any:
+    """Of slices that are computed while others send, an equal part beside each; a slice alone takes its part
+    of both."""
+    beside_all = sum(rates.together(A100, one, sent / len(busy)) for one in busy)
+    return np.maximum(beside_all, (sum(busy) + sent) / p1) - sum(busy)
+
+
+def of_attention(one: Any) -> Any:
+    """Of a forward: all that is not the MLP's products, or half of what passes over memory."""
+    part = float(one.model.mlp_weights / one.model.layer_weights)
+    return one.forward - part * one.sums.forward.products - one.sums.forward.elementwise / 2
+
+
 @pytest.mark.parametrize(("p1", "p2"), [(2, 1), (2, 2), (1, 2), (1, 4), (1, 1)])
-def test_slices_hide_all_but_the_last_ones(p1: int, p2: int) -> None:
-    """Columns alone hide behind each other's products."""
+def test_slices_of_the_batch_hide_behind_each_other_and_columns_behind_products(p1: int, p2: int) -> None:
+    """Backward, what slices of the batch do not hide is beside weight gradients."""
     one, told = layer(p1=p1, p2=p2, **SLICED), reduced(p1 * p2)
-    ahead = exposed(told, one.forward, p1 * p2) if p1 > 1 else exposed(told, one.sums.forward.second, p2)
-    same(one.tp_forward, ahead)
-    back = exposed(told, one.backward, p1 * p2)
-    same(one.tp_backward, min(float(back[0]), float(beside(one.sums.backward.weights, told)[0])))
+    attention = of_attention(one)
+    sliced = among(p1, told, attention, one.forward - attention)
+    same(one.tp_forward, sliced if p1 > 1 else exposed(told, one.sums.forward.second, p2))
+    same(one.tp_backward, among(p1, told, one.backward) if p1 > 1 else beside(one.sums.backward.weights, told))
+
+
+@pytest.mark.parametrize("again", [{}, {"recompute": RECOMPUTES.index("full")}], ids=["kept", "repeated"])
+@pytest.mark.parametrize("p1", [1, 2])
+def test_slices_that_are_gathered_hide_behind_weight_gradients_and_what_is_repeated(
+    p1: int, again: dict[str, int]
+) -> None:
+    """Of a sequence that is cut; what is repeated hides them where the batch has no slices."""
+    one = layer(p1=p1, **SLICED, **FLAT, **again)
+    busy = one.sums.backward.weights + (one.again if again and p1 == 1 else 0)
+    same(one.tp_backward, beside(busy, cut(p1, p1)))
+
+
+def test_gradients_of_a_cut_sequence_are_gathered_before_anything_hides_them() -> None:
+    """But for experts, whose two numbers were fitted without."""
+    one = layer(tp=4, micro=2, **ASYNC, **FLAT)
+    half = cut(1, 1) / 2
+    same(one.tp_backward, half + beside(one.sums.backward.weights, half))
+    routed = layer(MIXTRAL, tp=4, micro=2, **ASYNC, **FLAT)
+    same(routed.tp_backward, beside(routed.weight_gradients, 1.5 * cut(1, 1)))
 
 
 @pytest.mark.parametrize("flat", [{}, FLAT])
@@ -86,10 +119,11 @@ def test_a_split_backward_leaves_other_slices_or_rows_to_hide_behind(flat: dict[
     communicated = cut(p1, p1) if flat else reduced(p1 * p2)
     inputs, rows = one.backward - one.sums.backward.weights, one.linear - one.sums.forward.second
     if p1 > 1:
-        told = exposed(communicated, inputs, p1 * p2)
+        told = exposed(communicated, inputs, p1 * p2) if flat or p2 > 1 else among(p1, communicated, inputs)
     else:
         told = communicated if flat else exposed(communicated, rows, p2)
-    same(one.tp_backward, told)
+    whole = rates.together(A100, np.zeros(1), communicated)
+    same(one.tp_backward, told if p1 > 1 else np.minimum(told, whole))
     same(layer(tp=4, micro=2, schedule=SCHEDULES.index("zb-h1"), pp=2, **ASYNC).tp_backward, reduced(1))
 
 
