@@ -28,6 +28,7 @@ from plait.core.step.seconds.pipeline_chains import (
     GPIPE,
     INTERLEAVED,
     SPLIT,
+    ZB_H2,
     ZB_V,
     Stages,
     rounds_seconds,
@@ -65,8 +66,8 @@ def pipeline(stages: Stages, points: Points, *, transfer: Any, hidden: Any, step
         at = np.flatnonzero(which & (pp > 1))
         if len(at):
             found[at] = seconds(stages.take(at, len(pp)), points.take(at))
-    overlapped = np.asarray(steps_overlap) & SPLIT[schedule]  # places begin one after the other, and end so
-    bubble = where(overlapped, 0.0, found - m * longest)
+    staggered = np.asarray(steps_overlap) & SPLIT[schedule]
+    bubble = where(staggered, _staggered(stages, schedule, pp), found - m * longest)
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | BESIDE[schedule]
     mean = stages.all(pp) / pp
@@ -78,6 +79,15 @@ def pipeline(stages: Stages, points: Points, *, transfer: Any, hidden: Any, step
     once = where(beside, chunks, hops - np.minimum(2 * transfer / pp, waits))
     every = where(v > 1, 2 * transfer * v * several, waits)
     return Pipeline(m * longest, bubble, once + where(beside, 0, every) * (m - 1))
+
+
+def _staggered(stages: Stages, schedule: Any, pp: Any) -> Seconds:
+    """What a place waits for between its own first and last op, where places begin a step one after the
+    other, and end it so: what weight gradients, as many as a schedule holds back, do not fill (arXiv
+    2401.10241)."""
+    held = where(schedule == ZB_V, np.inf, where(schedule == ZB_H2, 3, 2))
+    rest = np.maximum(0, 1 - held * np.maximum(stages.weight_gradient, 1e-9))
+    return rest * (stages.all(pp) - stages.longest(pp))
 
 
 def _waiting(stages: Stages, schedule: Any, pp: Any, m: Any) -> Seconds:

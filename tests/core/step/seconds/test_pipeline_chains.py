@@ -96,6 +96,21 @@ def test_zb_v_of_layers_that_do_not_divide(layers: int, pp: int, count: int, way
     assert told("zb-v", pp, count, stages, 2) == pytest.approx(exact, rel=0.08)
 
 
+@pytest.mark.parametrize(
+    ("name", "weight", "waits"),
+    [("zb-h1", 1 / 3, 1 / 3), ("zb-h1", 0.5, 0), ("zb-h2", 1 / 3, 0), ("zb-h2", 0.2, 0.4), ("zb-v", 0.1, 0)],
+)
+def test_places_that_begin_and_end_a_step_one_after_the_other_wait_for_less(
+    name: str, weight: float, waits: float
+) -> None:
+    """Of a place of each other one, what two weight gradients do not fill, or three (arXiv 2401.10241)."""
+    row = {"schedule": SCHEDULES.index(name), "pp": 4, "num_micro": 16, "virtual": 1}
+    stages = Stages(first=column(1.0), inner=column(1.0), last=column(1.0), forward=column(0.3),
+                    weight_gradient=column(weight))  # fmt: skip
+    found = pipeline(stages, Points.of([row]), transfer=0.0, hidden=False, steps_overlap=True)
+    assert float(found.work[0]) == 16 and float(found.bubble[0]) == pytest.approx(3 * waits)
+
+
 @dataclass(frozen=True)
 class Summed:
     """Equal stages, and what the last micro-batch's weight gradients take longer: at the first place, and at
