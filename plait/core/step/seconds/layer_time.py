@@ -17,7 +17,7 @@ from plait.core.step.seconds.layer_sums import Pass, Waits, launch_seconds
 from plait.core.step.seconds.layer_work import DOMINO, FULL, SYNC, LayerWork
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
-from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD, gathers, sums
+from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD, gather_seconds, sum_seconds
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Layer(LayerWork):
     @cached_property
     def shard_forward_sent(self) -> Seconds:
         """Of gathering them, as if alone."""
-        return gathers(self, self.routed, self.points.params)
+        return gather_seconds(self, self.routed, self.points.params)
 
     @cached_property
     def shard_backward(self) -> Seconds:
@@ -263,10 +263,10 @@ class Layer(LayerWork):
     def shard_gathered_again(self) -> Seconds:
         """Of the former, from near copies if there are any."""
         near = np.maximum(1, self.points.secondary)
-        far = gathers(self, self.routed, self.points.params)
-        return np.where(self.points.secondary > 0, gathers(self, self.routed, near), far)
+        far = gather_seconds(self, self.routed, self.points.params)
+        return np.where(self.points.secondary > 0, gather_seconds(self, self.routed, near), far)
 
     @cached_property
     def shard_sums_sent(self) -> Seconds:
         """Of the latter, to what a rank accumulates."""
-        return sums(self, self.routed)
+        return sum_seconds(self, self.routed)

@@ -18,7 +18,7 @@ HIDE_FORWARD, HIDE_BACKWARD = (
 """By overlap of sharding: whether it hides what is sent for a forward, and for a backward."""
 
 
-def gathers(asked: Priced, routed: Routed, ranks: Any) -> Seconds:
+def gather_seconds(asked: Priced, routed: Routed, ranks: Any) -> Seconds:
     """Of a layer's parameters, from so many ranks: attention and MLP are a unit each."""
     each = asked.options.weight_bytes * asked.options.quantised
     whole = asked.model.layer_weights / asked.points.tp * each / 2
@@ -27,7 +27,7 @@ def gathers(asked: Priced, routed: Routed, ranks: Any) -> Seconds:
     )
 
 
-def sums(asked: Priced, routed: Routed) -> Seconds:
+def sum_seconds(asked: Priced, routed: Routed) -> Seconds:
     """Of a layer's gradients, to what a rank accumulates."""
     whole = asked.model.layer_weights / asked.points.tp / 2
     return 2 * _summed(asked, whole) + routed.reduced(asked.options.gradient_bytes)
