@@ -136,6 +136,11 @@ class Shapes:
         return count(matrices_of("mlp"), self.letters)
 
     @property
+    def mlp_share(self) -> Number:
+        """Of a layer's parameters, the MLP's."""
+        return self.mlp_weights / self.layer_weights
+
+    @property
     def expert_weights(self) -> Number:
         """Parameters of one layer's routed experts, on the mean of all layers."""
         one = count(matrices_of("mlp"), replace(self.letters, F=self.expert_ffn))

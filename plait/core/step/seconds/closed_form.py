@@ -281,7 +281,7 @@ class _SharedParts:
         times, host = points.num_micro * ended, np.asarray(points.num_micro * waited, dtype=np.float64)
         linear = times * (batch.three + again * batch.linear_again)
         attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
-        sync = end.seconds() + np.minimum(0, run.bubble)
+        sync = end.seconds() + np.minimum(0, run.bubble)  # zb-v's sums may hide in what is waited for
         spent = run.work + bubble + run.transfers + sync + owned.optimizer
         return Seconds(
             linear=linear,

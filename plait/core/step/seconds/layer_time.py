@@ -100,8 +100,7 @@ class Layer(LayerWork):
     @property
     def _waits(self) -> tuple[Seconds, Seconds]:
         """Exposed gathers and sums of the MLP in a backward, in which the host gets ahead for attention."""
-        part = self.model.mlp_weights / self.model.layer_weights
-        exposed = part * (self.listed & ~HIDE_BACKWARD[self.points.shard_overlap])
+        exposed = self.model.mlp_share * (self.listed & ~HIDE_BACKWARD[self.points.shard_overlap])
         return exposed * self.shard_gathered_again, exposed * self.shard_sums_sent
 
     def _lead(self, late: Waits, net: Seconds, exposed: Any, waits: Seconds) -> Seconds:
@@ -236,7 +235,7 @@ class Layer(LayerWork):
     def _gathered_together(self) -> Seconds:
         """Exposed in a forward that hides no gathers: lists begin a layer with those of attention and MLP, so
         attention runs beside the latter."""
-        part = self.model.mlp_weights / self.model.layer_weights
+        part = self.model.mlp_share
         sent, own = part * self.shard_forward_sent, self.attention_of(self.ahead) - self.tp_forward / 2
         beside = rates.together(self.cluster, own, sent) - own
         apart = (1 - part) * self.shard_forward_sent + beside

@@ -164,5 +164,4 @@ class LayerWork(Priced):
     def attention_of(self, ahead: Seconds) -> Seconds:
         """Of a forward the part that is attention: the MLP has products, and half of what passes over
         memory."""
-        part = self.model.mlp_weights / self.model.layer_weights
-        return ahead - part * self.sums.forward.products - self.sums.forward.elementwise / 2
+        return ahead - self.model.mlp_share * self.sums.forward.products - self.sums.forward.elementwise / 2

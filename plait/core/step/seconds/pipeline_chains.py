@@ -154,26 +154,25 @@ class _Chain(NamedTuple):
 def _v_chains(p: Any, m: Any) -> list[_Chain]:
     """Chains of zb-v's order on p places, found as the longest ones of dry runs. Where micro-batches are more
     than places and fewer than twice as many, some are missing that are longer by up to 3 %."""
-    fills, many, more = np.maximum(0, 2 * p - 1 - m), m >= 2 * p - 1, m > p
-    few, behind = where(more, np.maximum(1, 2 * p - m), 0), np.clip(m - p, 1, p - 1)
+    many, more = 1 * (m >= 2 * p - 1), 1 * (m > p)
+    fills, few, behind = np.maximum(0, 2 * p - 1 - m), more * np.maximum(1, 2 * p - m), np.clip(m - p, 1, p - 1)
     late = where(many, p - 2, np.maximum(0, m - p - 1))
     back, f = np.maximum(p - 1, 2 * p - 1 - m), np.maximum(2 * m, 2 * p)
     rest = np.maximum(np.minimum(2 * m, 2 * p), 2 * m - 2 * p + 2)
-    one, ahead = 1 * ~many, where(many, 2 * p - 3, 0)
-    gone = 1 * more
+    ahead, full = many * (2 * p - 3), (1 - more) * (2 * p + m - 1)
     return [
-        _Chain((f, 2 * m + 2 * p - 2, rest), (1, 0), (1, one), 2 * p),
+        _Chain((f, 2 * m + 2 * p - 2, rest), (1, 0), (1, 1 - many), 2 * p),
         _Chain((2 * m + fills, 2 * m, 2 * m), (m, m), (2, 0)),
-        _Chain((2 * m, 2 * m, 2 * m + where(many, p - 2, 0)), (m, m - 1), (0, 2)),
-        _Chain((2 * m + fills, 2 * m + back, np.maximum(2 * m - p, m + 1)), (m, m - 1), (1, one)),
-        _Chain(((1 - gone) * (2 * p + m - 1), (1 - gone) * (2 * p + m - 1), (1 - gone) * 2 * m), (0, 0), (1, 1)),
+        _Chain((2 * m, 2 * m, 2 * m + many * (p - 2)), (m, m - 1), (0, 2)),
+        _Chain((2 * m + fills, 2 * m + back, np.maximum(2 * m - p, m + 1)), (m, m - 1), (1, 1 - many)),
+        _Chain((full, full, (1 - more) * 2 * m), (0, 0), (1, 1)),
         _Chain((2 * m, 2 * m + p - 1, 2 * m), (1, 0), (0, 2)),
         _Chain((2 * m, 2 * m + few, 2 * m + late), (behind, behind - 1), (0, 2)),
-        _Chain((gone * (2 * m - np.minimum(p - 1, m - p - 1)), gone * (2 * m + 2 * p - 2), gone * (2 * m - 2 * p + 1)),
-               (gone * (m - p + 1), gone * (m - p - 1)), (1, 0)),
-        _Chain((2 * m, 2 * m + gone * (2 * p - 3), 2 * m - gone * (2 * p - 4)), (1, 0), (0, 2)),
-        _Chain((2 * m, 2 * m + gone * (p - 1), 2 * m - gone * (p - 1)), (2, 1), (2, 0)),
+        _Chain((more * (2 * m - np.minimum(p - 1, m - p - 1)), more * (2 * m + 2 * p - 2), more * (2 * m - 2 * p + 1)),
+               (more * (m - p + 1), more * (m - p - 1)), (1, 0)),
+        _Chain((2 * m, 2 * m + more * (2 * p - 3), 2 * m - more * (2 * p - 4)), (1, 0), (0, 2)),
+        _Chain((2 * m, 2 * m + more * (p - 1), 2 * m - more * (p - 1)), (2, 1), (2, 0)),
         _Chain((2 * m + ahead, 2 * m - p + 2, 2 * m), (0, 0), (0, 2)),
         _Chain((2 * m + ahead, 2 * m + 1, 2 * m - 2 * p + 2), (0, 0), (1, 0)),
-        _Chain((2 * m + 1 * many, 2 * m, 2 * m + where(many, p - 2, 0)), (0, 0), (0, 2)),
+        _Chain((2 * m + many, 2 * m, 2 * m + many * (p - 2)), (0, 0), (0, 2)),
     ]  # fmt: skip

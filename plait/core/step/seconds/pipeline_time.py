@@ -85,9 +85,8 @@ def _staggered(stages: Stages, schedule: Any, pp: Any) -> Seconds:
     """What a place waits for between its own first and last op, where places begin a step one after the
     other, and end it so: what weight gradients, as many as a schedule holds back, do not fill (arXiv
     2401.10241)."""
-    held = where(schedule == ZB_V, np.inf, where(schedule == ZB_H2, 3, 2))
-    rest = np.maximum(0, 1 - held * np.maximum(stages.weight_gradient, 1e-9))
-    return rest * (stages.all(pp) - stages.longest(pp))
+    rest = np.maximum(0, 1 - where(schedule == ZB_H2, 3, 2) * stages.weight_gradient)
+    return where(schedule == ZB_V, 0, rest * (stages.all(pp) - stages.longest(pp)))
 
 
 def _waiting(stages: Stages, schedule: Any, pp: Any, m: Any) -> Seconds:

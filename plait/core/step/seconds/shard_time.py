@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.step.columns.points import RECOMPUTES
 from plait.core.step.seconds import rates
+from plait.core.step.seconds.layer_work import FULL
 from plait.core.step.seconds.micro_batch import MicroBatchSeconds
 from plait.core.step.seconds.op_seconds import Priced
 from plait.core.step.seconds.owners import Owners
@@ -24,7 +24,6 @@ from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
 from plait.core.step.seconds.shard_sent import HIDE_BACKWARD
 
-FULL = RECOMPUTES.index("full")
 BUFFERS = 4
 """For whole gradients of layers."""
 
@@ -88,7 +87,7 @@ class ShardTime:
         """What is exposed in the backward of a layer whose parameters are gathered. sent: seconds of gathers
         and sums. Of recomputed layers attention is gathered first, which waits for less."""
         model, own = self.asked.model, self._backward
-        part = model.mlp_weights / model.layer_weights
+        part = model.mlp_share
         core = self.batch.attention_backward + self.again * self.batch.attention_again
         chain = np.where(self.asked.points.recompute == FULL, 0.0, part * (own - core + sent))
         return np.maximum(rates.together(self.asked.cluster, own, sent), chain) - own

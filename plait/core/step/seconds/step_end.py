@@ -59,8 +59,7 @@ class StepEnd:
     def first_sums(self) -> Seconds:
         """Of zb-v, exposed at the first place: a step does not wait for those that run while backwards of
         others are waited for. 0 of other schedules."""
-        exposed = (self.asked.points.schedule == ZB_V) & self._in_lists & ~self._hides
-        return np.where(exposed, self.owners.down, 0.0)
+        return np.where(self._turns & ~self._hides, self.owners.down, 0.0)
 
     @property
     def other_sums(self) -> Seconds:
