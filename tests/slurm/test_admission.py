@@ -45,6 +45,19 @@ def states(cluster: SlurmCluster) -> dict[str, str]:
     return dict(line.split() for line in ask(cluster, "squeue", "-h", "-o", "%A %T").splitlines())
 
 
+def saved(cluster: SlurmCluster, reservation: str, since: float) -> bool:
+    """Whether the controller has saved the reservation, and the jobs after ``since`` (seconds of the epoch).
+
+    It saves every few seconds.  Until it has, and while it puts a new file in place, there is none.
+    """
+    state = cluster.folder / "state"
+    try:
+        reservations = (state / "resv_state").read_bytes()
+        return reservation.encode() in reservations and (state / "job_state").stat().st_mtime > since
+    except FileNotFoundError:
+        return False
+
+
 def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     with slurm_cluster(2) as cluster:
         opted_in(cluster)
@@ -59,11 +72,8 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         assert [one[:3] for one in one_round(cluster)] == [("start", urgent, "outside"), ("start", short, "lpj")]
         wait_until(lambda: states(cluster)[short] == "RUNNING", "the job did not start in the zone", seconds=60)
         assert one_round(cluster) == [], "both nodes are taken"
-        began, state = time.time(), cluster.folder / "state"  # the controller saves what it knows every few seconds
-        wait_until(
-            lambda: b"lpj" in (state / "resv_state").read_bytes() and (state / "job_state").stat().st_mtime > began,
-            "the controller saved nothing", seconds=60,
-        )  # fmt: skip
+        began = time.time()
+        wait_until(lambda: saved(cluster, "lpj", began), "the controller saved nothing", seconds=60)
         os.kill(json.loads((cluster.folder / "pids.json").read_text())["slurmctld"], signal.SIGKILL)
         wait_until(lambda: len(cluster.states()) == 2, "the controller did not come back", seconds=60)
         assert one_round(cluster) == []
