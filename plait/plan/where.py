@@ -56,3 +56,12 @@ def other_device(job: Job, cluster: Cluster) -> str:
         f"{section.profile}: cluster.profile was measured on {measured}, and {cluster.name} has "
         f"{cluster.device.name}: predictions mix the two. Measure there, or name another cluster."
     )
+
+
+def stood_for(job: Job, cluster: Cluster) -> str:
+    """What is to be said of a precision that the device lacks and another format is priced for. Empty if
+    nothing is."""
+    precision, device = job.train.precision, cluster.device
+    other = device.stands_for.get(precision)
+    lacked = precision.removesuffix("-mixed")
+    return f"{device.name} has no {lacked}: train.precision={precision} is priced as {other}" if other else ""

@@ -1,4 +1,4 @@
-"""A profile of one device for a cluster of others: said in a line, and only then."""
+"""A profile of one device for a cluster of others, a format for another: said in a line, and only then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.profile import Curve, Group, Machine, Point, Profile
 from plait.core.job.spec import Job
-from plait.plan.where import other_device
+from plait.plan.where import other_device, stood_for
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,16 @@ def test_another_device_is_said(tmp_path: Path, measured: str, preset: str, warn
     told = other_device(Job.from_dict(values), Cluster.preset(preset))
     assert bool(told) == warned
     assert not warned or (measured in told and str(file) in told)
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision", "told"),
+    [
+        ("v100", "bf16-mixed", "V100-SXM2-32GB has no bf16: train.precision=bf16-mixed is priced as fp16"),
+        ("v100", "fp32", ""),
+        ("a100-80", "bf16-mixed", ""),
+    ],
+)
+def test_a_format_that_stands_for_another_is_said(preset: str, precision: str, told: str) -> None:
+    job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": {"precision": precision}})
+    assert stood_for(job, Cluster.preset(preset)) == told

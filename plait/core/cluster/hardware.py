@@ -79,6 +79,8 @@ class Device(Section):
     """Watts that its maker has it draw at most (TDP); energy needs it."""
     peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
+    stands_for: Mapping[Precision, str] = {}
+    """The format that a precision stands for, where the device lacks its own: fp16 for ``bf16-mixed``."""
     reads_columns: bool = False
     """Whether it multiplies 8-bit matrices by columns as by rows, so that one copy serves forward and
     backward (Blackwell); else a transposed copy stands beside it (Hopper, Ada)."""
