@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,18 +80,30 @@ class SizeLoad:
     whole: bool
 
 
-def stage_tables(
-    model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], SizeLoad]], later: Sequence[Degrees] = ()
-) -> list[Bytes]:
+Asked = tuple[Structure, Sequence[Degrees], SizeLoad]
+
+
+def stage_tables(model: ModelSpec, asked: Sequence[Asked], later: Sequence[Degrees] = ()) -> list[Bytes]:
     """Of each that is asked [degrees, OWN]: bytes of each size of ``step.memory.live``. What was asked before
-    is remembered. later: what may be asked next, walked with what is missing: a walk of many degrees takes
-    hardly longer than that of one."""
-    known = [_known_tables(model, structure, load) for structure, _, load in asked]
-    for tables, (structure, degrees, load) in zip(known, asked, strict=True):
-        if missing := [one for one in degrees if one not in tables]:
-            missing += [one for one in later if structure.has(one) and one not in tables and one not in degrees]
-            tables.update(zip(missing, _walked_table(model, structure, missing, load), strict=True))
-    return [np.stack([tables[one] for one in degrees]) for tables, (_, degrees, _) in zip(known, asked, strict=True)]
+    is remembered. later: what may be asked next. A walk of many degrees takes hardly longer than that of one,
+    so what is missing is walked for all degrees that were asked of any structure."""
+    _known_degrees(model).update(dict.fromkeys(chain(later, *(degrees for _, degrees, _ in asked))))
+    return [np.stack(_rows(model, structure, degrees, load)) for structure, degrees, load in asked]
+
+
+@cache
+def _known_degrees(_model: ModelSpec) -> dict[Degrees, None]:
+    return {}
+
+
+def _rows(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: SizeLoad) -> list[Bytes]:
+    """A row of each; what is missing is walked."""
+    known = _known_tables(model, structure, load)
+    if missing := [one for one in degrees if one not in known]:
+        others = (one for one in _known_degrees(model) if structure.has(one) and one not in known)
+        missing = list(dict.fromkeys([*missing, *others]))
+        known.update(zip(missing, _walked_table(model, structure, missing, load), strict=True))
+    return [known[one] for one in degrees]
 
 
 def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
@@ -141,24 +154,34 @@ def _known_tables(_model: ModelSpec, _structure: Structure, _load: SizeLoad) -> 
 
 
 def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: SizeLoad) -> Bytes:
-    model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
-    sizes = Sizes(model, _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu)
-    found = np.zeros((len(degrees), OWN))
-    names = [name for name in TYPES if name != "whole" or load.whole]
+    """[degrees, OWN]. Stages that are the whole model are walked beside what is known of the others."""
+    sizes = Sizes(
+        replace(model, num_layers=FEW + 2),  # as many as are walked at most, the one before a stage included
+        _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu,
+    )  # fmt: skip
     phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
-    few = {name: _walked(sizes, structure, name, FEW, phases) for name in names}
+    if load.whole:
+        found = np.stack(_rows(model, structure, degrees, replace(load, whole=False)))
+        _put(found, "whole", _walked(sizes, structure, "whole", FEW, phases))
+        return found
+    few = {name: _walked(sizes, structure, name, FEW, phases) for name in TYPES if name != "whole"}
     # What a layer more keeps does not depend on what else the stage has.
     more = _walked(sizes, structure, "middle", FEW + 1, phases[:-1])
-    kept_layer, held_layer = more.kept - few["middle"].kept, more.held - few["middle"].held
+    found = np.zeros((len(degrees), OWN))
+    found[:, KEPT_LAYER], found[:, HELD_LAYER] = more.kept - few["middle"].kept, more.held - few["middle"].held
     for name, one in few.items():
-        kind = TYPES.index(name)
-        found[:, KEPT + kind] = one.kept - FEW * kept_layer
-        found[:, HELD + kind] = one.held - FEW * held_layer
-        found[:, FORWARD + kind] = one.forward_peak - FEW * kept_layer
-        found[:, BACKWARD + kind] = one.backward_peak - FEW * np.maximum(kept_layer, held_layer)
-        found[:, WEIGHT + kind] = one.weight_peak - FEW * held_layer
-    found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
+        _put(found, name, one)
     return found
+
+
+def _put(found: Bytes, name: str, one: Activations) -> None:
+    """What stages of a kind take, less their layers, whose sizes are known."""
+    kind, kept_layer, held_layer = TYPES.index(name), found[:, KEPT_LAYER], found[:, HELD_LAYER]
+    found[:, KEPT + kind] = one.kept - FEW * kept_layer
+    found[:, HELD + kind] = one.held - FEW * held_layer
+    found[:, FORWARD + kind] = one.forward_peak - FEW * kept_layer
+    found[:, BACKWARD + kind] = one.backward_peak - FEW * np.maximum(kept_layer, held_layer)
+    found[:, WEIGHT + kind] = one.weight_peak - FEW * held_layer
 
 
 def _rank(structure: Structure, degrees: Sequence[Degrees], sequence: int) -> RankLoad:

@@ -25,7 +25,7 @@ from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Degrees, Point
 from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.memory import live
 from plait.core.step.memory.closed_activations import size_rows
-from plait.core.step.memory.closed_states import KINDS, Factors, HeldStates, held_by, place_states
+from plait.core.step.memory.closed_states import KINDS, Factors, StateTables, held_by
 from plait.core.step.memory.experts_memory import expert_factors, held_experts, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import WalkedWork, walked_memory
@@ -249,6 +249,7 @@ class _StepMemory:
         some = points.take(first)
         found = np.zeros((SLOTS, len(KINDS), len(first)))
         _, cut_of = distinct([column[first] for column in cut])
+        tables = StateTables.of(self.model, self.itemsize, self.options)
         for which in groups(cut_of):
             at = some.row(int(which[0]))
             pp, stages = at["pp"], self.options.stages(self.model.num_layers, int(count[first[which[0]]]))
@@ -257,25 +258,19 @@ class _StepMemory:
                 tp=at["tp"], sequence_parallel=bool(at["sequence_parallel"]), cp=2 if at["cp"] > 1 else 1
             )
             factors = Factors(*(getattr(some, factor)[which] for factor in ("params", "grads", "optim", "secondary")))
-            alike: list[tuple[HeldStates, HeldStates | None, Column]] = []
+            among = at["tp"] if self.options.experts_whole else 1
+            own = tables.numbered(expert_factors(factors, at["ep"], among)) if self.model.experts else None
+            columns = tables.numbered(factors)
             for slot, place in enumerate(_places(pp)):
                 mine = tuple(stages[each] for each in live.stages_of(name, pp, len(stages) // pp, place))
                 held = held_by(
                     resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize,
                     ends_shared=bool(self.options.ends_shared),
                 )  # fmt: skip
-                among = at["tp"] if self.options.experts_whole else 1
-                routed = (
-                    held_experts(self.model, mine, tp=at["tp"] // among, ep=at["ep"]) if self.model.experts else None
-                )
-                taken = next((taken for *some, taken in alike if some == [held, routed]), None)
-                if taken is None:
-                    taken = place_states(held, factors, itemsize=self.itemsize, options=self.options)
-                    if routed:
-                        own = expert_factors(factors, at["ep"], among)
-                        taken = taken + place_states(routed, own, itemsize=self.itemsize, options=self.options)
-                    alike.append((held, routed, taken))
-                found[slot][:, which] = taken
+                found[slot][:, which] = tables.states(held, columns)
+                if own is not None:
+                    routed = held_experts(self.model, mine, tp=at["tp"] // among, ep=at["ep"])
+                    found[slot][:, which] += tables.states(routed, own)
         return found, row_of
 
     def _moments(self) -> Iterator[tuple[Ints, dict[int, tuple[int, live.Counts]]]]:

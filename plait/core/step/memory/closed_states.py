@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 
 import numpy as np
@@ -46,6 +46,9 @@ class Factors:
     secondary: Ints
 
 
+FACTORS = tuple(each.name for each in fields(Factors))
+
+
 @dataclass(frozen=True)
 class HeldStates:
     """What a place holds. units: how many there are by kind and numbers. copies: numbers that tensor-parallel
@@ -59,6 +62,13 @@ class HeldStates:
     tables: int = 0
     rounds: int = 1
     experts: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((frozenset(self.units.items()), self.copies, self.tied, self.tables, self.rounds, self.experts))
 
     @cached_property
     def matrices(self) -> Mapping[tuple[str, int], int]:
@@ -93,6 +103,37 @@ def held_by(
         len(stages) * position_tables(model, strategy, sequence=sequence, itemsize=itemsize),
         len(stages),
     )
+
+
+class StateTables:
+    """``place_states`` of one model, remembered: for every place a table over all factors that were asked of
+    any place, which takes hardly longer than those of one."""
+
+    def __init__(self, itemsize: int, options: MemoryOptions) -> None:
+        self.itemsize, self.options = itemsize, options
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._tables: dict[HeldStates, Column] = {}
+
+    @staticmethod
+    @cache
+    def of(_model: ModelSpec, itemsize: int, options: MemoryOptions) -> StateTables:
+        """Those of a model."""
+        return StateTables(itemsize, options)
+
+    def numbered(self, factors: Factors) -> Ints:
+        """Each point's column in the tables."""
+        known, rows = self._numbers, zip(*(getattr(factors, name).tolist() for name in FACTORS), strict=True)
+        return np.array([known.setdefault(row, len(known)) for row in rows], dtype=np.int64)
+
+    def states(self, place: HeldStates, which: Ints) -> Column:
+        """[KINDS, points], of columns."""
+        table = self._tables.get(place)
+        done = 0 if table is None else table.shape[1]
+        if table is None or which.max(initial=0) >= done:
+            rows = np.array(list(self._numbers)[done:], dtype=np.int64)
+            more = place_states(place, Factors(*rows.T), itemsize=self.itemsize, options=self.options)
+            table = self._tables[place] = more if table is None else np.concatenate([table, more], axis=1)
+        return table[:, which]
 
 
 def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:

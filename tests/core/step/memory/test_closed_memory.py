@@ -179,21 +179,30 @@ def test_slices_keep_together_what_a_whole_keeps(
 
 
 def test_what_may_be_asked_next_is_walked_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what has the same structure; sizes are what they are when walked alone."""
-    load, later = SizeLoad(1280, 2, True, True), [(4, 1, 1, 2), (2, 1, 1, 8), (1, 1, 1, 1), (2, 2, 1, 1)]
-    structure = Structure("none", True, True, 1, False)
-    walked, own = list[list[Degrees]](), activation_columns._walked_table
+    """Only what has the same structure; sizes are what they are when walked alone. What was asked of one
+    structure is walked for others, too, and stages that are the whole model beside what is known of these."""
+    model, other = replace(LLAMA, vocab=LLAMA.vocab + 1), replace(LLAMA, vocab=LLAMA.vocab + 2)
+    load, later = SizeLoad(1280, 2, True, False), [(4, 1, 1, 2), (2, 1, 1, 8), (1, 1, 1, 1), (2, 2, 1, 1)]
+    structure, sliced = (Structure("none", True, True, p1, False) for p1 in (1, 2))
+    walked, own = list[tuple[bool, list[Degrees]]](), activation_columns._walked_table
 
     def told(model: ModelSpec, structure: Structure, degrees: list[Degrees], load: SizeLoad) -> np.ndarray:
-        walked.append(list(degrees))
+        walked.append((load.whole, list(degrees)))
         return own(model, structure, degrees, load)
 
     monkeypatch.setattr(activation_columns, "_walked_table", told)
-    stage_tables(LLAMA, [(structure, [(2, 1, 1, 1)], load)], later)
-    assert walked == [[(2, 1, 1, 1), *later[:2]]]
-    (found,) = stage_tables(LLAMA, [(structure, later[:2], load)], later)
+    stage_tables(model, [(structure, [(2, 1, 1, 1)], load)], later)
+    assert walked == [(False, [(2, 1, 1, 1), *later[:2]])]
+    (found,) = stage_tables(model, [(structure, later[:2], load)], later)
     assert len(walked) == 1
-    assert np.array_equal(found, own(LLAMA, structure, later[:2], load))
+    stage_tables(model, [(sliced, [(8, 1, 1, 4)], load)])
+    assert walked[1:] == [(False, [(8, 1, 1, 4), *later[:2]])]
+    (whole,) = stage_tables(model, [(structure, later[:2], replace(load, whole=True))])
+    assert sorted(walked[2:]) == [(False, [(8, 1, 1, 4)]), (True, [*later[:2], (2, 1, 1, 1), (8, 1, 1, 4)])]
+    for at, one in enumerate(later[:2]):
+        for some, table in ((load, found), (replace(load, whole=True), whole)):
+            (alone,) = stage_tables(other, [(structure, [one], some)])
+            assert np.array_equal(alone[0], table[at])
 
 
 @pytest.mark.parametrize(("tp", "parallel", "p1"), [(2, 1, 2), (4, 0, 1), (4, 1, 2), (8, 1, 1)])

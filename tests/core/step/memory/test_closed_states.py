@@ -13,7 +13,8 @@ from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.closed_states import Factors, HeldStates, held_by, place_states
+from plait.core.step.memory import closed_states
+from plait.core.step.memory.closed_states import Factors, HeldStates, StateTables, held_by, place_states
 from plait.core.step.memory.experts_memory import expert_factors, held_experts
 from plait.core.step.memory.memory_options import PLAIT, MatrixBytes, MemoryOptions
 from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, states
@@ -213,3 +214,27 @@ def test_a_place_without_units_holds_what_libraries_keep() -> None:
     assert not place_states(HeldStates({}), factors(SHARDINGS), itemsize=2, options=MemoryOptions(gpu=False)).any()
     found = place_states(HeldStates({}), factors(SHARDINGS), itemsize=2, options=PLAIT)
     assert (found == np.array([0, 0, 0, WORKSPACE, 0])[:, None]).all()
+
+
+def test_tables_hold_what_places_hold_in_whatever_order_it_is_asked() -> None:
+    tables = StateTables(2, PLAIT)
+    first, last = (held_by(GPT, Strategy(), (stage,), sequence=64, itemsize=2) for stage in (FIRST, LAST))
+    for asked in ([2, 0], [5], [1, 1, 4], [0, 1, 2, 3, 4, 5]):
+        some = factors([SHARDINGS[at] for at in asked])
+        which = tables.numbered(some)
+        for place in (first, last, replace(first)):  # equal places have one table
+            assert np.array_equal(tables.states(place, which), place_states(place, some, itemsize=2, options=PLAIT))
+
+
+def test_a_table_grows_only_by_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, own = list[int](), closed_states.place_states
+
+    def told(place: HeldStates, some: Factors, **how: Any) -> np.ndarray:
+        counted.append(len(some.params))
+        return own(place, some, **how)
+
+    monkeypatch.setattr(closed_states, "place_states", told)
+    tables, place = StateTables(2, PLAIT), held_by(GPT, Strategy(), (INNER,), sequence=64, itemsize=2)
+    for asked in ([0, 1], [1], [0, 2, 3], [3]):
+        tables.states(place, tables.numbered(factors([SHARDINGS[at] for at in asked])))
+    assert counted == [2, 2]
