@@ -8,7 +8,7 @@ parts, for programs that have no job file.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from plait.core.base.errors import JobError
@@ -187,7 +187,7 @@ class _Boundaries:
         self.schedule, self.layout, self.workload = step.schedule, step.layout, step.workload
         self.hidden, self.tensors, self.hosts = step.model.hidden, step.crossings, hosts
         self._known: dict[object, ReshardPlan] = {}
-        self._plan = cache(self._plan_of)  # stages of the same two places share theirs, and its hash
+        self._moved: dict[object, ReshardPlan] = {}  # stages of the same two places share theirs, and its hash
 
     def reshards(self, sequence_parallel: bool) -> Reshards:
         """Of every edge between places, both directions."""
@@ -197,11 +197,13 @@ class _Boundaries:
         for source, target in (*self.schedule.edges, *((b, a) for a, b in self.schedule.edges)):
             if rank_of[source] != rank_of[target]:
                 for name, level in self.tensors[min(source, target), max(source, target)]:
-                    plan = self._plan(lying[source], lying[target], level)
-                    found.setdefault((source, target), {})[name] = plan
+                    way = lying[source], lying[target], level
+                    if way not in self._moved:
+                        self._moved[way] = self._plan(*way)
+                    found.setdefault((source, target), {})[name] = self._moved[way]
         return found
 
-    def _plan_of(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
+    def _plan(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
         """Boundaries that are equal but for where their ranks begin have equal plans: one is searched for."""
         first = min(*source.ranks, *target.ranks)
         alike = source.moved(-first), target.moved(-first), level, self._hosts_from(first, source, target)

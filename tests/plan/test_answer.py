@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -123,3 +124,19 @@ def test_what_overlaps_gain_is_not_simulated_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Planner, "simulated", lambda self, it: simulated.append(it) or real(self, it))
     assert first.why(answer.candidates) and not simulated
     assert Planner(one, A100, 256).why(answer.candidates) == first.why(answer.candidates) and simulated
+
+
+@pytest.mark.parametrize("framework", [None, "megatron"])
+def test_planning_leaves_no_circles_of_what_it_walked_and_simulated(framework: str | None) -> None:
+    """The collector does not run while plans are made (``uncollected``), and hardly looks at what is old."""
+    plan = {"framework": framework} if framework else {}
+    train = {"global_batch_size": 64, "precision": "bf16-mixed"}
+    one = job(SMALL | {"num_layers": 8}, train=train, cluster={**ON, "ranks": 8}, plan=plan)
+    planner = Planner(one, A100, 256)
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(planner.answer().candidates) > 1
+        assert gc.collect() < 2_000, "objects; of a simulation alone there are some 10,000"
+    finally:
+        gc.enable()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import NormalDist
 
 from plait.core.record.timeline import Timeline
@@ -173,9 +172,10 @@ class Simulation:
         """Simulate one step."""
         return StepClock(self, steady=steady)
 
-    @cached_property
+    @property
     def simulated(self) -> Simulated:
-        """Seconds of a step in the middle of a run."""
+        """Seconds of a step in the middle of a run. Not kept here: it has the simulation, and a circle of
+        both would outlive its last reader."""
         run = self.run()
         return Simulated(run.seconds, tuple({axis: one.spent[axis] for axis in AXES} for one in run.courses), self)
 

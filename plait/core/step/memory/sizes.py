@@ -61,16 +61,12 @@ class Sizes:
             self._known[key] = made.get(branch, SegmentSizes)(self, site, level, at)
         return self._known[key]
 
-    def wide(self, size: Number) -> Number:
-        """A tensor of that size, in which sums are made."""
-        return size // self.itemsize * self.master
-
 
 class SegmentSizes:
     """Of any segment of one slice. Shapes in the letters of ``ModelSpec``."""
 
     def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
-        self.sizes, self.site = sizes, site
+        self.gpu, self.site = sizes.gpu, site
         self.spec, self.itemsize, self.master, self.rank = sizes.spec, sizes.itemsize, sizes.master, sizes.rank
         self.sequence = self.rank.tokens >> level
         self.share = self.rank.shares[at]
@@ -78,6 +74,10 @@ class SegmentSizes:
         self.row = self.rows * self.itemsize
         self.narrow = self.itemsize < self.master
         self.rms = self.spec.family == "llama"
+
+    def wide(self, size: Number) -> Number:
+        """A tensor of that size, in which sums are made."""
+        return size // self.itemsize * self.master
 
     # ---- streams ----
 
@@ -104,7 +104,7 @@ class SegmentSizes:
     @cached_property
     def widened(self) -> Number:
         """A stream in which sums are made."""
-        return self.sizes.wide(self.stream)
+        return self.wide(self.stream)
 
     @cached_property
     def hashed(self) -> Number:
@@ -143,17 +143,17 @@ class SegmentSizes:
         """What a norm keeps beside what comes in and what it gives. Without a kernel of its own, torch keeps
         the normalised numbers, and what it converts."""
         statistics = self.rows // self.rank.sharded * self.master * (1 if self.rms else 2)
-        return statistics + self.widened * (self.rms and not self.sizes.gpu) * (2 if self.narrow else 1)
+        return statistics + self.widened * (self.rms and not self.gpu) * (2 if self.narrow else 1)
 
     @cached_property
     def norming(self) -> Number:
         """The working set of a norm."""
-        return self.stream + self.n_saved + self.widened * (self.rms and not self.sizes.gpu and self.narrow)
+        return self.stream + self.n_saved + self.widened * (self.rms and not self.gpu and self.narrow)
 
     @cached_property
     def norm_back(self) -> Number:
         """The working set of its backward, or of what else changes the stream."""
-        if self.rms and not self.sizes.gpu and self.site not in ("down", "up", "leave"):
+        if self.rms and not self.gpu and self.site not in ("down", "up", "leave"):
             return self.widened * 4
         return self.stream * (3 if self.site == "down" else 1)
 
@@ -196,7 +196,7 @@ class SegmentSizes:
     def _product(self, width: Number) -> Number:
         """What a weight gradient takes that cannot be added in one go: the product, in bf16 on a CPU, and the
         same in fp32."""
-        each = self.master if self.sizes.gpu else self.itemsize + self.master
+        each = self.master if self.gpu else self.itemsize + self.master
         return self.spec.hidden * width * each * self.narrow
 
     @property
@@ -260,7 +260,7 @@ class AttentionSizes(BranchSizes):
         numbers, groups = normed(letters, tp, tp / one_at_least(tp // (letters.K // letters.D)))
         self.within, wide = _whole(numbers * self.row), not sizes.gpu
         self.within_kept = _whole(groups * self.row) // self.itemsize * self.master + (
-            sizes.wide(self.within) * wide * (2 if self.narrow else 1)
+            self.wide(self.within) * wide * (2 if self.narrow else 1)
         )
         self.z, self.o = self.query + 2 * self.kv, self.query
         self._attend()
@@ -282,7 +282,7 @@ class AttentionSizes(BranchSizes):
     def _repeats(self, heads: Number, kv_heads: Number) -> Number:
         """Whether keys and values are copied for every query head: only a GPU's kernels for bf16 share them,
         and attention in blocks."""
-        shares = bool(self.spec.attention_dropout) or (self.sizes.gpu and self.itemsize < MASTER)
+        shares = bool(self.spec.attention_dropout) or (self.gpu and self.itemsize < MASTER)
         return (heads != kv_heads) * (not shares)
 
     def _blocks(self, heads: Number, kv_heads: Number, ulysses: Number) -> tuple[Number, Number]:
@@ -294,7 +294,7 @@ class AttentionSizes(BranchSizes):
 
         def working(name: str) -> Number:
             def of(rows: int, group: int, sequence: int) -> int:
-                return getattr(Blocks(rows, group, sequence, self.sizes.gpu), name)(*told)
+                return getattr(Blocks(rows, group, sequence, self.gpu), name)(*told)
 
             return _each(of, self.share * kv_heads, heads // kv_heads, self.sequence * ulysses)
 
@@ -308,7 +308,7 @@ class SharedAttentionSizes(AttentionSizes):
     sums to what the model computes in."""
 
     def _attend(self) -> None:
-        ulysses, wide = self.rank.cp // self.rank.ring, self.sizes.wide
+        ulysses, wide = self.rank.cp // self.rank.ring, self.wide
         self.there, _, self.block = exchanged(self.spec.letters, self.row, tp=self.rank.tp, ulysses=ulysses)
         here, kv_here = self.heads // ulysses, one_at_least(self.kv_heads // ulysses)
         forward, backward = self._blocks(here, kv_here, ulysses)
