@@ -7,7 +7,7 @@
 | ``.py`` (``FILE.py:FUNCTION``) | a configuration of torchtitan, or a recipe of Megatron-Bridge |
 | ``.toml`` with a table ``[training]`` | torchtitan's, until February 2026 |
 | ``.json`` with DeepSpeed's keys | DeepSpeed's, behind lines of ``#`` that ``--show`` prints |
-| ``.json`` with a ``model_type`` | Hugging Face's ``config.json``: the model alone, or its preset |
+| ``.json`` with a ``model_type`` | Hugging Face's: the model alone, or its preset (``read_huggingface``) |
 
 Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plait.
 """
@@ -22,13 +22,11 @@ from typing import Any, cast
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.codec.yaml_text import load
-from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
-from plait.core.model.families import MODEL_TYPES
-from plait.core.model.spec import ModelSpec
 from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
+from plait.plan.read_huggingface import huggingface_told
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
 from plait.plan.read_megatron import SAME, known_flag, megatron_told
 from plait.plan.read_nemo import is_nemo, nemo_told
@@ -124,39 +122,10 @@ def _json(path: Path) -> Told | None:
     if {key.partition(".")[0] for key in UNDERSTOOD} & values.keys():
         return deepspeed_told(str(path), values)
     if "model_type" in values:
-        return _huggingface(path, values)
+        return huggingface_told(path, values)
     some = ", ".join(key[:40] for key in list(values)[:3]) or "none"
     problem = f"is neither a plan nor a configuration of DeepSpeed or Hugging Face (its keys: {some})"
     raise JobError(problem, file=str(path), fix=JSON)
-
-
-def _huggingface(path: Path, values: Mapping[str, Any]) -> Told:
-    """The model alone: as it is trained, or the preset that has its shapes. Raises JobError for any other."""
-    kind = str(values["model_type"])
-    if kind in MODEL_TYPES:
-        return Told("plait", str(path), {"model": {"huggingface": str(path)}})
-    inner = values.get("text_config", values)
-    shapes = [inner.get(key) if isinstance(inner, Mapping) else None for key in PUBLISHED_SHAPES]
-    files = sorted((specs_folder() / "models").glob(f"{re.split(r'[^a-z]', kind)[0] or 'none'}*.toml"))
-    names = [file.stem for file in files if _shapes(file) == shapes]
-    if not names:
-        fix = f"Supported: {', '.join(MODEL_TYPES)}, and shapes of presets. Describe it by keys of [model] in a job"
-        raise JobError(f"model_type '{kind}' is not supported", file=str(path), key="model_type", fix=fix)
-    told = Told("plait", str(path), {"model": {"preset": names[0]}})
-    told.notes.append(f"A {kind} of these shapes is planned as the preset {names[0]}; other keys are not read.")
-    return told
-
-
-PUBLISHED_SHAPES = {
-    "num_hidden_layers": "num_layers", "hidden_size": "hidden", "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden",
-}  # fmt: skip
-"""Keys by which a published model is told, and what a preset calls them."""
-
-
-def _shapes(preset: Path) -> list[Any]:
-    model = ModelSpec.preset(preset.stem, preset.parent)
-    return [getattr(model, name) for name in PUBLISHED_SHAPES.values()]
 
 
 def _toml(path: Path) -> Told | None:

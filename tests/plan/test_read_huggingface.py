@@ -29,6 +29,16 @@ MIXTRAL = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
     "intermediate_size": 14336, "num_local_experts": 8, "vocab_size": 32000,
 }  # fmt: skip
+QWEN = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "vocab_size": 129280,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,3 +61,37 @@ def test_kinds_that_are_planned_alone_are_told_by_their_shapes(
     else:
         with pytest.raises(JobError, match="Supported: gpt2, llama, mistral, qwen3, and shapes of presets"):
             told(tmp_path, "config.json", json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "model"),
+    [
+        ({"model_type": "mixtral"} | MIXTRAL | {"vocab_size": 32002}, {"preset": "mixtral-8x7b", "vocab": 32002}),
+        (QWEN | {"tie_word_embeddings": True}, {"preset": "qwen2.5-7b", "tied_embeddings": True}),
+        (QWEN | {"tie_word_embeddings": False, "head_dim": 128}, {"preset": "qwen2.5-7b"}),
+        (DEEPSEEK, {"preset": "deepseek-v3"}),
+    ],
+)
+def test_a_preset_has_the_vocabulary_of_the_file(tmp_path: Path, values: dict[str, Any], model: dict[str, Any]) -> None:
+    one = told(tmp_path, "config.json", json.dumps(values))
+    assert one.get("model") == model
+    assert all(f"{key}={value}" in one.notes[0] for key, value in model.items() if key != "preset")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (QWEN | {"model_type": "qwen2_moe", "num_experts": 64, "num_experts_per_tok": 8},
+         "num_experts: a qwen2_moe is no qwen2.5-7b, .* it has num_experts=64"),
+        (QWEN | {"head_dim": 256}, "it has head_dim=256"),
+        ({"model_type": "mixtral"} | MIXTRAL | {"num_local_experts": 16, "num_experts_per_tok": 4},
+         "it has num_local_experts=16 and num_experts_per_tok=4"),
+        ({"model_type": "mixtral"} | MIXTRAL | {"num_local_experts": None}, "it has num_local_experts=0"),
+        (DEEPSEEK | {"first_k_dense_replace": 1}, "it has first_k_dense_replace=1"),
+        (DEEPSEEK | {"kv_lora_rank": 256}, "it has kv_lora_rank=256"),
+        (DEEPSEEK | {"mlp_only_layers": [3]}, r"it has mlp_only_layers=\[3\]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_preset_is_refused_by_what_differs(tmp_path: Path, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        told(tmp_path, "config.json", json.dumps(values))
