@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from shlex import quote
 from typing import Any
 
@@ -11,9 +12,16 @@ from plait.core.model.spec import ROPE_THETA
 from plait.plan.emit_words import Emitted, Words
 from plait.plan.megatron_flags import DEGREES, EXPERTS, LATENT, LLAMA, ROPE_ORIGINAL, SHAPES
 from plait.plan.megatron_layout import layout
+from plait.plan.megatron_rules import OVERLAP
 
 TARGET = "Megatron-LM d98e8a64 (August 2026)"
 SCHEDULES = ("1f1b", "interleaved")
+OF_SHARDS = {
+    "recipe.fp8_param_gather": ("fp8-param-gather",),
+    "recipe.exp_avg_dtype and exp_avg_sq_dtype": ("exp-avg-dtype", "exp-avg-sq-dtype"),
+    "recipe.optimizer_offload_fraction": ("optimizer-cpu-offload", "optimizer-offload-fraction"),
+}
+"""Keys, and the flags that say them, of its distributed optimizer alone."""
 RECIPES = {"fp8": "delayed", "mxfp8": "mxfp8"}
 """By precision, what ``--fp8-recipe`` says."""
 
@@ -37,6 +45,7 @@ def megatron(words: Words) -> Emitted:
     sharding = _sharding(words)
     flags |= _context(words) | _tensor(words) | sharding | _pipeline(words) | _recomputed(words) | _precision(words)
     flags |= _recipe(words) | _model(words) | _experts(words)
+    _keep_rules(words, flags)
     lines = [f"--{name}" if value is True else f"--{name} {_quoted(value)}" for name, value in flags.items()]
     head = [f"# For {TARGET}; {words.ranks} ranks."]
     if (words.tp > 1 or section.cp > 1) and "use-megatron-fsdp" not in sharding:
@@ -164,6 +173,7 @@ def _recipe(words: Words) -> dict[str, Any]:
         found["exp-avg-sq-dtype"] = recipe.exp_avg_sq_dtype
     if recipe.optimizer_offload_fraction:
         found |= {"optimizer-cpu-offload": True, "optimizer-offload-fraction": recipe.optimizer_offload_fraction}
+        found["use-precision-aware-optimizer"] = True
     if recipe.activation_offload_fraction:
         words.cannot(f"recipe.activation_offload_fraction = {recipe.activation_offload_fraction} (nothing is moved)")
     if recipe.vocabulary_parallel_stages:
@@ -245,3 +255,39 @@ def _windows(words: Words) -> dict[str, Any]:
         return {"window-attn-skip-freq": model.full_every}
     within = [int(bool(model.window_at(layer))) for layer in range(model.num_layers)]
     return {"window-attn-skip-freq": str(within).replace(" ", "")}
+
+
+def _keep_rules(words: Words, flags: dict[str, Any]) -> None:
+    """Change flags that Megatron-LM takes beside others alone (``megatron_rules``), and name what changes."""
+    _keep_optimizer(words, flags)
+    if "window-size" in flags and flags.get("cp-comm-type", "a2a") != "a2a":
+        flags.pop("hierarchical-context-parallel-sizes", None)
+        flags["cp-comm-type"] = "all_gather"
+        words.cannot("cp_comm_type of layers with windows (keys and values are gathered, behind nothing)")
+    if words.model.experts and words.tp > 1 and not words.strategy.sequence_parallel:
+        flags["sequence-parallel"] = True
+        words.cannot("sequence_parallel = false (experts of several tensor-parallel ranks need it)")
+    rounds = "num-virtual-stages-per-pipeline-rank" in flags or "pipeline-model-parallel-layout" in flags
+    lacking = {
+        "several stages a rank of its pipeline": words.section.pp > 1 and not rounds,
+        "ranks that share experts out": words.section.ep == 1,
+        "no full recomputation": flags.get("recompute-granularity") == "full",
+    }
+    needed = next((what for what, lacks in lacking.items() if lacks), "")
+    if needed and flags.pop(OVERLAP, None):
+        words.cannot(f"recipe.overlap_moe_expert_parallel_comm (it needs {needed})")
+
+
+def _keep_optimizer(words: Words, flags: dict[str, Any]) -> None:
+    """What its distributed optimizer alone has."""
+    wanting = [key for key, names in OF_SHARDS.items() if names[0] in flags]
+    if wanting and words.replicas == 1:  # it shares nothing out then
+        flags["use-distributed-optimizer"] = True
+    elif wanting and not {"use-distributed-optimizer", "use-megatron-fsdp"} & flags.keys():
+        for key in wanting:
+            words.cannot(f"{key} (its distributed optimizer alone has it)")
+        for name in (*chain(*OF_SHARDS.values()), "use-precision-aware-optimizer"):
+            flags.pop(name, None)
+    delayed = flags.get("fp8-recipe", "delayed") == "delayed"
+    if "optimizer-cpu-offload" in flags and not delayed and flags.pop("fp8-param-gather", None):
+        words.cannot("recipe.fp8_param_gather (beside an optimizer on the host it needs delayed scaling)")

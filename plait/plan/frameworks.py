@@ -42,12 +42,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import JobError
+from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.seconds.options import OTHERS
@@ -94,13 +96,15 @@ Mask = NDArray[np.bool_]
 
 class Rule(NamedTuple):
     """A sentence and the key and advice that go with it where a point does not keep it. scheduling: whether
-    it is on places, micro-batches and their schedule alone."""
+    it is on places, micro-batches and their schedule alone. search: a part of models that have it, where it
+    holds of searches alone: a strategy that is given runs otherwise than it says."""
 
     sentence: str
     key: str
     fix: str
     kept: Callable[[Points], Mask]
     scheduling: bool = False
+    search: Literal["", "experts", "window"] = ""
 
 
 def _whole(points: Points) -> Mask:
@@ -156,11 +160,12 @@ class Framework:
     rules: Sequence[Rule]
     entry: str = ""
 
-    def can(self, points: Points) -> Mask:
-        """Of every point, whether it keeps the rules."""
+    def can(self, points: Points, model: ModelSpec | None = None) -> Mask:
+        """Of every point, whether it keeps the rules. model: is searched for; None: whatever it is."""
         kept = np.ones(len(points), dtype=bool)
         for rule in self.rules:
-            kept &= rule.kept(points)
+            if not rule.search or (model and getattr(model, rule.search)):
+                kept &= rule.kept(points)
         return kept
 
     def schedules(self, name: str, pp: int, num_micro: int) -> bool:
@@ -187,7 +192,8 @@ class Framework:
     def asked(self, asked: SearchRequest, options: MemoryOptions) -> SearchRequest:
         """Of a space the part that the framework has. options: of the job on its device."""
         ends = 2 if options.ends_fill else 0
-        return replace(asked, fixed=self.within(asked.fixed), has=self.has, can=self.can, options=options, ends=ends)
+        can = partial(self.can, model=asked.model)
+        return replace(asked, fixed=self.within(asked.fixed), has=self.has, can=can, options=options, ends=ends)
 
     def point(self, point: Mapping[str, int]) -> dict[str, int]:
         """A point as the framework runs it. Raises JobError where it cannot."""
@@ -195,7 +201,7 @@ class Framework:
         found = {name: values[0] for name, values in settled.items()}
         points = Points.of([found])
         for rule in self.rules:
-            if not rule.kept(points).all():
+            if not rule.search and not rule.kept(points).all():
                 raise JobError(f"{rule.sentence} ({self.version})", key=rule.key, fix=rule.fix)
         return found
 
@@ -249,6 +255,14 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Rule(
                 "Its interleaved rounds take groups of as many micro-batches as there are places", GROUPS,
                 "Use 1, or a train.global_batch_size whose micro-batches are a multiple of strategy.pp", _grouped, True,
+            ),
+            Rule(
+                "Its experts of several tensor-parallel ranks need sequence parallelism", "strategy.sequence_parallel",
+                "Use true", lambda points: (points.tp == 1) | (points.sequence_parallel > 0), search="experts",
+            ),
+            Rule(
+                "Transformer Engine has windows over the ranks of a sequence by exchanging heads",
+                "strategy.cp_comm_type", 'Use "ulysses"', lambda points: points.ring == 1, search="window",
             ),
         ),
         entry="pretrain_gpt.py",

@@ -136,7 +136,7 @@ class MegatronLog:
         printed = dict(self.arguments)
         if self.padded:
             printed |= {"padded_vocab_size": self.padded, "vocab_size": "None"}
-        told = megatron_told(self.file, list(arguments_of(printed, self.over)))
+        told = megatron_told(self.file, list(arguments_of(printed, self.over)), rules=())
         if printed.get("world_size", "").isdigit():
             told.set("cluster.ranks", int(printed["world_size"]))
         return told

@@ -25,6 +25,7 @@ from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
 from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
+from plait.plan.megatron_rules import OF_RECIPES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_huggingface import huggingface_told
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
@@ -161,11 +162,11 @@ def _bridge(file: str, settings: LiteralSettings) -> Told:
     if named.get("grad-reduce-in-fp32") is False:
         named["grad-reduce-in-bf16"] = True
     named.pop("grad-reduce-in-fp32", None)
-    if "num-query-groups" in named:
+    if "num-query-groups" in named and "multi-latent-attention" not in named:
         named["group-query-attention"] = True
     named.pop("mixed-precision", None)
     mixed, unknown = _mixed(settings)
-    told = megatron_told(file, list(_arguments(mixed | named)))
+    told = megatron_told(file, list(_arguments(mixed | named)), rules=OF_RECIPES)
     told.unknown += unknown
     told.unknown += [f"{one} (computed)" for one in settings.computed]
     told.notes += settings.unseen

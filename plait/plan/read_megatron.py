@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.plan.frameworks import GROUPS, KEPT
+from plait.plan.frameworks import FRAMEWORKS, GROUPS, KEPT
 from plait.plan.megatron_flags import (
     DEGREES,
     EXPERTS,
@@ -26,25 +26,31 @@ from plait.plan.megatron_flags import (
     VALUES,
 )
 from plait.plan.megatron_layout import layout, stages_of
+from plait.plan.megatron_rules import RULES, Rule
 from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
 
 Flags = Mapping[str, Sequence[str]]
+COMM_TYPES = ("p2p", "a2a", "allgather", "a2a+p2p")
+"""Ways of attention over several ranks; written with ``_``, too."""
 FUSED_LOGIT = {"native": 6.0, "te": 4.0}
 """Bytes of a logit where the loss is one kernel: bf16 and fp32 in place (megatron/core/fusions); Transformer
 Engine's writes the gradient over it."""
 SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp", "checkpoint-activations": "",
         "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
 """Older names."""
+VERSION = FRAMEWORKS["megatron"].version
 SIZES_GROUPS = "microbatch-group-size-per-virtual-pipeline-stage"
 """With it groups of micro-batches are no longer as large as there are places."""
 
 
-def megatron_told(file: str, given: Sequence[Argument]) -> Told:
-    """The job of a command line. Raises JobError for contradictions and for values that are none."""
+def megatron_told(file: str, given: Sequence[Argument], *, rules: Sequence[Rule] = RULES) -> Told:
+    """The job of a command line. rules: Megatron-LM's, to which it is held; none where it has run. Raises
+    JobError for what breaks them, for other contradictions and for values that are none."""
     told = Told("megatron", file, rounds=0)
     flags = _sorted(told, given)
+    _check(told, {SAME.get(one.name, one.name): one.values for one in given}, rules)
     for read in (
         _degrees,
         read_model,
@@ -59,6 +65,14 @@ def megatron_told(file: str, given: Sequence[Argument]) -> Told:
     ):
         read(told, flags)
     return told
+
+
+def _check(told: Told, flags: Flags, rules: Sequence[Rule]) -> None:
+    for rule in rules:
+        if rule.broken(flags) and rule.older:
+            told.notes.append(f"--{rule.flag}: {rule.problem} ({VERSION}, {rule.source}). {rule.fix}.")
+        elif rule.broken(flags):
+            raise told.refuse(f"--{rule.flag}", f"{rule.problem} ({VERSION}, {rule.source})", rule.fix)
 
 
 UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES})
@@ -128,7 +142,12 @@ def _tensor(told: Told, flags: Flags) -> None:
 
 def _context(told: Told, flags: Flags) -> None:
     cp = told.get("strategy.cp", 1)
-    kind = flags.get("cp-comm-type", ("p2p",))[0]
+    kinds = list(dict.fromkeys(one.replace("_", "").lower() for one in flags.get("cp-comm-type", ("p2p",))))
+    kind = kinds[0]
+    if unknown := next((one for one in kinds if one not in COMM_TYPES), ""):
+        raise told.refuse("--cp-comm-type", f"'{unknown}' is unknown", f"Use {', '.join(COMM_TYPES)}")
+    if len(kinds) > 1:
+        told.unmodelled.append(f"--cp-comm-type {' '.join(kinds)} (all layers are counted as {kind})")
     sizes = flags.get("hierarchical-context-parallel-sizes")
     if (kind == "a2a+p2p") != (sizes is not None):
         raise told.refuse("--cp-comm-type", f"{kind} stands {'beside' if sizes else 'without'} "

@@ -13,6 +13,8 @@ from plait.plan.told import Told, number, whole_number
 Flags = Mapping[str, Sequence[str]]
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256}
 """Tokens of those that have one vocabulary alone."""
+GROUPS = 1
+"""Groups of queries where none are said (``TransformerConfig.num_query_groups``)."""
 UNSAID = re.compile(r"\$|<.*>")
 """What a script leaves to whoever starts it."""
 
@@ -44,6 +46,9 @@ def read_model(told: Told, flags: Flags) -> None:
     for name in ("hidden-size", "num-attention-heads"):
         if SHAPES[name] not in shapes:
             raise told.refuse(f"--{name}", "is missing", "Give every shape, or name a model in a job of your own")
+    if "group-query-attention" in flags and "num_kv_heads" not in shapes:
+        shapes["num_kv_heads"] = GROUPS
+        told.notes.append(f"--group-query-attention without --num-query-groups has {GROUPS} group, its default.")
     if "group-query-attention" not in flags and shapes.pop("num_kv_heads", 1) not in (1, shapes["num_heads"]):
         told.notes.append("--num-query-groups counts beside --group-query-attention alone: all heads have keys.")
     gated = "swiglu" in flags

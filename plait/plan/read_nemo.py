@@ -13,6 +13,7 @@ runs on that core. Names are those of ``megatron_gpt_config.yaml`` and of files 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -66,6 +67,8 @@ SHARDED = ("distributed_fused_adam", "mcore_distributed_optim", "megatron_distri
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "low_precision_layernorm": "LayerNorm"}
 GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu")
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
+_PRODUCT = re.compile(r"\$\{multiply:\s*([^,]+?)\s*,\s*([^,]+?)\s*\}")
+"""Of two numbers or references, as NeMo's launcher has it."""
 
 Flag = tuple[str, Any]
 
@@ -97,7 +100,12 @@ def nemo_told(file: str, values: Mapping[str, Any]) -> Told:
             flags[flag] = value
         else:
             unknown.append(f"{key} = {str(value).lower() if isinstance(value, bool) else value}")
-    told = megatron_told(file, [_argument(flag, value) for flag, value in flags.items() if value is not False])
+    if flags.get("recompute-granularity") == "selective":  # which has neither there, whatever is said
+        flags = {
+            name: value for name, value in flags.items() if name not in ("recompute-method", "recompute-num-layers")
+        }
+    given = [_argument(flag, value) for flag, value in flags.items() if value is not False]
+    told = megatron_told(file, given, rules=())  # it came with an older core
     told.unknown, told.harmless = [*unknown, *told.unknown], [*harmless, *told.harmless]
     told.notes.insert(0, "A file of NeMo 1's is predicted as Megatron-LM, on whose core it runs.")
     if {"bf16", "fp16"} & flags.keys() and flat.get("model.megatron_amp_O2") is not True:
@@ -114,9 +122,12 @@ def _argument(flag: str, value: Any) -> Argument:
 
 def _resolved(flat: Mapping[str, Any]) -> dict[str, Any]:
     """References followed: ``${a.b}`` from the top, ``${.b}`` in the same table, a dot more for each above
-    it."""
+    it; and products of them."""
 
     def follow(key: str, value: Any, seen: int = 0) -> Any:
+        if isinstance(value, str) and (product := _PRODUCT.fullmatch(value)):
+            factors = [str(follow(key, one, seen + 1)) for one in product.groups()]
+            return math.prod(map(int, factors)) if all(map(str.isdigit, factors)) else value
         match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if not match or seen > len(flat):
             return value

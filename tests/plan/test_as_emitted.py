@@ -89,7 +89,8 @@ MIXTRAL = {"tp": 2, "pp": 4, "dp": 8, "ep": 8, "shard": "zero1", "sequence_paral
     [
         ({"preset": "mixtral-8x7b"}, {}, {}),
         ({"preset": "mixtral-8x7b"}, {"moe_token_dispatcher": "deepep"}, {}),
-        ({"preset": "mixtral-8x7b"}, {"expert_tensor_parallel_size": 1, "overlap_moe_expert_parallel_comm": True}, {}),
+        ({"preset": "mixtral-8x7b"}, {"expert_tensor_parallel_size": 1, "overlap_moe_expert_parallel_comm": True},
+         {"schedule": "interleaved", "virtual_stages": 2}),
         ({"preset": "mixtral-8x7b", "experts": {"count": 8, "per_token": 2, "first_dense": 4}}, {}, {}),
         ({"preset": "qwen3-30b-a3b"}, {}, {"tp": 1, "pp": 2, "dp": 32, "sequence_parallel": False}),
     ],

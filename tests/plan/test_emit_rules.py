@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.job.spec import Job
+from plait.plan import megatron_rules
 from plait.plan.asking import asked_of, job_at
 from plait.plan.emit import emit
 from plait.plan.megatron_layout import layout
@@ -119,7 +120,9 @@ def broken(one: Job) -> list[str]:
     """Rules that are not kept, and flags that do not exist."""
     flags = flags_of(one)
     unknown = [name for name, value in flags.items() if name not in (VALUES if value else SWITCHES)]
-    return [*unknown, *(rule for rule, holds in RULES.items() if not holds(flags, one.world_size))]
+    listed = {name: tuple(value.split()) for name, value in flags.items()}
+    own = (f"--{rule.flag} {rule.problem}" for rule in megatron_rules.RULES if rule.broken(listed))
+    return [*unknown, *own, *(rule for rule, holds in RULES.items() if not holds(flags, one.world_size))]
 
 
 def of(model: dict[str, Any], **strategy: Any) -> Job:

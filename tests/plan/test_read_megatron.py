@@ -205,6 +205,9 @@ def test_contradictions_and_what_is_missing_are_refused_by_key(
     assert problem in str(error.value)
 
 
+AWARE = {"use_distributed_optimizer": "", "use_precision_aware_optimizer": ""}
+
+
 @pytest.mark.parametrize(
     ("changed", "key", "value"),
     [
@@ -236,11 +239,12 @@ def test_contradictions_and_what_is_missing_are_refused_by_key(
         ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "train.precision", "mxfp8"),
         ({"bf16": None}, "train.precision", "fp32"),
         ({"grad_reduce_in_bf16": ""}, "recipe.grad_reduce_in_bf16", True),
-        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "fp8"}, "recipe.exp_avg_dtype", "fp8"),
-        ({"use_precision_aware_optimizer": "", "exp_avg_dtype": "fp8"}, "recipe.exp_avg_sq_dtype", "fp32"),
-        ({"use_precision_aware_optimizer": "", "main_grads_dtype": "bf16"}, "recipe.grad_reduce_in_bf16", True),
-        ({"optimizer_cpu_offload": ""}, "recipe.optimizer_offload_fraction", 1.0),
-        ({"optimizer_cpu_offload": "", "optimizer_offload_fraction": "0.5"}, "recipe.optimizer_offload_fraction", 0.5),
+        (AWARE | {"exp_avg_dtype": "fp8"}, "recipe.exp_avg_dtype", "fp8"),
+        (AWARE | {"exp_avg_dtype": "fp8"}, "recipe.exp_avg_sq_dtype", "fp32"),
+        (AWARE | {"main_grads_dtype": "bf16"}, "recipe.grad_reduce_in_bf16", True),
+        (AWARE | {"optimizer_cpu_offload": ""}, "recipe.optimizer_offload_fraction", 1.0),
+        (AWARE | {"optimizer_cpu_offload": "", "optimizer_offload_fraction": "0.5"},
+         "recipe.optimizer_offload_fraction", 0.5),
     ],
 )  # fmt: skip
 def test_what_flags_mean(changed: dict[str, str | None], key: str, value: Any) -> None:

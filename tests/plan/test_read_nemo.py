@@ -114,6 +114,8 @@ def test_what_is_not_understood_is_named(tmp_path: Path, old: str, new: str, say
         ("    lr: 2e-4", "    grad_sync_dtype: bf16", "recipe.grad_reduce_in_bf16", True),
         ("name: distributed_fused_adam", "name: mcore_distributed_optim\n    overlap_param_sync: True",
          "strategy.overlap", {"tp": "async", "shard": "both"}),
+        ("granularity: full", "granularity: selective", "strategy.recompute", "selective"),
+        ("ffn_hidden_size: 11008", "ffn_hidden_size: ${multiply:3, ${.hidden_size}}", "model.ffn_hidden", 12288),
         ("seq_length: ${model.encoder_seq_length}", "seq_length: 2048", "data.sequence_length", 2048),
         ("megatron_amp_O2: True", "fp8: True", "train.precision", "fp8"),
     ],
