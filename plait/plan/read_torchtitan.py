@@ -8,15 +8,16 @@ pipeline, selective recomputation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.core.model.precision import QUANTISED, Precision
-from plait.plan.emit_torchtitan import DETAILS, FLAVORS, SCHEDULES, TYPES
+from plait.plan.emit_torchtitan import DETAILS, FLAVORS, TYPES
 from plait.plan.megatron_flags import ROPE_ORIGINAL
 from plait.plan.read_literals import Called, LiteralSettings
 from plait.plan.told import Told, number, whole_number
+from plait.plan.torchtitan_stages import PARTS, given_stages, number_of, pipeline
 
 _PASSED = """
 job profiling profiler metrics optimizer param_groups lr_scheduler checkpoint comm debug memory_estimation
@@ -33,7 +34,8 @@ model.name model.flavor parallelism.data_parallel_replicate_degree parallelism.d
 parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
 parallelism.enable_sequence_parallel parallelism.pipeline_parallel_degree
 parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size
-parallelism.pipeline_parallel_layers_per_stage parallelism.context_parallel_degree
+parallelism.pipeline_parallel_layers_per_stage parallelism.pipeline_parallel_first_stage_less_layers
+parallelism.pipeline_parallel_last_stage_less_layers parallelism.context_parallel_degree
 parallelism.fsdp_reshard_after_forward activation_checkpoint.mode activation_checkpoint compile.enable
 activation_checkpoint.selective_ac_option activation_checkpoint.memory_budget
 training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_per_model_part model_spec
@@ -71,7 +73,7 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> To
     _model(told, settings, python=python)
     _batches(told, values)
     _degrees(told, values)
-    _pipeline(told, values)
+    told.unknown += pipeline(told, values, settings.computed)
     _recomputed(told, values)
     kind = values.get("training.mixed_precision_param", "bfloat16")
     known = {theirs: ours for ours, theirs in TYPES.items()}
@@ -89,8 +91,11 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> To
 
 
 def _literal(settings: LiteralSettings) -> dict[str, Any]:
-    """Values without numbers and switches that a call gives."""
-    return {key: value for key, value in settings.values.items() if not _computed(key, value)}
+    """Values without numbers and switches that a call gives, and without keys that are left to their defaults
+    (None)."""
+    given = {key: value for key, value in settings.values.items() if not _computed(key, value)}
+    nothing = [key for key, value in given.items() if value is None and key.startswith("parallelism.")]
+    return {key: value for key, value in given.items() if key not in nothing}
 
 
 def _computed(key: str, value: Any) -> bool:
@@ -139,7 +144,7 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
             told.unknown.append(f"{key} = {value}")
     if settings.values.get("training.disable_cuda_graphs", True) is not True:
         told.unmodelled.append("training.disable_cuda_graphs = False")
-    told.unknown += [f"{one} (computed)" for one in settings.computed if "module_fqns_per_model_part" not in one]
+    told.unknown += [f"{one} (computed)" for one in settings.computed if PARTS not in one]
 
 
 def _model(told: Told, settings: LiteralSettings, *, python: bool) -> None:
@@ -165,37 +170,29 @@ def _model(told: Told, settings: LiteralSettings, *, python: bool) -> None:
         told.set("model.rope_scaling", {"factor": 8.0, **ROPE_ORIGINAL})
 
 
-def _number(told: Told, values: Mapping[str, Any], keys: Sequence[str], default: int) -> int:
-    """The first of the keys that stands."""
-    for key in keys:
-        if key in values:
-            return whole_number(told, key, values[key])
-    return default
-
-
 def _batches(told: Told, values: Mapping[str, Any]) -> None:
     if "training.seq_len" in values:
         told.set("data.sequence_length", whole_number(told, "training.seq_len", values["training.seq_len"]))
         told.values.get("model", {})["max_sequence"] = told.get("data.sequence_length")
-    if (batch := _number(told, values, ["training.global_batch_size"], -1)) > 0:
+    if (batch := number_of(told, values, "training.global_batch_size", -1)) > 0:
         told.set("train.global_batch_size", batch)
 
 
 def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     """Degrees, shards and the batch of a replica."""
     names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
-    degree = {name: _number(told, values, [f"parallelism.{name}_degree"], 1) for name in names}
+    degree = {name: number_of(told, values, f"parallelism.{name}_degree", 1) for name in names}
     for name, value in degree.items():
         if value < 1:
             raise told.refuse(f"parallelism.{name}_degree", f"{value} is not positive", "Use at least 1")
     tp, pp, cp, copies = degree.values()
-    shard = _number(told, values, ["parallelism.data_parallel_shard_degree"], -1)
+    shard = number_of(told, values, "parallelism.data_parallel_shard_degree", -1)
     for key, value in (("tp", tp), ("pp", pp), ("cp", cp)):
         told.set(f"strategy.{key}", value)
     if cp > 1:
         told.set("strategy.cp_comm_type", "ring")
-    local = _number(told, values, ["training.local_batch_size", "training.batch_size"], 1)
-    micro = _number(told, values, ["parallelism.pipeline_parallel_microbatch_size"], 1) if pp > 1 else local
+    local = number_of(told, values, "training.local_batch_size", number_of(told, values, "training.batch_size", 1))
+    micro = number_of(told, values, "parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local
     if local % micro:
         key = "parallelism.pipeline_parallel_microbatch_size"
         raise told.refuse(key, f"{micro} does not divide a local batch of {local}", "Use a divisor of it")
@@ -203,7 +200,10 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     told.local = local
     if shard > 0:
         told.set("cluster.ranks", copies * shard * tp * pp * cp)
-    stays = pp > 1 or values.get("parallelism.fsdp_reshard_after_forward") == "never"
+    after = values.get("parallelism.fsdp_reshard_after_forward")
+    stays = pp > 1 or after == "never"
+    if pp > 1 and after == "always":  # and not behind a backward: torch's pipelines keep them for the next
+        told.unmodelled.append("parallelism.fsdp_reshard_after_forward = always")
     told.set("strategy.shard", "zero1" if pp > 1 else "zero2" if stays else "fsdp")
     told.instances = copies
     beside = any(values.get(f"{table}.enable_async_tensor_parallel") is True for table in ("parallelism", "compile"))
@@ -214,28 +214,6 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     told.set("strategy.overlap", {"tp": "async" if beside or ring else "sync", "shard": "both"})
     if beside and values.get("compile.enable", values.get("training.compile")) is not True:
         raise told.refuse("parallelism.enable_async_tensor_parallel", "needs compile.enable = true", "Set both")
-
-
-def _pipeline(told: Told, values: Mapping[str, Any]) -> None:
-    given = str(values.get("parallelism.pipeline_parallel_schedule", "1F1B"))
-    name = given.lower()  # torch finds classes whatever the case
-    pp, known = told.get("strategy.pp", 1), {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
-    if pp == 1:
-        told.set("strategy.schedule", "1f1b")
-        return
-    if name not in known:
-        told.unmodelled.append(f"parallelism.pipeline_parallel_schedule = {given} (1F1B is predicted)")
-        told.freed = (*told.freed, "strategy.schedule")
-    schedule, layers = known.get(name, "1f1b"), told.get("model.num_layers", 0)
-    told.set("strategy.schedule", schedule)
-    if schedule != "interleaved":
-        return
-    cuts, each = values.get("first"), _number(told, values, ["parallelism.pipeline_parallel_layers_per_stage"], 0)
-    stages = len(cuts) - 1 if isinstance(cuts, list) else -(-layers // each) if each and layers else 2 * pp
-    if stages % pp:
-        raise told.refuse("parallelism.pipeline_parallel_degree", f"{pp} does not divide {stages} stages",
-                          "Use a divisor of them")  # fmt: skip
-    told.set("strategy.virtual_stages", stages // pp)
 
 
 POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
@@ -253,8 +231,8 @@ def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     if share in (0, 1):
         told.set("strategy.recompute", "full" if share else "none")
         return
-    cuts, stages = values.get("first"), told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
-    layers = cuts[-1] if isinstance(cuts, list) else told.get("model.num_layers", 0)
+    stages = told.get("strategy.pp", 1) * told.get("strategy.virtual_stages", 1)
+    layers = sum(given_stages(values)) or told.get("model.num_layers", 0)
     told.set(
         "strategy.recompute", {"kind": "full", "layers": math.ceil(-(-layers // stages) * share)} if layers else "full"
     )

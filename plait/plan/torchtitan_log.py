@@ -172,6 +172,8 @@ class TorchtitanLog:
             values["parallelism.pipeline_parallel_microbatch_size"] = max(
                 1, values["training.local_batch_size"] // micro
             )
+        if stages:  # what was built; how they were to be counted changed
+            values.pop("parallelism.pipeline_parallel_layers_per_stage", None)
         plain = LiteralSettings(values={key: value for key, value in values.items() if "expert" not in key})
         told = torchtitan_told(self.file, plain, python=False)
         pp = told.get("strategy.pp", 1)

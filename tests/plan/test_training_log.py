@@ -111,6 +111,18 @@ def test_a_torchtitan_log_says_what_was_built(tmp_path: Path) -> None:
     assert _read(torchtitan_log(tmp_path / "b.log", 1.4), "torchtitan").point == point
 
 
+def test_stages_are_those_that_a_torchtitan_log_says_were_built(tmp_path: Path) -> None:
+    config = json.dumps({"parallelism": {"pipeline_parallel_layers_per_stage": 4}}, indent=2)
+    more = [*f"Running with configs: {config}".split("\n"),
+            "Using pipeline schedule Interleaved1F1B with 8 microbatches and 4 stages."]  # fmt: skip
+    text = torchtitan_log(tmp_path / "a.log", 1.4, more=more).read_text()
+    text = text.replace("pp=1, dp_replicate=1, dp_shard=8", "pp=2, dp_replicate=1, dp_shard=4")
+    text = text.replace("batch size 1, global batch size 8", "batch size 8, global batch size 32")
+    (tmp_path / "b.log").write_text(text)
+    point = _read(tmp_path / "b.log", "torchtitan").point
+    assert (point["pp"], point["virtual"]) == (2, 2)
+
+
 def test_tensor_parallel_ranks_share_their_tokens(tmp_path: Path) -> None:
     run = _read(torchtitan_log(tmp_path / "a.log", 1.4, tp=2), "torchtitan")
     assert (run.seconds, run.point["tp"]) == (pytest.approx(1.4, rel=3 * SCATTER), 2)
