@@ -200,6 +200,8 @@ class _LiteralReader:
         for keyword in node.keywords:
             if keyword.arg:
                 self.setting(f"{table}.{keyword.arg}" if table else keyword.arg, keyword.value, known, depth)
+            else:
+                self.found.computed.append(f"{name}(**{ast.unparse(keyword.value)[:60]})")
 
     def called(self, node: ast.Call, known: Mapping[str, Any]) -> Any:
         """Of the environment the default, and a number's text as a number."""

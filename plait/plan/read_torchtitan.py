@@ -1,13 +1,21 @@
 """torchtitan's configurations as a job: a module of its ``config_registry`` kind (0.3.0, 2026), and the TOML
 that it read until February 2026. Both have the same tables and nearly the same keys.
 
-What a file leaves out is torchtitan's default: FSDP2 over all ranks, 1F1B, micro-batches of one sequence in a
-pipeline, selective recomputation.
+What a file leaves out is torchtitan's default: 8 sequences of 2,048 tokens a replica, FSDP2 over all ranks,
+1F1B, micro-batches of one sequence in a pipeline, selective recomputation. A module that begins with the
+configuration of another may leave out what that one says, a log what it did not print: batch and sequence are
+asked for then.
+
+| file of torchtitan 0.3.0 | fact |
+|---|---|
+| config/configs.py | ``DEFAULTS``; its TOML had the same (v0.1.0 to v0.2.2, from June 2025), no CUDA graphs |
+| distributed/activation_checkpoint.py | selection op by op; in a TOML of every second layer |
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,17 +72,28 @@ config.hf_assets_path config.dump_folder model_spec.attn_backend
 HARMLESS = frozenset(_HARMLESS.split())
 EXPERTS = ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree")
 """Without effect where they are 1."""
+DEFAULTS: Mapping[str, Any] = {
+    "training.local_batch_size": 8, "training.seq_len": 2048, "training.disable_cuda_graphs": False,
+}  # fmt: skip
+"""Of keys that a file has to leave out itself, as torchtitan 0.3.0 has them."""
+TOLD_DEFAULTS = ("training.local_batch_size", "training.seq_len")
+OLD = {"training.batch_size": "training.local_batch_size", "training.compile": "compile.enable"}
+"""Keys of the first half of 2025."""
 
 
-def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> Told:
-    """The job of a configuration. Raises JobError for contradictions and for values that are none."""
+def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool, whole: bool = True) -> Told:
+    """The job of a configuration. whole: what it does not say is torchtitan's default, unless a function of
+    another module may say it. Raises JobError for contradictions and for values that are none."""
     told, values = Told("torchtitan", file), _literal(settings)
+    whole = whole and not settings.bases and not any("(**" in one for one in settings.computed)
+    taken = _defaults(settings, values) if whole else {}
+    values |= taken
     _sorted(told, settings)
     _model(told, settings, python=python)
     _batches(told, values)
     _degrees(told, values)
     told.unknown += pipeline(told, values, settings.computed)
-    _recomputed(told, values)
+    _recomputed(told, values, option="op" if python else "2")
     kind = values.get("training.mixed_precision_param", "bfloat16")
     known = {theirs: ours for ours, theirs in TYPES.items()}
     if kind not in known:
@@ -86,20 +105,48 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool) -> To
     if not python or (loss and not loss.startswith("ChunkedLoss")):  # in 2025 there was no loss in parts
         told.options["loss_chunks"] = 1
     _quantised(told, settings)
+    if python:
+        _captured(told, values)
+    if some := [f"{key} = {taken[key]:,}" for key in TOLD_DEFAULTS if key in taken]:
+        told.notes.append(f"The file leaves out what torchtitan has a default for: {', '.join(some)}.")
     told.notes += settings.unseen
     return told
 
 
 def _literal(settings: LiteralSettings) -> dict[str, Any]:
-    """Values without numbers and switches that a call gives, and without keys that are left to their defaults
-    (None)."""
+    """Values by their present keys, without numbers and switches that a call gives, and without keys that are
+    left to their defaults (None)."""
     given = {key: value for key, value in settings.values.items() if not _computed(key, value)}
+    given = {OLD.get(key, key): value for key, value in given.items() if key not in OLD or OLD[key] not in given}
     nothing = [key for key, value in given.items() if value is None and key.startswith("parallelism.")]
     return {key: value for key, value in given.items() if key not in nothing}
 
 
+def _defaults(settings: LiteralSettings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of keys that the file neither says nor computes, of tables that no function gives."""
+    found, given = dict[str, Any](), {key.rpartition(".")[2]: one for key, one in settings.values.items()}
+    for key, default in DEFAULTS.items():
+        table = key.partition(".")[0]
+        computed = any(re.search(rf"{key}\b|\b{table} = ", one) for one in settings.computed)
+        function = str(given.get(table, "")).rpartition(".")[2][:1].islower()
+        if not (computed or function or key in values or key in settings.values):
+            found[key] = default
+    return found
+
+
 def _computed(key: str, value: Any) -> bool:
     return isinstance(value, Called) and key.partition(".")[0] in ("training", "parallelism", "compile") and "." in key
+
+
+def _captured(told: Told, values: Mapping[str, Any]) -> None:
+    """CUDA graphs, which a module has unless it says otherwise."""
+    key = "training.disable_cuda_graphs"
+    if values.get(key) is not False:
+        return
+    if told.get("strategy.pp", 1) > 1:
+        told.notes.append(f"torchtitan 0.3.0 refuses CUDA graphs with a pipeline: {key} = True is predicted.")
+    else:
+        told.unmodelled.append(f"{key} = False (steps are captured)")
 
 
 def _quantised(told: Told, settings: LiteralSettings) -> None:
@@ -142,8 +189,6 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
             told.unmodelled.append(f"{key} = {value}")
         else:
             told.unknown.append(f"{key} = {value}")
-    if settings.values.get("training.disable_cuda_graphs", True) is not True:
-        told.unmodelled.append("training.disable_cuda_graphs = False")
     told.unknown += [f"{one} (computed)" for one in settings.computed if PARTS not in one]
 
 
@@ -191,13 +236,7 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
         told.set(f"strategy.{key}", value)
     if cp > 1:
         told.set("strategy.cp_comm_type", "ring")
-    local = number_of(told, values, "training.local_batch_size", number_of(told, values, "training.batch_size", 1))
-    micro = number_of(told, values, "parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local
-    if local % micro:
-        key = "parallelism.pipeline_parallel_microbatch_size"
-        raise told.refuse(key, f"{micro} does not divide a local batch of {local}", "Use a divisor of it")
-    told.set("train.micro_batch_size", micro)
-    told.local = local
+    _micro_batches(told, values, pp)
     if shard > 0:
         told.set("cluster.ranks", copies * shard * tp * pp * cp)
     after = values.get("parallelism.fsdp_reshard_after_forward")
@@ -212,22 +251,40 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     # A ring gathers behind attention whatever tp does (torch's context parallelism, _AllGatherRotater)
     ring = tp == 1 and cp > 1
     told.set("strategy.overlap", {"tp": "async" if beside or ring else "sync", "shard": "both"})
-    if beside and values.get("compile.enable", values.get("training.compile")) is not True:
+    if beside and values.get("compile.enable") is not True:
         raise told.refuse("parallelism.enable_async_tensor_parallel", "needs compile.enable = true", "Set both")
+
+
+def _micro_batches(told: Told, values: Mapping[str, Any], pp: int) -> None:
+    """The batch of a replica and how it is cut: one micro-batch without a pipeline, whatever its size."""
+    sizes = "training.local_batch_size", "parallelism.pipeline_parallel_microbatch_size"
+    local = number_of(told, values, sizes[0], 0)
+    micro = number_of(told, values, sizes[1], 1) if pp > 1 else local
+    for key, size in zip(sizes, (local, micro), strict=True):
+        if size < 1 and key in values:
+            raise told.refuse(key, f"{size} is not positive", "Use at least 1")
+    if micro and local % micro:
+        raise told.refuse(sizes[1], f"{micro} does not divide a local batch of {local}", "Use a divisor of it")
+    told.local = local
+    if micro:
+        told.set("train.micro_batch_size", micro)
+    elif "training.global_batch_size" in values:
+        told.rounds = 0
 
 
 POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 
 
-def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
-    """Selective recomputation keeps attention and every second product: half of a layer's work again."""
+def _recomputed(told: Told, values: Mapping[str, Any], option: str) -> None:
+    """Selective recomputation keeps attention and every second product: half of a layer's work again. option:
+    which it is by default."""
     kind = values.get("config.activation_checkpoint", values.get("activation_checkpoint", ""))
     mode = values.get("activation_checkpoint.mode")
     if mode is None:
         mode = "none" if kind is None else POLICIES.get(str(kind).partition(".")[0], "selective")
     if mode not in ("none", *POLICIES.values()):
         raise told.refuse("activation_checkpoint.mode", f"'{mode}' is unknown", "Use none, selective or full")
-    share = _again(told, values, mode)
+    share = _again(told, values, mode, option)
     if share in (0, 1):
         told.set("strategy.recompute", "full" if share else "none")
         return
@@ -242,11 +299,11 @@ def _recomputed(told: Told, values: Mapping[str, Any]) -> None:
     told.again = share if layers else 0.0
 
 
-def _again(told: Told, values: Mapping[str, Any], mode: str) -> float:
+def _again(told: Told, values: Mapping[str, Any], mode: str, option: str) -> float:
     """The share of layers whose recomputation stands for a mode."""
     if mode in ("none", "full"):
         return float(mode == "full")
-    option = str(values.get("activation_checkpoint.selective_ac_option", "op"))
+    option = str(values.get("activation_checkpoint.selective_ac_option", option))
     if mode == "memory_budget":
         key = "activation_checkpoint.memory_budget"
         budget = number(told, key, values.get(key, 0.5))

@@ -175,7 +175,7 @@ class TorchtitanLog:
         if stages:  # what was built; how they were to be counted changed
             values.pop("parallelism.pipeline_parallel_layers_per_stage", None)
         plain = LiteralSettings(values={key: value for key, value in values.items() if "expert" not in key})
-        told = torchtitan_told(self.file, plain, python=False)
+        told = torchtitan_told(self.file, plain, python=False, whole=False)
         pp = told.get("strategy.pp", 1)
         if stages > pp and stages % pp == 0 and told.get("strategy.schedule") == "interleaved":
             told.set("strategy.virtual_stages", stages // pp)

@@ -28,3 +28,8 @@ def test_literals(text: str, values: dict[str, Any]) -> None:
     body = "\n".join(f"    {line}" for line in text.splitlines())
     found = python_settings(f"def planned():\n{body}\n", "a.py").values
     assert {key: value for key, value in found.items() if key != "N"} == values
+
+
+def test_keywords_that_are_put_in_are_named() -> None:
+    found = python_settings("def planned():\n    return Config(t=Table(k=1, **more))\n", "a.py")
+    assert found.values == {"t": Called("Table"), "t.k": 1} and found.computed == ["Table(**more)"]

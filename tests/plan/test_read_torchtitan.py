@@ -37,6 +37,74 @@ def module(folder: Path, settings: str, text: str = OWN) -> Told:
     return told(folder, "mine.py", text.format(settings))
 
 
+@pytest.mark.parametrize("said", ["", "steps = 10", "local_batch_size = 8\nseq_len = 2048"])
+def test_a_replica_has_8_sequences_of_2048_tokens_unless_its_toml_says_otherwise(tmp_path: Path, said: str) -> None:
+    one = toml(tmp_path, said)
+    job = one.job(["cluster.ranks=8"])
+    assert (job.train.micro_batch_size, job.train.global_batch_size, job.data.sequence_length) == (8, 64, 2048)
+    notes = [note for note in one.notes if "has a default for" in note]
+    assert bool(notes) == ("local" not in said)
+    assert not notes or "training.local_batch_size = 8, training.seq_len = 2,048" in notes[0]
+
+
+def test_a_module_s_own_configuration_has_the_same_defaults(tmp_path: Path) -> None:
+    one = module(tmp_path, "training=TrainingConfig(seq_len=4096)")
+    job = one.job(["cluster.ranks=8"])
+    assert (job.train.micro_batch_size, job.train.global_batch_size, job.data.sequence_length) == (8, 64, 4096)
+    piped = module(tmp_path, "parallelism=ParallelismConfig(pipeline_parallel_degree=2)").job(["cluster.ranks=8"])
+    assert (piped.train.micro_batch_size, piped.train.global_batch_size) == (1, 32)
+
+
+def test_older_keys_stand_for_what_has_a_default(tmp_path: Path) -> None:
+    one = toml(tmp_path, "batch_size = 2\ncompile = true")
+    assert one.local == 2
+
+
+def test_what_another_module_may_say_is_asked_for(tmp_path: Path) -> None:
+    one, given = module(tmp_path, "config.training.steps = 1", BASE), ["cluster.ranks=8"]
+    for key, value in (("data.sequence_length", 8192), ("train.global_batch_size", 16)):
+        with pytest.raises(JobError) as error:
+            one.job(given)
+        assert error.value.key == key
+        given.append(f"{key}={value}")
+    assert one.job(given).train.micro_batch_size == 2
+    one = module(tmp_path, "config.training.global_batch_size = 16", BASE)
+    with pytest.raises(JobError) as error:
+        one.job(given[:2])
+    assert error.value.key == "train.micro_batch_size"
+
+
+def test_what_is_computed_has_no_default(tmp_path: Path) -> None:
+    one = module(tmp_path, 'training=TrainingConfig(local_batch_size=int(os.environ["N"]), seq_len=f(2))')
+    assert one.local == 0 and one.get("data.sequence_length") is None
+    assert one.unknown == [
+        "training.local_batch_size = int(...) (computed)", "training.seq_len = f(...) (computed)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["training=ours", "training=made()", "training=TrainingConfig(**ours)", "**ours"])
+def test_tables_that_nobody_reads_have_no_defaults(tmp_path: Path, given: str) -> None:
+    one = module(tmp_path, given)
+    assert one.local == 0 and one.get("data.sequence_length") is None
+    assert one.unknown or given == "training=made()"
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism", "key"),
+    [
+        ("local_batch_size = 0", "", "training.local_batch_size"),
+        ("", "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 0",
+         "parallelism.pipeline_parallel_microbatch_size"),
+        ("", "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 0",
+         "parallelism.pipeline_parallel_layers_per_stage"),
+    ],
+)  # fmt: skip
+def test_values_that_torchtitan_refuses_are(tmp_path: Path, training: str, parallelism: str, key: str) -> None:
+    with pytest.raises(JobError) as error:
+        toml(tmp_path, training, parallelism)
+    assert error.value.key == key
+
+
 PIPED = "pipeline_parallel_degree = 4\npipeline_parallel_schedule = '{}'\n"
 EACH = "pipeline_parallel_layers_per_stage = {}\n"
 NONE_LESS = "pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0\n"
@@ -93,3 +161,12 @@ def test_what_is_gathered_in_every_forward_of_a_pipeline_is_named(tmp_path: Path
     assert toml(tmp_path, "", always).unmodelled == []
     piped = toml(tmp_path, "", always + PIPED.format("1F1B"))
     assert piped.unmodelled == ["parallelism.fsdp_reshard_after_forward = always"]
+
+
+def test_cuda_graphs_are_on_in_a_module_that_does_not_put_them_off(tmp_path: Path) -> None:
+    on = "training.disable_cuda_graphs = False (steps are captured)"
+    assert module(tmp_path, "").unmodelled == [on] and toml(tmp_path).unmodelled == []
+    assert module(tmp_path, "training=TrainingConfig(disable_cuda_graphs=True)").unmodelled == []
+    assert module(tmp_path, "config.training.steps = 1", BASE).unmodelled == []
+    piped = module(tmp_path, "parallelism=ParallelismConfig(pipeline_parallel_degree=2)")
+    assert piped.unmodelled == [] and "refuses CUDA graphs with a pipeline" in " ".join(piped.notes)

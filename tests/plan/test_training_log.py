@@ -111,6 +111,14 @@ def test_a_torchtitan_log_says_what_was_built(tmp_path: Path) -> None:
     assert _read(torchtitan_log(tmp_path / "b.log", 1.4), "torchtitan").point == point
 
 
+def test_a_torchtitan_log_has_no_defaults(tmp_path: Path) -> None:
+    text = torchtitan_log(tmp_path / "a.log", 1.4).read_text()
+    (tmp_path / "b.log").write_text("\n".join(line for line in text.splitlines() if "Trainer is" not in line))
+    with pytest.raises(JobError) as error:
+        _read(tmp_path / "b.log", "torchtitan")
+    assert error.value.key == "data.sequence_length"
+
+
 def test_stages_are_those_that_a_torchtitan_log_says_were_built(tmp_path: Path) -> None:
     config = json.dumps({"parallelism": {"pipeline_parallel_layers_per_stage": 4}}, indent=2)
     more = [*f"Running with configs: {config}".split("\n"),
