@@ -10,6 +10,9 @@ asked for then.
 |---|---|
 | config/configs.py | ``DEFAULTS``; its TOML had the same (v0.1.0 to v0.2.2, from June 2025), no CUDA graphs |
 | distributed/activation_checkpoint.py | selection op by op; in a TOML of every second layer |
+| trainer.py | training.dtype is that of parameters, and so of shards of gradients and of moments |
+| components/loss.py | parts of the loss, in pipelines, too |
+| components/quantization/float8.py | rows have a scale each; in a TOML tensors have |
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.core.model.precision import QUANTISED, Precision
+from plait.core.model.precision import MASTER, QUANTISED, Precision
 from plait.plan.emit_torchtitan import DETAILS, FLAVORS, TYPES
 from plait.plan.megatron_flags import ROPE_ORIGINAL
 from plait.plan.read_literals import Called, LiteralSettings
@@ -36,8 +39,9 @@ PASSED = frozenset(_PASSED.split())
 """Tables about data, logs, checkpoints and rates, and about what other keys say; keys of all others are
 understood or named."""
 _UNDERSTOOD = """
-training.disable_cuda_graphs model.converters training.local_batch_size training.batch_size
-training.global_batch_size training.seq_len training.mixed_precision_param training.mixed_precision_reduce
+training.disable_cuda_graphs training.dtype loss.num_chunks model.converters training.local_batch_size
+training.batch_size training.global_batch_size training.seq_len training.mixed_precision_param
+training.mixed_precision_reduce
 model.name model.flavor parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
 parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
 parallelism.enable_sequence_parallel parallelism.pipeline_parallel_degree
@@ -50,32 +54,39 @@ training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_pe
 config.model_spec config.activation_checkpoint first parts
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
-_UNMODELLED = """
-compile.components parallelism.disable_loss_parallel
-parallelism.context_parallel_rotate_method parallelism.context_parallel_load_balancer
-model_spec.moe_comm_backend model_spec.non_blocking_capacity_factor model_spec.num_mtp_layers
-model_spec.tp_gemm_backend parallelism.expert_tensor_parallel_degree training.enable_cpu_offload
-parallelism.fsdp_prefetch
-activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
-activation_checkpoint.preserve_rng_state
-activation_checkpoint.determinism_check config.model_converters
-"""
-UNMODELLED = frozenset(_UNMODELLED.split())
-"""Known to change time or memory a little, and not in the prediction."""
+UNMODELLED: Mapping[str, Any] = {
+    "compile.components": ["model", "loss"], "compile.backend": "inductor",
+    "parallelism.disable_loss_parallel": False, "parallelism.context_parallel_rotate_method": "allgather",
+    "parallelism.context_parallel_load_balancer": "headtail", "parallelism.expert_tensor_parallel_degree": 1,
+    "parallelism.fsdp_prefetch": None, "parallelism.enable_fsdp_symm_mem": False,
+    "parallelism.spmd_backend": "spmd_types", "parallelism.pipeline_parallel_schedule_csv": "",
+    "model_spec.attn_backend": None, "model_spec.moe_comm_backend": None,
+    "model_spec.non_blocking_capacity_factor": None, "model_spec.num_mtp_layers": None,
+    "model_spec.tp_gemm_backend": "default", "config.model_converters": None,
+    "training.enable_cpu_offload": False, "training.deterministic": False, "debug.deterministic": False,
+    "debug.detect_anomaly": False, "fault_tolerance.enable": False,
+    "optimizer.implementation": "fused", "optimizer.early_step_in_backward": False,
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
+    "activation_checkpoint.early_stop": False, "activation_checkpoint.preserve_rng_state": True,
+    "activation_checkpoint.determinism_check": "default", "activation_checkpoint.debug": False,
+}  # fmt: skip
+"""Known to change time or memory, and not in the prediction: keys, and the defaults that change nothing; None
+where every value does."""
 _HARMLESS = """
 training.steps training.max_norm training.dataset training.dataset_path training.warmup_steps training.gc_freq
-training.gc_debug training.seed training.deterministic training.dtype training.data_parallel_type
+training.gc_debug training.seed training.data_parallel_type
 model.tokenizer_path model.hf_assets_path model.print_after_conversion model.norm_type training.debug
-hf_assets_path dump_folder description training.debug_moe_force_load_balance compile.backend
-config.hf_assets_path config.dump_folder model_spec.attn_backend
+hf_assets_path dump_folder description training.debug_moe_force_load_balance
+config.hf_assets_path config.dump_folder
 """
 HARMLESS = frozenset(_HARMLESS.split())
-EXPERTS = ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree")
-"""Without effect where they are 1."""
 DEFAULTS: Mapping[str, Any] = {
     "training.local_batch_size": 8, "training.seq_len": 2048, "training.disable_cuda_graphs": False,
 }  # fmt: skip
 """Of keys that a file has to leave out itself, as torchtitan 0.3.0 has them."""
+EXPERTS = "parallelism.expert_parallel_degree"
+"""Without effect where it is 1."""
 TOLD_DEFAULTS = ("training.local_batch_size", "training.seq_len")
 OLD = {"training.batch_size": "training.local_batch_size", "training.compile": "compile.enable"}
 """Keys of the first half of 2025."""
@@ -94,19 +105,10 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool, whole
     _degrees(told, values)
     told.unknown += pipeline(told, values, settings.computed)
     _recomputed(told, values, option="op" if python else "2")
-    kind = values.get("training.mixed_precision_param", "bfloat16")
-    known = {theirs: ours for ours, theirs in TYPES.items()}
-    if kind not in known:
-        raise told.refuse("training.mixed_precision_param", f"'{kind}' is unknown", f"Use {' or '.join(known)}")
-    told.set("train.precision", known[kind])
-    if values.get("training.mixed_precision_reduce") == "bfloat16":
-        told.options["gradient_bytes"] = 2.0
-    loss = str(values.get("config.loss", values.get("loss", "")))
-    if not python or (loss and not loss.startswith("ChunkedLoss")):  # in 2025 there was no loss in parts
-        told.options["loss_chunks"] = 1
-    _quantised(told, settings)
-    if python:
-        _captured(told, values)
+    _types(told, values)
+    _loss(told, values, python=python, whole=whole)
+    _quantised(told, settings, python=python)
+    _run(told, values, python=python)
     if some := [f"{key} = {taken[key]:,}" for key in TOLD_DEFAULTS if key in taken]:
         told.notes.append(f"The file leaves out what torchtitan has a default for: {', '.join(some)}.")
     told.notes += settings.unseen
@@ -138,21 +140,66 @@ def _computed(key: str, value: Any) -> bool:
     return isinstance(value, Called) and key.partition(".")[0] in ("training", "parallelism", "compile") and "." in key
 
 
-def _captured(told: Told, values: Mapping[str, Any]) -> None:
-    """CUDA graphs, which a module has unless it says otherwise."""
+def _types(told: Told, values: Mapping[str, Any]) -> None:
+    """What is computed and summed in, and what parameters, gradients and moments are kept in. FSDP2 has whole
+    gradients of a pipeline, and those on their way to shards, in what it sums in."""
+    known = {theirs: ours for ours, theirs in TYPES.items()}
+    keys = {"training.mixed_precision_param": "bfloat16", "training.dtype": "float32"}
+    computes, keeps = (values.get(key, default) for key, default in keys.items())
+    for key, kind in zip(keys, (computes, keeps), strict=True):
+        if kind not in known:
+            raise told.refuse(key, f"'{kind}' is unknown", f"Use {' or '.join(known)}")
+    told.set("train.precision", known[computes])
+    if values.get("training.mixed_precision_reduce") == "bfloat16":
+        told.options["gradient_bytes"] = 2.0
+    own = 2.0 if keeps == "bfloat16" else 4.0
+    moment = 2.0 if values.get("optimizer.implementation") == BF16_MOMENTS else own
+    if moment < MASTER:
+        moved = (2 * (own + 2 * moment) + own) / (7 * MASTER)  # read and written; gradients are read
+        told.options |= {"parameter_bytes": own, "optimizer_bytes": 2 * moment, "states_moved": moved}
+    if own < MASTER and told.get("strategy.pp") == 1:
+        if told.get("strategy.cp") == values.get("parallelism.data_parallel_shard_degree") == 1:
+            told.options["main_gradient_bytes"] = own
+        else:
+            told.notes.append("Shards of gradients, which are kept in bf16, are counted as the fp32 that is summed in.")
+
+
+BF16_MOMENTS = "fused_opt_states_bf16"
+
+
+def _loss(told: Told, values: Mapping[str, Any], *, python: bool, whole: bool) -> None:
+    """Parts of the loss, which there were none of in 2025. A module has to name its loss."""
+    loss = str(values.get("config.loss", values.get("loss", "")))
+    if not python or (loss and "Chunked" not in loss):
+        told.options["loss_chunks"] = 1
+    elif "loss.num_chunks" in values:
+        told.options["loss_chunks"] = whole_number(told, "loss.num_chunks", values["loss.num_chunks"])
+    elif whole and not loss:
+        told.notes.append("The file names no loss: that of torchtitan's own configurations, in parts, is predicted.")
+
+
+def _run(told: Told, values: Mapping[str, Any], *, python: bool) -> None:
+    """What of how it runs the prediction does not have: CUDA graphs, other optimizers."""
     key = "training.disable_cuda_graphs"
-    if values.get(key) is not False:
-        return
-    if told.get("strategy.pp", 1) > 1:
-        told.notes.append(f"torchtitan 0.3.0 refuses CUDA graphs with a pipeline: {key} = True is predicted.")
-    else:
-        told.unmodelled.append(f"{key} = False (steps are captured)")
+    if python and values.get(key) is False:
+        if told.get("strategy.pp", 1) > 1:
+            told.notes.append(f"torchtitan 0.3.0 refuses CUDA graphs with a pipeline: {key} = True is predicted.")
+        else:
+            told.unmodelled.append(f"{key} = False (steps are captured)")
+    for key in ("optimizer.name", "param_groups.optimizer_name"):
+        if (name := values.get(key, "AdamW")) not in ("Adam", "AdamW"):
+            told.unmodelled.append(f"{key} = {name} (AdamW is predicted)")
 
 
-def _quantised(told: Told, settings: LiteralSettings) -> None:
-    """Products in 8 bits, by converters: their names in a TOML, calls in a module."""
-    named = [*map(str, settings.values.get("model.converters", ())), *(name for name, _ in settings.calls)]
+def _quantised(told: Told, settings: LiteralSettings, *, python: bool) -> None:
+    """Products in 8 bits, by converters: their names in a TOML, calls in a module. Those of experts alone do
+    nothing to other models."""
+    called = [name for name, _ in settings.calls if "converter" in name.lower()]
+    named = [one for one in (*map(str, settings.values.get("model.converters", ())), *called)
+             if "grouped" not in one.lower()]  # fmt: skip
     kinds = [kind for kind in CONVERTED if any(_converts(name, kind) for name in named)]
+    strange = [one for one in named if not any(_converts(one, kind) for kind in CONVERTED)]
+    told.unmodelled += [f"the converter {one}" for one in strange]
     if not kinds:
         return
     precision = CONVERTED[kinds[0]]
@@ -161,6 +208,7 @@ def _quantised(told: Told, settings: LiteralSettings) -> None:
     if QUANTISED[precision].primary:
         told.set("recipe.fp8_param_gather", gathered[-1:] == [True])
     recipes = [value for key, value in settings.values.items() if key.endswith(".recipe_name")]
+    recipes = recipes or ["rowwise" if python else "tensorwise"]
     told.unmodelled += [f"recipe_name = {one} (counted as one scale a tensor)" for one in recipes
                         if "float8" in kinds and one != "tensorwise"]  # fmt: skip
 
@@ -183,10 +231,13 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
             told.unknown.append(f"{key} = {value}(...) (computed)")
         elif key in UNDERSTOOD or (isinstance(value, Called) and key not in UNMODELLED):
             continue
-        elif key in HARMLESS or (table in PASSED and "." in key) or (key in EXPERTS and value == 1):
+        elif key in UNMODELLED and value != UNMODELLED[key]:
+            if value != BF16_MOMENTS:
+                told.unmodelled.append(f"{key} = {value}")
+        elif (
+            key in HARMLESS or key in UNMODELLED or (table in PASSED and "." in key) or (key == EXPERTS and value == 1)
+        ):
             told.harmless.append(key)
-        elif key in UNMODELLED:
-            told.unmodelled.append(f"{key} = {value}")
         else:
             told.unknown.append(f"{key} = {value}")
     told.unknown += [f"{one} (computed)" for one in settings.computed if PARTS not in one]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,7 @@ def test_tables_that_nobody_reads_have_no_defaults(tmp_path: Path, given: str) -
         ("local_batch_size = 0", "", "training.local_batch_size"),
         ("", "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 0",
          "parallelism.pipeline_parallel_microbatch_size"),
+        ('dtype = "float16"', "", "training.dtype"),
         ("", "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 0",
          "parallelism.pipeline_parallel_layers_per_stage"),
     ],
@@ -103,6 +105,31 @@ def test_values_that_torchtitan_refuses_are(tmp_path: Path, training: str, paral
     with pytest.raises(JobError) as error:
         toml(tmp_path, training, parallelism)
     assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism", "more", "options"),
+    [
+        ("", "", "", {}),
+        ('dtype = "float32"', "", "", {}),
+        ('dtype = "bfloat16"', "", "", {"parameter_bytes": 2.0, "optimizer_bytes": 4.0, "states_moved": 0.5}),
+        ('dtype = "bfloat16"', "data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 8", "",
+         {"parameter_bytes": 2.0, "main_gradient_bytes": 2.0, "optimizer_bytes": 4.0, "states_moved": 0.5}),
+        ('dtype = "bfloat16"', "data_parallel_shard_degree = 1\npipeline_parallel_degree = 2", "",
+         {"parameter_bytes": 2.0, "optimizer_bytes": 4.0, "states_moved": 0.5}),
+        ("", "", '[optimizer]\nimplementation = "fused_opt_states_bf16"',
+         {"parameter_bytes": 4.0, "optimizer_bytes": 4.0, "states_moved": 20 / 28}),
+    ],
+)  # fmt: skip
+def test_states_of_half_the_bytes(
+    tmp_path: Path, training: str, parallelism: str, more: str, options: dict[str, float]
+) -> None:
+    one = toml(tmp_path, training, parallelism, more)
+    kinds = ("parameter_bytes", "main_gradient_bytes", "optimizer_bytes", "states_moved")
+    assert {key: value for key, value in one.options.items() if key in kinds} == options
+    assert one.unmodelled == [] and "training.dtype" not in one.harmless
+    counted = any("are counted as the fp32" in note for note in one.notes)
+    assert counted == ("bfloat16" in training and parallelism == "")
 
 
 PIPED = "pipeline_parallel_degree = 4\npipeline_parallel_schedule = '{}'\n"
@@ -170,3 +197,62 @@ def test_cuda_graphs_are_on_in_a_module_that_does_not_put_them_off(tmp_path: Pat
     assert module(tmp_path, "config.training.steps = 1", BASE).unmodelled == []
     piped = module(tmp_path, "parallelism=ParallelismConfig(pipeline_parallel_degree=2)")
     assert piped.unmodelled == [] and "refuses CUDA graphs with a pipeline" in " ".join(piped.notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ('[debug]\ndeterministic = true', "debug.deterministic = True"),
+        ('[debug]\ndeterministic = false', ""),
+        ("[debug]\nseed = 1", ""),
+        ('[optimizer]\nname = "Muon"', "optimizer.name = Muon (AdamW is predicted)"),
+        ('[optimizer]\nname = "Adam"\nimplementation = "fused"', ""),
+        ('[optimizer]\nimplementation = "foreach"', "optimizer.implementation = foreach"),
+        ("[optimizer]\nearly_step_in_backward = true", "optimizer.early_step_in_backward = True"),
+        ('[compile]\nbackend = "eager"', "compile.backend = eager"),
+        ('[compile]\nbackend = "inductor"', ""),
+        ("[activation_checkpoint]\nearly_stop = false\npreserve_rng_state = true", ""),
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_as_torchtitan_has_it_is_named_where_it_is_other(
+    tmp_path: Path, more: str, named: str
+) -> None:
+    one = toml(tmp_path, more=more)
+    assert one.unmodelled == ([named] if named else []) and one.unknown == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ('attn_backend="varlen"', "model_spec.attn_backend = varlen"),
+        ("converters=[LoRAConverter.Config(rank=8)]", "the converter LoRAConverter.Config"),
+        ("converters=[Float8LinearConverter.Config()]", "recipe_name = rowwise (counted as one scale a tensor)"),
+        ('converters=[Float8LinearConverter.Config(recipe_name="tensorwise")]', ""),
+        ("converters=[Float8GroupedExpertsConverter.Config()]", ""),
+    ],
+)
+def test_what_a_model_is_made_of_is_named(tmp_path: Path, spec: str, named: str) -> None:
+    text = OWN.replace('"8B")', f'"8B", {spec})')
+    one = module(tmp_path, "training=TrainingConfig(disable_cuda_graphs=True)", text)
+    assert one.unmodelled == ([named] if named else [])
+    assert one.get("train.precision") == ("fp8" if "Linear" in spec else "bf16-mixed")
+
+
+def test_a_toml_s_8_bits_have_a_scale_a_tensor(tmp_path: Path) -> None:
+    one = told(tmp_path, "titan.toml", MODEL.replace('"8B"', '"8B"\nconverters = ["float8"]').format("", "", ""))
+    assert one.get("train.precision") == "fp8" and one.unmodelled == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "chunks", "noted"),
+    [
+        ("", None, True),
+        ("loss=ChunkedLossWrapper.Config(num_chunks=4)", 4, False),
+        ("loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config())", None, False),
+        ("loss=CrossEntropyLoss.Config()", 1, False),
+    ],
+)
+def test_parts_of_a_module_s_loss(tmp_path: Path, loss: str, chunks: Any, noted: bool) -> None:
+    one = module(tmp_path, loss)
+    assert one.options.get("loss_chunks") == chunks
+    assert any("names no loss" in note for note in one.notes) == noted
