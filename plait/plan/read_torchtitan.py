@@ -83,6 +83,7 @@ config.hf_assets_path config.dump_folder
 HARMLESS = frozenset(_HARMLESS.split())
 DEFAULTS: Mapping[str, Any] = {
     "training.local_batch_size": 8, "training.seq_len": 2048, "training.disable_cuda_graphs": False,
+    "compile.enable": False,
 }  # fmt: skip
 """Of keys that a file has to leave out itself, as torchtitan 0.3.0 has them."""
 EXPERTS = "parallelism.expert_parallel_degree"
@@ -90,6 +91,13 @@ EXPERTS = "parallelism.expert_parallel_degree"
 TOLD_DEFAULTS = ("training.local_batch_size", "training.seq_len")
 OLD = {"training.batch_size": "training.local_batch_size", "training.compile": "compile.enable"}
 """Keys of the first half of 2025."""
+EAGER = (
+    "Predicted as compiled, as those of torchtitan's published runs are that predictions are fitted to: without "
+    "compile.enable its steps took 16% longer, in 7 to 8% more memory (Llama 3.1 8B, 8 and 128 H100)."
+)
+"""Its benchmarks/llama3_h100_202412_torchtitan.md (b5bcd76), tables 1 and 3: 6,667 and 6,514 tokens a second
+and GPU in 77.0 and 62.0 GiB, without torch.compile 5,762 and 5,605 in 82.4 and 67.0. Its rows that the
+planner's constants are fitted to (docs/adr/0013) are compiled."""
 
 
 def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool, whole: bool = True) -> Told:
@@ -161,7 +169,7 @@ def _types(told: Told, values: Mapping[str, Any]) -> None:
         if told.get("strategy.cp") == values.get("parallelism.data_parallel_shard_degree") == 1:
             told.options["main_gradient_bytes"] = own
         else:
-            told.notes.append("Shards of gradients, which are kept in bf16, are counted as the fp32 that is summed in.")
+            told.notes.append("Shards of gradients, which are kept in bf16, are counted as the fp32 of their sums.")
 
 
 BF16_MOMENTS = "fused_opt_states_bf16"
@@ -179,7 +187,11 @@ def _loss(told: Told, values: Mapping[str, Any], *, python: bool, whole: bool) -
 
 
 def _run(told: Told, values: Mapping[str, Any], *, python: bool) -> None:
-    """What of how it runs the prediction does not have: CUDA graphs, other optimizers."""
+    """What of how it runs the prediction does not have: kernels that are not compiled, CUDA graphs, other
+    optimizers."""
+    compiled = values.get("compile.enable")
+    if compiled is False or (compiled and "model" not in values.get("compile.components", ["model"])):
+        told.notes.append(EAGER)
     key = "training.disable_cuda_graphs"
     if python and values.get(key) is False:
         if told.get("strategy.pp", 1) > 1:

@@ -58,7 +58,7 @@ def test_a_module_s_own_configuration_has_the_same_defaults(tmp_path: Path) -> N
 
 def test_older_keys_stand_for_what_has_a_default(tmp_path: Path) -> None:
     one = toml(tmp_path, "batch_size = 2\ncompile = true")
-    assert one.local == 2
+    assert one.local == 2 and not [note for note in one.notes if "compile" in note]
 
 
 def test_what_another_module_may_say_is_asked_for(tmp_path: Path) -> None:
@@ -188,6 +188,30 @@ def test_what_is_gathered_in_every_forward_of_a_pipeline_is_named(tmp_path: Path
     assert toml(tmp_path, "", always).unmodelled == []
     piped = toml(tmp_path, "", always + PIPED.format("1F1B"))
     assert piped.unmodelled == ["parallelism.fsdp_reshard_after_forward = always"]
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"),
+    [
+        ("", True),
+        ("[compile]\nenable = false", True),
+        ("[compile]\nenable = true", False),
+        ('[compile]\nenable = true\ncomponents = ["loss"]', True),
+        ('[compile]\nenable = true\ncomponents = ["model", "loss"]', False),
+    ],
+)
+def test_runs_that_are_not_compiled_are_said_to_be_predicted_as_if_they_were(
+    tmp_path: Path, more: str, noted: bool
+) -> None:
+    one = toml(tmp_path, more=more)
+    assert any("without compile.enable" in note for note in one.notes) == noted
+    assert one.unmodelled == (["compile.components = ['loss']"] if '["loss"]' in more else [])
+
+
+def test_another_module_s_compilation_is_not_guessed(tmp_path: Path) -> None:
+    for line, noted in (("", False), ("config.compile.enable = False", True), ("config.compile.enable = True", False)):
+        one = module(tmp_path, line or "pass", BASE)
+        assert any("without compile.enable" in note for note in one.notes) == noted
 
 
 def test_cuda_graphs_are_on_in_a_module_that_does_not_put_them_off(tmp_path: Path) -> None:
