@@ -44,7 +44,7 @@ class CellChoices:
         return {
             ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, cell.cp, coarse),
             ("schedule", "virtual", "recompute", "recompute_layers"): self.stages(cell.pp, coarse.deep, coarse.parts),
-            ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
+            ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse),
             ("shard_overlap",): self.overlaps,
             ("graphs",): self.graphs,
         }
@@ -101,12 +101,12 @@ def _recomputes(asked: SearchRequest, num_stages: int, parts: bool) -> list[Choi
     return found
 
 
-def _shardings(asked: SearchRequest, replicas: int, tp: int, all_factors: bool) -> list[Choice]:
+def _shardings(asked: SearchRequest, replicas: int, tp: int, coarse: Coarseness) -> list[Choice]:
     if asked.shard:
         one = Sharding.named(asked.shard, replicas)
         return [(one.params, one.grads, one.optim, one.secondary)]
     local, found = max(1, asked.domain // tp), list[Choice]()
-    values = factors(replicas, local, few=not all_factors)
+    values = factors(replicas, local, few=not coarse.factors) if coarse.between else tuple({1, replicas})
     for params in asked.among("params", values):
         for grads in [one for one in asked.among("grads", values) if one % params == 0]:
             for optim in [one for one in asked.among("optim", values) if one % grads == replicas % one == 0]:
@@ -137,7 +137,8 @@ def _slices(asked: SearchRequest, tp: int, cp: int, coarse: Coarseness) -> list[
     tokens are not sliced."""
     overlaps, tp = asked.among("overlap", [OVERLAPS.index("domino")]), 1 if asked.model.experts else tp
     sends = (tp > 1 or cp > 1) and not asked.model.experts
-    p1 = asked.among("p1", ((1, 2, 4, 8) if coarse.slices else (1, 2, 4)) if sends else (1,))
+    slices = (1, 2, 4, 8) if coarse.slices else (1, 2, 4) if coarse.between else (1, 2)
+    p1 = asked.among("p1", slices if sends else (1,))
     p2 = asked.among("p2", (1, 2) if tp > 1 and coarse.slices else (1,))
     found = [one for one in product(overlaps, p1, p2) if asked.model.hidden % one[2] == 0]
     sliced = OVERLAPS.index("domino")

@@ -86,15 +86,19 @@ class Coarseness:
 
     parts = property(lambda self: self.level < 1, doc="Whether to recompute some of a stage's layers.")
     all_rings = property(lambda self: self.level < 2, doc="Whether to try every size of a ring.")
-    short = property(lambda self: self.level < 3, doc="Whether to cut sequences to less than 2,048 tokens.")
+    short = property(lambda self: self.level < 3, doc="Whether to try more than a few of short sequences.")
     odd = property(lambda self: self.level < 4, doc="Whether to try micro-batches other than powers of two.")
     factors = property(lambda self: self.level < 5, doc="Whether to try all shard factors.")
     slices = property(lambda self: self.level < 6, doc="Whether to try eight slices, and columns.")
     both_streams = property(lambda self: self.level < 7, doc="Whether to try tp without sequence parallelism.")
     deep = property(lambda self: self.level < 8, doc="Whether to try all numbers of virtual stages.")
+    between = property(lambda self: self.level < 9, doc="Whether to try shard factors between both ends.")
 
 
-COARSEST = 8
+COARSEST, SPARSE = 8, 9
+SHORT, SHORTER, SHORTEST = 2048, 1024, 512
+"""Tokens of a rank whose sequence is cut: below the first a coarse space has few strategies, below the second
+none; below the last no space has any."""
 QUANTITIES = {
     "micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages", "p1": "batch_slices",
     "p2": "column_slices",
@@ -132,7 +136,7 @@ def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
     cells, choices = list[Cell](), list[dict[tuple[str, ...], list[Choice]]]()
     for level in range(COARSEST + 1):
         here = list(cells_of(asked, Coarseness(level)))
-        found = [known.choices(cell, Coarseness(level)) for cell in here]
+        found = [known.choices(cell, coarseness_of(asked, cell, level)) for cell in here]
         total = sum(map(_count, found))
         if level and not total:  # all that the job asks for would be left out
             break
@@ -140,6 +144,12 @@ def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
         if total <= most:
             break
     return _some(asked, points_of(asked, cells, choices))
+
+
+def coarseness_of(asked: SearchRequest, cell: Cell, level: int) -> Coarseness:
+    """Of an arrangement, in a space of a level: none is left out, since what is around it may be the best."""
+    coarse, short = Coarseness(level), cell.cp > 1 and asked.sequence // cell.cp < SHORT
+    return Coarseness(SPARSE) if short and not coarse.short else coarse
 
 
 def enumerate_around(asked: SearchRequest, points: Points, *, most: int = MOST) -> Points:
@@ -190,9 +200,8 @@ def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
         if pp > DEEPEST and "pp" not in asked.fixed:
             continue
         for cp in asked.among("cp", divisors_of(ranks // (pp * tp))):
-            if ranks % (pp * tp * cp) or (
-                cp > 1 and "cp" not in asked.fixed and asked.sequence // cp < (512 if coarse.short else 2048)
-            ):
+            least = SHORTEST if coarse.short else SHORTER
+            if ranks % (pp * tp * cp) or (cp > 1 and "cp" not in asked.fixed and asked.sequence // cp < least):
                 continue
             dp = ranks // (pp * tp * cp)
             if asked.evenly % dp or not asked.allows("dp", dp):

@@ -27,6 +27,7 @@ from plait.plan.space import (
     SearchRequest,
     any_point,
     cells_of,
+    coarseness_of,
     enumerate_around,
     enumerate_space,
     other_stream,
@@ -140,6 +141,18 @@ def test_a_coarser_space_keeps_what_the_job_asks_for() -> None:
     assert set(points.cp.tolist()) == {2}
 
 
+def test_a_coarse_space_has_a_few_strategies_of_sequences_that_are_cut_short() -> None:
+    """Of 2,048 tokens in two. What is around the best of them is searched; without them nothing would be."""
+    asked = space(8, 64)
+    points = enumerate_space(asked, most=1)
+    cut, whole = points.take(points.cp == 2), points.take(points.cp == 1)
+    assert set(points.cp.tolist()) == {1, 2}
+    assert set(cut.optim.tolist()) == set(cut.replicas.tolist()) | {1}, "shared out over all, or over none"
+    assert max(cut.p1.tolist()) == 2 < max(whole.take(whole.tp > 1).p1.tolist())
+    around = enumerate_around(asked, cut.take(slice(0, 1)))
+    assert len(set(around.optim.tolist())) > 2
+
+
 def test_what_the_job_fixes_is_all_there_is() -> None:
     points = enumerate_space(space(16, 16, fixed={"pp": [4], "schedule": [SCHEDULES.index("gpipe")]}))
     assert set(points.pp.tolist()) == {4}
@@ -211,10 +224,10 @@ def powers(most: int) -> set[int]:
         (space(64, 64), "pp", 0, {1, 2, 4, 8}),
         (replace(space(128, 128), model=replace(MODEL, num_layers=128)), "pp", 0, powers(64)),
         (replace(space(128, 128, fixed={"pp": [128]}), model=replace(MODEL, num_layers=128)), "pp", 0, {128}),
-        # Sequences of 2,048 are not cut to less than 512 tokens, nor, in a coarse space, to less than 4,096.
+        # Sequences of 2,048 are not cut to less than 512 tokens, nor, in a coarse space, to less than 1,024.
         (space(8, 8), "cp", 0, {1, 2, 4}),
         (space(8, 8), "cp", 2, {1, 2, 4}),
-        (space(8, 8), "cp", 3, {1}),
+        (space(8, 8), "cp", 3, {1, 2}),
         (space(8, 8, fixed={"cp": [8]}), "cp", 3, {8}),
         (space(6, 6), "dp", 0, {1, 2, 3, 6}),
         (space(8, 4), "dp", 0, {1, 2, 4}),
@@ -360,7 +373,8 @@ def test_the_finest_space_that_is_no_larger_is_taken() -> None:
     asked, sizes = space(8, 8), list[int]()
     for level in range(COARSEST + 1):
         known = CellChoices(asked)
-        each = [known.choices(cell, Coarseness(level)) for cell in cells_of(asked, Coarseness(level))]
+        cells = cells_of(asked, Coarseness(level))
+        each = [known.choices(cell, coarseness_of(asked, cell, level)) for cell in cells]
         sizes.append(sum(math.prod(map(len, one.values())) for one in each))
     assert sizes == sorted(sizes, reverse=True)
     for size in set(sizes):
