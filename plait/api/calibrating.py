@@ -24,20 +24,24 @@ FAR_OFF = 0.15
 @dataclass(frozen=True, kw_only=True)
 class KnownConstant:
     """A constant before and after. error, left: relative, one standard deviation; before, at least what the
-    fit begins with where steps tell it. sources: files that tell it or shift it; none where it stays as it
-    was. surer: whether they tell it."""
+    fit begins with where steps tell it; None where nobody knows. sources: files that tell it or shift it;
+    none where it stays as it was. surer: whether they tell it. lacked: the format that it is of, where the
+    device has none."""
 
     name: str
     prior: float
     now: float
-    error: float
-    left: float
+    error: float | None
+    left: float | None
     sources: Sequence[str]
     surer: bool
+    lacked: str = ""
 
     @property
     def learnt(self) -> str:
         """In words."""
+        if self.lacked:
+            return f"unused: the device has no {self.lacked}"
         if not self.sources:
             return "stays prior"
         first, *more = self.sources
@@ -91,9 +95,8 @@ class Calibration(Shown):
         if rows:
             yield Table("Seconds of a step", header, rows)
             yield ""
-        percent = ".0%"
-        columns = ("constant", Column("prior", ".4g"), Column("now", ".4g"), Column("error was", percent),
-                   Column("is", percent), "")  # fmt: skip
+        errors = (Column(head, ".0%", none="unknown") for head in ("error was", "is"))
+        columns = ("constant", Column("prior", ".4g"), Column("now", ".4g"), *errors, "")
         known = [(one.name, one.prior, one.now, one.error, one.left, one.learnt) for one in self.constants]
         yield Table("Constants", columns, known)
         yield from (f"CONFLICT: {one}" for one in self.conflicts)
@@ -121,18 +124,19 @@ def calibrate_cluster(
     from plait.core.base.codec.toml_text import to_toml
     from plait.core.base.files import check_target, explained, replacing
     from plait.core.job.settings import BYTES
-    from plait.plan.calibration_sources import leave_out_others, measured, read_profiles, read_runs, source_kind
+    from plait.plan import calibration_sources as told
     from plait.plan.recorded import refit
     from plait.train.data.tokenizer import load_tokenizer
 
     fix = "Choose another with --out"
     check_target(out, fix=fix)
-    kinds = {path: source_kind(path) for path in files}
-    found = read_runs(kinds, overrides, load_tokenizer(BYTES).vocab)
+    kinds = {path: told.source_kind(path) for path in files}
+    found = told.read_runs(kinds, overrides, load_tokenizer(BYTES).vocab)
     begin = _begin(cluster, found)
-    read_profiles(found, kinds, begin.ranks_per_node)
-    direct = measured(begin, found)
-    leave_out_others(found, direct.cluster)
+    told.read_profiles(found, kinds, begin.ranks_per_node)
+    told.leave_out_devices(found, begin)
+    direct = told.measured(begin, found)
+    told.leave_out_others(found, direct.cluster)
     date = datetime.now(UTC).date().isoformat()
     refitted = refit(direct.cluster, found.runs, date=date) if found.runs else None
     now = refitted.cluster if refitted else direct.cluster
@@ -185,10 +189,16 @@ def _conflicts(direct: Measured, found: Sources, refitted: Refitted | None) -> I
 
 def _known(begin: Cluster, direct: Measured, now: Cluster, refitted: Refitted | None) -> Iterator[KnownConstant]:
     """Every constant, before and after."""
-    from plait.plan.constants import constant_of, timed_constants
+    from plait.plan.constants import constant_of, lacked_format, timed_constants
 
     for name in timed_constants(begin):
         prior, last = constant_of(begin, name), constant_of(now, name)
+        if lacked := lacked_format(begin, name):
+            yield KnownConstant(
+                name=name, prior=prior.value, now=last.value, error=None, left=None, sources=(), surer=False,
+                lacked=lacked,
+            )  # fmt: skip
+            continue
         error, left, sources = prior.error, last.error, list(direct.told.get(name, ()))
         surer = bool(sources)
         if refitted and name in refitted.left:
@@ -197,6 +207,7 @@ def _known(begin: Cluster, direct: Measured, now: Cluster, refitted: Refitted | 
             if name in refitted.moved or told:
                 sources += [one for one in refitted.told.get(name, ()) if one not in sources]
                 error, left, surer = max(error, before), after, surer or told
-        yield KnownConstant(
-            name=name, prior=prior.value, now=last.value, error=error, left=left, sources=sources, surer=surer
-        )
+        yield KnownConstant(  # where a cluster's file gives no error it reads as 0
+            name=name, prior=prior.value, now=last.value, error=error or None, left=left or None, sources=sources,
+            surer=surer,
+        )  # fmt: skip

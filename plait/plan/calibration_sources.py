@@ -161,12 +161,22 @@ def _beside(log: TrainingLog, given: Mapping[Path, Told | Job], *, alone: bool) 
     return None
 
 
+def leave_out_devices(found: Sources, cluster: Cluster) -> None:
+    """Take away logs and measurements of devices that are surely others than the cluster's. Raises JobError
+    if nothing is left."""
+    other = {file: device for file, device in found.devices.items() if unlike_devices(device, cluster.device.name)}
+    found.runs = [run for run in found.runs if run.folder not in other]
+    found.profiles = {file: one for file, one in found.profiles.items() if file not in other}
+    for file, device in other.items():
+        said = f"is of {device}, and {cluster.name} has {cluster.device.name}"
+        if not found.runs and not found.profiles:
+            fix = "Name the cluster that it ran on with --cluster (plait plan --clusters lists them), or by a file"
+            raise JobError(f"{said}: nothing is left to learn from", file=file, fix=fix)
+        found.conflicts.append(f"{file} {said}: left out.")
+
+
 def leave_out_others(found: Sources, cluster: Cluster) -> None:
-    """Take away logs of another run or another cluster, and name devices that are not its own. Raises
-    JobError if nothing is left."""
-    for file, device in found.devices.items():
-        if unlike_devices(device, cluster.device.name):
-            found.conflicts.append(f"{file} is of {device}, and {cluster.name} has {cluster.device.name}.")
+    """Take away logs of another run or another cluster. Raises JobError if nothing is left."""
     unlike = dict[str, str]()
     for run in found.runs:
         predicted = run.predicted(cluster)
@@ -176,9 +186,7 @@ def leave_out_others(found: Sources, cluster: Cluster) -> None:
     for file, said in unlike.items():
         if not found.runs and not found.profiles:
             fix = "Check --cluster and the configuration: ranks, precision, batch, recomputation"
-            device = found.devices.get(file, "")
-            other = f" (it ran on {device})" if unlike_devices(device, cluster.device.name) else ""
-            raise JobError(f"has {said}: this is another run, or another cluster{other}", file=file, fix=fix)
+            raise JobError(f"has {said}: this is another run, or another cluster", file=file, fix=fix)
         found.conflicts.append(f"{file} has {said}: left out, as another run's or another cluster's.")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from plait.core.cluster.efficiency import Constant, Efficiency, Links
 from plait.core.cluster.hardware import Cluster
+from plait.core.model.precision import QUANTISED
 
 
 def constant_of(cluster: Cluster, name: str) -> Constant:
@@ -24,6 +25,17 @@ def timed_constants(cluster: Cluster) -> Iterator[str]:
             yield outer
         elif isinstance(found, Links):
             yield from (f"{outer}.{inner}" for inner in Links.model_fields)
+
+
+def lacked_format(cluster: Cluster, name: str) -> str:
+    """The format whose products a constant is of, where the cluster's device has none; else nothing.
+
+    >>> h100 = Cluster.preset("h100")
+    >>> lacked_format(h100, "matmul_nvfp4"), lacked_format(h100, "matmul_fp8"), lacked_format(h100, "memory")
+    ('nvfp4', '', '')
+    """
+    precision = name.removeprefix("matmul_")
+    return precision if precision in QUANTISED and precision not in cluster.device.peak else ""
 
 
 def taken_from(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluster:

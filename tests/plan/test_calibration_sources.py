@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from plait.api.calibrating import Calibration, calibrate_cluster
 from plait.cli.main import app
+from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.step.seconds import rates
@@ -75,6 +76,7 @@ def links_of(truth: Cluster, file: Path, nodes: int = 2) -> Path:
 def known(found: Calibration, name: str) -> tuple[float, float, str]:
     """A constant's value, its error, and where it is from."""
     one = next(one for one in found.constants if one.name == name)
+    assert one.left is not None
     return one.now, one.left, one.learnt
 
 
@@ -176,11 +178,47 @@ def test_a_log_of_another_cluster_moves_nothing(tmp_path: Path) -> None:
     assert [said.partition(" has ")[0] for said in found.conflicts] == [str(far)]
 
 
-def test_a_log_of_another_device_is_named(tmp_path: Path) -> None:
-    log = torchtitan_log(tmp_path / "t.log", 1.5)
-    said = [calibrate_cluster([log], tmp_path / "c.toml", name).conflicts for name in ("h100", "a100-80")]
-    assert not said[0]
-    assert said[1][0].startswith(f"{log} is of NVIDIA H100 80GB HBM3, and a100-80 has ")
+def test_what_is_of_another_device_is_named_and_not_taken(tmp_path: Path) -> None:
+    log, out = torchtitan_log(tmp_path / "t.log", 1.5), tmp_path / "c.toml"
+    assert not calibrate_cluster([log], out, "h100").conflicts
+    out.unlink()
+    with pytest.raises(JobError, match=r"t\.log: is of NVIDIA H100 80GB HBM3, and a100-80 has A100.*nothing is left"):
+        calibrate_cluster([log], out, "a100-80")
+    assert not out.exists()
+    ours = torchtitan_log(tmp_path / "ours.log", 3.0)
+    ours.write_text(ours.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"))
+    found = calibrate_cluster([log, ours], out, "a100-80")
+    assert [run.folder for run in found.runs] == [str(ours)]
+    (said,) = found.conflicts
+    assert said.startswith(f"{log} is of NVIDIA H100 80GB HBM3, and a100-80 has A100") and said.endswith(": left out.")
+
+
+def test_measurements_of_another_device_are_not_taken(tmp_path: Path) -> None:
+    trace = trace_of(changed(matmul=0.8), tmp_path)
+    values = json.loads(trace.read_text())
+    trace.write_text(json.dumps(values | {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]}))
+    with pytest.raises(JobError, match=r"trace\.json: is of NVIDIA A100-SXM4-80GB, and h100 has .*nothing is left"):
+        calibrate_cluster([trace], tmp_path / "c.toml", "h100")
+    found = calibrate_cluster([trace, links_of(CLUSTER, tmp_path / "nccl.log")], tmp_path / "c.toml", "h100")
+    assert known(found, "matmul")[2] == "stays prior"
+    assert next(said for said in found.conflicts if str(trace) in said).endswith("left out.")
+
+
+def test_an_error_that_nobody_told_is_unknown(tmp_path: Path) -> None:
+    log = megatron_log(tmp_path / "run.log", 5.0)
+    found = calibrate_cluster([log], tmp_path / "c.toml", "h100", ["cluster.ranks=16"])
+    told = {one["name"]: one for one in found.to_dict()["constants"]}
+    for name in ("mxfp8", "nvfp4"):
+        assert (told[f"matmul_{name}"]["prior_error"], told[f"matmul_{name}"]["error"]) == (None, None)
+        row = next(line.split() for line in found.text().splitlines() if line.startswith(f"matmul_{name} "))
+        assert row[3:] == ["unknown", "unknown", "unused:", "the", "device", "has", "no", name]
+    assert told["matmul_fp8"]["error"] > 0
+    said = Cluster.preset("h100").model_dump(mode="json", exclude_none=True)
+    del said["efficiency"]["jitter"]["error"]
+    (tmp_path / "own.toml").write_text(to_toml(said))
+    found = calibrate_cluster([log], tmp_path / "c.toml", str(tmp_path / "own.toml"), ["cluster.ranks=16"])
+    jitter = next(one for one in found.to_dict()["constants"] if one["name"] == "jitter")
+    assert (jitter["prior_error"], jitter["learnt"]) == (None, False)
 
 
 def test_the_command_prints_what_was_learnt(tmp_path: Path) -> None:
