@@ -157,7 +157,7 @@ def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
         (("--topology", "topology.conf", "place.avoid=zz"), "neither a node nor a switch called zz"),
         (("--topology", "topology.conf", "place.avoid=a[00-"), "place.avoid: 'a[00-': a '[' is never closed"),
         (("--topology", "topology.conf", "place.flows=-3"), "place.flows: -3 is not allowed"),
-        (("--topology", "topology.conf", "place.limit=nan"), "place.limit: nan is not allowed"),
+        (("--topology", "topology.conf", "place.limit=nan"), "place.limit: nan is not finite"),
         (("--topology", "topology.conf", "place.gpus_per_node=-1"), "place.gpus_per_node: -1 is not allowed"),
         (("--topology", "topology.conf", "--out", "."), "'.' is no file"),
         (("--topology", "topology.conf", "place.spares=many"), 'place.spares: "many" is not allowed'),

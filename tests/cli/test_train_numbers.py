@@ -123,9 +123,9 @@ def test_a_flipped_byte_in_a_token_shard_is_found_and_the_corpus_prepared_again(
 @pytest.mark.parametrize(("setting", "says"), [
     ("data.eval_fraction=1e-9", ("data.eval_fraction", "0 of 12 documents", "train.eval_every = 0")),
     ("data.sequence_length=100000", ("data.sequence_length", "are for training", "100001 tokens")),
-    ("model.norm_eps=nan", ("model.norm_eps", "nan is not allowed")),
+    ("model.norm_eps=nan", ("model.norm_eps", "nan is not finite")),
     ("model.norm_eps=-1", ("model.norm_eps", "-1")),
-    ("model.rope_theta=inf", ("model.rope_theta", "inf is not allowed")),
+    ("model.rope_theta=inf", ("model.rope_theta", "inf is not finite")),
     ("model.num_layers=1e8", ("model.num_layers", "100000000.0 is not allowed", "a whole number")),
     ("model.num_layers=1000000000000", ("model.num_layers", "a whole number, at most 2147483647")),
     ("train.adam_eps=nan", ("train.adam_eps", "nan")),

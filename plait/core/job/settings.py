@@ -10,12 +10,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Lt
 from pydantic import BeforeValidator, Field, field_validator
 
-from plait.core.base.codec.data import Count, Natural, Positive, Section, Texts
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section, Such, Texts
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS
+from plait.core.job.constraint import MARGINS
 from plait.core.job.data_settings import BYTES, STDLIB, DataSection, Seed, SourceSection
 from plait.core.job.one_line import one_line
 from plait.core.job.train_settings import MuonSection, OnNan, SgdSection, TrainSection
@@ -196,11 +198,11 @@ class PlanSection(Section):
     constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or
     ``"memory <= 70 GiB"``."""
-    memory_margin: float | str = "auto"
+    memory_margin: Annotated[float, Ge(0), Lt(1)] | Annotated[str, Such(f"{', '.join(MARGINS)} or 4 GiB")] = "auto"
     """Memory of a device that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4 GiB"``.
     ``auto``: so much that it is 90 % sure to fit. ``safest``: of the plans that take at most 5 % longer than
     the fastest, the one that is most sure to fit (99.9 % is enough). ``fastest``: nothing, as 0."""
-    tokens: int | float | str = 0
+    tokens: Annotated[int, Ge(0)] | NotNegative | Annotated[str, Such("15T")] = 0
     """Tokens that the model is to be trained on, as in ``15e12`` or ``"15T"`` (K, M, B, T): the answer says
     how many days, GPU hours and, where the cluster's devices have a power, how much energy they take. 0: of a
     day."""

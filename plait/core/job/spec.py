@@ -22,7 +22,7 @@ from plait.core.base.codec.data import Section, decode
 from plait.core.base.codec.stamped import digest
 from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, to_toml
 from plait.core.base.env import specs_folder
-from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError
+from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError, nearest
 from plait.core.base.numbers import shown
 from plait.core.job.advice import same_place, tried
 from plait.core.job.kubernetes_settings import KubernetesSection
@@ -135,7 +135,7 @@ class Job(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_model(cls, values: Any) -> Any:
-        if "model" not in values:
+        if "model" not in values and not any(nearest(key, ["model"]) for key in values if key not in cls.model_fields):
             raise JobError(
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )

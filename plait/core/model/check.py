@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from plait.core.base.codec.data import check_limits
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.experts import Experts
@@ -13,20 +14,11 @@ if TYPE_CHECKING:
 
 ROPE_THETA = 10000.0
 """The base of rotary positions, unless a model says another."""
-POSITIVE = ("num_layers", "hidden", "num_heads", "vocab", "max_sequence")
-NOT_NEGATIVE = ("num_kv_heads", "ffn_hidden", "head_size", "levels", "window", "full_first", "full_every")
 
 
 def check_sizes(model: ModelSpec) -> None:
     """Raise JobError for sizes that do not go together. model: before what it leaves out is filled in."""
-    for name in POSITIVE:
-        if getattr(model, name) < 1:
-            problem = f"{getattr(model, name)} is not a positive number"
-            raise JobError(problem, key=f"model.{name}", fix="Use at least 1")
-    for name in NOT_NEGATIVE:
-        if getattr(model, name) < 0:
-            problem = f"{getattr(model, name)} is negative"
-            raise JobError(problem, key=f"model.{name}", changes=[{f"model.{name}": None}])
+    check_limits(model, "model")
     heads, groups = model.num_heads, model.num_kv_heads or model.num_heads
     if not model.head_size and model.hidden % heads:
         problem = f"{heads} heads do not divide hidden = {model.hidden}"
@@ -77,16 +69,6 @@ def _check_numbers(model: ModelSpec) -> None:
     if model.family == "llama" and model.head_size % 2:
         raise JobError(f"rotary positions need an even head size, not {model.head_size}", key="model.head_size",
                        changes=[{"model.head_size": one} for one in multiples(2, model.head_size)])  # fmt: skip
-    for name in ("dropout", "attention_dropout"):
-        if not 0.0 <= getattr(model, name) < 1.0:
-            raise JobError(f"{getattr(model, name)} is not a probability in [0, 1)", key=f"model.{name}",
-                           changes=[{f"model.{name}": 0.0}])  # fmt: skip
-    if not 0.0 < model.norm_eps < 1.0:
-        problem = f"{model.norm_eps} is not between 0 and 1"
-        raise JobError(problem, key="model.norm_eps", changes=[{"model.norm_eps": 1e-5}])
-    if not model.rope_theta > 0.0:
-        problem = f"{model.rope_theta} is not positive"
-        raise JobError(problem, key="model.rope_theta", changes=[{"model.rope_theta": ROPE_THETA}])
     if model.window and model.attention_dropout:
         raise JobError("attention with a sliding window cannot drop weights", key="model.attention_dropout",
                        changes=[{"model.attention_dropout": 0.0}, {"model.window": 0}])  # fmt: skip

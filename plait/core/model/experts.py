@@ -8,10 +8,10 @@ one yet (``refuse_experts``).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.core.base.codec.data import Whole
+from plait.core.base.codec.data import Count, Natural, NotNegative, check_limits
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors
 
@@ -23,30 +23,26 @@ if TYPE_CHECKING:
 class Experts:
     """Raises JobError naming the key, ``model.experts.*``, of what cannot be."""
 
-    count: Whole
+    count: Count
     """Routed experts of a layer."""
-    per_token: Whole
+    per_token: Count
     """Of these, how many every token goes to (top-k)."""
-    ffn_hidden: Whole = 0
+    ffn_hidden: Natural = 0
     """Width of a routed expert. 0: the model's."""
-    shared: Whole = 0
+    shared: Natural = 0
     """Experts that every token goes to."""
-    shared_ffn_hidden: Whole = 0
+    shared_ffn_hidden: Natural = 0
     """Width of a shared expert. 0: a routed one's."""
-    capacity: float = 0.0
+    capacity: NotNegative = 0.0
     """Tokens that an expert takes at most, to those that it would have if all had as many (GShard, arXiv
     2006.16668): others are dropped. 0: none is (dropless)."""
-    first_dense: Whole = 0
+    first_dense: Natural = 0
     """So many first layers have an ordinary MLP."""
-    every: Whole = 1
+    every: Count = 1
     """Of the others, those whose number is a multiple of it have experts."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, key = getattr(self, field.name), f"model.experts.{field.name}"
-            least = 1 if field.name in ("count", "per_token", "every") else 0
-            if value < least:
-                raise JobError(f"{value} is less than {least}", key=key, changes=[{key: least}])
+        check_limits(self, "model.experts")
         if self.per_token > self.count:
             problem = f"{self.per_token} experts a token are more than the {self.count} there are"
             raise JobError(problem, key="model.experts.per_token",

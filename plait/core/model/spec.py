@@ -12,18 +12,21 @@ F feed-forward, V vocabulary.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from plait.core.base.codec.data import Texts, Whole, decode
+from annotated_types import Ge, Gt, Lt
+
+from plait.core.base.codec.data import Count, Natural, Positive, Texts, check_limits, decode
 from plait.core.base.errors import JobError, nearest
 from plait.core.model.check import ROPE_THETA, check_parts, check_sizes
 from plait.core.model.experts import Experts
 from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, normed, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
+Probability = Annotated[float, Ge(0), Lt(1)]
 RARE = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
 """Fields that a plan has only where they say something."""
 MOST_PARAMETERS = 10**15
@@ -34,16 +37,13 @@ MOST_PARAMETERS = 10**15
 class RopeScaling:
     """Llama 3.1 frequency scaling (arXiv 2407.21783; the ``llama3`` rope type of Hugging Face configs)."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: Whole
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_positions: Count
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, key = getattr(self, field.name), f"model.rope_scaling.{field.name}"
-            if value <= 0:
-                raise JobError(f"{value!r} is not positive", key=key, fix="Give a number above 0")
+        check_limits(self, "model.rope_scaling")
         if self.low_freq_factor >= self.high_freq_factor:
             problem = f"{self.low_freq_factor} is not below high_freq_factor = {self.high_freq_factor}"
             raise JobError(problem, key="model.rope_scaling.low_freq_factor", fix="Llama 3 has 1 and 4")
@@ -60,55 +60,55 @@ class ModelSpec:
     family: Family
     """``gpt``: learned positions, LayerNorm, GELU, biases. ``llama``: rotary positions, RMSNorm, SwiGLU.
     ``utransformer``: gpt's layers in the shape of a U."""
-    num_layers: Whole
+    num_layers: Count
     """Transformer blocks."""
-    hidden: Whole
+    hidden: Count
     """Width of the residual stream."""
-    num_heads: Whole
+    num_heads: Count
     """Attention heads."""
-    vocab: Whole
+    vocab: Count
     """Tokens of the vocabulary. A job may leave it out: the tokenizer's."""
-    max_sequence: Whole
+    max_sequence: Count
     """Positions of a learned embedding. A job may leave it out: ``data.sequence_length``."""
-    num_kv_heads: Whole = 0
+    num_kv_heads: Natural = 0
     """Key/value heads, for grouped-query attention (llama). 0: as many as ``num_heads``."""
-    ffn_hidden: Whole = 0
+    ffn_hidden: Natural = 0
     """Width of the MLP. 0: 4 x ``hidden``; llama needs it."""
-    head_size: Whole = 0
+    head_size: Natural = 0
     """0: ``hidden`` / ``num_heads``."""
     tied_embeddings: bool | None = None
     """Whether the head shares the word embedding's weights. Left out: gpt does, llama does not."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Gt(0), Lt(1)] = 1e-5
     """Epsilon of the norms."""
-    rope_theta: float = ROPE_THETA
+    rope_theta: Positive = ROPE_THETA
     """Base of the rotary positions' frequencies."""
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's frequency scaling."""
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     """After the embedding and on every sublayer's output."""
-    attention_dropout: float = 0.0
+    attention_dropout: Probability = 0.0
     """On the attention weights; forgoes the fused attention kernels."""
-    levels: Whole = 0
+    levels: Natural = 0
     """Of a utransformer: how often the down path halves the sequence."""
     parallel_block: bool = False
     """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before their rotation (llama; Qwen3, arXiv 2505.09388)."""
-    window: Whole = 0
+    window: Natural = 0
     """Tokens that a query sees, its own included: a sliding window (llama; Mistral, arXiv 2310.06825). 0: all
     before it."""
-    full_first: Whole = 0
+    full_first: Natural = 0
     """So many first layers have no window."""
-    full_every: Whole = 0
+    full_every: Natural = 0
     """Of the others, every so-manieth has none (Gemma 3: 6, the sixth and the twelfth). 0: all have one."""
     experts: Experts | None = None
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
-    q_lora_rank: Whole = 0
+    q_lora_rank: Natural = 0
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): size of what queries are made from.
     Planned, not trained."""
-    kv_lora_rank: Whole = 0
+    kv_lora_rank: Natural = 0
     """Size of what keys and values are made from. 0: attention is not latent."""
-    qk_rope_head_dim: Whole = 0
+    qk_rope_head_dim: Natural = 0
     """Numbers of a head's queries and keys that are rotated, beside ``head_size`` others."""
     without: Texts = ()
     """Parts of the published model that Plait cannot describe, in words: it is planned without them, and not
@@ -303,9 +303,12 @@ class ModelSpec:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:
         """A spec from plain values (a job file's [model] table, a plan). Refuses unknown keys."""
-        for key in ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
-            if key not in values:
-                raise JobError("is missing", key=f"model.{key}", fix="Name a preset (model.preset) or give every shape")
+        needed = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
+        missing = [key for key in needed if key not in values]
+        if missing and not any(nearest(key, missing) for key in values if key not in ModelSpec.__dataclass_fields__):
+            raise JobError(
+                "is missing", key=f"model.{missing[0]}", fix="Name a preset (model.preset) or give every shape"
+            )
         return decode(ModelSpec, values, "model")
 
     @staticmethod

@@ -158,7 +158,8 @@ def test_a_bad_job_names_file_and_key_and_its_advice_works(
     assert error.fix, f"no advice: {error}"
     follow(tmp_path, values, error)
     if "a list" not in error.fix and (bound := re.search(r"(?:at least|above) (-?\d+)", error.fix)):
-        least = int(bound[1]) + error.fix.count("above")
+        above = 0.5 if "below" in error.fix else 1
+        least = int(bound[1]) + (above if "above" in error.fix else 0)
         again = read(tmp_path, changed(values, {key: least}))
         assert again is None or not same_place(again.key, key), str(again)
 

@@ -23,7 +23,7 @@ from tests.core.conftest import MODEL
         ("[train]\nsteps = true", "train.steps", "true is not allowed"),
         ("[train]\nsteps = 1.0", "train.steps", "1.0 is not allowed"),
         ("[train]\nlearning_rate = true", "train.learning_rate", "a number above 0"),
-        ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
+        ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not finite"),
         ("[train]\nadam_betas = [0.9]", "train.adam_betas", "a list of 2, each a number of at least 0 and below 1"),
         ("[train]\nadam_betas = [0.9, 1.5]", "train.adam_betas", "1.5 is not allowed"),
         ('[train.weight_decay_of]\n"embeding.*" = 0', "train.weight_decay_of", "did you mean 'embedding.weight'"),
@@ -227,3 +227,24 @@ def test_what_computes_wrong_numbers_is_planned_and_never_trained() -> None:
         with pytest.raises(JobError, match="would train a wrong model") as refused:
             job.check_trains(job.model_spec(16))
         assert refused.value.key == "strategy.overlap"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [('[modle]\npreset = "gpt3-125m"', "modle"), ('[model]\nfamily = "gpt"\nhiden = 8', "model.hiden")],
+)
+def test_a_misspelt_name_of_what_is_missing_is_named(job_file, text: str, key: str) -> None:
+    with pytest.raises(JobError, match=r"unknown key.*did you mean") as caught:
+        Job.read(job_file(text)).model_spec(16)
+    assert caught.value.key == key
+
+
+def test_numbers_of_a_model_that_are_not_finite(job_file) -> None:
+    for name, allowed in (
+        ("dropout", "a number of at least 0 and below 1"), ("norm_eps", "a number above 0 and below 1"),
+        ("hidden", "a whole number of at least 1"), ("window", "a whole number of at least 0"),
+    ):  # fmt: skip
+        with pytest.raises(JobError, match=f"model.{name}: nan is not finite. Allowed: {allowed}."):
+            Job.read(job_file(MODEL), [f"model.{name}=nan"]).model_spec(16)
+    with pytest.raises(JobError, match=r"plan.memory_margin: inf is not finite. Allowed: a number of at least 0 and b"):
+        Job.read(job_file(MODEL), ["plan.memory_margin=inf"])

@@ -38,7 +38,8 @@ def test_what_a_setting_keeps_free(said: float | str, margin: Margin, kept: floa
 
 @pytest.mark.parametrize("said", [1, 1.5, -0.1, "4", "4 apples", "", "GiB", "most", "-4 GiB"])
 def test_what_is_no_margin_is_refused(said: float | str) -> None:
-    with pytest.raises(JobError, match=r'a share from 0 to below 1, or bytes as "4 GiB"') as caught:
+    number = r"a number of at least 0 and below 1 or a text such as auto, safest, fastest or 4 GiB"
+    with pytest.raises(JobError, match=rf'a share from 0 to below 1, or bytes as "4 GiB"|{number}') as caught:
         Job.from_dict(SMALL | {"plan": {"memory_margin": said}})
     assert caught.value.key == "plan.memory_margin"
 

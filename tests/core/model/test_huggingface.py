@@ -104,7 +104,7 @@ def advised(values: dict[str, Any], error: JobError) -> dict[str, Any]:
             table[name] = {"rope_type": word}
     elif fix == "Make the two equal":
         table["resid_pdrop"] = table["embd_pdrop"]
-    elif "needs it" in fix or "Give a number" in fix:
+    elif "needs it" in fix or "Allowed: a number" in fix:
         table[name] = 2.0
     else:
         assert re.match("Keep one|Take it out|Leave it out|Known here", fix), fix

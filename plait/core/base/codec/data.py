@@ -6,8 +6,10 @@ Values are taken as they are: no text for a number, no number for a truth value,
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import islice
@@ -62,7 +64,24 @@ def decode(kind: type[T], values: Any, at: str = "", *, others: bool = False) ->
         errors = error.errors(include_url=False)
     # Every branch of a union complains; the one that got furthest is the one that the user meant.
     first = max((e for e in errors if e["loc"][:3] == errors[0]["loc"][:3]), key=lambda e: len(e["loc"]))
-    raise _explained(first, kind, values, at)
+    raise _explained(_misspelt(errors) or first, kind, values, at)
+
+
+def check_limits(record: Any, at: str) -> None:
+    """Raise JobError for a number of a record, which code has made, that is out of its type's limits. at: the
+    key of the record."""
+    for name, (kind, limits) in _limited(cast("type[Any]", type(record))).items():
+        value = getattr(record, name)
+        if not all(_HOLDS[type(limit)](value, _bound(limit)) for limit in limits):
+            raise _not_allowed(value, f"{at}.{name}", allowed(kind))
+
+
+@cache
+def _limited(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Fields with limits: their types and these."""
+    found = {name: (one, getattr(one, "__metadata__", ())) for name, (one, _) in _fields(kind).items()}
+    limits = {name: (one, tuple(each for each in said if type(each) in _SIGNS)) for name, (one, said) in found.items()}
+    return {name: (one, each) for name, (one, each) in limits.items() if each}
 
 
 # ---- what pydantic makes of a type ----
@@ -87,7 +106,8 @@ def _exact(schema: Any) -> Any:
         case "int" | "str" | "bool":
             return made | {"strict": True}
         case "float":  # 1 stays 1, as hashes of files have it
-            return core_schema.no_info_wrap_validator_function(_as_it_is, cast("Any", made | {"strict": True}))
+            strict = cast("Any", made | {"strict": True, "allow_inf_nan": False})
+            return core_schema.no_info_wrap_validator_function(_as_it_is, strict)
         case "list" | "tuple":
             return made | {"fail_fast": True}
         case "dict" | "dataclass" | "named-tuple":
@@ -132,13 +152,27 @@ class _Place(NamedTuple):
     limits: tuple[Any, ...] = ()
 
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _misspelt(errors: Sequence[ErrorDetails]) -> ErrorDetails | None:
+    """Of an unknown key that stands where one like it is missing."""
+    missing = {error["loc"] for error in errors if error["type"].startswith("missing")}
+    for error in errors:
+        *table, key = error["loc"]
+        there = [str(one[-1]) for one in missing if list(one[:-1]) == table]
+        if error["type"] in _UNKNOWN and nearest(str(key), there):
+            return error
+    return None
+
+
 def _explained(first: ErrorDetails, kind: type[Any], values: Any, at: str) -> JobError:
     location = first["loc"][1:]
     if "[key]" in location:
         location = location[: location.index("[key]") - 1]
     place = _place(location, kind, values)
     key, known = f"{at}.{place.path}".strip("."), place.known
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if first["type"] in _UNKNOWN:
         return JobError(f"unknown key{nearest(str(first['loc'][-1]), known)}", key=key,
                         fix=f"Known here: {', '.join(sorted(known))}")  # fmt: skip
     if first["type"].startswith("missing"):
@@ -152,8 +186,13 @@ def _explained(first: ErrorDetails, kind: type[Any], values: Any, at: str) -> Jo
         return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
     wide = [f"{word} {bound}" for word, name in (("at least", "ge"), ("at most", "le"))
             if (bound := first.get("ctx", {}).get(name)) is not None and abs(bound) >= LARGEST]  # fmt: skip
-    told = ", ".join([allowed(place.kind, place.limits), *wide])
-    return JobError(f"{value} is not allowed", key=key, fix=f"Allowed: {told}")
+    return _not_allowed(first.get("input"), key, ", ".join([allowed(place.kind, place.limits), *wide]))
+
+
+def _not_allowed(value: Any, key: str, told: str) -> JobError:
+    """told: what is, in words."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return JobError(f"{show(value)} is not {'allowed' if finite else 'finite'}", key=key, fix=f"Allowed: {told}")
 
 
 def _place(location: tuple[int | str, ...], kind: type[Any], values: Any) -> _Place:
@@ -234,6 +273,7 @@ _NAMES: dict[Any, str] = {
     dict: "a table",
 }
 _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+_HOLDS: dict[Any, Callable[[float, float], bool]] = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
 
 
 class Such(str):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tracemalloc
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import pytest
+from annotated_types import Ge, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.base.codec.data import decode
+from plait.core.base.codec.data import check_limits, decode
 from plait.core.base.errors import JobError
 from plait.core.runs.attempts import Attempt
 
@@ -34,6 +36,37 @@ class Made:
 def test_what_is_of_another_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(JobError):
         decode(Made, {name: value})
+
+
+class Pair(NamedTuple):
+    share: Annotated[float, Ge(0), Lt(1)]
+    count: Annotated[int, Ge(1)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_said_to_be_so(value: float) -> None:
+    for kind in (Pair, Made):
+        with pytest.raises(JobError, match=rf"^at\.share: {value} is not finite\. Allowed: a number( of at|\.)"):
+            decode(cast("type[Any]", kind), {"share": value, "count": 1}, "at", others=True)
+    with pytest.raises(JobError, match=rf"^count: {value} is not finite\. Allowed: a whole number of at least 1\.$"):
+        decode(Pair, {"share": 0.5, "count": value})
+    with pytest.raises(JobError, match=rf"{value} is not finite"):
+        decode(dict[str, float], {"any": value})
+
+
+def test_numbers_that_code_makes_are_within_limits() -> None:
+    check_limits(Pair(0.5, 1), "at")
+    with pytest.raises(JobError, match=r"^at\.share: 1\.0 is not allowed\. Allowed: a number of at least 0 and"):
+        check_limits(Pair(1.0, 1), "at")
+    with pytest.raises(JobError, match=r"^at\.share: nan is not finite"):
+        check_limits(Pair(math.nan, 1), "at")
+
+
+def test_a_key_that_is_like_a_missing_one_is_named_before_it() -> None:
+    with pytest.raises(JobError, match=r"^cuont: unknown key \(did you mean 'count'\?\)\. Known here: count, share\.$"):
+        decode(Pair, {"cuont": 1})
+    with pytest.raises(JobError, match=r"^share: is missing\. Give a number of at least 0 and below 1\.$"):
+        decode(Pair, {"word": 1})
 
 
 @given(st.builds(Made, ranks=st.lists(st.integers()).map(tuple), where=st.none() | st.tuples(st.text(), st.integers()),
