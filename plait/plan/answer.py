@@ -31,7 +31,7 @@ from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
 from plait.plan import reasons
-from plait.plan.asking import asked_of, job_at, point_of, ranks_of, timed_point
+from plait.plan.asking import asked_of, job_at, margin_of, point_of, ranks_of, timed_point
 from plait.plan.band import band
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
@@ -98,7 +98,7 @@ class Planner:
     @cached_property
     def margin(self) -> Margin:
         """Memory of every device that a plan leaves free."""
-        return Margin.parse(self.job.plan.memory_margin)
+        return margin_of(self.job, self.cluster)
 
     @cached_property
     def asked(self) -> SearchRequest:

@@ -8,13 +8,15 @@ from typing import Any
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import check_number
+from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
-from plait.core.job.constraint import Constraint, Margin
+from plait.core.job.constraint import MARGIN_KEY, MARGINS, Constraint, Margin
 from plait.core.job.plan import Plan
 from plait.core.job.settings import OverlapKinds, RecomputeLayers, Slices
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.memory.closed_memory import usable
 from plait.plan.choices import LARGEST_MICRO, MOST_MICRO
 from plait.plan.job_options import options_of
 from plait.plan.space import SearchRequest
@@ -41,9 +43,21 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         shard=shard if "strategy.shard" not in job.open and isinstance(shard, str) else None,
         options=options_of(job, cluster.device),
         constraints=tuple(map(Constraint.parse, job.plan.constraints)),
-        margin=Margin.parse(job.plan.memory_margin),
+        margin=margin_of(job, cluster),
         shared=job.train.rampup_batch_size.shared if job.train.rampup_batch_size else 0,
     )
+
+
+def margin_of(job: Job, cluster: Cluster) -> Margin:
+    """Memory of every device that a plan leaves free. Raises JobError where that leaves nothing to fill."""
+    margin, room = Margin.parse(job.plan.memory_margin), usable(cluster.device, cluster.overhead)
+    left = room - cluster.overhead.context.value
+    if margin.kept(0.0, room) >= left:
+        said = job.plan.memory_margin
+        problem = f"{said} free leaves nothing of {cluster.device.name}, of which a plan may fill {in_bytes(int(left))}"
+        fix = f"Allowed: less than that, or {', '.join(MARGINS)}"
+        raise JobError(problem, key=MARGIN_KEY, fix=fix)
+    return margin
 
 
 def _check_batch(job: Job, ranks: int) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from plait.core.cluster.hardware import Cluster
-from plait.core.job.constraint import Margin
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import Points
@@ -16,6 +15,7 @@ from plait.core.step.memory.closed_memory import step_memory, usable
 from plait.core.step.memory.estimate import Memory, PlaceEstimate
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import Seconds
+from plait.plan.asking import margin_of
 from plait.plan.memory_report import MemoryReport, PlaceMemory
 
 AXES = {
@@ -58,4 +58,4 @@ def closed_report(
         layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
     )  # fmt: skip
     filled = PlaceMemory.of(place, size("overhead"), cluster.overhead)
-    return MemoryReport((filled,), int(usable(cluster.device, cluster.overhead)), Margin.parse(job.plan.memory_margin))
+    return MemoryReport((filled,), int(usable(cluster.device, cluster.overhead)), margin_of(job, cluster))

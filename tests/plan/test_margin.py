@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.base.errors import InfeasiblePlan
+from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.overhead import Overhead
 from plait.core.job.constraint import NO_MARGIN, SURE, Margin
@@ -48,6 +48,17 @@ def test_kinds_of_memory_err_apart() -> None:
     told = [one.value * float(size[0]) for (_, one), size in zip(doubt, sizes, strict=True)]
     assert memory_deviation(Overhead(), *sizes)[0] == pytest.approx(sum(each**2 for each in told) ** 0.5)
     assert memory_deviation(Overhead(), *(0 * size for size in sizes))[0] == 0
+
+
+@pytest.mark.parametrize("margin", ["400 GiB", "79 GiB", 0.999])
+def test_a_margin_that_leaves_nothing_is_refused_by_key(margin: float | str) -> None:
+    """At once, and not by advice that cannot help."""
+    planner = Planner(job(margin), Cluster.preset("h100"), 32_000)
+    told = rf"^plan\.memory_margin: {margin} free leaves nothing of H100-SXM5-80GB, .* fill 7\S* GiB\. Allowed: less"
+    for ask in (lambda: planner.asked, lambda: planner.margin):
+        with pytest.raises(JobError, match=told):
+            ask()
+    assert Planner(job("60 GiB"), Cluster.preset("h100"), 32_000).asked.margin.size == 60 * GIB
 
 
 def test_needs_are_memory_and_what_stays_free() -> None:
