@@ -206,11 +206,14 @@ def check_emits(asked: Planning, framework: str) -> None:
     emit.check_emits(asked.planner.job, framework)
 
 
-def check_framework(framework: str) -> None:
-    """Raise JobError for a framework that ``emit_settings`` does not know."""
-    from plait.plan import emit
+def check_framework(framework: str, others: Sequence[str] = ()) -> None:
+    """Raise JobError for a framework that ``emit_settings`` does not know. others: what --show takes, too."""
+    from plait.core.base.errors import JobError, nearest
+    from plait.plan.emit import FRAMEWORKS
 
-    emit.check_framework(framework)
+    if framework not in (known := (*others, *FRAMEWORKS)):
+        problem = f"nothing is known of '{framework}'{nearest(framework, known)}"
+        raise JobError(problem, key="--show", fix=f"Use {' or '.join(known)}")
 
 
 def job_of(plan: Plan, file: Path) -> Job:

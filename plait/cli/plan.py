@@ -125,7 +125,7 @@ def plan(
     if measure and what_if:
         raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
     if emit:
-        check_framework(emit)
+        check_framework(emit, [DETAILS])
         if as_json:
             raise JobError("prints settings, not JSON", key="--show", fix="Leave out one of --show and --json")
     if draw:

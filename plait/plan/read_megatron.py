@@ -49,6 +49,8 @@ def megatron_told(file: str, given: Sequence[Argument], *, rules: Sequence[Rule]
     """The job of a command line. rules: Megatron-LM's, to which it is held; none where it has run. Raises
     JobError for what breaks them, for other contradictions and for values that are none."""
     told = Told("megatron", file, rounds=0)
+    if any(one.name.startswith("deepspeed") for one in given):
+        told.caveat = "This is Megatron-DeepSpeed's (--deepspeed); rules and predictions are those of Megatron-LM."
     flags = _sorted(told, given)
     _check(told, {SAME.get(one.name, one.name): one.values for one in given}, rules)
     for read in (

@@ -41,8 +41,9 @@ class Told:
     parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
     columns that take values that the framework has only nearly, and keys of rules that do not hold of what
     the file says. rounded: sizes of the model before they are rounded up to a multiple of so many times tp.
-    harmless: settings. unmodelled, unknown: settings as they stand. notes: sentences on what
-    is predicted otherwise than said."""
+    harmless: settings. unmodelled, unknown: settings as they stand. caveat: a sentence on whose
+    rules and predictions these are, where they are not the file's program's; refusals have it, too. notes:
+    sentences on what is predicted otherwise than said."""
 
     framework: str
     file: str
@@ -58,6 +59,7 @@ class Told:
     harmless: list[str] = field(default_factory=list[str])
     unmodelled: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
+    caveat: str = ""
     notes: list[str] = field(default_factory=list[str])
 
     def set(self, key: str, value: Any) -> None:
@@ -84,7 +86,7 @@ class Told:
 
     def refuse(self, key: str, problem: str, fix: str) -> JobError:
         """What contradicts itself in the file."""
-        return JobError(problem, file=self.file, key=key, fix=fix)
+        return JobError(problem, file=self.file, key=key, fix=". ".join(filter(None, (fix, self.caveat))))
 
     @property
     def runs(self) -> Framework | None:
@@ -112,15 +114,19 @@ class Told:
             )
         if self.unmodelled:
             found.append(f"Known, and not in the prediction: {_listed(self.unmodelled)}")
-        return [*found, *self.notes]
+        return [*found, *self._remarks]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
             "framework": self.framework, "file": self.file, "options": dict(self.options),
             "not_understood": list(self.unknown), "not_modelled": list(self.unmodelled),
-            "harmless": list(self.harmless), "notes": list(self.notes),
+            "harmless": list(self.harmless), "notes": self._remarks,
         }  # fmt: skip
+
+    @property
+    def _remarks(self) -> list[str]:
+        return [*filter(None, [self.caveat]), *self.notes]
 
     def job(self, overrides: Sequence[str] = ()) -> Job:
         """The job, with ``section.key=value`` settings beside what the file says. Raises JobError for what is

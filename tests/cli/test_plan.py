@@ -168,6 +168,7 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
         ),
         (["JOB", "--on", "moon"], JobError, "'moon' is no place to run"),
         (["JOB", "--show", "megatronn"], JobError, "did you mean 'megatron'"),
+        (["JOB", "--show", "detail"], JobError, r"'details'\?\)\. Use details or torchtitan or megatron or deepspeed"),
         (["JOB", "--show", "megatron", "--json"], JobError, "--show: prints settings, not JSON"),
         (["JOB", "--out", "plan.txt"], JobError, r"--out: plan\.txt would not be taken as a plan.*ends in \.json"),
         (["JOB", "--out", "JOB"], JobError, "would not be taken as a plan"),

@@ -205,6 +205,17 @@ def test_contradictions_and_what_is_missing_are_refused_by_key(
     assert problem in str(error.value)
 
 
+def test_megatron_deepspeed_is_said_to_be_predicted_as_megatron() -> None:
+    """As in BLOOM's script, whose 70 layers are cut by types of layers."""
+    said = "This is Megatron-DeepSpeed's (--deepspeed); rules and predictions are those of Megatron-LM."
+    told = read(flags(deepspeed="", deepspeed_config="ds.json"))
+    assert said in told.lines() and told.to_dict()["notes"][0] == said
+    assert not any("DeepSpeed" in one for one in read(flags()).lines())
+    uneven = flags(deepspeed="", pipeline_model_parallel_size="3")
+    with pytest.raises(JobError, match=r"over 3 stages.* then\. This is Megatron-DeepSpeed's.* Megatron-LM\.$"):
+        read(uneven)
+
+
 AWARE = {"use_distributed_optimizer": "", "use_precision_aware_optimizer": ""}
 
 
