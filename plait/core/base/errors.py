@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, cast
 
-from plait.core.base.text import printable
+from plait.core.base.text import LONGEST_QUOTED, brief, printable, shortened
 
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
 LONGEST_KEY = 200
@@ -43,7 +43,7 @@ have it so)."""
 class PlaitError(Exception):
     """Base of every deliberate error; ``exit_status`` is what the command line returns.
 
-    As a text it is one paragraph, whatever a name or a value in it holds.
+    As a text it is one paragraph, whatever a name or a value in it holds, and however long that is.
 
     >>> print(PlaitError("the tensor 'a\\n\\nb' is missing"))
     the tensor 'a\\n\\nb' is missing
@@ -52,7 +52,7 @@ class PlaitError(Exception):
     exit_status = 2
 
     def __str__(self) -> str:
-        return printable(super().__str__(), kept="")
+        return brief(printable(super().__str__(), kept=""))
 
 
 class JobError(PlaitError):
@@ -74,7 +74,9 @@ class JobError(PlaitError):
     ) -> None:
         self.changes = tuple(changes)
         fix = _advice(self.changes, key) if changes else fix
-        where = ": ".join(part for part in (file, key and _short(key)) if part)
+        where = ": ".join(
+            part for part in (file and shortened(file, LONGEST_QUOTED), key and shortened(key, LONGEST_KEY)) if part
+        )
         super().__init__(
             ". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + "."
         )
@@ -83,10 +85,6 @@ class JobError(PlaitError):
     def in_file(self, file: str) -> JobError:
         """The same error with the file it was read from."""
         return JobError(self.problem, file=file, key=self.key, fix=self.fix, changes=self.changes)
-
-
-def _short(key: str) -> str:
-    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 3]}..."
 
 
 class InfeasiblePlan(PlaitError):

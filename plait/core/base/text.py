@@ -18,6 +18,10 @@ from plait.core.base.pictures import Drawing
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(%|x)?|")
 _WORD = re.compile(r"""'[^'\n]*'(?=[\s.,;:)]|$)|"[^"\n]*"(?=[\s.,;:)]|$)|\S""")
+_QUOTED = re.compile(r"""(?<![\w\\])(?:'[^']*+'|"(?:[^"\\]|\\.)*+")(?!\w)""")
+_UNBROKEN = re.compile(r"\S++")
+LONGEST_QUOTED, LONGEST_MESSAGE = 300, 6000
+"""Letters of a value that a message quotes, and of all of it: a file may have millions."""
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 _GAP = "  "
 HANGING = "  "
@@ -35,6 +39,28 @@ def printable(text: str, kept: str = "\n") -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most ``most`` letters; beginning and end of a longer one.
+
+    >>> shortened("from here to there", 11), shortened("nearby", 11)
+    ('from h...re', 'nearby')
+    """
+    end = (most - 3) // 3
+    return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[-end:]}"
+
+
+def brief(text: str) -> str:
+    """A message in which what it quotes is ``LONGEST_QUOTED`` letters at most, and what has no spaces twice
+    as many.
+
+    >>> len(brief(f"'{'x ' * 5000}' is no number, as in '3'")) < LONGEST_QUOTED + 40
+    True
+    """
+    text = _QUOTED.sub(lambda found: shortened(found[0], LONGEST_QUOTED), text)
+    text = _UNBROKEN.sub(lambda found: shortened(found[0], 2 * LONGEST_QUOTED), text)
+    return shortened(text, LONGEST_MESSAGE)
 
 
 def paragraph(text: str, width: int | None, indent: str = "") -> str:

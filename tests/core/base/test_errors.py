@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -18,6 +19,7 @@ from plait.core.base.errors import (
     nearest,
     need,
 )
+from plait.core.base.text import LONGEST_MESSAGE, LONGEST_QUOTED
 
 
 @pytest.mark.parametrize(
@@ -60,8 +62,26 @@ def test_a_long_key_of_a_file_is_cut() -> None:
     whole, longer = "k" * LONGEST_KEY, "k" * (LONGEST_KEY + 1)
     assert str(JobError("is unknown", key=whole)) == f"{whole}: is unknown."
     error = JobError("is unknown", file="a.json", key=longer)
-    assert str(error) == f"a.json: {'k' * (LONGEST_KEY - 3)}...: is unknown."
+    assert re.fullmatch(r"a\.json: (k+\.\.\.k+): is unknown\.", str(error))
+    assert len(str(error)) == len("a.json: : is unknown.") + LONGEST_KEY
     assert error.key == longer
+    assert len(str(JobError("is no file", file="a b " * 5000))) == LONGEST_QUOTED + len(": is no file.")
+
+
+@pytest.mark.parametrize("quoted", ["'{}'", "name='{}'", '"{}"', "{}"])
+@pytest.mark.parametrize("letters", ["$((", "x y ", 'a\\"b ', "\n\t"])
+def test_a_long_value_leaves_a_message_a_paragraph(quoted: str, letters: str) -> None:
+    """Its beginning and its end; what else is said stays whole."""
+    value = "begin " + letters * 5000 + " end"
+    said = str(JobError(f"{quoted.format(value)} is no number of 'layers'", file="a.sh", key="--num", fix="Use 'one'"))
+    assert len(said) <= (LONGEST_MESSAGE if quoted == "{}" else LONGEST_QUOTED + 60)
+    assert said.startswith("a.sh: --num: ") and "begin" in said and "..." in said and "end" in said
+    assert said.endswith(" is no number of 'layers'. Use 'one'.")
+
+
+def test_what_is_not_long_is_not_cut() -> None:
+    prose = "ranks' names aren't the run's, '$(x)' is the nodes' " * 20 + "\"a\" and 'b'"
+    assert str(PlaitError(prose)) == prose
 
 
 @pytest.mark.parametrize(
