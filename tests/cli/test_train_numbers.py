@@ -127,7 +127,7 @@ def test_a_flipped_byte_in_a_token_shard_is_found_and_the_corpus_prepared_again(
     ("model.norm_eps=-1", ("model.norm_eps", "-1")),
     ("model.rope_theta=inf", ("model.rope_theta", "inf is not finite")),
     ("model.num_layers=1e8", ("model.num_layers", "100000000.0 is not allowed", "a whole number")),
-    ("model.num_layers=1000000000000", ("model.num_layers", "a whole number, at most 2147483647")),
+    ("model.num_layers=1000000000000", ("model.num_layers", "a whole number of at least 1, at most 2147483647")),
     ("train.adam_eps=nan", ("train.adam_eps", "nan")),
 ])  # fmt: skip
 def test_what_cannot_train_is_refused_before_ranks_start(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
