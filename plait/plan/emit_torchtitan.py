@@ -168,11 +168,12 @@ def _context_parallel(words: Words) -> dict[str, Any]:
 
 
 def _compiled(words: Words) -> dict[str, Any]:
+    """Compiled, whatever the strategy says: so are the published steps that predictions are fitted to."""
     strategy = words.strategy
     beside = words.tp > 1 and strategy.overlap != "sync"
     if beside:
         words.cannot(f"overlap.tp = {strategy.overlap} (async tensor parallelism, which needs compile, is nearest)")
-    return {"enable": strategy.compile or beside} | ({"enable_async_tensor_parallel": True} if beside else {})
+    return {"enable": True} | ({"enable_async_tensor_parallel": True} if beside else {})
 
 
 def _pipeline(words: Words) -> tuple[dict[str, Any], list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
@@ -77,8 +78,9 @@ def _shape(told: Told, name: str, text: str) -> float:
     if name not in FRACTIONS:
         return positive(told, name, whole_number(told, f"--{name}", text))
     share = number(told, f"--{name}", text)
-    if not share >= 0:
-        raise told.refuse(f"--{name}", f"{text} is negative", "Use at least 0")
+    if not 0 <= share < inf:
+        problem = f"{text} is negative" if share < 0 else f"{text} is not finite"
+        raise told.refuse(f"--{name}", problem, "Use at least 0")
     return share
 
 

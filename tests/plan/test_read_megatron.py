@@ -167,6 +167,7 @@ def flags(**changed: str | None) -> str:
          "stands beside --use-distributed-optimizer"),
         ({"num_layers": "-3"}, "--num-layers", "-3 is not positive"),
         ({"hidden_dropout": "-0.1"}, "--hidden-dropout", "-0.1 is negative"),
+        ({"hidden_dropout": "nan"}, "--hidden-dropout", "nan is not finite"),
         ({"recompute_granularity": "some"}, "--recompute-granularity", "'some' is unknown"),
         ({"pipeline_model_parallel_size": "3"}, "--num-layers", "8 layers do not divide over 3 stages"),
         ({"pipeline_model_parallel_layout": "Et*3|t*4L", "pipeline_model_parallel_size": "2"},
