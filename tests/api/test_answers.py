@@ -101,7 +101,7 @@ def test_hosts_that_measured_nothing_have_dashes_and_what_is_bad_stands_last() -
 def test_a_calibration_tells_how_far_off_each_prediction_was_and_is() -> None:
     run = SimpleNamespace(folder="runs/a", seconds=2.0)
     refitted = SimpleNamespace(before=np.array([3.0]), after=np.array([2.1]), moved={"nic.rate": (1e9, 2e9)})
-    told = {"prior": 1e9, "now": 2e9, "error": 0.2, "left": 0.1}
+    told: dict[str, Any] = {"prior": 1e9, "now": 2e9, "error": 0.2, "left": 0.1}
     constants = [
         KnownConstant(name="nic.rate", **told, sources=["runs/a", "b.log"], surer=True),
         KnownConstant(name="memory", **told, sources=["runs/a"], surer=False),
