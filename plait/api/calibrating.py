@@ -158,7 +158,7 @@ def _begin(cluster: str | None, found: Sources) -> Cluster:
         return Cluster.read(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
     ours = [run for run in found.runs if isinstance(run, Recorded)]
     if not ours:
-        fix = "Add --cluster NAME (plait plan --clusters lists them), or --cluster FILE"
+        fix = "Add --cluster NAME (plait plan lists them), or --cluster FILE"
         raise JobError("is missing: logs and traces do not say on which cluster they ran", key="--cluster", fix=fix)
     job = ours[0].plan.job
     assert job is not None

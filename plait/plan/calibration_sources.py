@@ -170,7 +170,7 @@ def leave_out_devices(found: Sources, cluster: Cluster) -> None:
     for file, device in other.items():
         said = f"is of {device}, and {cluster.name} has {cluster.device.name}"
         if not found.runs and not found.profiles:
-            fix = "Name the cluster that it ran on with --cluster (plait plan --clusters lists them), or by a file"
+            fix = "Name the cluster that it ran on with --cluster (plait plan lists them), or by a file"
             raise JobError(f"{said}: nothing is left to learn from", file=file, fix=fix)
         found.conflicts.append(f"{file} {said}: left out.")
 
