@@ -49,11 +49,11 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
 
 
 def margin_of(job: Job, cluster: Cluster) -> Margin:
-    """Memory of every device that a plan leaves free. Raises JobError where that leaves nothing to fill."""
+    """Memory of every device that a plan leaves free. Raises JobError for a margin that leaves nothing of a
+    device that has room for tensors at all."""
     margin, room = Margin.parse(job.plan.memory_margin), usable(cluster.device, cluster.overhead)
-    left = room - cluster.overhead.context.value
-    if margin.kept(0.0, room) >= left:
-        said = job.plan.memory_margin
+    left, said = room - cluster.overhead.context.value, job.plan.memory_margin
+    if said not in MARGINS and margin.kept(0.0, room) >= left > 0:
         problem = f"{said} free leaves nothing of {cluster.device.name}, of which a plan may fill {in_bytes(int(left))}"
         fix = f"Allowed: less than that, or {', '.join(MARGINS)}"
         raise JobError(problem, key=MARGIN_KEY, fix=fix)

@@ -177,11 +177,11 @@ def fails(error: Exception) -> Callable[..., int]:
 
 
 def test_a_mistake_ends_the_run_and_is_told(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
-    pod.ends = fails(JobError("x" * 3000, key="train.steps"))
+    pod.ends = fails(JobError("x " * 1500, key="train.steps"))
     assert kubernetes_pod.main() == 93
     assert pod.done == [93]
     assert (pod.told()["status"], len(pod.told()["message"])) == (2, 2000)
-    assert capsys.readouterr().err.startswith("plait: train.steps: xxx")
+    assert capsys.readouterr().err.startswith("plait: train.steps: x x")
 
 
 @pytest.mark.parametrize("when", ["opening", "coming"])

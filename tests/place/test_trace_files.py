@@ -144,6 +144,6 @@ def test_a_table_may_be_called_as_if_it_were_json(tmp_path: Path) -> None:
 def test_names_of_columns_without_end_make_no_endless_error(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("x" * 10**5 + "\n1\n")
-    with pytest.raises(JobError, match=r"its columns are x+ and more") as caught:
+    with pytest.raises(JobError, match=r"its columns are x+\.\.\.x+ and more") as caught:
         read_trace(file)
     assert len(str(caught.value)) < 1600 + len(str(file))
