@@ -208,12 +208,9 @@ def check_emits(asked: Planning, framework: str) -> None:
 
 def check_framework(framework: str, others: Sequence[str] = ()) -> None:
     """Raise JobError for a framework that ``emit_settings`` does not know. others: what --show takes, too."""
-    from plait.core.base.errors import JobError, nearest
-    from plait.plan.emit import FRAMEWORKS
+    from plait.plan import emit
 
-    if framework not in (known := (*others, *FRAMEWORKS)):
-        problem = f"nothing is known of '{framework}'{nearest(framework, known)}"
-        raise JobError(problem, key="--show", fix=f"Use {' or '.join(known)}")
+    emit.check_framework(framework, others)
 
 
 def job_of(plan: Plan, file: Path) -> Job:

@@ -106,7 +106,7 @@ def _shardings(asked: SearchRequest, replicas: int, tp: int, coarse: Coarseness)
         one = Sharding.named(asked.shard, replicas)
         return [(one.params, one.grads, one.optim, one.secondary)]
     local, found = max(1, asked.domain // tp), list[Choice]()
-    values = factors(replicas, local, few=not coarse.factors) if coarse.between else tuple({1, replicas})
+    values = factors(replicas, local, few=not coarse.factors) if coarse.between else sorted({1, replicas})
     for params in asked.among("params", values):
         for grads in [one for one in asked.among("grads", values) if one % params == 0]:
             for optim in [one for one in asked.among("optim", values) if one % grads == replicas % one == 0]:

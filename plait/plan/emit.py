@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.job.spec import Job
@@ -16,13 +16,11 @@ FRAMEWORKS: Mapping[str, Callable[[Words], Emitted]] = {
 }  # fmt: skip
 
 
-def check_framework(framework: str) -> None:
-    """Raise JobError for a name that ``emit`` does not know."""
-    if framework not in FRAMEWORKS:
-        raise JobError(
-            f"nothing is known of '{framework}'{nearest(framework, FRAMEWORKS)}", key="--show",
-            fix=f"Use {' or '.join(FRAMEWORKS)}",
-        )  # fmt: skip
+def check_framework(framework: str, others: Sequence[str] = ()) -> None:
+    """Raise JobError for a name that ``emit`` does not know. others: what --show takes, too."""
+    if framework not in (known := (*others, *FRAMEWORKS)):
+        problem = f"nothing is known of '{framework}'{nearest(framework, known)}"
+        raise JobError(problem, key="--show", fix=f"Use {' or '.join(known)}")
 
 
 PROGRAMS = {

@@ -12,7 +12,7 @@ from plait.core.model.spec import ROPE_THETA
 from plait.plan.emit_words import Emitted, Words
 from plait.plan.megatron_flags import DEGREES, EXPERTS, LATENT, LLAMA, ROPE_ORIGINAL, SHAPES
 from plait.plan.megatron_layout import layout
-from plait.plan.megatron_rules import OVERLAP
+from plait.plan.megatron_rules import OVERLAP, Flags, broken
 
 TARGET = "Megatron-LM d98e8a64 (August 2026)"
 SCHEDULES = ("1f1b", "interleaved")
@@ -55,7 +55,7 @@ def megatron(words: Words) -> Emitted:
 
 def _quoted(value: Any) -> str:
     """For a shell: one word, or several."""
-    return " ".join(quote(str(one)) for one in (value if isinstance(value, tuple) else (value,)))
+    return " ".join(quote(str(one)) for one in _several(value))
 
 
 def _context(words: Words) -> dict[str, Any]:
@@ -258,36 +258,40 @@ def _windows(words: Words) -> dict[str, Any]:
 
 
 def _keep_rules(words: Words, flags: dict[str, Any]) -> None:
-    """Change flags that Megatron-LM takes beside others alone (``megatron_rules``), and name what changes."""
+    """Change flags that break rules of Megatron-LM's (``megatron_rules``), and name what changes."""
     _keep_optimizer(words, flags)
-    if "window-size" in flags and flags.get("cp-comm-type", "a2a") != "a2a":
+    refused = broken(_listed(flags))
+    if "window-size" in refused:
         flags.pop("hierarchical-context-parallel-sizes", None)
         flags["cp-comm-type"] = "all_gather"
         words.cannot("cp_comm_type of layers with windows (keys and values are gathered, behind nothing)")
-    if words.model.experts and words.tp > 1 and not words.strategy.sequence_parallel:
+    if "num-experts" in refused:
         flags["sequence-parallel"] = True
         words.cannot("sequence_parallel = false (experts of several tensor-parallel ranks need it)")
-    rounds = "num-virtual-stages-per-pipeline-rank" in flags or "pipeline-model-parallel-layout" in flags
-    lacking = {
-        "several stages a rank of its pipeline": words.section.pp > 1 and not rounds,
-        "ranks that share experts out": words.section.ep == 1,
-        "no full recomputation": flags.get("recompute-granularity") == "full",
-    }
-    needed = next((what for what, lacks in lacking.items() if lacks), "")
-    if needed and flags.pop(OVERLAP, None):
-        words.cannot(f"recipe.overlap_moe_expert_parallel_comm (it needs {needed})")
+    if OVERLAP in refused:
+        del flags[OVERLAP]
+        words.cannot(f"recipe.overlap_moe_expert_parallel_comm (it {refused[OVERLAP].problem})")
 
 
 def _keep_optimizer(words: Words, flags: dict[str, Any]) -> None:
     """What its distributed optimizer alone has."""
-    wanting = [key for key, names in OF_SHARDS.items() if names[0] in flags]
-    if wanting and words.replicas == 1:  # it shares nothing out then
-        flags["use-distributed-optimizer"] = True
-    elif wanting and not {"use-distributed-optimizer", "use-megatron-fsdp"} & flags.keys():
-        for key in wanting:
-            words.cannot(f"{key} (its distributed optimizer alone has it)")
-        for name in (*chain(*OF_SHARDS.values()), "use-precision-aware-optimizer"):
-            flags.pop(name, None)
-    delayed = flags.get("fp8-recipe", "delayed") == "delayed"
-    if "optimizer-cpu-offload" in flags and not delayed and flags.pop("fp8-param-gather", None):
+    if {"fp8-param-gather", "use-precision-aware-optimizer"} & broken(_listed(flags)).keys():
+        if words.replicas == 1:  # it shares nothing out then
+            flags["use-distributed-optimizer"] = True
+        else:
+            for key in (key for key, names in OF_SHARDS.items() if names[0] in flags):
+                words.cannot(f"{key} (its distributed optimizer alone has it)")
+            for name in (*chain(*OF_SHARDS.values()), "use-precision-aware-optimizer"):
+                flags.pop(name, None)
+    if "optimizer-cpu-offload" in broken(_listed(flags)):
+        del flags["fp8-param-gather"]
         words.cannot("recipe.fp8_param_gather (beside an optimizer on the host it needs delayed scaling)")
+
+
+def _listed(flags: dict[str, Any]) -> Flags:
+    """Values as a command line has them."""
+    return {name: () if value is True else tuple(map(str, _several(value))) for name, value in flags.items()}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -26,15 +26,15 @@ class Rule(NamedTuple):
     older: bool = False
 
 
-def degree(flags: Flags, name: str) -> int:
-    """Ranks along an axis; 1 where the script leaves it open, too."""
-    text = flags.get(f"{name}-model-parallel-size" if name != "context" else "context-parallel-size", ("1",))[0]
-    return int(text) if text.isdigit() else 1
-
-
 def word(flags: Flags, name: str, default: str = "") -> str:
     """A flag's value."""
     return (flags.get(name) or (default,))[0]
+
+
+def degree(flags: Flags, name: str) -> int:
+    """Ranks along an axis; 1 where the script leaves it open, too."""
+    text = word(flags, name)
+    return int(text) if text.isdigit() else 1
 
 
 def rounds(flags: Flags) -> bool:
@@ -43,6 +43,8 @@ def rounds(flags: Flags) -> bool:
     return any(name in flags for name in (*several, "pipeline-model-parallel-layout"))
 
 
+TP, PP, EP = (f"{axis}-model-parallel-size" for axis in ("tensor", "pipeline", "expert"))
+CP = "context-parallel-size"
 OVERLAP = "overlap-moe-expert-parallel-comm"
 FULL = "recompute-granularity"
 SHARDED = {"use-distributed-optimizer", "use-megatron-fsdp", "use-torch-fsdp2"}
@@ -70,7 +72,7 @@ RULES: Sequence[Rule] = (
         "tp-comm-overlap", "stands without --sequence-parallel over several tensor-parallel ranks",
         "Give both, or leave it out", "arguments.py:1442",
         lambda flags: "tp-comm-overlap" in flags
-        and ("sequence-parallel" not in flags or degree(flags, "tensor") == 1),
+        and ("sequence-parallel" not in flags or degree(flags, TP) == 1),
     ),
     Rule(
         "multi-latent-attention", "stands beside --group-query-attention", "Keep one of the two", "arguments.py:1974",
@@ -100,17 +102,17 @@ RULES: Sequence[Rule] = (
     Rule(
         "num-experts", "of several tensor-parallel ranks stand without --sequence-parallel", "Add it",
         "transformer/moe/moe_layer.py:636",
-        lambda flags: "num-experts" in flags and degree(flags, "tensor") > 1 and "sequence-parallel" not in flags,
+        lambda flags: "num-experts" in flags and degree(flags, TP) > 1 and "sequence-parallel" not in flags,
     ),
     Rule(
         OVERLAP, "stands without several stages a rank of its pipeline",
         "Add --num-virtual-stages-per-pipeline-rank", "transformer/transformer_config.py:3006",
-        lambda flags: OVERLAP in flags and degree(flags, "pipeline") > 1 and not rounds(flags),
+        lambda flags: OVERLAP in flags and degree(flags, PP) > 1 and not rounds(flags),
     ),
     Rule(
         OVERLAP, "stands without ranks that share experts out", "Use --expert-model-parallel-size above 1",
         "transformer/transformer_config.py:3012",
-        lambda flags: OVERLAP in flags and degree(flags, "expert") == 1,
+        lambda flags: OVERLAP in flags and degree(flags, EP) == 1,
     ),
     Rule(
         OVERLAP, "stands beside full recomputation", "Leave out one of the two",
@@ -120,11 +122,15 @@ RULES: Sequence[Rule] = (
     Rule(
         "window-size", "stands beside context parallelism in a ring", "Use --cp-comm-type a2a or all_gather",
         "attention of Transformer Engine",
-        lambda flags: "window-size" in flags and degree(flags, "context") > 1
+        lambda flags: "window-size" in flags and degree(flags, CP) > 1
         and word(flags, "cp-comm-type", "p2p") in ("p2p", "a2a+p2p"),
     ),
 )  # fmt: skip
 
-
 OF_RECIPES: Sequence[Rule] = [rule for rule in RULES if not rule.source.startswith("arguments.py")]
 """To which recipes are held, too."""
+
+
+def broken(flags: Flags) -> dict[str, Rule]:
+    """Rules that flags do not keep, the first of each flag that is refused."""
+    return {rule.flag: rule for rule in reversed(RULES) if rule.broken(flags)}

@@ -82,9 +82,9 @@ def _unlike(of: Any, said: Mapping[str, Any], names: Mapping[str, str]) -> list[
 
 def _unlike_experts(preset: ModelSpec, said: Mapping[str, Any]) -> list[str]:
     """Likewise, of experts; a model has them if its configuration says how many."""
-    counted = any(said.get(key) for key, ours in EXPERTS.items() if ours == "count")
+    counted = [f"{key}={said[key]}" for key, ours in EXPERTS.items() if ours == "count" and said.get(key)]
     if not preset.experts:
-        return [f"{key}={said[key]}" for key, ours in EXPERTS.items() if ours == "count" and said.get(key)]
+        return counted
     if not counted:
         return [f"{next(iter(EXPERTS))}=0"]
     dense = [f"mlp_only_layers={said['mlp_only_layers']}"] if said.get("mlp_only_layers") else []

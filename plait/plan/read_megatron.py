@@ -7,7 +7,7 @@ SwiGLU), gradients that bf16 accumulates in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from plait.plan.frameworks import FRAMEWORKS, GROUPS, KEPT
 from plait.plan.megatron_flags import (
@@ -26,12 +26,11 @@ from plait.plan.megatron_flags import (
     VALUES,
 )
 from plait.plan.megatron_layout import layout, stages_of
-from plait.plan.megatron_rules import RULES, Rule
+from plait.plan.megatron_rules import RULES, Flags, Rule
 from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
 
-Flags = Mapping[str, Sequence[str]]
 COMM_TYPES = ("p2p", "a2a", "allgather", "a2a+p2p")
 """Ways of attention over several ranks; written with ``_``, too."""
 FUSED_LOGIT = {"native": 6.0, "te": 4.0}

@@ -4,14 +4,13 @@ families is counted as the nearest, and said."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
 from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
+from plait.plan.megatron_rules import Flags
 from plait.plan.told import Told, number, whole_number
 
-Flags = Mapping[str, Sequence[str]]
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256}
 """Tokens of those that have one vocabulary alone."""
 GROUPS = 1

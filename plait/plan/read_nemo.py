@@ -69,6 +69,8 @@ GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu")
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,]+?)\s*,\s*([^,]+?)\s*\}")
 """Of two numbers or references, as NeMo's launcher has it."""
+LONGEST, DIGITS = 100, 12
+"""References that lead to each other, and digits of a factor: a file may have any."""
 
 Flag = tuple[str, Any]
 
@@ -121,21 +123,30 @@ def _argument(flag: str, value: Any) -> Argument:
 
 
 def _resolved(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """References followed: ``${a.b}`` from the top, ``${.b}`` in the same table, a dot more for each above
-    it; and products of them."""
+    """References followed, each once: ``${a.b}`` from the top, ``${.b}`` in the same table, a dot more for
+    each above it; and products of them. Circles, chains of more than ``LONGEST`` and products of more than
+    ``DIGITS`` stay as they are."""
+    found = dict[str, Any]()
 
-    def follow(key: str, value: Any, seen: int = 0) -> Any:
+    def at(key: str, depth: int) -> Any:
+        if key not in found and depth < LONGEST:
+            found[key] = flat[key]
+            found[key] = follow(key, flat[key], depth + 1)
+        return found.get(key, flat[key])
+
+    def follow(key: str, value: Any, depth: int) -> Any:
         if isinstance(value, str) and (product := _PRODUCT.fullmatch(value)):
-            factors = [str(follow(key, one, seen + 1)) for one in product.groups()]
-            return math.prod(map(int, factors)) if all(map(str.isdigit, factors)) else value
+            factors = [str(follow(key, one, depth)) for one in product.groups()]
+            small = all(one.isdecimal() and len(one) <= DIGITS for one in factors)
+            return math.prod(map(int, factors)) if small else value
         match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if not match or seen > len(flat):
+        if not match:
             return value
         above = key.split(".")[: -len(match[1])] if match[1] else []
         there = ".".join([*above, match[2]])
-        return follow(there, flat[there], seen + 1) if there in flat else value
+        return at(there, depth) if there in flat else value
 
-    return {key: follow(key, value) for key, value in flat.items()}
+    return {key: at(key, 0) for key in flat}
 
 
 # ---- keys that are no one flag: what they are as flags, None where that is not known ----

@@ -144,3 +144,19 @@ def test_references_in_a_circle_end(tmp_path: Path) -> None:
     text = circle.replace("hidden_size: 4096\n", "hidden_size: ${.max_position_embeddings}\n", 1)
     with pytest.raises(JobError, match="is not a whole number"):
         told(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["x0: 3", *(f"x{at}: ${{multiply:${{.x{at - 1}}}, ${{.x{at - 1}}}}}" for at in range(1, 200))],
+        ["x199: ${multiply:${.x199}, ${.x199}}"],
+        ["x5000: 3", *(f"x{at}: ${{.x{at + 1}}}" for at in reversed(range(199, 5000)))],
+    ],
+    ids=["squares of squares", "a product of itself", "a long chain"],
+)
+def test_hostile_products_and_chains_end(tmp_path: Path, lines: list[str]) -> None:
+    own = "".join(f"  {line}\n" for line in lines)
+    text = LLAMA.replace("  hidden_size: 4096\n", f"  hidden_size: ${{.x199}}\n{own}")
+    with pytest.raises(JobError, match="is not a whole number"):
+        told(tmp_path, text)

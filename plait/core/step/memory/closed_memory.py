@@ -25,7 +25,7 @@ from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, Degrees, Point
 from plait.core.step.columns.shapes import Shapes, model_of
 from plait.core.step.memory import live
 from plait.core.step.memory.closed_activations import size_rows
-from plait.core.step.memory.closed_states import KINDS, Factors, StateTables, held_by
+from plait.core.step.memory.closed_states import FACTORS, KINDS, Factors, StateTables, held_by
 from plait.core.step.memory.experts_memory import expert_factors, held_experts, resident
 from plait.core.step.memory.memory_options import PLAIT, MemoryOptions
 from plait.core.step.memory.walked_memory import WalkedWork, walked_memory
@@ -253,16 +253,16 @@ class _StepMemory:
         for which in groups(cut_of):
             at = some.row(int(which[0]))
             pp, stages = at["pp"], self.options.stages(self.model.num_layers, int(count[first[which[0]]]))
-            name = "zb-v" if at["schedule"] == _ZB_V else "interleaved"
+            order = "zb-v" if at["schedule"] == _ZB_V else "interleaved"
             strategy = Strategy(
                 tp=at["tp"], sequence_parallel=bool(at["sequence_parallel"]), cp=2 if at["cp"] > 1 else 1
             )
-            factors = Factors(*(getattr(some, factor)[which] for factor in ("params", "grads", "optim", "secondary")))
+            factors = Factors(*(getattr(some, name)[which] for name in FACTORS))
             among = at["tp"] if self.options.experts_whole else 1
             own = tables.numbered(expert_factors(factors, at["ep"], among)) if self.model.experts else None
             columns = tables.numbered(factors)
             for slot, place in enumerate(_places(pp)):
-                mine = tuple(stages[each] for each in live.stages_of(name, pp, len(stages) // pp, place))
+                mine = tuple(stages[each] for each in live.stages_of(order, pp, len(stages) // pp, place))
                 held = held_by(
                     resident(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize,
                     ends_shared=bool(self.options.ends_shared),

@@ -19,7 +19,7 @@ from plait.core.model.precision import MASTER
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import RECOMPUTES, Points
 from plait.core.step.columns.shapes import LooseModel, Shapes
-from plait.core.step.memory.closed_states import EXPERTS, Factors, HeldStates
+from plait.core.step.memory.closed_states import EXPERTS, FACTORS, Factors, HeldStates
 from plait.core.step.memory.live import (
     BACKWARD,
     FORWARD,
@@ -72,7 +72,7 @@ def held_experts(model: ModelSpec, stages: tuple[Stage, ...], *, tp: int, ep: in
 def expert_factors(factors: Factors, ep: int, among: int = 1) -> Factors:
     """What factors of sharding over dp x cp are over the ranks that have the same experts. among:
     tensor-parallel ranks among which experts are told apart."""
-    return Factors(*(cut_by(getattr(factors, field.name), ep, among) for field in fields(Factors)))
+    return Factors(*(cut_by(getattr(factors, name), ep, among) for name in FACTORS))
 
 
 def latent_sizes(model: ModelSpec, points: Points, *, sequence: int, itemsize: int) -> NDArray[np.float64]:
