@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import shutil
 from dataclasses import asdict
@@ -46,22 +45,6 @@ def test_a_claim_of_a_published_gain_is_judged_as_one() -> None:
         gains = {row["name"] for row in figure["rows"] if isinstance(row.get("published"), float)}
         if figure["unit"] == "x" and gains & set(verdict.values):
             assert claim["rule"] == "gain", claim["number"]
-
-
-def test_points_are_counted_right() -> None:
-    """The tables of points in part and otherwise have as many rows as the table of papers counts."""
-    text = (page.DOCS / "points.md").read_text()
-    counts, partly, otherwise = (
-        [line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")][1:]
-        for part in re.split(r"^## .*$", text, flags=re.MULTILINE)
-    )
-    numbers = [[int(cell) for cell in row[1:]] for row in counts]
-    assert all(row[0] == sum(row[1:]) for row in numbers)
-    assert numbers[-1] == [sum(column) for column in zip(*numbers[:-1], strict=True)]
-    assert (len(otherwise), len(partly)) == (numbers[-1][2], numbers[-1][3])
-    names = ["Domino", "InternEvo", "Resharding", "MegaScale", "Arnold"]
-    for rows, at in ((otherwise, 2), (partly, 3)):
-        assert [sum(row[0].split()[0] == name for row in rows) for name in names] == [row[at] for row in numbers[:-1]]
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module
 
 from benchmarks.keeping import LOAD, commit, finish, machine
+from benchmarks.papers import points
 from benchmarks.papers.found import PAPERS, Found, fingerprint, read, write
 from benchmarks.papers.page import published, write_pages
 
@@ -66,6 +67,7 @@ def main() -> int:
         if not asked.pages:
             compute(paper, lab=asked.lab, again=asked.again, only=asked.figure)
     write_pages()
+    points.write()
     return 0
 
 
