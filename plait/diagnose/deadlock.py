@@ -14,6 +14,8 @@ Circle = Sequence[tuple[int, At]]
 
 def deadlock(waits: Waits, circle: Circle) -> Verdict:
     """The verdict on a circle: those who took another order, if others show the right one, else all in it."""
+    if astray := _to_another_peer(waits, circle):
+        return astray
     ranks = sorted(rank for rank, _ in circle)
     odd = _by_others(waits, circle) or _by_majority(waits, circle)
     links = [
@@ -29,12 +31,57 @@ def deadlock(waits: Waits, circle: Circle) -> Verdict:
             "the other ranks began these calls in another order"  # fmt: skip
         guess = f"{spoken_ranks(odd).capitalize()} took an order of {'its' if len(odd) == 1 else 'their'} own: {took}."
     hosts = tuple(sorted({waits.evidence[rank].host for rank in named} - {""}))
-    where = f" ({listed(hosts)})" if hosts else ""
-    subject = spoken_ranks(named).capitalize() + where
+    subject = spoken_ranks(named).capitalize() + _on(waits, named)
     are = "is" if len(named) == 1 else "are"
-    order = "They began calls of different groups in different orders."
+    one = len({waits.channels[at.channel].group for _, at in circle}) == 1
+    order = f"They began {'messages of one group' if one else 'calls of different groups'} in different orders."
     why = f"{subject} {are} in a deadlock: {told}{more}. {order} {guess}"
     return Verdict(cause="deadlock", why=why, ranks=tuple(named), hosts=hosts, chain=tuple(links))
+
+
+def _to_another_peer(waits: Waits, circle: Circle) -> Verdict | None:
+    """The ranks of a circle that began a message with one peer where another waits with the same for them.
+
+    Of several such ranks those count that never had a message with the peer before.
+    """
+    odd = {rank: (at, untaken) for rank, at in circle for untaken in _untaken(waits, rank, at)}
+    if new := {rank for rank, (at, untaken) in odd.items() if at.sequence == 0 < untaken.sequence}:
+        odd = {rank: pair for rank, pair in odd.items() if rank in new}
+    if not odd or len(odd) == len(circle) > 1:
+        return None
+    parts: list[str] = []
+    links: list[WaitLink] = []
+    for rank, (at, untaken) in sorted(odd.items()):
+        peer, other = (next(one for one in waits.members(where.channel) if one != rank) for where in (at, untaken))
+        began, left = waits.heads[rank][at], waits.heads[other][untaken]
+        parts.append(
+            f"{spoken_ranks([rank])}{_on(waits, [rank])} began {began}, which rank {peer} has not begun, "
+            f"and not {left}, in which rank {other} waits for it"
+        )
+        links += [WaitLink(ranks=(other,), call=str(left), on=(rank,)),
+                  WaitLink(ranks=(rank,), call=str(began), on=(peer,))]  # fmt: skip
+    why = f"{listed(parts)}: the peer of a message must be the one that both ends name."
+    hosts = tuple(sorted({waits.evidence[rank].host for rank in odd} - {""}))
+    return Verdict(cause="mismatch", why=why[:1].upper() + why[1:], ranks=tuple(sorted(odd)), hosts=hosts,
+                   differs="peer", chain=tuple(links))  # fmt: skip
+
+
+def _untaken(waits: Waits, rank: int, at: At) -> list[At]:
+    """Messages in which others wait for ``rank``, of the group and the way (to it, or from it) of its own."""
+    own = waits.channels[at.channel]
+    if own.source < 0:
+        return []
+    end = "target" if own.target == rank else "source"
+    alike = {
+        number for number, one in enumerate(waits.channels)
+        if one.group == own.group and getattr(one, end) == rank and number != at.channel
+    }  # fmt: skip
+    return [other for other, missing in waits.missing.items() if other.channel in alike and rank in missing]
+
+
+def _on(waits: Waits, ranks: Sequence[int]) -> str:
+    hosts = sorted({waits.evidence[rank].host for rank in ranks} - {""})
+    return f" ({listed(hosts)})" if hosts else ""
 
 
 def _by_others(waits: Waits, circle: Circle) -> list[int]:

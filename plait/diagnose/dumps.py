@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from plait.core.record.ring import RingGroup
-from plait.core.runs.evidence import Call, CallSequence, Evidence, Verdict, WaitLink, spoken_ranks
+from plait.core.runs.evidence import Call, CallSequence, Evidence, Verdict, WaitLink, listed, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.flight_recorder import Dump, DumpEntry, ends_of
 from plait.diagnose.mismatch import find_mismatch
@@ -35,14 +35,21 @@ def verdict_of(dumps: Mapping[int, Dump], unread: Collection[int] = ()) -> tuple
 
 def _judged(waits: Waits, silent: Mapping[int, bool], dumps: Mapping[int, Dump]) -> Verdict:
     """silent: ranks of which no dump was read, and whether they left one."""
-    found = find_mismatch(waits) or _not_come(waits, silent) or _in_a_circle(waits) or _not_ended(waits)
+    found = (
+        find_mismatch(waits)
+        or _no_such_peer(dumps)
+        or _not_come(waits, silent)
+        or _in_a_circle(waits)
+        or _not_ended(waits)
+    )
     found = found or _not_told(dumps)
     if found:
         left = [rank for rank in silent if rank not in found.ranks and not any(rank in one.on for one in found.chain)]
-        return replace(found, also=_silent(left, silent))
+        return replace(found, also=(*_silent(left, silent), *_doubts(dumps)))
     operations = sum(len(dump.entries) for dump in dumps.values())
     why = f"Nothing is wrong in the dumps: all of their {operations} operations have ended."
-    return Verdict(cause="none", why=" ".join((why, *(one.why for one in _silent(list(silent), silent)))))
+    more = (*_silent(list(silent), silent), *_doubts(dumps))
+    return Verdict(cause="none", why=" ".join((why, *(one.why for one in more))))
 
 
 def _silent(ranks: Sequence[int], silent: Mapping[int, bool]) -> tuple[Verdict, ...]:
@@ -52,7 +59,33 @@ def _silent(ranks: Sequence[int], silent: Mapping[int, bool]) -> tuple[Verdict, 
     return (*found, *([Verdict(cause="unknown", why=_no_dump(unread, silent))] if unread else []))
 
 
+def _doubts(dumps: Mapping[int, Dump]) -> Iterator[Verdict]:
+    """What dumps say of ranks that cannot be."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, dump in dumps.items():
+        for doubt in dict.fromkeys(dump.doubts):
+            ranks[doubt].append(rank)
+    for doubt, own in ranks.items():
+        yield Verdict(cause="unknown", why=f"{_sentence(spoken_ranks(own))}: the dump {doubt}.")
+
+
 # ---- one cause after the other ----
+
+
+def _no_such_peer(dumps: Mapping[int, Dump]) -> Verdict | None:
+    """Ranks with an open message to or from a rank that its group has not."""
+    found: dict[int, str] = {}
+    for rank, dump in dumps.items():
+        for one in dump.entries:
+            known = dump.groups.get(one.group)
+            if one.open and one.message and known and known.ranks and (one.peer or 0) >= len(known.ranks):
+                way = f"to rank {one.peer}" if one.sends else f"from rank {one.peer}"
+                found[rank] = f"rank {rank} waits in a message {way} of {one.label or one.group}, which has \
+{len(known.ranks)} ranks"
+    if not found:
+        return None
+    why = f"{_sentence(listed(list(found.values())))}: there is no such peer."
+    return Verdict(cause="mismatch", why=why, ranks=tuple(found), differs="peer")
 
 
 def _not_come(waits: Waits, silent: Mapping[int, bool]) -> Verdict | None:

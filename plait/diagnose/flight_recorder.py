@@ -103,7 +103,8 @@ class DumpEntry:
 
 @dataclass
 class Dump:
-    """One rank's dump as it is read. told: what it says its rank is. over: what was passed over."""
+    """One rank's dump as it is read. told: what it says its rank is. over: what was passed over. doubts: what
+    it says of ranks that cannot be, as ``lists ...``."""
 
     over: PassedOver
     told: Any = None
@@ -111,6 +112,7 @@ class Dump:
     groups: dict[str, DumpGroup] = field(default_factory=dict[str, DumpGroup])
     entries: list[DumpEntry] = field(default_factory=list[DumpEntry])
     sizes: int = 0
+    doubts: list[str] = field(default_factory=list[str])
 
     def add(self, value: Any) -> None:
         """One of ``entries``. Raises ValueError where there are too many, or too many tensors in them."""
@@ -129,7 +131,7 @@ class Dump:
     def finish(self, header: Mapping[str, Any]) -> None:
         """What stands beside the entries; then what the entries say of each other."""
         self.told, self.version = header.get("rank"), str(header.get("version"))[:20]
-        self.groups = _groups(header.get("pg_config"), self.over)
+        self.groups = _groups(header.get("pg_config"), self)
         records = [one.record for one in self.entries if one.record is not None]
         if records and (lost := max(records) + 1 - len(set(records))) > 0:
             self.over.note("entries that the recorder had overwritten", f"the first kept is {min(records)}", lost)
@@ -267,13 +269,14 @@ def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     return name, name
 
 
-def _groups(config: Any, over: PassedOver) -> dict[str, DumpGroup]:
+def _groups(config: Any, dump: Dump) -> dict[str, DumpGroup]:
     """Groups by their names."""
     found: dict[str, DumpGroup] = {}
     for key, one in config.items() if isinstance(config, dict) else ():
         ranks = members_of(one.get("ranks"), in_order=True) if isinstance(one, dict) else None
         if not isinstance(one, dict) or (ranks is None and str(one.get("ranks")).strip() not in ("[]", "None", "")):
-            over.note("groups whose members cannot be", str(key)[:40])
+            dump.over.note("groups whose members cannot be", str(key)[:40])
+            dump.doubts.append(f"lists members of group {str(key)[:40]} that cannot be")
             continue
         name = str(one.get("name", key))[:200]
         members = tuple(int(rank) for rank in ranks.split(",")) if ranks else ()

@@ -15,6 +15,7 @@ from plait.core.base.codec.json_stream import read_stream
 from plait.core.base.codec.json_text import Most, open_unpacked
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import check_target, explained, kind_of, reason_of, replacing
+from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.core.record.timeline import SCHEMA_VERSION
 from plait.core.runs.evidence import spoken_ranks, write_hang
@@ -25,7 +26,7 @@ from plait.diagnose.kineto import ComputeEvents, TraceEvents
 from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.trace_columns import LATEST, NS, ForeignSpans
-from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
+from plait.diagnose.whose import LOW, can_be_rank, checked_rank, numbered, rank_by_path
 
 if TYPE_CHECKING:
     from plait.core.runs.evidence import Verdict
@@ -189,13 +190,26 @@ def _trace(path: Path, trace: TraceEvents, header: Mapping[str, Any], over: Pass
 
 def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _ImportedFile:
     dump.finish(header)
-    rank = rank_by_path(path, low) if dump.told is None else checked_rank(dump.told)
-    if rank is None:
-        raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
+    rank = _rank_of(dump, rank_by_path(path, low))
     world = 1 + max({rank, *dump.mentioned})
-    return _ImportedFile(
-        path=path, rank=checked_rank(rank), part=_sound(dump_spans(dump, rank)), over=over, dump=dump, world=world
-    )
+    return _ImportedFile(path=path, rank=rank, part=_sound(dump_spans(dump, rank)), over=over, dump=dump, world=world)
+
+
+def _rank_of(dump: Dump, named: int | None) -> int:
+    """The rank that a dump says, or its name where that cannot be; a doubt where its groups have not got it.
+    Raises DataError for a dump without a possible rank."""
+    said = named if dump.told is None else dump.told
+    if said is None:
+        raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
+    if can_be_rank(said, dump.mentioned):
+        return said
+    why = "which none of its groups has" if can_be_rank(said) else "which is none"
+    where = "by its name" if dump.told is None else "by what it says"
+    if dump.told is not None and can_be_rank(named, dump.mentioned):
+        dump.doubts.append(f"is of rank {shown(said)} {where}, {why}: it counts as rank {named}'s, as its name tells")
+        return checked_rank(named)
+    dump.doubts.append(f"is of rank {shown(said)} {where}, {why}")
+    return checked_rank(said)
 
 
 def _sound(part: ForeignSpans) -> ForeignSpans:

@@ -37,7 +37,7 @@ import numpy as np
 import polars as pl
 
 from plait.core.base.errors import DataError
-from plait.core.base.numbers import LARGEST
+from plait.core.base.numbers import LARGEST, as_number
 from plait.core.base.passed_over import PassedOver
 from plait.diagnose.kineto_comm import TracedWork, on_device
 from plait.diagnose.kineto_host import on_host
@@ -59,6 +59,7 @@ UNNEEDED = {
 }  # fmt: skip
 """Categories that are known and tell nothing that is asked for."""
 RANGES = ("ranges", "device ranges")
+WORK = ("kernels", "copies", "operators")
 CODES = {kind: code for code, kind in enumerate(dict.fromkeys(KINDS.values()))}
 LONGEST_NAME = 60
 LONGEST_KEPT = 200
@@ -107,6 +108,7 @@ class TraceEvents:
         self.threads: dict[str, int] = {}
         self.comms: dict[Comm, int] = {}
         self.damaged = self.others = self.collectives = 0
+        self.unusable = ""
         self.unread: Counter[str] = Counter()
 
     def add(self, event: Any) -> None:
@@ -123,10 +125,11 @@ class TraceEvents:
                     self.over.note("events of other categories", str(category)[:LONGEST_NAME])
                 return None
             kind = kind or "ranges"
-        start: Any = event.get("ts")
-        length: Any = event.get("dur")
+        start, length = as_number(event.get("ts")), as_number(event.get("dur"))
         if type(name) is not str or not _possible(start, length):
             self.unread[kind] += 1
+            if kind in WORK and not self.unusable:
+                self.unusable = f"of '{name!s:.60}' the time is {start!r:.40}, the length {length!r:.40}"
             return self._damaged(f"{kind} of which name, time or length cannot be", name)
         number = self.names.setdefault(name[:LONGEST_KEPT], len(self.names))
         if len(self.start) >= MOST_EVENTS or number >= MOST_NAMES:
@@ -201,16 +204,14 @@ class TraceEvents:
     def spans(self, header: Mapping[str, Any], rank: int | None) -> tuple[ForeignSpans, TracedWork]:
         """Its spans, and what was found of communication. Raises DataError for a trace without events of
         use."""
-        base = header.get("baseTimeNanoseconds")
+        base = as_number(header.get("baseTimeNanoseconds"))
         if base is not None and not (type(base) is int and abs(base) <= LATEST * NS):
             raise DataError("baseTimeNanoseconds is out of range")
         ops = self._ops(_groups(header))
         device = np.isin(ops.kind, (CODES["kernels"], CODES["copies"]))
         found = on_device(ops, device, rank) if device.any() else on_host(ops, rank)
         if not len(found.compute) and not len(found.comm):
-            pairs = self.over.counts.get(PAIRS, 0)
-            more = f" that are whole: {pairs} {PAIRS}" if pairs else ""
-            raise DataError(f"it has neither kernels nor operators{more}")
+            raise DataError(self._nothing())
         steps = self._steps(ops, device=bool(device.any()))
         spans = pl.concat([_computed(ops, found), _communicated(found)])
         if device.any():
@@ -226,6 +227,13 @@ class TraceEvents:
         spans = spans.with_columns((pl.col("start", "end") - first) / 1e6)
         since = (base or 0) + round(first * 1e3)
         return ForeignSpans(spans.select([pl.col(name).cast(kind) for name, kind in FOREIGN.items()]), since), found
+
+    def _nothing(self) -> str:
+        """Why a trace has no events of use."""
+        if count := sum(self.unread[kind] for kind in WORK):
+            return f"none of its {count} kernels and operators can be read: {self.unusable} (microseconds are numbers)"
+        pairs = self.over.counts.get(PAIRS, 0)
+        return f"it has neither kernels nor operators{f' that are whole: {pairs} {PAIRS}' if pairs else ''}"
 
     def _ops(self, groups: Mapping[str, Listed]) -> Ops:
         arrays = (self.start, self.length, self.kind, self.name, self.thread, self.external, self.correlation)
@@ -261,6 +269,7 @@ def _possible(start: Any, length: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
+    value = as_number(value)
     return value if type(value) is int and 0 <= value < 2**53 else -1
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.core.base.numbers import is_number
+from plait.core.base.numbers import as_number, is_number
 from plait.core.base.passed_over import PassedOver
 from plait.diagnose.trace_columns import bytes_of_dtype, members_of
 
@@ -88,9 +88,9 @@ def comm_of(args: Mapping[str, Any], over: PassedOver) -> Comm | None:
     ranks = tuple(map(int, found.split(","))) if found else ()
     if not found and args.get("Process Group Ranks") and "..." not in str(args["Process Group Ranks"])[-9:]:
         over.note("groups whose members cannot be, taken as unknown", "Process Group Ranks")
-    if "Seq" in args and not (isinstance(args["Seq"], int) and 0 <= args["Seq"] <= MOST):
+    if "Seq" in args and not (isinstance(seq := as_number(args["Seq"]), int) and 0 <= seq <= MOST):
         over.note("sequence numbers that cannot be, taken as unknown", "Seq")
-    size, item = args.get("In msg nelems"), bytes_of_dtype(str(args.get("dtype")))
+    size, item = as_number(args.get("In msg nelems")), bytes_of_dtype(str(args.get("dtype")))
     if is_number(size) and not 0 <= size <= MOST:
         over.note("sizes that cannot be, taken as unknown", "In msg nelems")
         size = None
@@ -106,6 +106,5 @@ def comm_of(args: Mapping[str, Any], over: PassedOver) -> Comm | None:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
-        value = int(value)
+    value = as_number(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None

@@ -1,13 +1,14 @@
 """Whose a recording is: the rank that a file says, or its content shows, or its name tells.
 
 Only words of a name that say so are taken: ``rank-3``, ``rank3``, and ``_3`` right before the extension where
-that is no process's number. Names of TensorBoard's handler (``HOST_PID.TIME.pt.trace.json``) tell no rank.
+that is no process's number. Addresses of hosts (``rank_10.12.0.7_3``) and names of TensorBoard's handler
+(``HOST_PID.TIME.pt.trace.json``) tell no rank.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from plait.diagnose.tables import MOST_RANKS
 
 LOW = 1024
 """Below this, or eight times the number of files, a number at the end of a name may be a rank."""
+_ADDRESS = re.compile(
+    r"(?<![0-9])(\d{1,3}([.-])\d{1,3}\2\d{1,3}\2\d{1,3}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7})(?=_)", re.IGNORECASE
+)
 _WORD = re.compile(r"(?<![a-z])(?<!local[-_.])rank[-_.=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NO_RANK = re.compile(r"\.\d{9,}(\.pt)?\.trace\.json|local[-_.]?rank|kineto_activities|pid[-_.]?\d", re.IGNORECASE)
 _LAST = re.compile(r"_(\d{1,9})(\.pt)?(\.trace)?(\.json)?(\.(gz|bz2|xz))?$", re.IGNORECASE)
@@ -30,6 +34,7 @@ def rank_in(name: str, low: int = LOW) -> int | None:
     >>> [rank_in(name) for name in ("a_2348.171800000012345.pt.trace.json", "local_rank_3.json", "t_2024061")]
     [None, None, None]
     """
+    name = _ADDRESS.sub("host", name)
     if found := _WORD.search(name):
         return int(found[1])
     found = None if _NO_RANK.search(name) else _LAST.search(name)
@@ -44,9 +49,15 @@ def rank_by_path(path: Path, low: int = LOW) -> int | None:
     return told
 
 
+def can_be_rank(said: Any, members: Collection[int] = ()) -> bool:
+    """True for a number that is a rank, and one of ``members`` if there are any."""
+    whole = isinstance(said, int) and not isinstance(said, bool) and 0 <= said < MOST_RANKS
+    return whole and (not members or said in members)
+
+
 def checked_rank(said: Any) -> int:
     """A rank that a file says. Raises DataError for what is none."""
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said < MOST_RANKS:
+    if not can_be_rank(said):
         raise DataError(f"its rank is {shown(said)}, which is none")
     return said
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 from plait.core.base.codec.json_stream import read_stream
 from plait.core.base.errors import JobError
 from plait.core.base.files import reason_of
+from plait.core.base.numbers import as_number
 from plait.core.base.passed_over import PassedOver
 from plait.core.cluster.profile import AttentionCore, CollectiveKind, Curve, Group, Machine, Point, Product, Profile
 from plait.core.model.precision import Precision
@@ -111,7 +112,7 @@ class KinetoEvents:
     def _operator(self, name: str, args: Mapping[str, Any]) -> None:
         if name not in PRODUCTS and name not in ATTENTION:
             return
-        external = args.get("External id", args.get("external id"))
+        external = as_number(args.get("External id", args.get("external id")))
         if type(external) is not int or "Input Dims" not in args:
             self.over.note("product(s) and attention without shapes (the profiler's record_shapes)", name)
             return
@@ -126,8 +127,7 @@ class KinetoEvents:
             self.operators[external] = shape
 
     def _kernel(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-        start: Any = event.get("ts")
-        length: Any = event.get("dur")
+        start, length = as_number(event.get("ts")), as_number(event.get("dur"))
         if not (_number(start) and _number(length) and 0 < length <= LATEST and abs(start) <= LATEST * 1e3):
             self.over.note("kernel(s) of which time or length cannot be", str(event.get("name"))[:60])
             return
@@ -135,12 +135,12 @@ class KinetoEvents:
         if "Collective name" in args or str(event.get("name", "")).lower().startswith("nccl"):
             self.sent.append((start, start + length))
             self._collective(args, length * 1e-6)
-        elif type(external := args.get("External id", args.get("external id"))) is int:
+        elif type(external := as_number(args.get("External id", args.get("external id")))) is int:
             self.kernels.append(Kernel(external, start, length))
 
     def _collective(self, args: Mapping[str, Any], seconds: float) -> None:
         kind, counted = COLLECTIVES.get(str(args.get("Collective name", "")).lower(), ("send", ""))
-        ranks, size = _ranks(args.get("Process Group Ranks")), args.get(counted)
+        ranks, size = _ranks(args.get("Process Group Ranks")), as_number(args.get(counted))
         item = BYTES.get(str(args.get("dtype")).removeprefix("c10::"))
         if not counted or not ranks or not item or type(size) is not int or not 0 < size < 1 << 50:
             what = "collective(s) of no kind, size, type or group that a plan uses"

@@ -23,6 +23,10 @@ from plait.plan.nccl_runs import MOST_RANKS, NO_END, TESTS, WRONG, Runs, group_o
 
 MOST_OF_A_PROCESS = 1024
 """GPUs."""
+NO_NAME = (
+    "missing name(s) of GPUs: of a process the file names the first, and config.nthreads and config.ngpus count the "
+    "others as further ranks of its host"
+)
 _NAME = re.compile(r"(\w+?)_perf\w*$")
 
 
@@ -107,6 +111,7 @@ def _ranks(config: dict[str, Any], runs: Runs) -> dict[int, dict[int, str]]:
             fix = "Build nccl-tests with MPI=1, so that its processes are one job"
             raise runs.refuse(f"rank {rank} stands here a second time" if rank in members else "is no rank", where, fix)
         members |= dict.fromkeys(range(rank, rank + each), host)
+        runs.over.note(NO_NAME, where, each - 1)
         if len(members) > MOST_RANKS:
             raise runs.refuse(f"more than {MOST_RANKS} ranks", where, "Give the file as the test wrote it")
         if isinstance(device := one.get("device_info"), str):

@@ -212,7 +212,8 @@ def test_begin_and_end_events_are_counted() -> None:
     [
         ({"ts": LATEST * 1e6}, True), ({"ts": -LATEST * 1e6}, True), ({"ts": LATEST * 1e6 * 1.01}, False),
         ({"dur": 0}, True), ({"dur": -0.1}, False), ({"dur": LATEST * 1e6}, True), ({"dur": LATEST * 2e6}, False),
-        ({"dur": True}, False), ({"ts": "0"}, False), ({"name": None}, False), ({"cat": "python_function"}, False),
+        ({"dur": True}, False), ({"ts": "0"}, True), ({"ts": "0x7"}, False), ({"dur": "1.5e1"}, True),
+        ({"name": None}, False), ({"cat": "python_function"}, False),
         ({"cat": 7}, False), ({"cat": "user_annotation"}, False), ({"cat": "user_annotation", "name": "nccl:x"}, True),
         ({"cat": "odd", "name": "ProfilerStep#3"}, True), ({"args": [7]}, True), ({"args": None}, True),
     ],

@@ -58,6 +58,14 @@ def test_json_of_nccl_tests(tmp_path: Path, ngpus: int) -> None:
     assert curve.points[0].seconds == 30e-6
 
 
+def test_gpus_that_a_file_counts_and_does_not_name_are_said(tmp_path: Path) -> None:
+    """One device of 8 makes 8 ranks of a node, which nothing but ``ngpus`` says."""
+    (sizes, said), (_, named) = (read(document(tmp_path, written(ngpus=ngpus))) for ngpus in (8, 1))
+    assert sizes == [1024, 4096] and not named
+    assert [line.partition(":")[0] for line in said] == ["passed over 7 missing names of GPUs"]
+    assert "config.ngpus" in said[0] and "config.devices[0]" in said[0]
+
+
 def test_json_with_wrong_rows_and_without_an_end(tmp_path: Path) -> None:
     value = written()
     value["results"][0]["in_place"] = half(20.0, 5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, TypeGuard
 
 from plait.core.base.errors import JobError
@@ -17,6 +18,7 @@ MOST_SEED = 2**63 - 1
 MOST_SECONDS = 1e9
 """Thirty years: more than any timer takes is no time to wait."""
 
+_QUOTED = re.compile(r"-?\d{1,20}(\.\d{1,15})?([eE][+-]?\d{1,2})?", re.ASCII)
 MOST_TRIED = 100_000
 """Sizes of a micro-batch that are looked at for one that would do."""
 
@@ -38,6 +40,17 @@ def counted(text: str) -> int | None:
     """
     small = text.isascii() and text.isdigit() and len(text) < 20
     return number if small and (number := int(text)) < 2**63 else None
+
+
+def as_number(value: Any) -> Any:
+    """A number that stands in quotes, as a number; any other value as it is.
+
+    >>> as_number("12.5"), as_number("-3"), as_number(7), as_number("soon"), as_number("1_0")
+    (12.5, -3, 7, 'soon', '1_0')
+    """
+    if type(value) is not str or not _QUOTED.fullmatch(value):
+        return value
+    return float(value) if "." in value or "e" in value.lower() else int(value)
 
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:
