@@ -152,10 +152,10 @@ def _begin(cluster: str | None, found: Sources) -> Cluster:
     from plait.core.base.errors import JobError
     from plait.core.cluster.hardware import Cluster
     from plait.plan.recorded import Recorded
-    from plait.plan.where import find_cluster
+    from plait.plan.where import find_cluster, read_cluster
 
     if cluster is not None:
-        return Cluster.read(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
+        return read_cluster(Path(cluster)) if Path(cluster).is_file() else Cluster.preset(cluster)
     ours = [run for run in found.runs if isinstance(run, Recorded)]
     if not ours:
         fix = "Add --cluster NAME (plait plan lists them), or --cluster FILE"

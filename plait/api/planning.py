@@ -114,7 +114,7 @@ def plan_job(
     from plait.plan.answer import Planner
     from plait.plan.read_config import read_configuration
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
-    from plait.plan.where import other_device, stood_for
+    from plait.plan.where import other_device, stood_for, unusual_values
     from plait.train.checkpoint.initial import check_initial
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -139,7 +139,8 @@ def plan_job(
     where = job.place.changed(overrides)
     job.check_predicted(where)
     there = the_cluster(job, place.lab if place else None)
-    note = ". ".join(filter(None, (note, unplaced_note(where), stood_for(job, there))))
+    remarks = (note, unplaced_note(where), stood_for(job, there), *unusual_values(job, there))
+    note = ". ".join(filter(None, remarks))
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)
     runs = told.runs if told else None

@@ -3,11 +3,11 @@ elsewhere."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.plausible import check_units, device_models, unit_remarks
 from plait.core.cluster.profile import Profile
 from plait.core.job.spec import Job
 from plait.plan.profiled import here, with_profile
@@ -24,14 +24,20 @@ def find_cluster(job: Job) -> Cluster:
             return here(profile)
         if section.file is None and section.preset == "here":
             return this_machine(job)
-        cluster = Cluster.read(Path(section.file)) if section.file else Cluster.preset(section.preset)
+        cluster = read_cluster(Path(section.file)) if section.file else Cluster.preset(section.preset)
         return with_profile(cluster, profile) if profile else cluster
     except JobError as error:
         raise error if error.file or profile is None else error.in_file(str(section.profile)) from None
 
 
-_MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
-"""As in H100, GB200; of ``NVIDIA H100 80GB HBM3`` and ``H100-SXM5-80GB`` alike."""
+def read_cluster(file: Path) -> Cluster:
+    """A user's cluster. Raises JobError naming file and key, also for what must be a slip of units."""
+    cluster = Cluster.read(file)
+    try:
+        check_units(cluster)
+    except JobError as error:
+        raise error.in_file(str(file)) from None
+    return cluster
 
 
 def unlike_devices(one: str, other: str) -> bool:
@@ -40,7 +46,7 @@ def unlike_devices(one: str, other: str) -> bool:
     >>> unlike_devices("NVIDIA H100 80GB HBM3", "A100-SXM4-80GB"), unlike_devices("NVIDIA H100", "H100 SXM")
     (True, False)
     """
-    first, second = (set(_MODEL.findall(name.upper())) for name in (one, other))
+    first, second = (device_models(name) for name in (one, other))
     return bool(first and second and not first & second)
 
 
@@ -65,3 +71,8 @@ def stood_for(job: Job, cluster: Cluster) -> str:
     other = device.stands_for.get(precision)
     lacked = precision.removesuffix("-mixed")
     return f"{device.name} has no {lacked}: train.precision={precision} is priced as {other}" if other else ""
+
+
+def unusual_values(job: Job, cluster: Cluster) -> list[str]:
+    """Sentences on values of the job's cluster file that are unlike those of shipped clusters."""
+    return [f"{job.cluster.file}: {one}" for one in unit_remarks(cluster)] if job.cluster.file else []

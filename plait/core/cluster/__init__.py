@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["efficiency", "hardware", "network", "overhead", "placement_profile", "profile"]
+__all__ = ["efficiency", "hardware", "network", "overhead", "placement_profile", "plausible", "profile"]

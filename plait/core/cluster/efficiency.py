@@ -30,6 +30,8 @@ class Constant(Section):
     """When: year, or with month and day."""
     error: NotNegative = 0.0
     """How far it may be off: one standard deviation, relative."""
+    outlier: bool | None = None
+    """``true``: the value is meant, though it lies far outside of what shipped clusters have."""
 
 
 class Links(Section):
