@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 LEARNT = 0.9
 """Of a constant's error what is left at most, where anything was learnt."""
 FAR_OFF = 0.15
-"""How far a run's prediction is off after the fit, from which on that is said."""
+"""How far a run's prediction is off after the fit, from which on that is said, and nothing is written where
+most are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +112,13 @@ class Calibration(Shown):
 
 
 def calibrate_cluster(
-    files: Sequence[Path], out: Path, cluster: str | None = None, overrides: Sequence[str] = ()
+    files: Sequence[Path], out: Path, cluster: str | None = None, overrides: Sequence[str] = (), *, force: bool = False
 ) -> Calibration:
     """Refit the constants of a cluster to what files say, and write it to ``out`` (TOML).
 
     files: of any kind that ``plait.plan.calibration_sources`` tells. cluster: a preset or a file to begin
-    with; None: the first run's. overrides: ``section.key=value`` of logs. Raises JobError, DataError,
-    LaunchError.
+    with; None: the first run's. overrides: ``section.key=value`` of logs. force: whether constants are
+    written that explain most runs badly. Raises JobError, DataError, LaunchError.
     """
     from datetime import UTC, datetime
 
@@ -139,6 +140,8 @@ def calibrate_cluster(
     told.leave_out_others(found, direct.cluster)
     date = datetime.now(UTC).date().isoformat()
     refitted = refit(direct.cluster, found.runs, date=date) if found.runs else None
+    if refitted and not force:
+        _check_explained(found.runs, refitted)
     now = refitted.cluster if refitted else direct.cluster
     found.conflicts += _conflicts(direct, found, refitted)
     with explained(f"{out} cannot be written", fix=fix), replacing(out) as partial:
@@ -163,6 +166,26 @@ def _begin(cluster: str | None, found: Sources) -> Cluster:
     job = ours[0].plan.job
     assert job is not None
     return find_cluster(job)
+
+
+def _check_explained(runs: Sequence[TimedRun], refitted: Refitted) -> None:
+    """Raise JobError where, after the fit, the prediction of most runs is far off."""
+    from statistics import median_high
+
+    from plait.core.base.errors import JobError
+
+    off = [after / run.seconds - 1 for run, after in zip(runs, refitted.after.tolist(), strict=True)]
+    middle = off[[abs(one) for one in off].index(median_high(map(abs, off)))]
+    if abs(middle) <= FAR_OFF:
+        return
+    run = runs[off.index(middle)]
+    fix = (
+        f"Name the cluster of the run with --cluster, of which {refitted.cluster.name} was tried; check its "
+        "configuration (ranks, batch, precision, recomputation); or add --force"
+    )
+    after = f"after the fit {run.seconds * (1 + middle):.4g} s are predicted ({middle:+.0%})"
+    problem = f"{run.seconds:.4g} s a step were measured, and {after}: no constants explain it, and nothing was written"
+    raise JobError(problem, file=run.folder, fix=fix)
 
 
 def _conflicts(direct: Measured, found: Sources, refitted: Refitted | None) -> Iterator[str]:

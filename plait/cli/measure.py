@@ -195,6 +195,9 @@ def calibrate(
         typer.Option(help="Whose constants to begin with: a preset or a file.", show_default="the first run's"),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the cluster goes.")] = Path("cluster.toml"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the cluster even where its constants explain most runs badly.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Refit a cluster's constants to what you have of it, so that the next plan is nearer to what steps take.
@@ -205,6 +208,6 @@ def calibrate(
 
     overrides = [one for one in files if "=" in one and not Path(one).exists()]
     paths = [Path(one) for one in files if one not in overrides]
-    found = calibrate_cluster(paths, out, cluster, overrides)
+    found = calibrate_cluster(paths, out, cluster, overrides, force=force)
     terminal.answer(found, as_json=as_json)
     terminal.passed_over(found.over)

@@ -20,6 +20,7 @@ from plait.plan.constants import constant_of, with_constants
 from plait.plan.training_log import read_training_log, run_of_log
 from tests.plan.test_kineto_profile import Trace
 from tests.plan.training_logs import megatron_log, torchtitan_log
+from tests.support.command import plait
 
 CLUSTER = Cluster.preset("h100")
 LAYOUTS: tuple[dict[str, Any], ...] = (
@@ -176,6 +177,19 @@ def test_a_log_of_another_cluster_moves_nothing(tmp_path: Path) -> None:
     found = calibrate_cluster([far, links_of(CLUSTER, tmp_path / "nccl.log")], tmp_path / "c.toml", "h100")
     assert not found.runs
     assert [said.partition(" has ")[0] for said in found.conflicts] == [str(far)]
+
+
+@pytest.mark.parametrize("count", [1, len(LAYOUTS)])
+def test_runs_that_no_constants_explain_are_refused(tmp_path: Path, count: int) -> None:
+    """Logs that do not name their device, of H100, for A100."""
+    out, words = tmp_path / "c.toml", [*logs_of(CLUSTER, tmp_path)[:count], "--cluster", "a100-80"]
+    refused = plait("calibrate", *words, "--out", out)
+    assert refused.returncode == 2 and not out.exists()
+    told = " ".join(refused.stderr.split())
+    assert "no constants explain it, and nothing was written. Name the cluster of the run with --cluster" in told
+    forced = plait("calibrate", *words, "--out", out, "--force")
+    assert forced.returncode == 0 and out.exists()
+    assert "CONFLICT: " in forced.stdout
 
 
 def test_what_is_of_another_device_is_named_and_not_taken(tmp_path: Path) -> None:
