@@ -161,7 +161,7 @@ def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
         **{key: point[key] for key in ("pp", "dp", "cp", "tp", "ep")},
         "cp_comm_type": cp_comm_type,
         "schedule": SCHEDULES[point["schedule"]],
-        "virtual_stages": point["virtual"] if SCHEDULES[point["schedule"]] != "zb-v" else 1,
+        "virtual_stages": point["virtual"],
         "stage_layers": [],
         "shard": {key: point[key] for key in ("params", "grads", "optim", "secondary")},
         "overlap": {"tp": OVERLAPS[point["overlap"]], "shard": SHARD_OVERLAPS[point["shard_overlap"]]},

@@ -175,11 +175,15 @@ class Relaxing:
     # ---- conditions ----
 
     def _advice(self) -> tuple[list[_Condition], str]:
-        """The conditions that are to blame, and what would do in their place."""
+        """The conditions that are to blame, and what would do in their place: of constraints that contradict
+        each other any one, of others all."""
         constraints, defaults, said = self._conditions()
-        every = [*constraints, *defaults, *said]
+        if ways := [one for one in constraints if self.works(self._without([one]))]:
+            return ways, "; or ".join(self._instead([one]) for one in ways)
+        every = [*defaults, *said]
         if one := next((one for one in every if self.works(self._without([one]))), None):
             return [one], self._instead([one])
+        every = [*constraints, *every]
         if not every or not self.works(self._without(every)):
             return [], self._sizes(self._without(every))
         needed = every

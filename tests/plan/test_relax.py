@@ -55,7 +55,7 @@ def mended(asked: SearchRequest, error: JobError) -> SearchRequest:
     if ranks := re.match(r"([\d,]+) (?:or [\d,]+ )?ranks would do", fix):
         many = int(ranks[1].replace(",", ""))
         return replace(asked, ranks=many, domain=min(8, many), constraints=(), fixed={})
-    told = fix.partition("; or say")[0]
+    told = fix.partition("; or ")[0]
     swaps = re.findall(r"'([^']*)' in place of '([^']*)'", told)
     for new, old in swaps:
         at = next(at for at, one in enumerate(constraints) if one.text == old)
@@ -83,8 +83,11 @@ REST = "with the rest that the job says"
         (space(16, 16, "tp = 3"), "tp can be 1, 2, 4, 8. 'tp = 4' in place of 'tp = 3' would do"),
         (space(16, 16, "tp in 32, 64"), "tp can be 1, 2, 4, 8. 'tp = 8' in place of 'tp in 32, 64' would do"),
         (space(16, 16, "pp > 12", "tp <= 2"), "pp can be 1, 2, 4, 8. 'pp >= 8' in place of 'pp > 12' would do"),
-        (space(16, 16, "tp = 8", "pp = 8"), "'tp = 8' leaves no strategy for 16 ranks with the rest that the job says: "
-         "tp can be 1, 2. 'tp = 2' in place of 'tp = 8' would do"),
+        (space(16, 16, "tp = 8", "pp = 8"), f"'tp = 8' and 'pp = 8' leave no strategy for 16 ranks {REST}. 'tp = 2' in "
+         "place of 'tp = 8' would do; or 'pp = 2' in place of 'pp = 8' would do"),
+        (space(16, 16, "schedule = zb-v", "virtual_stages <= 1", "tp = 1"), f"'schedule = zb-v' and 'virtual_stages <= "
+         f"1' leave no strategy for 16 ranks {REST}. 'schedule = zb-h2' in place of 'schedule = zb-v' would do; or "
+         "'virtual_stages <= 2' in place of 'virtual_stages <= 1' would do"),
         (space(16, 16, "schedule = gpipe", fixed={"pp": [1]}),
          "'schedule = 1f1b' in place of 'schedule = gpipe' would do"),
         (space(128, 128, "num_micro_batches > 128"), "num_micro_batches can be 1, 2, 4, 8, 16, 32, 64, 128. "
