@@ -104,6 +104,7 @@ class Calibration(Shown):
         yield from (f"note: {one}" for one in self.notes)
         if not any(one.surer for one in self.constants):
             yield "Nothing was learnt: what was read makes no constant surer."
+        yield "Constants are keys of [efficiency] in the cluster's file: docs/profile.md says what each is."
         yield f"The cluster is in {self.file}; plans use it with cluster.file={self.file}."
 
     def _seconds(self) -> Iterator[tuple[TimedRun, float, float]]:

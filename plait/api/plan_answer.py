@@ -17,7 +17,7 @@ from plait.plan.expense import Expense
 from plait.plan.fits import KINDS
 from plait.plan.freeing import told_together
 from plait.plan.memory_report import percent
-from plait.plan.reasons import PARTS, SHOWN, WORDS, differences
+from plait.plan.reasons import PARTS, SHOWN, TOGETHER, WORDS, differences, recomputed
 from plait.plan.sensitivity import Sensitivity
 from plait.plan.what_if import told_changes
 
@@ -38,9 +38,10 @@ class Hypothesis(NamedTuple):
         if self.before is None:
             return f"What if there were {what}: then this can be planned, and nothing can as things are."
         ratio = self.before.seconds / best.seconds
+        times = f"{ratio:.3g} times as fast" if ratio >= 1 else f"{1 / ratio:.3g} times as long"
         return (
             f"What if there were {what}: the best step takes {in_seconds(best.seconds)} in place of "
-            f"{in_seconds(self.before.seconds)}, {ratio:.3g} times as fast."
+            f"{in_seconds(self.before.seconds)}, {times}."
         )
 
 
@@ -322,15 +323,8 @@ def _shard(one: Candidate) -> str:
     return f"{point['params']},{point['grads']},{point['optim']}{copies}"
 
 
-def _recompute(one: Candidate) -> str:
-    point = one.point
-    kind = WORDS["recompute"][point["recompute"]]
-    return f"{kind} {point['recompute_layers']}" if point["recompute_layers"] >= 0 and kind != "none" else kind
-
-
 def _slices(one: Candidate) -> str:
-    point = one.point
-    return f"{point['p1']}x{point['p2']}" if point["tp"] > 1 else "-"
+    return TOGETHER["p1"](one.point) if one.point["tp"] > 1 else "-"
 
 
 def _stream(one: Candidate) -> str:
@@ -344,8 +338,7 @@ def _overlap(one: Candidate, axis: str, name: str) -> str:
 
 
 def _rings(one: Candidate) -> str:
-    point = one.point
-    return f"{point['cp'] // point['ring']}x{point['ring']}" if point["cp"] > 1 else "-"
+    return TOGETHER["ring"](one.point) if one.point["cp"] > 1 else "-"
 
 
 SETTINGS: Sequence[Told] = (
@@ -353,7 +346,7 @@ SETTINGS: Sequence[Told] = (
     ("micro", lambda one: str(one.point["micro"])),
     ("schedule", _schedule),
     ("p,g,o", _shard),
-    ("recompute", _recompute),
+    ("recompute", lambda one: recomputed(one.point)),
     ("heads x ring", _rings),
     ("slices", _slices),
     ("sequence-parallel", _stream),

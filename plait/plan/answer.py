@@ -133,7 +133,9 @@ class Planner:
         first = first_of_family(Points.of([dict(one.point) for one in found]))  # what a person would call different
         found = [found[at] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
-        return self.told(found[:shown], searched=searched)
+        answer, most = self.told(found[:shown], searched=searched), self.job.plan.points
+        coarsest = f"plan.points = {most:,}: the coarsest space has more, and {searched:,} strategies were compared."
+        return replace(answer, why=[*answer.why, coarsest]) if searched > 2 * most else answer
 
     @uncollected()
     def chosen(self) -> Candidate:

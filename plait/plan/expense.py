@@ -17,6 +17,8 @@ from plait.plan.candidate import Candidate
 
 DAY = 86_400.0
 """Seconds."""
+UNITS = (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0), ("seconds", DAY))
+"""Units of time, and how many a day has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +85,15 @@ class Expense:
         spent = f", for {_figure(24 * self.ranks * self.price)} ({_of(self.price)})" if self.price else ""
         if not self.tokens:
             return f"It trains on {day} tokens a day{spent}."
-        low, high = (_figure(self.days * one) for one in self.spread)
+        unit, each = next((one for one in UNITS if self.days * one[1] >= 1), UNITS[-1])
+        taken, low, high = (_figure(self.days * each * one) for one in (1.0, *self.spread))
         cost = f", {_figure(self.gpu_hours * self.price)} at {_of(self.price)}" if self.price else ""
         power = "its energy is not known, since the cluster says no device.power"
         if self.energy is not None:
             what = f"{self.watts:g} W a device all the time, their TDP; hosts, network and cooling come on top"
             power = f"{_energy(self.energy)} ({what})"
         return (
-            f"It trains on {day} tokens a day: {in_tokens(self.tokens)} take {_figure(self.days)} days "
+            f"It trains on {day} tokens a day: {in_tokens(self.tokens)} take {taken} {unit} "
             f"(p10-p90: {low}-{high}; no pauses counted), {_figure(self.gpu_hours)} {self.hours} on "
             f"{counted(self.ranks, 'rank')}{cost}; {power}."
         )

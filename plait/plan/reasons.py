@@ -3,7 +3,7 @@ the first of several is ahead by."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ PARTS = {
 WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}
 NAMES = {
     "micro": "micro_batch_size",
+    "p1": "slices",
+    "ring": "heads x ring",
     "virtual": "virtual_stages",
     "params": "shard.params",
     "grads": "shard.grads",
@@ -41,7 +43,7 @@ NAMES = {
     "shard_overlap": "overlap.shard",
     "graphs": "cuda_graphs",
 }
-"""What a job file calls columns that have other names there."""
+"""What a job file, or the answer's table, calls columns."""
 SHOWN = 0.005
 """Parts of a step that are a smaller share of it are not spoken of."""
 
@@ -50,8 +52,8 @@ ALIKE = 1e-4
 
 
 def readable(point: Point) -> dict[str, str]:
-    """What is chosen at a point, in the words of a job file: without what follows from the rest, and without
-    what has no meaning there.
+    """What is chosen at a point, in the words of a job file and of an answer's columns: without what follows
+    from the rest, and without what has no meaning there.
 
     >>> from plait.core.step.columns.points import Points
     >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
@@ -60,11 +62,29 @@ def readable(point: Point) -> dict[str, str]:
     found = dict[str, str]()
     for key, value in point.items():
         if _chosen(point, key):
-            found[NAMES.get(key, key)] = WORDS[key][value] if key in WORDS else str(value)
-    for key in ("sequence_parallel", "graphs"):
-        if point[key]:
-            found[NAMES.get(key, key)] = "true"
-    return found
+            told = TOGETHER[key](point) if key in TOGETHER else WORDS[key][value] if key in WORDS else str(value)
+            found[NAMES.get(key, key)] = told
+    if point["tp"] > 1:
+        found["sequence_parallel"] = "true" if point["sequence_parallel"] else "false"
+    return found | ({NAMES["graphs"]: "true"} if point["graphs"] else {})
+
+
+def recomputed(point: Point) -> str:
+    """What the backward computes again, and in how many layers of a stage where not in all.
+
+    >>> recomputed({"recompute": RECOMPUTES.index("full"), "recompute_layers": 3})
+    'full 3 layers'
+    """
+    kind, layers = RECOMPUTES[point["recompute"]], point["recompute_layers"]
+    return f"{kind} {layers} layer{'s' * (layers != 1)}" if layers >= 0 and kind != "none" else kind
+
+
+TOGETHER: Mapping[str, Callable[[Point], str]] = {
+    "p1": lambda point: f"{point['p1']}x{point['p2']}",
+    "ring": lambda point: f"{point['cp'] // point['ring']}x{point['ring']}",
+    "recompute": recomputed,
+}
+"""Columns that are told with others, as the table of an answer has slices, heads x ring and recompute."""
 
 
 def schedule_of(job: Job, point: Point) -> str:
@@ -82,7 +102,7 @@ def chosen(job: Job, point: Point) -> dict[str, str]:
 def _chosen(point: Point, key: str) -> bool:
     """Whether a column means something at a point, and does not follow from the others."""
     match key:
-        case "num_micro" | "sequence_parallel" | "graphs":
+        case "num_micro" | "sequence_parallel" | "graphs" | "p2" | "recompute_layers":
             return False
         case "schedule":
             return point["pp"] > 1
@@ -92,14 +112,12 @@ def _chosen(point: Point, key: str) -> bool:
             return point["cp"] > 1
         case "ep":
             return point["ep"] > 1
-        case "overlap" | "p1" | "p2":
+        case "overlap" | "p1":
             return point["tp"] * point["cp"] > 1
         case "params" | "grads" | "optim" | "shard_overlap":
             return point["dp"] * point["cp"] > 1
         case "secondary":
             return point["secondary"] > 0
-        case "recompute_layers":
-            return point["recompute_layers"] >= 0
         case _:
             return True
 
@@ -115,10 +133,10 @@ def differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str
 
 def instead(one: Point, other: Point) -> str:
     """``differences``, as ``pp=2 dp=32``: what ``other`` has."""
-    changed = [
-        f"{key}={value}" for key, (_, value) in differences(readable(one), readable(other)).items() if value != "-"
-    ]
-    return " ".join(changed) or "the same strategy otherwise timed"
+    changed = differences(readable(one), readable(other)).items()
+    told = [f"{key}={value}" for key, (_, value) in changed if value != "-"]
+    told = told or [f"no {key}" for key, _ in changed]  # what has no meaning there, as a second copy of shards
+    return " ".join(told) or "the same strategy otherwise timed"
 
 
 def limits(parts: Mapping[str, float], seconds: float) -> str:

@@ -257,6 +257,17 @@ def test_rows_of_a_drawn_job_look_different(job: Path, seed: int) -> None:
     assert len(set(rows)) == len(rows)
 
 
+def test_a_space_that_is_as_coarse_as_it_can_be_is_said(job: Path) -> None:
+    few = plan_job(job, [*SETTINGS, "plan.points=1"]).answer().text()
+    assert "plan.points = 1: the coarsest space has more, and " in few
+    assert "the coarsest space" not in plan_job(job, SETTINGS).answer().text()
+
+
+def test_a_worse_cluster_takes_so_many_times_as_long(job: Path) -> None:
+    found = plan_job(job, SETTINGS, changes=["compute=0.001"]).answer()
+    assert found.text().splitlines()[1].endswith(" times as long.")
+
+
 def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Path) -> None:
     for name, hidden in (("one", 32), ("other", 64)):
         asked = plan_job(job, [*SETTINGS, f"model.hidden={hidden}", "plan.top=1"])

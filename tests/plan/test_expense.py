@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.env import specs_folder
+from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
@@ -34,6 +35,24 @@ def test_tokens_days_hours_energy_and_money() -> None:
     values = one.to_dict()
     assert (values["days_p10"], values["days_p90"]) == pytest.approx((16, 24))
     assert values["cost"] == 61_440
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (10**10, "take 4.8 hours (p10-p90: 3.84-5.76;"), (10**8, "take 2.88 minutes (p10-p90: 2.3-3.46;"),
+        (10**6, "take 1.73 seconds (p10-p90: 1.38-2.07;"), (1000, "take 0.00173 seconds"),
+    ],
+)  # fmt: skip
+def test_less_than_a_day_is_in_smaller_units(tokens: int, told: str) -> None:
+    assert told in Expense(ranks=64, tokens_per_day=50e9, spread=(0.8, 1.2), tokens=tokens).told
+
+
+@pytest.mark.parametrize("tokens", [15, "255", 1])
+def test_fewer_tokens_than_a_step_has_are_refused(tokens: object) -> None:
+    with pytest.raises(JobError, match=r"plan\.tokens: \d+ are fewer than the 256 tokens of one step\. .*\"15T\""):
+        spent(tokens=tokens)
+    assert spent(tokens=256).days > 0
 
 
 def test_of_a_strategy() -> None:

@@ -24,19 +24,19 @@ def point(**values: int) -> dict[str, int]:
         ({"pp": 2, "schedule": SCHEDULES.index("interleaved"), "virtual": 4},
          {"pp": "2", "schedule": "interleaved", "virtual_stages": "4"}),
         ({"virtual": 4, "schedule": SCHEDULES.index("interleaved")}, {}),
-        ({"tp": 2}, {"tp": "2", "overlap.tp": "domino", "p1": "1", "p2": "1"}),
-        ({"tp": 2, "sequence_parallel": 1},
-         {"tp": "2", "overlap.tp": "domino", "p1": "1", "p2": "1", "sequence_parallel": "true"}),
+        ({"tp": 2}, {"tp": "2", "overlap.tp": "domino", "slices": "1x1", "sequence_parallel": "false"}),
+        ({"tp": 2, "sequence_parallel": 1, "p2": 2},
+         {"tp": "2", "overlap.tp": "domino", "slices": "1x2", "sequence_parallel": "true"}),
         ({"dp": 2, "optim": 2}, {"dp": "2", "shard.params": "1", "shard.grads": "1", "shard.optim": "2",
                                  "overlap.shard": "both"}),
-        ({"cp": 2, "secondary": 2}, {"cp": "2", "ring": "1", "shard.params": "1", "shard.grads": "1",
+        ({"cp": 2, "secondary": 2}, {"cp": "2", "heads x ring": "2x1", "shard.params": "1", "shard.grads": "1",
                                      "shard.optim": "1", "shard.secondary": "2", "overlap.shard": "both",
-                                     "overlap.tp": "domino", "p1": "1", "p2": "1"}),
+                                     "overlap.tp": "domino", "slices": "1x1"}),
         ({"graphs": 1}, {"cuda_graphs": "true"}),
         ({"ep": 2}, {"ep": "2"}),
         ({"recompute": RECOMPUTES.index("full")}, {"recompute": "full"}),
         ({"recompute": RECOMPUTES.index("full"), "recompute_layers": 0},
-         {"recompute": "full", "recompute_layers": "0"}),
+         {"recompute": "full 0 layers"}),
     ],
 )  # fmt: skip
 def test_what_is_chosen_is_said_without_what_has_no_meaning(values: dict[str, int], more: dict[str, str]) -> None:
@@ -46,10 +46,15 @@ def test_what_is_chosen_is_said_without_what_has_no_meaning(values: dict[str, in
 def test_differences_have_both_values() -> None:
     one, other = point(dp=4, micro=2), point(dp=2, tp=2, micro=2)
     assert reasons.differences(reasons.readable(one), reasons.readable(other)) == {
-        "dp": ("4", "2"), "tp": ("1", "2"), "overlap.tp": ("-", "domino"), "p1": ("-", "1"), "p2": ("-", "1"),
+        "dp": ("4", "2"), "tp": ("1", "2"), "overlap.tp": ("-", "domino"), "slices": ("-", "1x1"),
+        "sequence_parallel": ("-", "false"),
     }  # fmt: skip
-    assert reasons.instead(one, other) == "dp=2 tp=2 overlap.tp=domino p1=1 p2=1"
+    assert reasons.instead(one, other) == "dp=2 tp=2 overlap.tp=domino slices=1x1 sequence_parallel=false"
     assert reasons.instead(other, one) == "dp=4 tp=1"
+    flat, full = point(tp=2, sequence_parallel=1), {"recompute": RECOMPUTES.index("full")}
+    assert reasons.instead(flat, point(tp=2)) == "sequence_parallel=false"
+    assert reasons.instead(point(**full, recompute_layers=3), point(**full)) == "recompute=full"
+    assert reasons.instead(point(cp=2, secondary=2), point(cp=2)) == "no shard.secondary"
     assert reasons.instead(one, dict(one)) == "the same strategy otherwise timed"
 
 

@@ -234,3 +234,8 @@ def test_metrics_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "metrics.jsonl").write_bytes(b'{"seconds": 1}\n')
     with pytest.raises(JobError, match=r"metrics\.jsonl: is damaged: .*10"):
         read_seconds(tmp_path)
+
+
+def test_every_constant_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "profile.md").read_text()
+    assert [name for name in timed_constants(CLUSTER) if f"`{name}`" not in text] == []

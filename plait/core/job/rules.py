@@ -39,12 +39,20 @@ def check_job(job: Job) -> None:
     for text in job.plan.constraints:
         Constraint.parse(text)
     Margin.parse(job.plan.memory_margin)
-    tokens_of(job.plan.tokens)
+    _check_tokens(job)
     for dp, tp in dict.fromkeys(job.degrees):
         try:
             _check_place(job, spec, dp, tp)
         except JobError as error:
             raise _of_places(job, error, {"strategy.dp": dp, "strategy.tp": tp}) from None
+
+
+def _check_tokens(job: Job) -> None:
+    """Tokens to plan for, of which one step has no more."""
+    tokens, step = tokens_of(job.plan.tokens), job.train.global_batch_size * job.data.sequence_length
+    if 0 < tokens < step:
+        problem = f"{tokens:,} are fewer than the {step:,} tokens of one step"
+        raise JobError(problem, key="plan.tokens", fix='Write more, as in 2e12 or "15T" (K, M, B, T), or leave it out')
 
 
 def _check_documents(job: Job, spec: ModelSpec) -> None:

@@ -211,8 +211,8 @@ class PlanSection(Section):
     top: Count = 10
     """How many strategies are shown."""
     points: Count = 250_000
-    """How many strategies are compared, at most: of a larger space a coarser one is searched, then its best
-    arrangements of ranks in full."""
+    """How many strategies are compared at first, at most: a larger space is made coarser, as far as that
+    goes. Then about as many around its best arrangements of ranks are."""
 
 
 class RunSection(Section):
