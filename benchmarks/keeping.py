@@ -7,11 +7,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -22,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from plait.core.base.errors import PlaitError
+from plait.core.runs.channel import ENDINGS
 from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
+from plait.launch.local import RankStarter, run_ranks
 
 SEGMENT = (
     1 << 18
@@ -46,12 +49,18 @@ def ranks_on_lab(
             if prepare:
                 prepare(lab)
             try:
-                run_ranks(partial(lab.popen, argv=argv), spec.world_size, logs, timeout=LONGEST)
+                run_to_the_end(partial(lab.popen, argv=argv), spec.world_size, logs)
             except PlaitError:
                 for log in sorted(logs.iterdir()):
                     print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
                 raise
         return json.loads(out.read_text())
+
+
+def run_to_the_end(start: RankStarter, world: int, logs: Path) -> None:
+    """Run all ranks; a signal that ends them ends this process, too."""
+    if status := run_ranks(start, world, logs, timeout=LONGEST):
+        sys.exit(status)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +125,20 @@ def make_parser(doc: str | None, *, rounds: int, quick: int = 2, cases: Iterable
     return parser
 
 
+def _end(number: int, _frame: object) -> NoReturn:
+    """End what this process has started, and itself: of a signal's default way children would know nothing."""
+    for file in Path("/proc/self/task").glob("*/children"):
+        for pid in file.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    sys.exit(128 + number)
+
+
 def finish(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status of ``main``; a mistake is one paragraph."""
+    """Exit with the status of ``main``, soon after SIGINT, SIGTERM or SIGHUP; a mistake is one paragraph."""
+    for number in ENDINGS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         sys.exit(main())
     except PlaitError as error:

@@ -30,14 +30,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keeping import HERE, LONGEST, finish, keep, make_parser
+from keeping import HERE, finish, keep, make_parser, run_to_the_end
 
 from plait.core.base.process import reserved_port
 from plait.core.base.text import table
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.collecting import Collected, start_agent
 from plait.core.job.spec import Job
-from plait.launch.local import local_start, run_ranks
+from plait.launch.local import local_start
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 
@@ -89,7 +89,7 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         argv = [sys.executable, "-W", "ignore", script, str(out), str(rounds), str(folder), str(agent.pid)]
         try:
             with reserved_port() as port:
-                run_ranks(local_start(argv, 2, port=port), 2, Path(name) / "logs", timeout=LONGEST)
+                run_to_the_end(local_start(argv, 2, port=port), 2, Path(name) / "logs")
         finally:
             largest = _end_agent(agent)
         result = json.loads(out.read_text())

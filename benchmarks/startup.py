@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from keeping import HERE, LONGEST, finish, keep, make_parser
+from keeping import HERE, finish, keep, make_parser, run_to_the_end
 
 from plait.core.base.process import reserved_port
 from plait.core.base.text import table
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.spec import Job
-from plait.launch.local import local_start, run_ranks
+from plait.launch.local import local_start
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 
@@ -68,7 +68,7 @@ def _ranks(options: Any) -> dict[str, Any]:
         write_run(make_plan(job, Hosts(ranks_per_host=8, rate=1e9), vocab=256), folder)
         argv = [sys.executable, "-W", "ignore", str(HERE / "startup_ranks.py"), name, str(folder)]
         with reserved_port() as port:
-            run_ranks(local_start(argv, 8, port=port), 8, Path(name) / "logs", timeout=LONGEST)
+            run_to_the_end(local_start(argv, 8, port=port), 8, Path(name) / "logs")
         told = [json.loads(Path(name, f"{rank}.json").read_text()) for rank in range(8)]
     rows: list[tuple[str, ...]] = []
     for when in told[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from keeping import HERE, commit, keep, make_parser, timed
 
 from plait.launch.local import local_start, run_ranks
+from tests.support.lab import wait_until
 
 
 @pytest.mark.system
@@ -48,6 +50,32 @@ def test_a_kept_figure_says_when_where_and_of_what_it_is(tmp_path: Path) -> None
     assert told["speedup"] == 1.5
     assert {"date", "machine", "load_before", "stolen", "commit", "command"} < told.keys()
     assert told["commit"].rstrip("+") == commit().rstrip("+") and told["load_before"] >= 0
+
+
+ENDS = """
+import subprocess, sys, time
+from pathlib import Path
+from keeping import finish
+
+def main():
+    child = subprocess.Popen(["sleep", "600"])
+    Path(sys.argv[1]).write_text(str(child.pid))
+    child.wait()
+
+finish(main)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_ends_of_a_signal_with_what_it_has_started(tmp_path: Path, number: signal.Signals) -> None:
+    benchmark = subprocess.Popen([sys.executable, "-c", ENDS, str(tmp_path / "pid")], cwd=HERE)
+    wait_until((tmp_path / "pid").exists, "it does not start")
+    wait_until((tmp_path / "pid").read_text, "it does not start")
+    child = int((tmp_path / "pid").read_text())
+    benchmark.send_signal(number)
+    assert benchmark.wait(60) == 128 + number
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "its child goes on")
 
 
 @pytest.mark.system

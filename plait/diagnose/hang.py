@@ -5,11 +5,12 @@ The rules, in this order; each says what it has found, and none falls back on a 
 1. nobody has waited for longer than the deadline, no rank has stood stopped for longer, and none has failed:
    nothing hangs;
 2. members of a group began different things as their n-th call: the majority is right;
-3. a rank has ended, is stopped, or has been at something else for too long, and others wait for it: it is
-   the cause. For too long is the deadline, or twice the longest that it was ever at one thing; several times
+3. a rank has ended, is stopped or frozen, or has been at something else for too long, and others wait for it:
+   it is the cause. For too long is the deadline, or twice the longest that it was ever at one thing; several times
    as long for what it does for the first time, and for a piece of work for which it takes a processor. A
    rank that goes on to the next thing in that time is slow, and no cause;
-4. everybody has begun a call and nobody ends it: the network, named by who reaches whom;
+4. everybody has begun a call and nobody ends it: the network, named by who reaches whom, else a rank that does
+   not answer;
 5. ranks wait for each other in a circle: a deadlock;
 6. what is left is told as it is, with what is missing.
 
@@ -62,6 +63,8 @@ def localise(evidence: Sequence[Evidence], *, world: int, deadline: float, first
     stuck = waits.stuck(deadline * STUCK)
     if stuck and (cut := _cut(waits, stuck)):
         return cut
+    if stuck and not busy and (mute := _mute(waits, stuck, deadline)):
+        return mute
     if busy:
         return _busy(waits, busy, deadline, FIRST * deadline if first is None else first)
     waiting = {rank for ranks in waits.at.values() for rank in ranks}
@@ -115,7 +118,12 @@ def _for_long(waits: Waits, halted: Sequence[int], deadline: float) -> tuple[lis
 
 def _stopped(waits: Waits, sinks: Sequence[int], halted: Sequence[int]) -> Verdict | None:
     ranks = [rank for rank in halted if rank in set(sinks)] or halted
-    return _verdict(waits, "stopped", ranks, f"{_is(ranks)} stopped (SIGSTOP, or a debugger)") if ranks else None
+    if not ranks:
+        return None
+    stacks = [waits.evidence[rank].stack[-1:] for rank in ranks]
+    says = sorted({line for stack in stacks for line in stack if line.startswith("its main thread is")})
+    how = f": {listed(says)}" if says else " (SIGSTOP, or a debugger)"
+    return _verdict(waits, "stopped", ranks, f"{_is(ranks)} stopped{how}")
 
 
 def _busy(waits: Waits, busy: Sequence[int], deadline: float, first: float) -> Verdict:
@@ -172,6 +180,23 @@ def _cut(waits: Waits, stuck: Sequence[At]) -> Verdict | None:
            f"there and elsewhere do not reach each other. {_count(len(waiting))}.")  # fmt: skip
     return Verdict(cause="cut off", why=_sentence(why), ranks=tuple(ranks), hosts=tuple(hosts),
                    chain=_chain(waits, waiting, ()))  # fmt: skip
+
+
+def _mute(waits: Waits, stuck: Sequence[At], deadline: float) -> Verdict | None:
+    """Ranks that do not answer though others do, of a call that all have begun: what holds only the
+    interpreter's lock does not keep it from ending."""
+    at = _first(waits, stuck)
+    ranks = [
+        rank for rank in waits.members(at.channel)
+        if waits.evidence[rank].thread == "silent" and _is_stuck(waits.evidence[rank], deadline, FIRST * deadline)
+    ]  # fmt: skip
+    if not ranks:
+        return None
+    waiting = waits.waiting_for((), stuck)
+    why = (f"{_subject(waits, ranks)} {_do(ranks)} not answer: stopped, frozen, or kept from running. All have begun "
+           f"{waits.call(at)}, and nobody ends it. {_count(len(waiting))}.")  # fmt: skip
+    return Verdict(cause="stopped", why=_sentence(why), ranks=tuple(ranks), hosts=_hosts(waits, ranks),
+                   chain=_chain(waits, waiting, ranks))  # fmt: skip
 
 
 def _unexplained(waits: Waits, stuck: Sequence[At]) -> Verdict:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 from plait.core.base.env import rank_base
 from plait.core.base.errors import LaunchError
 from plait.core.base.lab_hosts import address
+from plait.core.base.process import end_all
 from plait.lab.environment import rank_environment
 from plait.lab.network import LabNetwork, tool
 from plait.lab.registry import LabEntry, note, strike
@@ -23,6 +25,9 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _PROBE = Path(__file__).with_name("probe.py")
 PROBE_PORT = "29499"
 """Where probes of the network listen, below the port at which ranks meet."""
+SWEPT = 2.0
+"""Seconds in which the keeper ends what is left on the hosts; what the kernel does not end it is not waited
+for."""
 
 
 class Lab:
@@ -83,16 +88,16 @@ class Lab:
         return LabNetwork(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec)
 
     def close(self) -> None:
-        """End every process on the hosts at once, and remove the network."""
-        for process in self._ranks:  # before the keeper looks, lest one enters its host behind the keeper's back
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        """End every process on the hosts at once, and remove the network. Whom the kernel does not end keeps
+        its host's, and ends it with itself."""
+        end_all(self._ranks)  # before the keeper looks, lest one enters its host behind the keeper's back
+        self._ranks.clear()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
         if self._keeper is not None:
-            self._keeper.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(SWEPT)
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
         if self._entry is not None:

@@ -156,9 +156,11 @@ class LabSupervisor:
                 for key, _ in self.selector.select(timeout):
                     key.data()
                 if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                    self._signal_all(signal.SIGKILL)
-                    self.kill_at = None
+                    break  # what still runs is killed with the lab
             self.lab.close()  # ends what ranks left behind, so that the pipes below do end
+            for rank, process in self.alive.items():
+                if process.poll() is None:
+                    say(f"rank {rank} (process {process.pid}) was killed and does not end: the kernel has frozen it")
             for stream in self.streams:
                 stream.finish()
         return self.status
@@ -221,17 +223,14 @@ class LabSupervisor:
 
     def _stop(self) -> None:
         self.stopping = True
-        self._signal_all(signal.SIGTERM)
         self.kill_at = time.monotonic() + self.grace
-
-    def _signal_all(self, number: signal.Signals) -> None:
         for process in self.alive.values():
             with suppress(ProcessLookupError):  # ended, and not yet waited for
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal.SIGTERM)
 
     def _signalled(self, number: int) -> None:
         if self.stopping:
-            self._signal_all(signal.SIGKILL)
+            self.kill_at = 0.0
             return
         say(f"{signal.Signals(number).name} received; ending the ranks (once more to kill them)")
         self.status = 128 + number

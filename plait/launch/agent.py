@@ -24,10 +24,10 @@ from plait.core.base import programs
 from plait.core.base.cluster_env import own_address, take_agent, task_number, this_host
 from plait.core.base.env import RankEnv, note_epoch, rank_variables
 from plait.core.base.errors import LaunchError, PlaitError
-from plait.core.base.process import reserved_port
+from plait.core.base.process import end_all, reserved_port
 from plait.core.job.collecting import collecting
 from plait.core.runs.channel import MessageLine
-from plait.launch.local import LocalProcess, start_process
+from plait.launch.local import LocalProcess, start_process, unkillable
 from plait.launch.messages import (
     KINDS,
     LOST,
@@ -48,11 +48,13 @@ from plait.launch.messages import (
 )
 from plait.launch.open_files import make_room
 from plait.launch.preflight import look, raise_limits
-from plait.launch.watch import LOOK, catching_signals
+from plait.launch.watch import LOOK, catching_signals, say
 
 M = TypeVar("M")
 SAID = 16_384
 """Characters of a log's end that are sent to the launcher."""
+STATES = 1.0
+"""Seconds between two looks at whether ranks are stopped."""
 
 
 def main(patience: float = PATIENCE, *, again: bool = False, told: str = "") -> int:
@@ -119,6 +121,7 @@ class _Agent:
         self.line, self.begin = line, begin
         self.running: dict[int, LocalProcess] = {}
         self.halted: set[int] = set()
+        self._due = 0.0
 
     def start(self, held: ExitStack, lines: Mapping[int, socket.socket]) -> None:
         """Start every rank with its line, which then is the rank's alone."""
@@ -171,19 +174,22 @@ class _Agent:
 
     def _look(self) -> None:
         """Say what has become of the ranks."""
+        if states := (now := time.monotonic()) >= self._due:
+            self._due = now + STATES
         for rank, process in list(self.running.items()):
             if (status := process.poll()) is not None:
                 del self.running[rank]
                 self.line.send(Ended(rank, status, process.said()[-SAID:] if status else ""))
-            elif process.stopped != (rank in self.halted):
+            elif states and process.stopped != (rank in self.halted):
                 self.halted ^= {rank}
                 self.line.send(Halted(rank, rank in self.halted))
 
     def kill(self) -> None:
         """End every rank for certain."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
+        left = end_all(list(self.running.values()))
+        for rank, process in self.running.items():
+            if process in left:
+                say(unkillable(f"rank {rank} on {this_host()}", process.pid))
 
 
 def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> socket.socket:

@@ -7,11 +7,14 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.base.process import boot_id, process_since
+from plait.core.base.process import boot_id, process_since, process_state
 from plait.core.record.ring import Header, read_rings
 from plait.core.record.ring_hosts import host_names
 from plait.core.record.ring_progress import moved
@@ -94,15 +97,22 @@ def _of(base: Evidence, header: Header | None, part: RankAnswer | None, seen: Se
         one = replace(one, thread="silent")
     if seen is not None:
         doing, step = (one.doing or seen.doing), max(one.step, seen.step)
-        return replace(one, state=seen.state, status=seen.status, ended_at=seen.ended_at, error=seen.said,
-                       doing=doing, step=step, patient=one.patient or seen.patient,
-                       first=one.first or seen.first)  # fmt: skip
+        one = replace(one, state=seen.state, status=seen.status, ended_at=seen.ended_at, error=seen.said,
+                      doing=doing, step=step, patient=one.patient or seen.patient,
+                      first=one.first or seen.first)  # fmt: skip
+        return _with_kernel(one, seen.pid)
     state, status = _process(header) if header else ("unknown", None)
     if state == "ended" and status is None:  # long ago: what it was at when the others asked is what counts
         state = "runs" if part else "unknown"
         at = max((call.enqueued for call in one.calls), default=0)
         one = replace(one, at=max(at, _then(header, part)))
-    return replace(one, state=state, status=status)
+    return _with_kernel(replace(one, state=state, status=status), header and header.pid)
+
+
+def _with_kernel(one: Evidence, pid: int | None) -> Evidence:
+    """With what the kernel says of a rank that is stopped on this machine, in place of a stack."""
+    says = kernel_says(pid) if pid and one.state == "stopped" else ""
+    return replace(one, stack=(says,)) if says else one
 
 
 def _process(header: Header) -> tuple[State, int | None]:
@@ -140,15 +150,29 @@ def _then(header: Header | None, part: RankAnswer | None) -> int:
 
 def print_stacks(pid: int) -> bool:
     """Have a rank's threads' stacks printed to its log, without its interpreter's help; whether it can."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-        if STACKS is None or not caught >> (STACKS - 1) & 1:  # it would end the process
-            return False
-        os.kill(pid, STACKS)
-    except (OSError, StopIteration, ValueError):
+    if STACKS is None or not _signals(pid, "SigCgt:") >> (STACKS - 1) & 1:  # it would end the process
         return False
-    return True
+    with suppress(OSError):
+        os.kill(pid, STACKS)
+        return True
+    return False
+
+
+def deaf(pid: int) -> bool:
+    """Whether the signal of ``print_stacks`` still waits to be taken: the kernel lets no thread run that could,
+    though a processor is free for it."""
+    state = process_state(pid)
+    return bool(STACKS and _signals(pid, "SigPnd:", "ShdPnd:") >> (STACKS - 1) & 1) and state is not None \
+        and state.letter != "R"  # fmt: skip
+
+
+def _signals(pid: int, *sets: str) -> int:
+    """The signals in sets that the kernel keeps of a process, as a mask."""
+    try:
+        lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    except OSError:
+        return 0
+    return reduce(or_, (int(line[1], 16) for line in lines if line[0] in sets), 0)
 
 
 def printed_stack(text: str) -> tuple[str, ...]:
@@ -173,15 +197,23 @@ def _frames(block: str) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
+MAIN = "its main thread is"
+LETTERS = {
+    "R": "running", "S": "sleeping", "D": "in the kernel, waiting for a device", "T": "stopped by a signal",
+    "t": "stopped by a debugger", "F": "frozen with its control group", "Z": "ended",
+}  # fmt: skip
+"""States of a process (``ProcessState``) in words."""
+
+
 def kernel_says(pid: int) -> str:
-    """Where a process's main thread is, as the kernel has it."""
+    """Where a process's main thread is, as the kernel has it; empty of one that is not there."""
+    state = process_state(pid)
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         where = Path(f"/proc/{pid}/wchan").read_text().strip()
     except OSError:
         return ""
-    names = {"R": "running", "S": "sleeping", "D": "in the kernel, waiting for a device", "Z": "ended"}
-    return f"its main thread is {names.get(letter, letter)}" + (f" ({where})" if where not in ("", "0") else "")
+    at = f" ({where})" if where not in ("", "0") else ""
+    return f"{MAIN} {LETTERS.get(state.letter, state.letter)}{at}" if state else ""
 
 
 _WAITS = re.compile(

@@ -11,7 +11,7 @@ from pathlib import Path
 from plait.core.base.process import main_thread_seconds
 from plait.core.runs.evidence import Evidence, Verdict, write_hang
 from plait.core.runs.parts import ask, asked, forget_hang, read_parts
-from plait.launch.gather import BUSY, Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
+from plait.launch.gather import BUSY, Seen, by_stack, deaf, gather, kernel_says, print_stacks, printed_stack
 
 ANSWERS = 3.0
 """Seconds in which ranks answer: longer than a rank's watchdog needs to notice, and to try the others."""
@@ -92,7 +92,7 @@ class Suspicion:
     def _stacks(evidence: Sequence[Evidence], seen: Mapping[int, Seen], processes: Mapping[int, Nearby]) -> \
             list[Evidence]:  # fmt: skip
         """Stacks of those that run on this machine and have not answered, and whether they use its
-        processor."""
+        processor; those that the kernel keeps from running are stopped."""
         mute = {one.rank for one in evidence if (one.state, one.thread) == ("runs", "silent")} & processes.keys()
         before: dict[int, int] = {}
         inside = {one.rank: main_thread_seconds(processes[one.rank].pid) for one in evidence
@@ -109,10 +109,12 @@ class Suspicion:
             for rank in before.keys() - stacks.keys():
                 if stack := printed_stack(processes[rank].log()[before[rank] :]):
                     stacks[rank] = stack
+        stopped = {rank for rank in before.keys() - stacks.keys() if deaf(processes[rank].pid)}
         for rank in mute - stacks.keys():
             if says := kernel_says(processes[rank].pid):
                 stacks[rank] = (says,)
         found = [by_stack(one, stacks[one.rank]) if one.rank in stacks else one for one in evidence]
+        found = [replace(one, state="stopped") if one.rank in stopped else one for one in found]
         least = BUSY * (time.monotonic() - began)
         idle = {rank for rank, at in inside.items() if main_thread_seconds(processes[rank].pid) - at <= least}
         return [replace(one, computes=False) if one.rank in idle else one for one in found]

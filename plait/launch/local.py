@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from plait.core.base.env import RankEnv, launcher_variable, rank_base, rank_variables
-from plait.core.base.process import process_state
+from plait.core.base.process import end_all, process_state
 from plait.core.runs.channel import Channel
+from plait.launch.gather import kernel_says
 from plait.launch.open_files import make_room
-from plait.launch.watch import ALONE, RankProcess, RunGuard, Watch, catching_signals
+from plait.launch.watch import ALONE, RankProcess, RunGuard, Watch, catching_signals, say
 
 
 class Child(Protocol):
@@ -32,10 +33,6 @@ class Child(Protocol):
 
     def poll(self) -> int | None:
         """``returncode``, looked up anew."""
-        ...
-
-    def wait(self) -> int | None:
-        """Until it has ended."""
         ...
 
 
@@ -75,10 +72,6 @@ class LocalProcess:
         if self._process.poll() is None:
             with suppress(ProcessLookupError):  # ended in between
                 os.killpg(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Until it has ended."""
-        self._process.wait()
 
     @property
     def stopped(self) -> bool:
@@ -136,7 +129,7 @@ def run_ranks(
     with ExitStack() as held:
         caught = held.enter_context(catching_signals()) if signals is None else signals
         ranks: list[RankProcess] = []
-        held.callback(_kill, ranks)
+        held.callback(_end, ranks)
         for number in range(world):
             log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
             ranks.append(_start(start, number, log))
@@ -163,11 +156,16 @@ def start_process(start: RankStarter, number: int, log: IO[bytes], line: socket.
     return LocalProcess(process, log)
 
 
-def _kill(ranks: list[RankProcess]) -> None:
-    """End every rank for certain."""
+def _end(ranks: list[RankProcess]) -> None:
+    """End every rank for certain; name those that the kernel does not let go."""
+    left = end_all([rank.process for rank in ranks])
     for rank in ranks:
-        process = rank.process
-        assert isinstance(process, LocalProcess)
-        process.kill()
-        process.wait()
         rank.channel.close()
+        if rank.process in left:
+            say(unkillable(rank.name, rank.process.pid or 0))
+
+
+def unkillable(name: str, pid: int) -> str:
+    """The sentence on a rank that SIGKILL does not end."""
+    return f"{name} (process {pid}) does not end though it was killed: {kernel_says(pid)}. It keeps its memory until " \
+           "the kernel lets it go"  # fmt: skip

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from plait.core.base import programs
 from plait.core.base.env import rank_base
-from plait.core.base.process import adopting, command_of, usable_cores
+from plait.core.base.process import adopting, command_of, end_all, usable_cores
 from plait.core.runs.channel import LONGEST
 from plait.launch.local import Child, RankStarter, local_start, local_variables
 
@@ -43,15 +43,8 @@ class Forked:
 
     def poll(self) -> int | None:
         """``returncode``, looked up anew."""
-        return self._reap(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        """Until it has ended."""
-        return self._reap(0)
-
-    def _reap(self, options: int) -> int | None:
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -92,8 +85,7 @@ class Warm:
     def close(self) -> None:
         """End it, whatever it does; ranks go on."""
         self._line.close()
-        self._process.kill()
-        self._process.wait()
+        end_all([self._process])
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Watching ranks until the last has ended: who failed, who is silent, who is asked to stop.
 
 The first rank that fails ends the rest and is named. SIGINT, SIGTERM and SIGHUP become a request to every
-rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. A rank that is
-silent for the run's timeout ends the run; so does a call that does not end, once it is known why
-(``plait.launch.hang``).
+rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. Before training
+begins nothing is to be saved, and ranks that do not end soon are killed. A rank that is silent for the run's
+timeout ends the run; so does a call that does not end, once it is known why (``plait.launch.hang``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from plait.launch.hang import Nearby, Suspicion
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
+GRACE = 5.0
+"""Seconds in which ranks that have nothing to save end by themselves, once they are asked."""
 NAP = 1.0
 """A look that is later than this was held up (the launcher was stopped): that time is nobody's silence."""
 
@@ -177,7 +179,7 @@ class Watch:
         self.suspicion, self.sources, self.asked = guard.suspicion, sources, guard.asked
         self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
-        self.killed = False
+        self._kill_at = math.inf
         self._signalled_from: set[int] = set()
         self._looked = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -198,6 +200,10 @@ class Watch:
                     self._signalled(self.signals.popleft())
                 if self.stop is None and self.asked():
                     self._ask(Stop(signal.SIGINT), "word was left: ")
+                if time.monotonic() > self._kill_at:
+                    for rank in self.ranks:
+                        rank.process.kill()
+                    return self._status
                 if any(code not in (None, 0, self._status) for code in codes) and self._matters:
                     raise self._failure()
                 self._judge_hang()
@@ -221,8 +227,8 @@ class Watch:
 
     @property
     def _matters(self) -> bool:
-        """Whether a failure is news: not once ranks were killed, or asked to stop before training began."""
-        return self.stop is None or (not self.killed and all(rank.beat.step >= 0 for rank in self.ranks))
+        """Whether a failure is news: not once ranks were asked to stop before training began."""
+        return self.stop is None or all(rank.beat.step >= 0 for rank in self.ranks)
 
     def _listen(self) -> None:
         """Take what ranks say, for a moment."""
@@ -266,9 +272,7 @@ class Watch:
             self._ask(Stop(number), "")
         elif number == signal.SIGINT:
             say("ending all ranks at once; what was not saved is lost")
-            self.killed = True
-            for rank in self.ranks:
-                rank.process.kill()
+            self._kill_at = -math.inf
 
     def _ask(self, stop: Stop, who: str) -> None:
         """Ask every rank to save and end."""
@@ -278,16 +282,15 @@ class Watch:
         for rank in self.ranks:
             rank.channel.send(stop)
         self.progress.asked(signal.Signals(stop.signal).name)
-        then = (
-            "stopping after this step; the run is saved first"
-            if self._matters
-            else "ending; nothing is to be saved yet"
-        )
+        if self._matters:
+            then = "stopping after this step; the run is saved first"
+        else:
+            then, self._kill_at = "ending; nothing is to be saved yet", time.monotonic() + GRACE
         say(f"{who}{signal.Signals(stop.signal).name}: {then} (Ctrl-C to end it at once)")
 
     def _judge_hang(self) -> None:
         """End the run if ranks wait for others for too long, and it is known for whom."""
-        if self.suspicion is None or (self.stop and self.killed):
+        if self.suspicion is None:
             return
         limit, now = self.suspicion.deadline, time.monotonic()
         silent = any(

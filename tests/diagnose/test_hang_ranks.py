@@ -41,6 +41,27 @@ def test_a_busy_rank_may_be_at_one_thing_for_as_long_as_the_deadline(moved: int,
     assert localise([*others, busy], world=4, deadline=10).cause == cause
 
 
+@pytest.mark.parametrize(("moved", "cause"), [(1, "stopped"), (95 * SECOND, "unknown")])
+def test_a_rank_that_does_not_answer_is_named_where_a_call_of_all_does_not_end(moved: int, cause: str) -> None:
+    others = [seen(rank, at(DP, 17), thread="waits") for rank in range(3)]
+    verdict = localise([*others, seen(3, at(DP, 17), thread="silent", moved=moved)], world=4, deadline=10)
+    assert verdict.cause == cause
+    if cause == "stopped":
+        assert verdict.ranks == (3,)
+        assert verdict.why == (
+            "Rank 3 (host 0) does not answer: stopped, frozen, or kept from running. All have begun all-reduce 17 of "
+            "dp group 0-3, and nobody ends it. 3 ranks wait."
+        )
+
+
+def test_a_stopped_rank_is_told_with_what_the_kernel_says() -> None:
+    evidence = [seen(rank, at(DP, 17)) for rank in range(3)]
+    stack = ("its main thread is frozen with its control group (futex)",)
+    verdict = localise([*evidence, seen(3, at(DP, 17), state="stopped", stack=stack)], world=4, deadline=10)
+    assert "Rank 3 (host 0) is stopped: its main thread is frozen with its control group (futex); ranks 0-2 wait" in \
+        verdict.why  # fmt: skip
+
+
 def test_busy_ranks_in_words() -> None:
     def busy(*ranks: int, **more: object) -> Verdict:
         evidence = [seen(rank, **more) if rank in ranks else seen(rank, at(DP, 17)) for rank in range(4)]  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from plait.api.ranks import Ranks, suspicion_of
 from plait.core.base.errors import RankFailure
+from plait.core.record.ring import read_ring
 from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
+from plait.core.runs.ring_calls import ring_path
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 from plait.launch.watch import RunGuard
@@ -148,6 +150,11 @@ def run(folder: Path, shape: Shape, *, fault: str = "",
     began = float((where / "fault").read_text()) if (where / "fault").exists() else ended
     found = read_hang(where / FILE)[0] if (where / FILE).exists() else None
     return Outcome(error, found, ended - began, status)
+
+
+def rank_process(folder: Path, rank: int) -> int:
+    """The process of a rank of the run in a folder, by its ring."""
+    return read_ring(ring_path(folder / "runs" / "job", rank)).header.pid
 
 
 def _later(where: Path, steps: int, harm: Callable[[], object]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import DEADLINE, SHAPES, run
+from tests.faults.runs import DEADLINE, SHAPES, rank_process, run
 from tests.faults.trials import TIES
+from tests.support.frozen import freeze, frozen_group, why_none
 
 SAYS = {"hold": ("host code", "holds the interpreter's lock"), "deadlock": ("deadlock", "in a deadlock")}
 
@@ -27,6 +28,21 @@ def test_what_happens_to_a_rank_is_named(kind: str, name: str, tmp_path: Path) -
     tie = any(said in found.verdict.why for said in TIES)
     assert found.verdict.ranks == (1,) or (1 in found.verdict.ranks and tie)
     assert says in found.error or tie
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.parametrize("kind", ["v1", "v2", "unified"])
+def test_a_frozen_rank_is_named_and_the_run_ends_without_it(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL ends no process that the first version has frozen; the second's it does."""
+    if why := why_none(kind):
+        pytest.skip(why)
+    with frozen_group(kind) as group:
+        found = run(tmp_path, SHAPES["dp2"], harm=lambda lab: freeze(group, rank_process(tmp_path, 1)))
+    assert found.error and "Rank 1 (host 1) is stopped: its main thread is frozen with its control group" in found.error
+    assert found.verdict and (found.verdict.cause, found.verdict.ranks) == ("stopped", (1,))
+    assert ("rank 1 (process" in capfd.readouterr().err) == (kind == "v1")
 
 
 def test_a_cut_link_is_named(tmp_path: Path) -> None:

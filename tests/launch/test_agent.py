@@ -175,21 +175,20 @@ M = TypeVar("M")
 
 
 class Child:
-    """A rank's process that the agent has started. status: with which it has ended; stopped: as it is now."""
+    """A rank's process that the agent has started. status: with which it has ended; stopped: as it is now;
+    polled: how often it was looked at since it was killed, the first of which it does not end for."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.stopped, self.log = rank, False, ""
+        self.rank, self.pid, self.stopped, self.log = rank, 5_000_000 + rank, False, ""
         self.status: int | None = None
-        self.killed = self.waited = 0
+        self.killed = self.polled = 0
 
     def poll(self) -> int | None:
-        return self.status
+        self.polled += bool(self.killed)
+        return -9 if self.polled > 1 else self.status
 
     def kill(self) -> None:
         self.killed += 1
-
-    def wait(self) -> None:
-        self.waited += 1
 
     def said(self) -> str:
         return self.log
@@ -207,6 +206,7 @@ class Node:
         monkeypatch.setattr(agent, "make_room", lambda files, what: self.room.append((files, what)))
         monkeypatch.setattr(agent, "collecting", self._collecting)
         monkeypatch.setattr(agent, "LOOK", 0.01)
+        monkeypatch.setattr(agent, "STATES", 0.02)
         monkeypatch.setattr(agent.subprocess, "Popen", self._popen)
 
     def _popen(self, argv: list[str], *, env: dict[str, str], start_new_session: bool, **options: object) -> str:
@@ -282,9 +282,9 @@ def test_it_starts_its_ranks_and_tells_of_their_ends(
         first.log, first.status = "well" * 9000, 0
         assert node.hear(line, Ended) == Ended(4, 0, "")  # of one that ended well nothing is told
         line.send(Kill(4))  # has ended
+        second.log = "x" + "y" * agent.SAID
         line.send(Kill(5))
         until(lambda: second.killed)
-        second.log, second.status = "x" + "y" * agent.SAID, -9
         assert node.hear(line, Ended) == Ended(5, -9, "y" * agent.SAID)
         assert first.killed == 0
         line.taken().close()
@@ -320,7 +320,7 @@ def test_when_the_launcher_hangs_up_what_runs_is_killed(
         line.taken().close()
 
     assert served(node, plays) == status
-    assert (node.children[0].killed, node.children[0].waited) == ((0, 0) if ended else (1, 1))
+    assert (node.children[0].killed, node.children[0].polled) == ((0, 0) if ended else (1, 2))
 
 
 def test_signals_are_passed_on_and_signs_of_life_given(

@@ -152,6 +152,8 @@ class Ranks:
         self.asked, self.clock = list[int](), clock
         monkeypatch.setattr(hang, "print_stacks", self._print)
         monkeypatch.setattr(hang, "kernel_says", lambda pid: self.kernel.get(pid, ""))
+        self.deaf = set[int]()
+        monkeypatch.setattr(hang, "deaf", lambda pid: pid in self.deaf)
         monkeypatch.setattr(hang, "main_thread_seconds", lambda pid: self.seconds[pid].pop(0))
 
     def _print(self, pid: int) -> bool:
@@ -195,6 +197,14 @@ def test_a_stack_that_does_not_come_is_waited_for_a_while_and_the_kernel_asked(r
     found = ranks.of([mute(0), mute(1), mute(2)])
     assert [one.stack for one in found] == [("it sleeps",), ("wait.py:3 spin",), ("it runs",)]
     assert hang.PRINTED <= clock.now - began < hang.PRINTED + 0.1
+
+
+def test_one_that_takes_no_signal_is_stopped(ranks: Ranks) -> None:
+    ranks.prints, ranks.kernel, ranks.deaf = {0: "", 1: "", 2: STACK}, {0: "it waits", 1: "it sleeps"}, {0, 2}
+    found = ranks.of([mute(0), mute(1), mute(2)])
+    assert [(one.state, one.stack[-1]) for one in found] == [
+        ("stopped", "it waits"), ("runs", "it sleeps"), ("runs", "wait.py:3 spin"),
+    ]  # fmt: skip
 
 
 def test_one_that_computes_is_watched_for_the_whole_while(ranks: Ranks, clock: Clock) -> None:

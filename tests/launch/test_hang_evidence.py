@@ -214,11 +214,11 @@ def test_which_signals_a_process_catches_is_read_as_the_kernel_writes_it(monkeyp
 def test_where_the_kernel_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_says(os.getpid()) == "its main thread is running"
     assert kernel_says(2**22 + 1) == ""
-    texts = {"stat": "1 (a b) D 2 3", "wchan": " pipe_read\n"}
-    monkeypatch.setattr(Path, "read_text", lambda self: texts[self.name])
+    texts = {"stat": f"1 (a b) D {'2 ' * 30}", "wchan": " pipe_read\n", "cgroup": "0::/none"}
+    monkeypatch.setattr(Path, "read_text", lambda self: texts.get(self.name, ""))
     assert kernel_says(1) == "its main thread is in the kernel, waiting for a device (pipe_read)"
-    texts |= {"stat": "1 (sh (x)) T 2", "wchan": "0"}
-    assert kernel_says(1) == "its main thread is T"
+    texts |= {"stat": f"1 (sh (x)) T {'2 ' * 30}", "wchan": "0"}
+    assert kernel_says(1) == "its main thread is stopped by a signal"
 
 
 def frames(count: int) -> str:

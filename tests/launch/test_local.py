@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import PlaitError, RankFailure, RunLost
+from plait.core.base.process import process_since, process_state
 from plait.core.runs.evidence import Verdict
 from plait.core.runs.lock import NAME, RunLock
 from plait.core.runs.parts import ask
+from plait.launch import watch
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
 from plait.launch.watch import RunGuard
@@ -127,6 +129,11 @@ def pending(pid: int) -> int:
     return sum(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
 
 
+def started_at(pid: int) -> int:
+    state = process_state(pid)
+    return state.started if state else 0
+
+
 def when_ready(folder: Path, world: int, act: object) -> threading.Thread:
     """Calls ``act`` when all ranks are up."""
 
@@ -222,6 +229,26 @@ def test_signals_that_are_ignored_already_stay_so(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     assert (tmp_path / "saved0").exists()
+
+
+def test_ranks_that_do_not_listen_are_ended_with_what_they_have_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of benchmarks, which know of no line to a launcher, whatever they do of a signal."""
+    monkeypatch.setattr(watch, "GRACE", 0.5)
+    code = (
+        "import os, pathlib, signal, subprocess, sys, time\n"
+        "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "pathlib.Path(sys.argv[1], 'child' + os.environ['RANK']).write_text(str(child.pid))\n"
+        "pathlib.Path(sys.argv[1], 'ready' + os.environ['RANK']).touch()\n"
+        "time.sleep(600)"
+    )
+    when_ready(tmp_path, 2, lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)])
+    assert run(code, 2, tmp_path) == 143
+    for number in range(2):
+        pid = int((tmp_path / f"child{number}").read_text())
+        wait_until(lambda pid=pid: process_since(pid, started_at(pid)) is None, "what a rank has started goes on")
 
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "work(600)"], ids=["the others wait", "the others work"])

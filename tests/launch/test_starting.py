@@ -28,24 +28,29 @@ TIER = "unit"
 
 
 class Child:
-    """A process that is not there."""
+    """A process that is not there, and ends once it is killed."""
 
     def __init__(self, pid: int, status: int | None = None) -> None:
-        self.pid, self.returncode, self.waited = pid, status, 0
+        self.pid, self.returncode = pid, status
+        CHILDREN[pid] = self
 
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self) -> int | None:
-        self.waited += 1
-        return self.returncode
+
+CHILDREN = dict[int, Child]()
 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Process groups that were sent a signal."""
     sent = list[tuple[int, int]]()
-    monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
+
+    def killpg(group: int, number: int) -> None:
+        sent.append((group, number))
+        CHILDREN[group].returncode = -number
+
+    monkeypatch.setattr(os, "killpg", killpg)
     return sent
 
 
@@ -58,12 +63,9 @@ def test_a_rank_is_ended_with_its_group_while_it_runs(
         assert (one.pid, one.returncode, one.poll(), one.stopped) == (4_000_000, None, None, False)
         one.kill()
         assert killed == [(4_000_000, signal.SIGKILL)]
-        child.returncode = -9
         assert (one.returncode, one.poll()) == (-9, -9)
         one.kill()
         assert len(killed) == 1
-        one.wait()
-        assert child.waited == 1
         monkeypatch.setattr(local, "process_state", lambda pid: SimpleNamespace(stopped=pid == 4_000_000))
         assert one.stopped
 
@@ -123,7 +125,7 @@ def test_all_ranks_are_started_with_logs_and_lines_and_waited_for(
         (0, None, "rank-0.log", subprocess.DEVNULL, 1), (1, "rank-1.log", "rank-1.log", subprocess.DEVNULL, 1),
     ]  # fmt: skip
     assert room == [(4, "2 ranks")]
-    assert [child.waited for child in start.children] == [1, 1] and not killed
+    assert not killed
 
 
 @pytest.mark.parametrize("caught", [False, True])
@@ -144,7 +146,6 @@ def test_what_ends_the_watch_ends_all_ranks(
     with pytest.raises(ValueError, match="it"):
         run_ranks(start, 2, tmp_path, timeout=7.0, **own)
     assert killed == [(5_000_000, signal.SIGKILL), (5_000_001, signal.SIGKILL)]
-    assert [child.waited for child in start.children] == [1, 1]
     ((count, logs, heard, options),) = given
     assert (count, logs) == (2, tmp_path) and (heard is signals) == caught
     assert options == {"timeout": 7.0, "guard": RunGuard()}
@@ -162,8 +163,8 @@ def test_a_forked_rank_is_a_child_that_is_waited_for_once(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "waitpid", waitpid)
     one = Forked(77)
-    assert (one.poll(), one.wait(), one.poll(), one.wait()) == (None, -9, -9, -9)
-    assert asked == [(77, os.WNOHANG), (77, 0)]
+    assert (one.poll(), one.poll(), one.poll()) == (None, -9, -9)
+    assert asked == [(77, os.WNOHANG)] * 2
 
 
 class WarmProcess:
@@ -183,7 +184,7 @@ class WarmProcess:
         assert options["env"] == {"HOME": "/h", "A": "b"} and options["start_new_session"] is True
         assert options["stdin"] == options["stdout"] == options["stderr"] == subprocess.DEVNULL
         self.line = socket.socket(fileno=os.dup(number))
-        return SimpleNamespace(kill=lambda: self.done.append("kill"), wait=lambda: self.done.append("wait"))
+        return SimpleNamespace(pid=1, kill=lambda: self.done.append("kill"), poll=lambda: -9)
 
     @contextmanager
     def _adopting(self) -> Iterator[None]:
@@ -222,7 +223,7 @@ def test_a_warm_process_forks_ranks_that_get_what_is_their_own(process: WarmProc
     forked = one.fork({}, [writes])
     assert forked and forked.pid == 4002
     one.close()
-    assert process.done == ["kill", "wait"]
+    assert process.done == ["kill"]
     for file in (*files, reads, writes):
         os.close(file)
 

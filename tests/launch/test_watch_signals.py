@@ -78,6 +78,16 @@ def test_what_fails_once_ranks_are_to_end_before_they_train_is_no_news(
     assert "ending; nothing is to be saved yet" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("steps", "killed"), [((0, -1), True), ((0, 0), False)])
+def test_ranks_that_have_nothing_to_save_end_soon(story: Story, steps: tuple[int, int], killed: bool) -> None:
+    """Such as do not listen, or hang in an import; a step and its checkpoint may take as long as they do."""
+    story.trains(*steps)
+    late = [lambda: story.after(1.0)] * (int(module.GRACE) + 2)
+    ends = [] if killed else [lambda: story.ends_with(143, 143)]
+    assert story.run(lambda: None, lambda: story.signals.append(signal.SIGTERM), *late, *ends) == 143
+    assert [process.killed for process in story.processes] == [killed, killed]
+
+
 def test_what_fails_while_ranks_save_is_news(story: Story) -> None:
     story.trains(5, 5)
     with pytest.raises(RankFailure, match="rank 0 ended with status 1"):

@@ -4,26 +4,29 @@ much memory it takes, how many cores ours may use. Ports that are kept for proce
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 
 class ProcessState(NamedTuple):
-    """letter: R runs, S sleeps, D waits for a disk, T is stopped, Z has ended. started: ticks since boot."""
+    """letter: R runs, S sleeps, D waits for a disk, T is stopped, t is traced, F is frozen by its control
+    group, Z has ended. started: ticks since boot."""
 
     letter: str
     started: int
 
     @property
     def stopped(self) -> bool:
-        """By a signal or a debugger."""
-        return self.letter in "tT"
+        """By a signal, a debugger or its control group."""
+        return self.letter in "tTF"
 
 
 def process_state(pid: int) -> ProcessState | None:
@@ -34,7 +37,73 @@ def process_state(pid: int) -> ProcessState | None:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # where there is no /proc, nothing is known but whether it is there
         return ProcessState("S", 0) if _exists(pid) else None
-    return ProcessState(words[0], int(words[19]))
+    letter = "F" if words[0] in "SD" and _frozen(pid) else words[0]
+    return ProcessState(letter, int(words[19]))
+
+
+GROUPS = Path("/sys/fs/cgroup")
+"""The folder of control groups."""
+FREEZER = ("get_signal", "do_freezer_trap", "__refrigerator")
+"""Functions of the kernel in which a frozen process sleeps, where the sleep has not only been made longer."""
+
+
+def _frozen(pid: int) -> bool:
+    """Whether the control group of a process, or one above it, is frozen: the kernel shows such a process as
+    one that sleeps (version 2) or waits for a disk (version 1)."""
+    try:
+        groups = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+        where = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return False
+    files = [GROUPS / "freezer" / path[1:] / "freezer.state" for _, kinds, path in groups if "freezer" in kinds]
+    files += [root / path[1:] / "cgroup.events" for _, kinds, path in groups if not kinds
+              for root in (GROUPS, GROUPS / "unified")]  # fmt: skip
+    return where in FREEZER or any(re.search(r"^(frozen 1|FROZEN)$", _text(file), re.MULTILINE) for file in files)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+class Killable(Protocol):
+    """A child that can be ended, as ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number; None if it is no process of this machine."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit status; None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        ...
+
+
+K = TypeVar("K", bound=Killable)
+FROZEN, LETHAL = 1.0, 10.0
+"""Seconds in which a killed process must have ended, if it is frozen and if it is not: first the kernel frees
+what it held."""
+
+
+def end_all(processes: Sequence[K]) -> list[K]:
+    """Kill children and wait until they have ended; those that have not. The kernel ends no process that is
+    frozen, or blocked in a driver, before it is let go."""
+    for process in processes:
+        process.kill()
+    began = time.monotonic()
+    while left := [one for one in processes if one.poll() is None]:
+        letters = {one.pid: state.letter for one in left if (state := process_state(one.pid or 0))}
+        waited = time.monotonic() - began
+        if waited > LETHAL or (waited > FROZEN and {*letters.values()} <= {"F", "Z"}):
+            return [one for one in left if letters.get(one.pid) != "Z"]  # that is what a debugger still holds
+        time.sleep(0.005)
+    return []
 
 
 def process_since(pid: int, started: int) -> ProcessState | None:

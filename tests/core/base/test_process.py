@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import io
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -67,6 +70,68 @@ def test_a_process_is_told_by_its_number_and_when_it_began(proc: Path, letter: s
     assert state is not None and state.stopped == stopped
     assert process.process_since(7, 5000) == (state if there else None)
     assert process.process_since(7, 4999) is None, "another has its number now"
+
+
+@pytest.mark.parametrize(
+    ("letter", "group", "wchan", "file", "text", "found"),
+    [
+        ("D", "6:freezer:/a/b", "futex", "freezer/a/b/freezer.state", "FROZEN\n", "F"),
+        ("D", "6:freezer:/a/b", "futex", "freezer/a/b/freezer.state", "THAWED\n", "D"),
+        ("D", "5:memory:/a/b", "futex", "freezer/a/b/freezer.state", "FROZEN\n", "D"),
+        ("S", "0::/a", "", "a/cgroup.events", "populated 1\nfrozen 1\n", "F"),
+        ("S", "0::/a", "", "unified/a/cgroup.events", "populated 1\nfrozen 1\n", "F"),
+        ("S", "0::/a", "", "a/cgroup.events", "populated 1\nfrozen 0\n", "S"),
+        ("S", "0::/../a", "get_signal", "none", "", "F"),  # in a container, which sees no groups
+        ("S", "0::/../a", "do_poll", "none", "", "S"),
+        ("T", "0::/a", "", "a/cgroup.events", "frozen 1\n", "T"),
+    ],
+)
+def test_a_process_is_frozen_with_its_control_group(
+    proc: Path, monkeypatch: pytest.MonkeyPatch, letter: str, group: str, wchan: str, file: str, text: str, found: str
+) -> None:
+    (proc / "7" / "stat").write_text(stat(letter, 5000))
+    (proc / "7" / "cgroup").write_text(f"9:cpu:/c\n{group}\n")
+    (proc / "7" / "wchan").write_text(wchan)
+    (proc / "groups" / file).parent.mkdir(parents=True)
+    (proc / "groups" / file).write_text(text)
+    monkeypatch.setattr(process, "GROUPS", proc / "groups")
+    state = process.process_state(7)
+    assert state is not None and state == ProcessState(found, 5000) and state.stopped == (found in "FT")
+
+
+class Held:
+    """A child that ends so many seconds after it was killed."""
+
+    def __init__(self, pid: int, letter: str, after: float) -> None:
+        self.pid, self.letter, self.after, self.killed = pid, letter, after, math.inf
+
+    def poll(self) -> int | None:
+        return -9 if process.time.monotonic() >= self.killed + self.after else None
+
+    def kill(self) -> None:
+        self.killed = process.time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("held", "left", "took"),
+    [
+        ([("S", 2.0), ("R", 5.0)], [], 5.0),
+        ([("F", math.inf), ("S", 0.5)], [0], process.FROZEN),
+        ([("F", math.inf), ("D", 3.0)], [0], 3.0),
+        ([("D", math.inf)], [0], process.LETHAL),
+        ([("Z", math.inf)], [], process.FROZEN),  # a debugger has it; it has ended
+    ],
+)
+def test_children_are_waited_for_as_long_as_the_kernel_may_take_to_end_them(
+    monkeypatch: pytest.MonkeyPatch, held: list[tuple[str, float]], left: list[int], took: float
+) -> None:
+    clock: Any = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda seconds: setattr(
+        clock, "now", clock.now + seconds))  # fmt: skip
+    monkeypatch.setattr(process, "time", clock)
+    children = [Held(pid, *one) for pid, one in enumerate(held, start=1)]
+    monkeypatch.setattr(process, "process_state", lambda pid: ProcessState(children[pid - 1].letter, 0))
+    assert process.end_all(children) == [children[at] for at in left]
+    assert clock.now - 100.0 == pytest.approx(took, abs=0.02)
 
 
 def test_without_a_proc_it_is_known_whether_a_process_is_there(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
