@@ -15,6 +15,7 @@ from plait.lab import LabEntry, LabSpec
 from plait.lab import find as find_lab
 from plait.lab import run as run_lab
 from plait.lab import running as running_labs
+from plait.lab import stop as stop_lab
 from plait.lab.slurm import SlurmCluster, SlurmSpec
 from plait.lab.slurm import down as end_slurm
 from plait.lab.slurm import find as find_slurm
@@ -24,7 +25,7 @@ from plait.lab.slurm import up as start_slurm
 __all__ = [
     "LabEntry", "LabSpec", "SlurmCluster", "SlurmSpec", "connect_host", "cut_host", "end_slurm", "find_lab",
     "find_slurm", "reserve_hosts", "run_lab", "running_labs", "running_slurms", "slow_host", "slurm_spec",
-    "start_slurm",
+    "start_slurm", "stop_lab",
 ]  # fmt: skip
 
 
@@ -44,10 +45,14 @@ def connect_host(lab: LabEntry, host: str) -> str:
 
 
 def slow_host(lab: LabEntry, host: str, rate: str) -> str:
-    """Give a link, as ``cut_host`` names it, another rate in both directions: ``100mbit``, ``unlimited``."""
+    """Give a link, as ``cut_host`` names it, another rate in both directions: ``100mbit``, ``unlimited``.
+    Returns the host in words, with the rate before and now. Raises JobError."""
     pod, number = _link(host)
-    (lab.network.slow_pod if pod else lab.network.slow)(number, rate)
-    return _said(pod, number)
+    network = lab.network
+    before = network.pod_rate(number) if pod else network.rate(number)
+    (network.slow_pod if pod else network.slow)(number, rate)
+    now = network.pod_rate(number) if pod else network.rate(number)
+    return f"{_said(pod, number)} had {before}, and has {now}"
 
 
 def _link(name: str) -> tuple[bool, int]:

@@ -14,7 +14,9 @@ app = typer.Typer(
 )
 app.add_typer(lab_slurm.app, name="slurm")
 
-LabName = Annotated[str | None, typer.Option(help="Name of the lab, when several run.")]
+LabName = Annotated[
+    str | None, typer.Option(help="Name of the lab.", show_default="the lab that this shell has started")
+]
 Host = Annotated[str, typer.Argument(metavar="HOST", help="Number of the host, from 0; or pod0 for a minipod's link.")]
 
 
@@ -85,7 +87,19 @@ def slow(
     from plait.api.labs import find_lab, slow_host
 
     entry = find_lab(name)
-    typer.echo(f"{entry.name}: the link of {slow_host(entry, host, rate)} now has {rate}")
+    typer.echo(f"{entry.name}: the link of {slow_host(entry, host, rate)}")
+
+
+@app.command()
+def stop(name: LabName = None) -> None:
+    """End a running lab with its ranks; a run is saved first. Exit status 1 if it has not ended within ten
+    seconds."""
+    from plait.api.labs import find_lab, stop_lab
+
+    entry = find_lab(name)
+    ended = stop_lab(entry, 10.0)
+    typer.echo(f"{entry.name}: {'has ended' if ended else f'was asked to end (process {entry.pid}), and still runs'}")
+    raise typer.Exit(not ended)
 
 
 @app.command("list")

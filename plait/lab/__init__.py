@@ -2,7 +2,7 @@
 
 from plait.lab.lab import Lab
 from plait.lab.network import HostState, LabNetwork
-from plait.lab.registry import LabEntry, find, running
+from plait.lab.registry import LabEntry, find, running, stop
 from plait.lab.runner import run
 from plait.lab.spec import LabSpec
 
@@ -15,4 +15,5 @@ __all__ = [
     "find",
     "run",
     "running",
+    "stop",
 ]

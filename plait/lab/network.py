@@ -208,6 +208,14 @@ class LabNetwork:
         found = self._links([f"pod{pod}" for pod in range(self.spec.pods)]) if self.spec.pods > 1 else []
         return [PodState(pod, rate, cut) for pod, (rate, cut) in enumerate(found)]
 
+    def rate(self, host: int) -> str:
+        """The rate of a host's links now."""
+        return self._links([name(self.checked(host))])[0][0]
+
+    def pod_rate(self, pod: int) -> str:
+        """The rate of a minipod's link to the core now."""
+        return self._links([f"pod{self.checked_pod(pod)}"])[0][0]
+
     def _links(self, ports: Sequence[str]) -> list[tuple[str, bool]]:
         """Of each port its rate, and whether it is cut."""
         links = json.loads(self._call(self.enter(None, [tool("ip"), "-json", "link", "show"]), ""))

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,11 +29,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class LabEntry:
-    """A running lab as other processes see it."""
+    """A running lab as other processes see it. starter: the process that started it (a shell, most often) by
+    its number and when it began itself."""
 
     name: str
     pid: int
     started: int  # clock ticks since boot: with the pid it names one process for ever
+    starter: tuple[int, int]
     spec: LabSpec
     network: LabNetwork
     keeper_started: int
@@ -49,6 +53,7 @@ class LabEntry:
             "name": self.name,
             "pid": self.pid,
             "started": self.started,
+            "starter": self.starter,
             "spec": str(self.spec),
             "network": network,
             "keeper_started": self.keeper_started,
@@ -75,21 +80,37 @@ class LabEntry:
         words = [values["name"], *values["command"]]
         if not all(isinstance(word, str) for word in words) or not isinstance(told["userns"], bool):
             raise TypeError("no entry of a lab")
-        pid, started, keeper_started, keeper, *fds = map(
-            index, (values["pid"], values["started"], values["keeper_started"], told["keeper"], *told["fds"])
-        )
+        shell, since = values["starter"]
+        numbers = (shell, since, values["pid"], values["started"], values["keeper_started"], told["keeper"])
+        shell, since, pid, started, keeper_started, keeper, *fds = map(index, (*numbers, *told["fds"]))
         network = LabNetwork(keeper, tuple(fds), told["userns"], spec)
-        return LabEntry(words[0], pid, started, spec, network, keeper_started, tuple(words[1:]))
+        return LabEntry(words[0], pid, started, (shell, since), spec, network, keeper_started, tuple(words[1:]))
 
 
-def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended (a zombie has)."""
+def _fields(pid: int) -> list[bytes] | None:
+    """What the kernel says of a process from its state on (proc(5)); None if it has ended (a zombie has)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None if fields[0] in (b"Z", b"X") else fields
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it has ended."""
+    fields = _fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _lineage() -> set[tuple[int, int]]:
+    """This process and those above it up to the first of the system, which is everybody's, as
+    ``LabEntry.starter`` has one."""
+    found, pid = set[tuple[int, int]](), os.getpid()
+    while pid > 1 and (fields := _fields(pid)):
+        found.add((pid, int(fields[19])))
+        pid = int(fields[1])
+    return found
 
 
 def note(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence[str]) -> LabEntry:
@@ -98,13 +119,16 @@ def note(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence
         raise JobError(
             f"{name!r} cannot name a lab", fix="Use letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
-    pid, keeper = os.getpid(), network.keeper
+    pid, keeper, shell = os.getpid(), network.keeper, os.getppid()
     with _locked() as folder:
         taken = {entry.name for entry in _read(folder)}
         if name in taken:
             raise JobError(f"a lab called {name!r} is running already", fix="Choose another name")
         chosen = name or next(f"lab{number}" for number in count(1) if f"lab{number}" not in taken)
-        entry = LabEntry(chosen, pid, start_time(pid) or 0, spec, network, start_time(keeper) or 0, tuple(command))
+        starter = (shell, start_time(shell) or 0)
+        entry = LabEntry(
+            chosen, pid, start_time(pid) or 0, starter, spec, network, start_time(keeper) or 0, tuple(command)
+        )  # fmt: skip
         (folder / f"{chosen}.json").write_text(json.dumps(entry.to_dict()))
     return entry
 
@@ -150,16 +174,37 @@ def _locked() -> Iterator[Path]:
 
 
 def find(name: str | None = None) -> LabEntry:
-    """The running lab of that name, or the only one."""
+    """The running lab of that name, or the one that the shell of this process has started. Raises JobError."""
     entries = running()
     if not entries:
         raise JobError("no lab is running", fix="Start one with: plait lab run 2x1@1gbit -- COMMAND")
     names = ", ".join(entry.name for entry in entries)
     if name is None:
-        if len(entries) > 1:
-            raise JobError(f"several labs are running ({names})", fix="Say which one with --lab NAME")
-        return entries[0]
+        lineage = _lineage()
+        own = [entry for entry in entries if {entry.starter, (entry.pid, entry.started)} & lineage]
+        if len(own) == 1:
+            return own[0]
+        if own:
+            names = ", ".join(entry.name for entry in own)
+            raise JobError(f"several labs of this shell are running ({names})", fix="Say which one with --name NAME")
+        problem = f"no lab that is running ({names}) was started by this shell"
+        raise JobError(problem, fix="Say which one with --name NAME, if it is yours to change")
     for entry in entries:
         if entry.name == name:
             return entry
     raise JobError(f"no lab called {name!r} is running", fix=f"Running now: {names}")
+
+
+def stop(entry: LabEntry, seconds: float) -> bool:
+    """Ask a lab to end, as SIGTERM to its process does; whether it has ended within so many seconds."""
+    end = time.monotonic() + seconds
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(entry.pid)
+        try:
+            if entry.alive:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+        finally:
+            os.close(handle)
+    while entry.alive and time.monotonic() < end:
+        time.sleep(0.02)
+    return not entry.alive

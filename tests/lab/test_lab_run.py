@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plait.cli.lab import app
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.lab import Lab, LabSpec, running
-from tests.support.lab import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
+from tests.support.lab import CLI, REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -106,6 +106,27 @@ def test_a_signal_ends_everything(running_lab: subprocess.Popen[str], own_list: 
     running_lab.communicate(timeout=60)
     assert running_lab.returncode == 128 + number
     assert not processes_of(own_list)
+    assert not running()
+
+
+def test_a_lab_of_another_shell_is_changed_by_its_name_alone(plait_lab: PlaitLab, own_list: Path) -> None:
+    """A lab whose shell is still there, and one of this process."""
+    code = f"touch {own_list}/up; sleep 60"
+    argv = [sys.executable, "-c", CLI, "run", "--name", "theirs", "2x1@1gbit", "--", "sh", "-c", code]
+    shell = subprocess.Popen(["sh", "-c", '"$@"; true', "sh", *argv], stderr=subprocess.DEVNULL)
+    wait_until((own_list / "up").exists, "the ranks did not start")
+    for words in (["slow", "1", "100mbit"], ["cut", "1"], ["heal", "1"], ["stop"]):
+        done = plait_lab(*words, status=2)
+        assert "no lab that is running (theirs) was started by this shell" in done.stderr
+    with Lab(LabSpec(2, 1, "1gbit"), name="ours"):
+        assert plait_lab("slow", "1", "100mbit").stdout == "ours: the link of host 1 had 1gbit, and has 100mbit\n"
+        assert plait_lab("slow", "--name", "theirs", "0", "unlimited").stdout == (
+            "theirs: the link of host 0 had 1gbit, and has unlimited\n"
+        )
+        with Lab(LabSpec(1, 1), name="more"):
+            assert "several labs of this shell are running (more, ours)" in plait_lab("cut", "0", status=2).stderr
+    assert plait_lab("stop", "--name", "theirs").stdout == "theirs: has ended\n"
+    shell.wait(60)
     assert not running()
 
 
