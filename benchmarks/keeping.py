@@ -126,7 +126,7 @@ def make_parser(doc: str | None, *, rounds: int, quick: int = 2, cases: Iterable
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    """End what this process has started, and itself: of a signal's default way children would know nothing."""
+    """End what this process has started, and itself: by default its children would go on."""
     for file in Path("/proc/self/task").glob("*/children"):
         for pid in file.read_text().split():
             with suppress(ProcessLookupError):

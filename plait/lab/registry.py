@@ -104,8 +104,8 @@ def start_time(pid: int) -> int | None:
 
 
 def _lineage() -> set[tuple[int, int]]:
-    """This process and those above it up to the first of the system, which is everybody's, as
-    ``LabEntry.starter`` has one."""
+    """This process and those above it, as ``LabEntry.starter`` has one; but for the first of the system,
+    which is everybody's."""
     found, pid = set[tuple[int, int]](), os.getpid()
     while pid > 1 and (fields := _fields(pid)):
         found.add((pid, int(fields[19])))

@@ -159,8 +159,8 @@ def print_stacks(pid: int) -> bool:
 
 
 def deaf(pid: int) -> bool:
-    """Whether the signal of ``print_stacks`` still waits to be taken: the kernel lets no thread run that could,
-    though a processor is free for it."""
+    """Whether the signal of ``print_stacks`` still waits to be taken though the process is not in line for a
+    processor: the kernel lets no thread run that could take it."""
     state = process_state(pid)
     return bool(STACKS and _signals(pid, "SigPnd:", "ShdPnd:") >> (STACKS - 1) & 1) and state is not None \
         and state.letter != "R"  # fmt: skip
