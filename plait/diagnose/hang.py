@@ -6,9 +6,9 @@ The rules, in this order; each says what it has found, and none falls back on a 
    nothing hangs;
 2. members of a group began different things as their n-th call: the majority is right;
 3. a rank has ended, is stopped or frozen, or has been at something else for too long, and others wait for
-   it: it is the cause. For too long is the deadline, or twice the longest that it was ever at one thing; several times
-   as long for what it does for the first time, and for a piece of work for which it takes a processor. A
-   rank that goes on to the next thing in that time is slow, and no cause;
+   it: it is the cause. For too long is the deadline, or twice the longest that it was ever at one thing;
+   several times as long for what it does for the first time, and for a piece of work for which it takes a
+   processor. A rank that goes on to the next thing in that time is slow, and no cause;
 4. everybody has begun a call and nobody ends it: the network, named by who reaches whom, else a rank that
    does not answer;
 5. ranks wait for each other in a circle: a deadlock;

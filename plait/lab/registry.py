@@ -174,7 +174,7 @@ def _locked() -> Iterator[Path]:
 
 
 def find(name: str | None = None) -> LabEntry:
-    """The running lab of that name, or the one that the shell of this process has started. Raises JobError."""
+    """The running lab of that name, or the one that this process's shell has started. Raises JobError."""
     entries = running()
     if not entries:
         raise JobError("no lab is running", fix="Start one with: plait lab run 2x1@1gbit -- COMMAND")
