@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.program import mip
+from benchmarks.papers.found import job_file
+from plait.api.placing import plan_of, volumes_of
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix, Volume
@@ -44,6 +46,16 @@ def test_a_profiled_job_is_its_own_nearest() -> None:
         found = affinity_of(matrix(volume.weights, volume.dp, volume.pp), known_profiled(), one.gpu)
         assert found.alpha == one.alpha
         assert "distance 0.0" in found.why
+
+
+@pytest.mark.parametrize(("file", "row"), [("arnold", "24B dense"), ("arnold-experts", "24B mixture of experts")])
+def test_the_job_that_a_shipped_row_stands_for_finds_it(file: str, row: str) -> None:
+    """Its bytes are those that the planner counts of that job."""
+    plan, _, gpu, each = plan_of(job_file(file), [])
+    asked = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
+    found = affinity_of(asked, known_profiled(), gpu)
+    assert f"as {row} on H800, the nearest profiled job (distance 0.0)" in found.why
+    assert found.alpha == next(one.alpha for one in known_profiled() if one.name == row)
 
 
 def test_neither_ratio_decides_alone() -> None:
@@ -168,9 +180,9 @@ ROW = """
 name = "{name}"
 gpu = "H800"
 micro_batch = 1
-weights = 3.0e9
-dp = 1.0e10
-pp = 8.6e9
+weights = 3.049e9
+dp = 7.625e9
+pp = 6.443e9
 gain_dp = {dp}
 gain_pp = 0.02
 source = "plait measure placement"
@@ -185,7 +197,7 @@ def test_a_users_own_jobs_come_before_those_that_ship(tmp_path: Path, monkeypatc
     own_rows().parent.mkdir(parents=True)
     own_rows().write_text(ROW.format(name="first", dp=0.02) + ROW.format(name="again", dp=0.06))
     assert [one.name for one in known_profiled()] == ["again", "first", *(one.name for one in shipped)]
-    found = affinity_of(matrix(3.0e9, 1.0e10, 8.6e9), known_profiled(), "H800")
+    found = affinity_of(matrix(3.049e9, 7.625e9, 6.443e9), known_profiled(), "H800")
     assert found.alpha == pytest.approx(0.75)
     assert "as again on H800" in found.why
     own_rows().write_text("[[jobs]]\nname = 3\n")
