@@ -120,7 +120,7 @@ def plan_job(
 
     file = Path(file)
     factors, over, note = parse_changes(changes), PassedOver(), ""
-    written, told = None, read_configuration(file)
+    written, told = None, read_configuration(file, overrides)
     if file.suffix == ".json" and told is None:
         written = Plan.read(file)
         if other := [one for one in overrides if not one.startswith("place.")]:

@@ -68,7 +68,7 @@ accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-positi
 no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split
 account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce use-precision-aware-optimizer
 apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias fp8-param-gather decrease-batch-size-if-needed
-multi-latent-attention
+multi-latent-attention checkpoint-activations
 """
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value that are understood."""
@@ -190,6 +190,55 @@ HARMLESS_STARTS = (
     "one-logger-",
 )
 """Of families of such flags."""
+UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES})
+"""Flags that are read."""
+SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp",
+        "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
+"""Older names."""
+_ALONE = """
+align-param-gather apply-query-key-layer-scaling async-save attention-softmax-in-fp32 auto-detect-ckpt-format
+batch-p2p-communication bias-dropout-fusion bias-gelu-fusion bias-swiglu-fusion cache-mla-latents
+calc-ft-timeouts calculate-per-token-loss ckpt-assume-constant-structure ckpt-fully-parallel-load
+ckpt-fully-parallel-save cpu-offloading create-attention-mask-in-dataloader dataloader-defer-npy-index-mmap
+dataloader-fast-cache-load ddp-average-in-collective ddp-pad-buckets-for-high-nccl-busbw delay-wgrad-compute
+deterministic-mode dist-ckpt-save-pre-mcore-014 distrib-optim-fully-reshardable-mem-efficient eod-mask-loss
+exit-on-missing-checkpoint exit-signal-handler external-cuda-graph fake-init-process-group
+fine-grained-activation-offloading finetune first-last-layers-bf16 fp4-param-gather fp8-wgrad
+fsdp-double-buffer fsdp-manual-registration full-validation gradient-accumulation-fusion
+inference-rng-tracker init-method-xavier-uniform init-model-with-meta-device keep-fp8-transpose-cache
+lazy-mpu-init manual-gc manual-gc-eval masked-softmax-fusion mock-data moe-grouped-gemm
+moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-enable-expert-bias
+moe-router-force-load-balancing moe-router-fusion moe-router-padding-for-fp8
+moe-router-padding-for-quantization moe-router-pre-softmax moe-shared-expert-overlap
+moe-use-legacy-grouped-gemm one-logger-async override-opt-param-scheduler perform-initialization profile
+record-memory-history replication reuse-grad-buf-for-mxfp8-param-ag rotary-interleaved sft skip-train
+standalone te-rng-tracker tp-comm-overlap trust-remote-code verify-integrity
+"""
+ALONE = SWITCHES | frozenset(_ALONE.split())
+_ALONE_STARTS = ("no-", "log-", "use-", "overlap-", "enable-", "check-for-", "reset-")
+_NOT_ALONE = ("log-dir", "log-interval", "log-memory-interval", "no-decay-cond-type", "no-rope-freq",
+              "no-weight-decay-cond-type")  # fmt: skip
+_SEVERAL = """
+cp-comm-type cuda-graph-modules cuda-graph-scope data-path train-data-path valid-data-path test-data-path
+hierarchical-context-parallel-sizes high-priority-stream-groups iterations-to-skip moe-aux-loss-coeff
+moe-layer-freq moe-router-load-balancing-type no-rope-freq offload-modules profile-ranks rampup-batch-size
+recompute-modules tiktoken-special-tokens window-attn-skip-freq
+"""
+SEVERAL = frozenset(_SEVERAL.split())
+"""Flags with several values."""
+
+
+def known_flag(name: str) -> bool:
+    """Whether a flag is read, or known not to be."""
+    known = UNDERSTOOD | UNMODELLED | HARMLESS | LAUNCH | SAME.keys()
+    return name in known or name.startswith((*UNMODELLED_STARTS, *HARMLESS_STARTS))
+
+
+def takes_none(name: str) -> bool:
+    """Whether a flag has no value."""
+    return name in ALONE or (name.startswith(_ALONE_STARTS) and name not in _NOT_ALONE)
+
+
 BRIDGE: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank", "gated_linear_unit": "swiglu",
     "layernorm_epsilon": "norm-epsilon", "seq_length": "seq-length", "rope_scaling": "use-rope-scaling",

@@ -25,13 +25,14 @@ from plait.plan.megatron_flags import (
     HARMLESS,
     HARMLESS_STARTS,
     MORE_SHAPES,
+    SAME,
     SHAPES,
     SWITCHES,
     UNMODELLED,
     UNMODELLED_STARTS,
     VALUES,
 )
-from plait.plan.read_megatron import SAME, megatron_told
+from plait.plan.read_megatron import megatron_told
 from plait.plan.read_shell import Argument
 from plait.plan.step_log import StepLine, add_line
 from plait.plan.told import Told

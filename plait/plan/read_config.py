@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from plait.core.base.codec.json_text import parse_table
@@ -24,16 +25,16 @@ from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
-from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SHAPES, SWITCHES
+from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SAME, SHAPES, SWITCHES, known_flag
 from plait.plan.megatron_rules import OF_RECIPES
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_huggingface import huggingface_told
 from plait.plan.read_literals import Called, LiteralSettings, python_settings
-from plait.plan.read_megatron import SAME, known_flag, megatron_told
+from plait.plan.read_megatron import megatron_told
 from plait.plan.read_nemo import is_nemo, nemo_told
 from plait.plan.read_shell import Argument, read_script
 from plait.plan.read_torchtitan import torchtitan_told
-from plait.plan.told import Told
+from plait.plan.told import Told, settings_of
 
 LARGEST = 2 << 20
 """Bytes of a configuration."""
@@ -55,16 +56,17 @@ COMMENTS = re.compile(rb"\A(?:\s*+#[^\n]*+\n)++")
 JSON = "Name a plan (plan.json), DeepSpeed's configuration or Hugging Face's config.json"
 
 
-def read_configuration(path: Path) -> Told | None:
-    """What a file says, if it is another framework's; None for a job and a plan of Plait. Raises JobError
-    naming the file."""
+def read_configuration(path: Path, overrides: Sequence[str] = ()) -> Told | None:
+    """What a file says, if it is another framework's; None for a job and a plan of Plait. overrides:
+    ``section.key=value`` settings that say what the file leaves to its run. Raises JobError naming the
+    file."""
     try:
-        return _read(path, path.suffix.partition(":")[0])
+        return _read(path, path.suffix.partition(":")[0], settings_of(overrides))
     except JobError as error:
         raise error if error.file else error.in_file(str(path)) from None
 
 
-def _read(path: Path, kind: str) -> Told | None:
+def _read(path: Path, kind: str, said: Mapping[str, str]) -> Told | None:
     if kind == ".json":
         return _json(path)
     if kind == ".toml":
@@ -73,9 +75,9 @@ def _read(path: Path, kind: str) -> Told | None:
         return _python(path)
     if kind in YAML:
         values = load(_text(path))
-        return nemo_told(str(path), values) if is_nemo(values) else _megatron(path, list(_arguments(values)))
+        return nemo_told(str(path), values) if is_nemo(values) else _megatron(path, list(_arguments(values)), said)
     if kind in PLAIN:
-        return _flags(path)
+        return _flags(path, said)
     return None
 
 
@@ -86,16 +88,18 @@ def _text(path: Path) -> str:
         raise JobError(f"cannot be read: {reason_of(error)}", file=str(path), fix="Name a text file") from None
 
 
-def _flags(path: Path) -> Told:
-    script = read_script(_text(path))
+def _flags(path: Path, said: Mapping[str, str]) -> Told:
+    script = read_script(_text(path), str(path))
     if not script.arguments:
         raise JobError("has no --flags", file=str(path), fix="Name a job (.toml), a plan (.json) or a configuration")
-    told = _megatron(path, script.arguments)
+    told = _megatron(path, script.arguments, said, script.why)
     told.notes += script.notes
     return told
 
 
-def _megatron(path: Path, given: Sequence[Argument]) -> Told:
+def _megatron(
+    path: Path, given: Sequence[Argument], said: Mapping[str, str], why: Mapping[str, str] = MappingProxyType({})
+) -> Told:
     """The job of Megatron-LM's flags. Raises JobError where none of them says a job's shape."""
     if not {*DEGREES, *SHAPES} & {SAME.get(one.name, one.name) for one in given}:
         for one in given:
@@ -106,7 +110,7 @@ def _megatron(path: Path, given: Sequence[Argument]) -> Told:
         problem = f"has {len(given)} flags, none of which says a size of Megatron-LM's: {first}"
         fix = "Name a command line of Megatron-LM, or a job (.toml)"
         raise JobError(problem, file=str(path), fix=fix)
-    return megatron_told(str(path), given)
+    return megatron_told(str(path), given, said=said, why=why)
 
 
 def _json(path: Path) -> Told | None:

@@ -7,26 +7,25 @@ SwiGLU), gradients that bf16 accumulates in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plait.plan.frameworks import FRAMEWORKS, GROUPS, KEPT
 from plait.plan.megatron_flags import (
     DEGREES,
-    EXPERTS,
     HARMLESS,
     HARMLESS_STARTS,
     LAUNCH,
-    MORE_SHAPES,
-    SHAPES,
+    SAME,
     SHARDED,
     SWITCHES,
     TYPES,
+    UNDERSTOOD,
     UNMODELLED,
     UNMODELLED_STARTS,
-    VALUES,
 )
 from plait.plan.megatron_layout import layout, stages_of
 from plait.plan.megatron_rules import RULES, Flags, Rule
+from plait.plan.megatron_unknown import settled
 from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
@@ -36,22 +35,24 @@ COMM_TYPES = ("p2p", "a2a", "allgather", "a2a+p2p")
 FUSED_LOGIT = {"native": 6.0, "te": 4.0}
 """Bytes of a logit where the loss is one kernel: bf16 and fp32 in place (megatron/core/fusions); Transformer
 Engine's writes the gradient over it."""
-SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp", "checkpoint-activations": "",
-        "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
-"""Older names."""
 VERSION = FRAMEWORKS["megatron"].version
 SIZES_GROUPS = "microbatch-group-size-per-virtual-pipeline-stage"
 """With it groups of micro-batches are no longer as large as there are places."""
 
 
-def megatron_told(file: str, given: Sequence[Argument], *, rules: Sequence[Rule] = RULES) -> Told:
-    """The job of a command line. rules: Megatron-LM's, to which it is held; none where it has run. Raises
-    JobError for what breaks them, for other contradictions and for values that are none."""
+def megatron_told(
+    file: str, given: Sequence[Argument], *, rules: Sequence[Rule] = RULES, said: Mapping[str, str] | None = None,
+    why: Mapping[str, str] | None = None,
+) -> Told:  # fmt: skip
+    """The job of a command line. rules: Megatron-LM's, to which it is held; none where it has run. said: keys
+    of the job that stand beside it; why: what decides values that are not known. Raises JobError for what
+    breaks rules, for other contradictions, for values that are none, and for those that are not known."""
     told = Told("megatron", file, rounds=0)
     if any(one.name.startswith("deepspeed") for one in given):
         told.caveat = "This is Megatron-DeepSpeed's (--deepspeed); rules and predictions are those of Megatron-LM."
+    given = settled(told, [one._replace(name=SAME.get(one.name, one.name)) for one in given], said or {}, why or {})
     flags = _sorted(told, given)
-    _check(told, {SAME.get(one.name, one.name): one.values for one in given}, rules)
+    _check(told, {one.name: one.values for one in given}, rules)
     for read in (
         _degrees,
         read_model,
@@ -76,30 +77,19 @@ def _check(told: Told, flags: Flags, rules: Sequence[Rule]) -> None:
             raise told.refuse(f"--{rule.flag}", f"{rule.problem} ({VERSION}, {rule.source})", rule.fix)
 
 
-UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES})
-"""Flags that are read."""
-
-
-def known_flag(name: str) -> bool:
-    """Whether a flag is read, or known not to be."""
-    known = UNDERSTOOD | UNMODELLED | HARMLESS | LAUNCH | SAME.keys()
-    return name in known or name.startswith((*UNMODELLED_STARTS, *HARMLESS_STARTS))
-
-
 def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
     """Flags that are understood, by name; the rest is told apart."""
     found = dict[str, Sequence[str]]()
     for one in given:
-        name = SAME.get(one.name, one.name)
+        name = one.name
         if name in UNDERSTOOD:
             if name not in SWITCHES and not one.values:
-                raise told.refuse(f"--{one.name}", "has no value", "Give it one, or leave it out")
-            values = () if name in SWITCHES else one.values
-            if name in found and tuple(found[name]) != tuple(values):
+                raise told.refuse(f"--{name}", "has no value", "Give it one, or leave it out")
+            if name in found and tuple(found[name]) != one.values:
                 told.notes.append(
-                    f"--{name} stands twice: its last value, {' '.join(values)}, counts, as it does there."
+                    f"--{name} stands twice: its last value, {' '.join(one.values)}, counts, as it does there."
                 )
-            found[name] = values
+            found[name] = one.values
         elif name in LAUNCH or name in HARMLESS or name.startswith(HARMLESS_STARTS) or name.isupper():
             told.harmless.append(f"--{name}")  # in capitals: of the environment
         elif name in UNMODELLED or name.startswith(UNMODELLED_STARTS):
@@ -273,6 +263,9 @@ def _recomputation(told: Told, flags: Flags) -> tuple[str, str]:
     if kind not in ("", "full", "selective"):
         raise told.refuse("--recompute-granularity", f"'{kind}' is unknown", "Use full or selective")
     over = "recompute-activations" in flags
+    if "checkpoint-activations" in flags and not (over or kind):
+        told.notes.append("--checkpoint-activations, an older name, is read as full recomputation of every layer.")
+        return "full", "uniform"
     if method and (over or kind != "full"):
         beside = "--recompute-activations" if over else f"--recompute-granularity {kind or '(none)'}"
         raise told.refuse("--recompute-method", f"stands beside {beside}", "It is full recomputation's")

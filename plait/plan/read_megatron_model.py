@@ -7,7 +7,7 @@ import re
 from math import inf
 from typing import Any
 
-from plait.plan.megatron_flags import DEGREES, EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
+from plait.plan.megatron_flags import EXPERTS, FRACTIONS, LATENT, MORE_SHAPES, ROPE_ORIGINAL, SHAPES
 from plait.plan.megatron_rules import Flags
 from plait.plan.told import Told, number, whole_number
 
@@ -15,24 +15,11 @@ TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokeni
 """Tokens of those that have one vocabulary alone."""
 GROUPS = 1
 """Groups of queries where none are said (``TransformerConfig.num_query_groups``)."""
-UNSAID = re.compile(r"\$|<.*>")
-"""What a script leaves to whoever starts it."""
 
 
 def whole_flag(told: Told, flags: Flags, name: str, default: int | None = None) -> int | None:
-    """A flag's number. Raises JobError for one that the script leaves open."""
-    if name not in flags:
-        return default
-    text = flags[name][0]
-    if UNSAID.search(text):
-        fix = "Set it in the script"
-        keys = {**DEGREES, **EXPERTS}
-        if name in keys:
-            fix += f", or add {keys[name]}=... to the command"
-            told.unknown.append(f"--{name} {text}")
-            return default
-        raise told.refuse(f"--{name}", f"'{text}' is left to whoever starts it", fix)
-    return whole_number(told, f"--{name}", text)
+    """A flag's number. Raises JobError for one that is none."""
+    return whole_number(told, f"--{name}", flags[name][0]) if name in flags else default
 
 
 def read_model(told: Told, flags: Flags) -> None:

@@ -18,8 +18,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from plait.plan.megatron_flags import known_flag
 from plait.plan.read_deepspeed import flattened
-from plait.plan.read_megatron import known_flag, megatron_told
+from plait.plan.read_megatron import megatron_told
 from plait.plan.read_megatron_model import TOKENIZERS
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told

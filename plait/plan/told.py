@@ -23,6 +23,7 @@ from typing import Any
 from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
+from plait.core.job.left_open import PLANNED
 from plait.core.job.spec import Job
 from plait.plan.frameworks import Framework, framework_of
 
@@ -31,6 +32,10 @@ MISSING = {
     "train.global_batch_size": "how many sequences a step has",
 }
 """What no job is predicted without, and what is said of it."""
+
+
+WHOLE = "strategy"
+"""The section that the command line can leave to the planner."""
 
 
 @dataclass
@@ -227,6 +232,20 @@ class Told:
         if not {"preset", "huggingface", "vocab"} & model.keys():
             problem = "does not say how many tokens the vocabulary has"
             raise JobError(problem, file=self.file, key="model.vocab", fix="Add model.vocab=... to the command")
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, str]:
+    """Settings by key; those of a whole section by each key of it that a planner may choose.
+
+    >>> settings_of(["strategy=auto", "strategy.tp=8"])["strategy.tp"]
+    '8'
+    """
+    found = dict[str, str]()
+    for one in overrides:
+        key, _, text = one.partition("=")
+        key, text = key.strip(), text.strip().strip("\"'")
+        found |= dict.fromkeys(PLANNED, "auto") if (key, text) == (WHOLE, "auto") else {key: text}
+    return found
 
 
 def _degree(value: Any, key: str) -> int | None:

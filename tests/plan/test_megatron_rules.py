@@ -41,7 +41,7 @@ BROKEN = {
     f"{EXPERTS} --pipeline-model-parallel-size 2": "--num-virtual-stages-per-pipeline-rank 2",
     "--num-experts 8 --overlap-moe-expert-parallel-comm": "--expert-model-parallel-size 8",
     f"{EXPERTS} {BLOCK} --recompute-num-layers 1": None,
-    "--window-size (1023,0) --context-parallel-size 2": "--cp-comm-type a2a",
+    "--window-size '(1023,0)' --context-parallel-size 2": "--cp-comm-type a2a",
 }  # fmt: skip
 """Flags that break a rule each, and others with which they keep it; None where only leaving one out helps."""
 

@@ -26,7 +26,7 @@ from plait.plan.emit import emit
 from plait.plan.frameworks import FRAMEWORKS
 from plait.plan.megatron_flags import DEGREES, EXPERTS, HARMLESS, MORE_SHAPES, SHAPES, SWITCHES, UNMODELLED, VALUES
 from plait.plan.read_megatron import megatron_told
-from plait.plan.read_shell import Argument, arguments
+from plait.plan.read_shell import arguments
 from plait.plan.told import Told
 from tests.plan.test_emit_rules import ONE, SPACE
 
@@ -41,7 +41,7 @@ torchrun --nproc_per_node $GPUS --nnodes ${NODES} --master_port 6000 pretrain_gp
   --global-batch-size 1536 --fp16 --lr 6.0e-5 --vocab-file $1 --save $2
 """
 LLAMA3 = """
-SEQ=8192
+SEQ=8192; DTYPE=fp8
 if [[ $DTYPE == fp8 ]]; then
   FP8+=( "--fp8-format hybrid" "--fp8-amax-history-len 1024" "--fp8-param-gather" )
 fi
@@ -337,39 +337,6 @@ def test_what_is_emitted_is_read_back(at: int) -> None:
     always = ("pp", "dp", "cp", "tp", "ring", "micro", "num_micro", "sequence_parallel", "optim")
     same = {name for name in always if got[name] == point[name]}
     assert same == set(always), {name: (got[name], point[name]) for name in always}
-
-
-def test_numbers_in_a_script_are_computed_and_what_is_left_open_is_named() -> None:
-    found = {one.name: one.values for one in arguments("A=4\nB=$((A*2+1))\nrun --x $B --y ${C:-7} --z $D --w ${A}k")}
-    assert found == {"x": ("9",), "y": ("7",), "z": ("$D",), "w": ("4k",)}
-    told = read(flags(tensor_model_parallel_size="$TP"))
-    assert told.unknown == ["--tensor-model-parallel-size $TP"]
-    with pytest.raises(JobError, match="is left to whoever starts it"):
-        read(flags(recompute_granularity="full", recompute_method="block", recompute_num_layers="$1")).job()
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("# --a 1\n--b 2 # --c 3", [("b", ("2",))]),
-        ("ARGS=(\n  --a 1 # one\n # --b 2\n --c\n)\nrun ${ARGS[@]}", [("a", ("1",)), ("c", ())]),
-        ("ARGS='--a 1\n --b'\nrun $ARGS", [("a", ("1",)), ("b", ())]),
-        ("X=1\nX=2\nrun --a $X", [("a", ("2",))]),
-        ("A=(--a 1)\nA+=(--b 2)\nrun ${A[*]}", [("a", ("1",)), ("b", ("2",))]),
-        ("run --a 1 | tee log --b", [("a", ("1",)), ("b", ())]),
-        ("run --a_b=3 --c 'x y'", [("a-b", ("3",)), ("c", ("x y",))]),
-        ("A=(--a $1)", [("a", ("$1",))]),
-        ("A=$A\nrun --a $A", [("a", ("$A",))]),
-        ('A=(--a 1)\nA=( "${A[@]}" --b )\nrun ${A[@]}', [("a", ("1",)), ("b", ())]),
-        ("run --a ${1:-x} --b ${2}", [("a", ("x",)), ("b", ("${2}",))]),
-        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\nrun --a 1",
-         [("nproc-per-node", ("8",)), ("nnodes", ("4",)), ("a", ("1",))]),
-        ("#SBATCH -N 4\n#SBATCH --gres=gpu:h100:8\nrun --nnodes $SLURM_NNODES --nproc-per-node 2",
-         [("nnodes", ("4",)), ("nproc-per-node", ("2",))]),
-    ],
-)  # fmt: skip
-def test_arguments_of_scripts(text: str, found: list[tuple[str, tuple[str, ...]]]) -> None:
-    assert arguments(text) == [Argument(*one) for one in found]
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

@@ -1,143 +1,144 @@
-"""Shell scripts: which branches run, and what a run decides."""
+"""Shell scripts, held to what bash passes: what Plait understands of one is what it understands of the words
+that bash gives the program, or a word is named that nobody knows before a run."""
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plait.api.planning import plan_job
 from plait.core.base.errors import JobError
-from plait.plan.read_branches import taken
-from plait.plan.read_shell import arguments, read_script
-from tests.plan.told_files import told
+from tests.support.command import plait
 
-SIZES = """
-MODEL=${1:-7B}
-case $MODEL in
-  7B) L=32; H=4096 ;;
-  13B | 14B)
-    L=40
-    H=5120 ;;
-  *) echo "what's $MODEL?"; exit 1 ;;
-esac
-if [[ "$DTYPE" == "fp8" && $L -gt 30 ]]; then
-  ARGS=(
-    --fp8-format hybrid
-  )
-elif [ "$DTYPE" = bf16 ]; then ARGS=(--bf16)
-else
-  ARGS=(--fp16)
-fi
-run --num-layers $L --hidden-size $H "${ARGS[@]}"
+RUN = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py"
+SIZES = "--num-layers 24 --hidden-size 2048 --micro-batch-size 2 --global-batch-size 64"
+COMMON = (
+    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --padded-vocab-size 50304 "
+    "--lr 1e-4 --train-iters 100"
+)
+FILES = {
+    "plait_common.sh": "LAYERS=24\nPARALLEL_ARGS=(--tensor-model-parallel-size 4 --bf16)\n",
+    "plait_args.txt": "--tensor-model-parallel-size 2 --bf16\n",
+    "plait_number.txt": "4\n",
+    "plait_pairs.txt": "tp 4\n",
+}
+"""Beside each script."""
+PRINTS = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" >> words; printf "\\1\\0" >> words\n'
+STARTS = """#!/bin/bash
+while [ $# -gt 0 ]; do
+    case "$1" in bash|sh|python|python3|torchrun|numactl) exec "$@" ;; *) shift ;; esac
+done
 """
+"""What stands for programs: those that print their words, those that start others, those that do nothing."""
+PROGRAMS = {
+    **dict.fromkeys(("torchrun", "python", "python3", "deepspeed"), PRINTS),
+    **dict.fromkeys(("srun", "mpirun", "numactl", "nohup"), STARTS), "clear": "#!/bin/bash\n",
+}  # fmt: skip
+SLURM = {"SLURM_NNODES": "--nodes[= ](\\d+)|-N ?(\\d+)", "SLURM_GPUS_PER_NODE": "--gpus-per-node=(\\d+)"}
+"""Variables that Slurm sets of a script's own lines."""
 
 
-def shown(text: str) -> str:
-    return " ".join(map(str, arguments(text)))
+def filled(text: str) -> str:
+    for mark, words in ((r"\bSIZES\b", SIZES), (r"\bRUN\b", RUN), (r"(?<=[ \n])@(?=[\s\"';]|$)", COMMON)):
+        text = re.sub(mark, words, text)
+    return f"#!/bin/bash\n{text}"
 
 
-@pytest.mark.parametrize(
-    ("before", "found"),
-    [
-        ("DTYPE=fp8\nset -- \n", "--num-layers 32 --hidden-size 4096 --fp8-format hybrid"),
-        ("DTYPE=bf16\n", "--num-layers 32 --hidden-size 4096 --bf16"),
-        ('DTYPE="fp16"\n', "--num-layers 32 --hidden-size 4096 --fp16"),
-    ],
-)
-def test_what_a_script_decides_itself_is_read_as_it_runs(before: str, found: str) -> None:
-    script = read_script(before + SIZES)
-    assert " ".join(map(str, script.arguments)) == found and not script.open
+_, *PARTS = re.split(r"^### (.*)\n", (Path(__file__).parent / "shell_forms.txt").read_text(), flags=re.MULTILINE)
+FORMS = dict(zip(PARTS[::2], map(filled, PARTS[1::2]), strict=True))
+KNOWN = [name for name in FORMS if not name.startswith("NAMED")]
+NAMED = [name for name in FORMS if name.startswith("NAMED")]
 
 
-def test_another_size_is_another_branch() -> None:
-    assert "--num-layers 40 --hidden-size 5120" in shown("DTYPE=x\n" + SIZES.replace(":-7B", ":-14B"))
+def passed(folder: Path, text: str) -> list[str]:
+    """What bash gives each run of the program, as command lines."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for name, program in PROGRAMS.items():
+        (tools / name).write_text(program)
+        (tools / name).chmod(0o755)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    (folder / "run.sh").write_text(text)
+    (folder / "words").touch()
+    asked = {name: re.search(f"^#SBATCH (?:{how})", text, re.MULTILINE) for name, how in SLURM.items()}
+    slurm = {name: next(filter(None, found.groups())) for name, found in asked.items() if found}
+    if "ntasks-per-node" in text and "SLURM_NNODES" in slurm:
+        slurm["SLURM_NTASKS"] = str(8 * int(slurm["SLURM_NNODES"]))
+    here = {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(folder), **slurm}
+    subprocess.run(["bash", "run.sh"], cwd=folder, env=here, capture_output=True, timeout=60, check=False)
+    runs = (folder / "words").read_text().split("\0\1\0")[:-1]
+    return [shlex.join(run.split("\0")) for run in runs if "--num-layers" in run]
 
 
-def test_what_a_run_decides_is_named(tmp_path: Path) -> None:
-    text = "L=24\nif [ $FP8 = 1 ]; then\n  L=48; X=--bf16\nfi\n"
-    text += "run --num-layers $L --hidden-size 64 $X --num-attention-heads 4"
-    assert read_script(text).open == {"if [ $FP8 = 1 ]": ["L", "X"]}
-    assert "--num-layers 48" in shown(text)
-    said = " ".join(told(tmp_path, "a.sh", text).lines())
-    assert "A run decides if [ $FP8 = 1 ], which sets L, X: all of its branches are read" in said
+def understood(file: Path) -> dict[str, Any]:
+    """A job, and what is known of its framework."""
+    found = plan_job(file, ["cluster.preset=h100", "cluster.ranks=16"])
+    assert found.told
+    read = found.told.to_dict()
+    job = {name: table for name, table in found.planner.job.to_dict().items() if name != "run"}
+    kinds = ("options", "not_understood", "not_modelled")
+    return {"job": job, "harmless": set(read["harmless"]), **{kind: read[kind] for kind in kinds}}
 
 
-@pytest.mark.parametrize(
-    ("condition", "runs"),
-    [
-        ("[ 8 -ge 8 ]", True),
-        ("[ $A != 1 ]", False),
-        ("! [ $A = 1 ]", False),
-        ('[ -z "$A" ]', False),
-        ("[[ -n $A ]] && [[ $A == 1* ]]", True),
-        ("[ $A = 2 ] || [ $B = 3 ]", None),
-        ("[ $A = 1 ] || [ $B = 3 ]", True),
-        ("[[ $A = 2 && $B = 3 ]]", False),
-        ("[ -f data.bin ]", None),
-        ("(( A > 1 ))", None),
-        ("[ a -lt 2 ]", None),
-        ("which nvcc", None),
-    ],
-)
-def test_conditions(condition: str, runs: bool | None) -> None:
-    found = taken(f"A=1\nif {condition}; then X=1; fi\n")
-    assert ("X=1" in found.text, bool(found.open)) == (runs is not False, runs is None)
+@pytest.mark.system
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_bash_passes_is_understood(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = passed(tmp_path, FORMS[name])
+    assert len(runs) == 1
+    (tmp_path / "plain.txt").write_text(runs[0])
+    assert understood(Path("run.sh")) == understood(Path("plain.txt"))
 
 
-def test_a_branch_behind_one_that_a_run_decides_is_decided_by_it_too() -> None:
-    text = "if [ $Q = 1 ]; then A=1; elif [ 1 = 1 ]; then A=2; else A=3; fi\nif [ $A = 2 ]; then B=1; fi"
-    found = taken(text)
-    assert found.text.split() == ["A=1", "A=2", "A=3", "B=1"]
-    assert list(found.open.values()) == [["A"], ["B"]]
+@pytest.mark.system
+@pytest.mark.parametrize("name", NAMED)
+def test_what_a_run_decides_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert passed(tmp_path, FORMS[name])
+    with pytest.raises(JobError, match=r"nobody knows .* before a run") as refused:
+        understood(Path("run.sh"))
+    assert re.search(r"line \d+: ", str(refused.value)) and "in" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "found", "open_ones"),
-    [
-        ("[ $A = 1 ] && X=--b\nrun --a $X", "--a --b", ["[ $A = 1 ]"]),
-        ("A=2\n[ $A = 1 ] && X=--b\n[[ $A -gt 1 ]] && Y=--c\nrun --a 1 $X $Y", "--a 1 $X --c", []),
-        ("A=2\n[ $A = 1 ] || X=--b\n[ $A = 2 ] || X=--c\nrun --a 1 $X", "--a 1 --b", []),
-        (": ${A:=4}\nrun --a $A --b ${C:=5}", "--a 4 --b 5", []),
-        ("export A=1 B='2 3'\nC=4 D=5 run --a $A --b $B --c $C", "--a 1 --b 2 3 --c 4", []),
-        ('srun --nodes 2 bash -c "run --a 1 --b"', "--nodes 2 bash -c run --a 1 --b", []),
-    ],
-)
-def test_statements_that_set_and_start(text: str, found: str, open_ones: list[str]) -> None:
-    script = read_script(text)
-    assert " ".join(map(str, script.arguments)) == found and list(script.open) == open_ones
-
-
-def test_of_several_commands_the_training_is_read(tmp_path: Path) -> None:
-    text = (
-        "python prepare.py --input x\nrun a.py --num-layers 2 --hidden-size 8 --num-attention-heads 1\nconvert --tp 1\n"
-    )
-    one = told(tmp_path, "a.sh", text)
-    assert one.get("model.num_layers") == 2 and not one.unknown
-    assert "the one with most flags is read, not python prepare.py --input, convert --tp 1." in " ".join(one.notes)
-
-
-def test_a_megatron_script_that_also_names_deepspeed_is_read(tmp_path: Path) -> None:
-    one = told(
-        tmp_path, "a.sh", "run --num-layers 2 --hidden-size 8 --num-attention-heads 1 --deepspeed --zero-stage 1"
-    )
-    assert one.unknown == ["--deepspeed", "--zero-stage 1"]
-
-
-@pytest.mark.parametrize("text", ['echo "open\nA=1\nrun --a $A', "A=(1\nrun --a 1", "cat <<E\ndon't\nE\nrun --a 1"])
-def test_a_text_whose_quotes_do_not_close_stays_as_it_is(text: str) -> None:
-    assert taken(text).text == text
+def said(folder: Path, text: str, *more: str) -> tuple[int, str]:
+    """Status and words of planning a script."""
+    file = folder / "run.sh"
+    file.write_text(filled(text))
+    found = plait("plan", file, "cluster.preset=h100", *more)
+    return found.returncode, " ".join((found.stdout + found.stderr).split())
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("text", "named", "keys"),
     [
-        ("a.sh", "torchrun -m torchtitan.train --job.config_file x.toml", "starts torchtitan"),
-        ("a.sh", "run --parallelism.tensor_parallel_degree 8", "starts torchtitan"),
-        ("a.sh", "deepspeed train.py --deepspeed ds.json --bf16", "starts DeepSpeed"),
-        ("a.sh", "python train.py --model x --lr 1", "none of which says a size of Megatron-LM's"),
-        ("a.yaml", "distributed_type: FSDP\nnum_processes: 8", "none of which says a size of Megatron-LM's"),
+        ("RUN SIZES --tensor-model-parallel-size $TP @",
+         "line 2: --tensor-model-parallel-size: '$TP': nobody knows it before a run. Set it in the script, or add "
+         "strategy.tp=... to the command", ["strategy.tp=2"]),
+        ("TP=4\nif [ -f x ]; then TP=2; fi\nRUN SIZES --tensor-model-parallel-size $TP @",
+         "'2 or 4': nobody knows it before a run (a run decides if [ -f x ] (line 3))", ["strategy.tp=2"]),
+        ("for TP in 4 8; do RUN SIZES --tensor-model-parallel-size $TP @; done",
+         "'4 or 8': nobody knows it before a run (it starts 2 runs (line 2))", ["strategy.tp=4"]),
+        ("TP=4; while read -r x; do TP=$x; done < y\nRUN SIZES --tensor-model-parallel-size $TP @",
+         "'$TP': nobody knows it before a run (while read -r x (line 2))", ["strategy.tp=4"]),
+        ("RUN SIZES --num-layers $L @", "add model.num_layers=... to the command", ["model.num_layers=12"]),
+        ("[ -f x ] && P=--bf16\nRUN SIZES ${P:-} @", "add train.precision=... to the command",
+         ["train.precision=bf16-mixed"]),
+        ('RUN SIZES --tensor-model-parallel-size 2 "$@" @',
+         "line 2: $@: stands for flags that nobody knows before a run. Write them into the script, or add to the "
+         "command what they say; where they say none of these: strategy.pp=1 strategy.cp=1 train.precision=fp32 "
+         "strategy.shard=ddp strategy.recompute=none",
+         ["strategy.pp=1", "strategy.cp=1", "train.precision=bf16-mixed", "strategy.shard=zero1",
+          "strategy.recompute=none"]),
     ],
-)
-def test_other_programs_command_lines_are_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
-    with pytest.raises(JobError, match=said):
-        told(tmp_path, name, text)
+)  # fmt: skip
+def test_what_is_asked_for_can_be_said(tmp_path: Path, text: str, named: str, keys: list[str]) -> None:
+    status, words = said(tmp_path, text)
+    assert status == 2 and named in words
+    status, words = said(tmp_path, text, *keys)
+    assert status == 0 and re.search("is the command's|are not in the prediction", words), words

@@ -1,0 +1,203 @@
+"""Commands that a shell has itself, or that print what follows from their words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from plait.plan.shell_nodes import Simple
+from plait.plan.shell_state import Shell
+from plait.plan.shell_syntax import UNKNOWN
+from plait.plan.shell_tests import decided
+from plait.plan.shell_words import LONGEST_MATCHED, unknown
+
+Builtin = Callable[[Shell, list[str], str | None, bool], None]
+"""A shell, the words behind the command, the text of its here-document, whether its output goes elsewhere."""
+
+
+def declare(node: Simple, given: Sequence[str], shell: Shell) -> None:
+    """``export``, ``local``, ``declare`` and their kin."""
+    options = "".join(one for one in given[1:] if one.startswith(("-", "+")))
+    bare = [one for one in given[1:] if re.fullmatch(r"[A-Za-z_]\w*", one)]
+    names, variables = [*bare, *(one.name for one in node.assignments)], shell.variables
+    if shell.locals and given[0] in ("local", "declare", "typeset") and "g" not in options:
+        kept = {name: variables.values.get(name, False) for name in names}
+        shell.locals = (*shell.locals[:-1], kept | shell.locals[-1])
+        for name in bare:
+            variables.put(name, None)
+    if "A" in options:
+        variables.named |= set(names)
+    for one in node.assignments:
+        shell.words.assign(one)
+    if given[0] == "export" or "x" in options:
+        shell.exported |= set(names)
+    shell.status = True
+
+
+def _status(value: bool | None) -> Builtin:
+    def run(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+        shell.status = value
+
+    return run
+
+
+def _flow(shell: Shell, word: str, given: Sequence[str]) -> None:
+    if word in ("exit", "return"):
+        shell.status = shell.status if not given else given[0] == "0" if given[0].isdigit() else None
+        shell.flow = word
+    else:
+        shell.flow = f"{word} {given[0] if given and given[0].isdigit() else 1}"
+
+
+def _test(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    tokens = given[:-1] if given[-1:] == ["]"] else given
+    shell.status = decided(tokens, None) if tokens else False
+
+
+def _let(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    numbers = [shell.words.number(one) for one in given]
+    shell.status = None if not numbers or numbers[-1] is None else bool(numbers[-1])
+
+
+def _set(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    if "--" in given:
+        shell.variables.take(given[given.index("--") + 1 :])
+    if given[:1] == ["-a"] or given[:2] == ["-o", "allexport"]:
+        shell.exported |= {"*"}
+    elif given[:1] == ["+a"] or given[:2] == ["+o", "allexport"]:
+        shell.exported = shell.exported - {"*"} | shell.variables.values.keys()
+    shell.status = True
+
+
+def _shift(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    arguments, count = shell.variables.arguments, given[0] if given else "1"
+    if arguments is not None and count.isdigit():
+        shell.variables.arguments = arguments[int(count) :]
+    shell.status = True
+
+
+def _unset(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    for name in given:
+        found = re.fullmatch(r"(\w+)(?:\[(.*)\])?", name)
+        if found and found[2]:
+            items = shell.variables.values.get(found[1])
+            kept = {key: one for key, one in items.items() if key != found[2]} if isinstance(items, dict) else None
+            shell.variables.put(found[1], kept)
+        elif found:
+            shell.variables.put(name, None)
+    shell.status = True
+
+
+def _read(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    """``read``: of a text that stands in the script, its words."""
+    names = [one for one in given if not one.startswith("-")] or ["REPLY"]
+    known = text is not None and UNKNOWN not in text
+    words = [one for one in shell.words.split((text or "").split("\n")[0]) if one]
+    array = any(re.fullmatch(r"-\w*a", one) for one in given)
+    for number, name in enumerate(names):
+        if array:
+            items = {str(at): one for at, one in enumerate(words)}
+            shell.variables.put(name, items if known else unknown(f"${{{name}[@]}}"))
+        else:
+            mine = words[number:] if number == len(names) - 1 else words[number : number + 1]
+            shell.variables.put(name, " ".join(mine) if known else unknown(f"${name}"))
+    shell.status = True if known else None
+
+
+def _mapfile(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    name = next((one for one in given if not one.startswith("-")), "MAPFILE")
+    lines = (text or "").removesuffix("\n").split("\n")
+    shell.variables.put(name, unknown(f"${{{name}[@]}}") if text is None or UNKNOWN in text or "-t" not in given else
+                        {str(at): one for at, one in enumerate(lines)})  # fmt: skip
+    shell.status = True
+
+
+def _echo(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    while given and re.fullmatch(r"-[neE]+", given[0]):
+        given = given[1:]
+    shell.show(" ".join(given) + "\n", silent=silent)
+    shell.status = True
+
+
+def _printf(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    """``printf`` of texts and numbers."""
+    name, rest = (given[1], given[2:]) if given[:1] == ["-v"] and len(given) > 2 else ("", given)
+    found = _formatted(rest[0], rest[1:]) if rest else None
+    if name:
+        shell.variables.put(name, unknown(f"${name}") if found is None else found)
+    else:
+        shell.show(found, silent=silent)
+    shell.status = True
+
+
+def _formatted(form: str, given: Sequence[str]) -> str | None:
+    marks = re.findall(r"%(.?)", form)
+    kinds = [one for one in marks if one != "%"]
+    if UNKNOWN in "".join((form, *given)) or not set(kinds) <= {"s", "d"} or len(kinds) != len(given):
+        return None
+    plain = form.replace("\\n", "\n").replace("\\t", "\t")
+    try:
+        return plain % tuple(int(one) if kind == "d" else one for one, kind in zip(given, kinds, strict=True))
+    except ValueError:
+        return None
+
+
+def _cat(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    shell.show(text if not given else None, silent=silent)
+    shell.status = True
+
+
+def _cd(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    """``cd``; nobody looks whether the folder is there."""
+    before, to = shell.variables.values.get("PWD"), given[-1] if given else "~"
+    known = isinstance(before, str) and UNKNOWN not in before + to and to[:1] not in ("-", "~")
+    shell.variables.put("PWD", os.path.normpath(os.path.join(str(before), to)) if known else unknown("$PWD"))
+    shell.status = None if not known else True
+
+
+def _pwd(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    found = shell.variables.values.get("PWD")
+    shell.show(found if isinstance(found, str) and UNKNOWN not in found else None, silent=silent)
+    shell.status = True
+
+
+def _printing(made: Callable[[list[str]], str | None]) -> Builtin:
+    """A program that prints what its words say."""
+
+    def run(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+        shell.show(None if UNKNOWN in "".join(given) else made(given), silent=silent)
+        shell.status = True
+
+    return run
+
+
+def _basename(given: list[str]) -> str | None:
+    if len(given) not in (1, 2) or given[0].startswith("-"):
+        return None
+    name = os.path.basename(given[0].rstrip("/"))
+    return name.removesuffix(given[1]) if len(given) > 1 and name != given[1] else name
+
+
+def _dirname(given: list[str]) -> str | None:
+    return (os.path.dirname(given[0].rstrip("/")) or ".") if len(given) == 1 else None
+
+
+def _seq(given: list[str]) -> str | None:
+    if not 1 <= len(given) <= 3 or not all(re.fullmatch(r"-?\d+", one) for one in given):
+        return None
+    numbers = [int(one) for one in given]
+    first, last = numbers[0] if len(numbers) > 1 else 1, numbers[-1]
+    step = numbers[1] if len(numbers) > 2 else 1
+    some = range(first, last + (1 if step > 0 else -1), step) if step else ()
+    return "\n".join(map(str, some)) if len(some) <= LONGEST_MATCHED else None
+
+
+BUILTINS: Mapping[str, Builtin] = {
+    ":": _status(True), "true": _status(True), "false": _status(False), "test": _test, "[": _test, "let": _let,
+    "set": _set, "shift": _shift, "unset": _unset, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
+    "echo": _echo, "printf": _printf, "cat": _cat, "cd": _cd, "pwd": _pwd, "basename": _printing(_basename),
+    "dirname": _printing(_dirname), "seq": _printing(_seq),
+    **{word: lambda shell, given, text, silent, word=word: _flow(shell, word, given)
+       for word in ("exit", "return", "break", "continue")},
+}  # fmt: skip

@@ -1,0 +1,84 @@
+"""A shell that is followed (``shell_run``): what it has set and started so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from plait.plan.shell_nodes import Node
+from plait.plan.shell_words import Value, Variables, Words, unknown
+
+
+class Run(NamedTuple):
+    """A command that is started: its line and its words."""
+
+    line: int
+    words: tuple[str, ...]
+
+
+@dataclass
+class Log:
+    """What is the same for all shells of a script. why: sources of unknown values, and what decides them.
+    remarks: sentences. steps: commands so far."""
+
+    why: dict[str, str] = field(default_factory=dict[str, str])
+    remarks: list[str] = field(default_factory=list[str])
+    steps: int = 0
+
+
+@dataclass
+class Shell:
+    """A shell so far. status: of its last command, None where a run decides. flow: ``exit``, ``return``,
+    ``break`` or ``continue`` where it goes on elsewhere. printed: output, where it is looked at; None of a
+    part: not known. prints: what commands print, None where that is not known. file: the script. decided:
+    what a run decides, and how, on the way that this shell went."""
+
+    log: Log = field(compare=False)
+    prints: Callable[[str, Shell], str | None] = field(compare=False)
+    file: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)
+    variables: Variables = field(default_factory=Variables)
+    exported: frozenset[str] = frozenset()
+    functions: dict[str, Node] = field(default_factory=dict[str, Node])
+    locals: tuple[dict[str, Value | bool], ...] = ()
+    runs: tuple[Run, ...] = ()
+    status: bool | None = True
+    flow: str = ""
+    printed: tuple[str | None, ...] | None = None
+    decided: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
+
+    def copy(self) -> Shell:
+        """Another shell that goes on from here."""
+        return replace(self, variables=replace(self.variables, values=dict(self.variables.values)))
+
+    @property
+    def words(self) -> Words:
+        """What expands words of this shell."""
+        return Words(self.variables, lambda text: self.prints(text, self))
+
+    def record(self, runs: Iterable[Run]) -> None:
+        """Add commands that are started, each once."""
+        known = {one.words for one in self.runs}
+        self.runs += tuple(one for one in runs if one.words not in known)
+
+    def show(self, text: str | None, *, silent: bool = False) -> None:
+        """Print; None: what is not known."""
+        if self.printed is not None and not silent:
+            self.printed += (text,)
+
+
+def forget(shell: Shell, names: Iterable[str], why: str) -> None:
+    """Have variables not be known any more."""
+    for name in names:
+        array = isinstance(shell.variables.values.get(name), dict)
+        source = f"${{{name}[@]}}" if array else f"${name}"
+        shell.variables.put(name, unknown(source))
+        shell.log.why[source] = why
+
+
+def forked(shell: Shell, why: str, *, status: bool) -> Shell:
+    """A copy that goes one way where a run decides."""
+    found = shell.copy()
+    found.status, found.decided = status, (*found.decided, (why, status))
+    return found
