@@ -11,6 +11,7 @@ from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_second
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
+from plait.plan.as_written import AsWritten
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.divisors import Hint
 from plait.plan.expense import Expense
@@ -51,7 +52,7 @@ class PlanAnswer(Shown):
     explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
     cluster, if one is only tried. hints: numbers near those of the job that can be shared out better,
     and CUDA graphs where they gain. turned: what would have the second be the faster one; None if that was
-    not looked for."""
+    not looked for. written: the strategy of another framework's file; closing: a sentence on it."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -59,6 +60,8 @@ class PlanAnswer(Shown):
     change: Hypothesis | None = None
     hints: Sequence[Hint] = ()
     turned: Sensitivity | None = None
+    written: AsWritten | None = None
+    closing: str = ""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -86,6 +89,8 @@ class PlanAnswer(Shown):
         values["hints"] = [hint.to_dict() for hint in self.hints]
         if left_out := unmodelled(self.best.job):
             values["not_modelled"] = left_out
+        if self.written:
+            values["as_written"] = self.written.to_dict()
         before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
 
@@ -123,6 +128,8 @@ class PlanAnswer(Shown):
         if self.turned:
             yield self.turned.told()
         yield from (hint.told for hint in self.hints)
+        if self.closing:
+            yield self.closing
         if self.explain:
             yield from _explained(found.best)
         if self.measured:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
+    from plait.plan.as_written import AsWritten
     from plait.plan.candidate import Answer, Candidate
     from plait.plan.emit import Emitted
     from plait.plan.told import Told
@@ -29,7 +30,8 @@ class Planning(Shown):
     asked for. factors: changes of the cluster that are only
     tried; unchanged: the planner without them. warning: a sentence on a device that is not the cluster's.
     note: sentences on the vocabulary and on keys that nobody chose, or nothing. over: what readers passed
-    over. told: what a configuration of another framework says, if one was given in place of a job.
+    over. told: what a configuration of another framework says, if one was given in place of a job; overrides:
+    settings beside it.
     """
 
     planner: Planner
@@ -41,6 +43,7 @@ class Planning(Shown):
     note: str = ""
     over: PassedOver = field(default_factory=PassedOver)
     told: Told | None = None
+    overrides: Sequence[str] = ()
 
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
         """The best strategies; of a plan, and with evaluate, here or before, its own strategy alone.
@@ -48,6 +51,7 @@ class Planning(Shown):
         so where they come of a change that is only tried."""
         from plait.api.plan_answer import Hypothesis, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan, JobError
+        from plait.plan.as_written import HOW
         from plait.plan.capturing import captured_hints
         from plait.plan.divisors import divisor_hints
         from plait.plan.sensitivity import sensitivity
@@ -72,7 +76,28 @@ class Planning(Shown):
         if explain and len(answer.candidates) > 1 and fastest is answer.best:
             turned = sensitivity(self.planner, *answer.candidates[:2])
         change = Hypothesis(self.factors, before) if self.unchanged else None
-        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned)
+        written = None if own else self._as_written(answer.best)
+        closing = written.told(answer.best) if written else HOW if own and self._searchable else ""
+        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned, written=written,
+                          closing=closing)  # fmt: skip
+
+    @property
+    def _searchable(self) -> bool:
+        """Whether a file of another framework has a strategy besides which there are others."""
+        return self.told is not None and self.told.runs is not None and not self.alone
+
+    def _as_written(self, best: Candidate) -> AsWritten | None:
+        """The strategy of another framework's file beside the best that was found."""
+        from plait.core.base.errors import PlaitError
+        from plait.plan.as_written import as_written
+
+        if not self._searchable or not self.told:
+            return None
+        try:
+            own = self.told.own_job(self.overrides)
+        except PlaitError as error:
+            own = error
+        return as_written(self.planner, self.told, own, best)
 
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""
@@ -150,7 +175,7 @@ def plan_job(
         over.add(told.over())
     return Planning(
         planner=planner, written=written, alone=evaluate, factors=factors, unchanged=unchanged, warning=warning,
-        note=note, over=over, told=told,
+        note=note, over=over, told=told, overrides=overrides,
     )  # fmt: skip
 
 

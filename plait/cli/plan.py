@@ -115,10 +115,15 @@ def plan(
             raise JobError("no job is given", fix="Write plait plan JOB.toml")
         terminal.answer(known_clusters(), as_json=as_json)
         return
-    if job.suffix == ".json" and given and given[0].endswith(".json"):
+    files = [word for word in (str(job), *given) if "=" not in word]
+    if files and "=" in str(job):  # settings may stand before the file
+        given.insert(0, str(job))
+        given.remove(files[0])
+        job = Path(files[0])
+    if job.suffix == ".json" and len(files) > 1 and files[1].endswith(".json"):
         if len(given) > 1 or shown.show or draw or measure or what_if or out:
             raise JobError("two plans are compared, and of all options take --json", fix="Leave out the rest")
-        terminal.answer(compare_plans(job, Path(given[0])), as_json=as_json)
+        terminal.answer(compare_plans(job, Path(files[1])), as_json=as_json)
         return
     if measure < 0:
         raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")

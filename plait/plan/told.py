@@ -24,6 +24,7 @@ from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.left_open import PLANNED
+from plait.core.job.settings import PLANNABLE
 from plait.core.job.spec import Job
 from plait.plan.frameworks import Framework, framework_of
 
@@ -32,10 +33,6 @@ MISSING = {
     "train.global_batch_size": "how many sequences a step has",
 }
 """What no job is predicted without, and what is said of it."""
-
-
-WHOLE = "strategy"
-"""The section that the command line can leave to the planner."""
 
 
 @dataclass
@@ -137,7 +134,17 @@ class Told:
         """The job, with ``section.key=value`` settings beside what the file says. Raises JobError for what is
         missing or contradicts itself."""
         values = self.values | {"plan": {"framework": self.framework}}
+        if searched := [one for one in overrides if _is_whole(one)]:
+            train = values.get("train", {})
+            if self.local and "train.global_batch_size" not in settings_of(overrides):  # as many as it has
+                train = {"global_batch_size": self.own_job(overrides).train.global_batch_size} | train
+            values |= {"strategy": dict.fromkeys(PLANNABLE, "auto"), "train": train | {"micro_batch_size": "auto"}}
+            overrides = [one for one in overrides if one not in searched]
         return Job.completed(values, overrides, self._complete if self.runs else lambda _: None)
+
+    def own_job(self, overrides: Sequence[str] = ()) -> Job:
+        """The job with the file's own strategy: nothing of it is left to the planner."""
+        return self.job([one for one in overrides if one.partition("=")[2].strip(" \"'") != "auto"])
 
     def _complete(self, values: dict[str, Any]) -> None:
         """Fill in what follows from the rest: replicas, shards, the batch."""
@@ -244,8 +251,14 @@ def settings_of(overrides: Sequence[str]) -> dict[str, str]:
     for one in overrides:
         key, _, text = one.partition("=")
         key, text = key.strip(), text.strip().strip("\"'")
-        found |= dict.fromkeys(PLANNED, "auto") if (key, text) == (WHOLE, "auto") else {key: text}
+        found |= dict.fromkeys(PLANNED, "auto") if _is_whole(one) else {key: text}
     return found
+
+
+def _is_whole(override: str) -> bool:
+    """Whether a setting leaves the whole strategy to the planner."""
+    key, _, text = override.partition("=")
+    return key.strip() == "strategy" and text.strip(" \"'") == "auto"
 
 
 def _degree(value: Any, key: str) -> int | None:

@@ -58,6 +58,8 @@ def opened(values: dict[str, Any]) -> dict[str, Any]:
     ``open``."""
     if "open" in values:
         raise JobError("unknown key", key="open", fix="Write auto for what the planner is to choose")
+    if values.get("strategy") == "auto":
+        values = {key: value for key, value in values.items() if key != "strategy"}
     tables = {"strategy": values.get("strategy", {}), "train": values.get("train", {})}
     if not all(isinstance(table, dict) for table in tables.values()):
         return values
