@@ -24,6 +24,7 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.constraint import Margin
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
+from plait.core.model.precision import QUANTISED
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
 from plait.core.step.columns.points import SHARD_OVERLAPS, Points
@@ -37,6 +38,7 @@ from plait.plan.candidate import Answer, Candidate
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.finalists import DOUBT, Finalists, shared_by_lists
 from plait.plan.fits import MOST_LAYERS, check_size
+from plait.plan.fp8_shapes import check_widths, fp8_rules
 from plait.plan.frameworks import Framework, framework_of
 from plait.plan.freeing import Freed, freed, told_together
 from plait.plan.job_options import options_of, planned_only
@@ -81,10 +83,14 @@ class Planner:
     _seconds: dict[frozenset[tuple[str, int]], float] = field(default_factory=dict, init=False, compare=False)
     """Of a step, by points that were finalists."""
 
-    @property
+    @cached_property
     def framework(self) -> Framework | None:
         """Which is to run the job; None for Plait's own runtime."""
-        return self.told_framework or framework_of(self.job.plan.framework)
+        found, precision = self.told_framework or framework_of(self.job.plan.framework), self.job.train.precision
+        if found and found.name == "megatron" and precision in QUANTISED:
+            rules = [*found.rules, *fp8_rules(self.model, self.job.data.sequence_length, precision)]
+            return replace(found, rules=rules)
+        return found
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -106,6 +112,8 @@ class Planner:
         of as many cores as can share its batch."""
         asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
         if self.framework:
+            if self.framework.name == "megatron" and self.job.train.precision in QUANTISED:
+                check_widths(self.model, self.job.train.precision)
             asked = self.framework.asked(asked, self._options(self.job))
         said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
         for ranks in range(asked.ranks, 0, -1) if not said else ():
@@ -300,7 +308,7 @@ class Planner:
             cluster=self.cluster,
             ranks=found[0].job.world_size,
             candidates=found,
-            why=[*planned_only(self.job, self.model, self._trained(found[0])), *self.why(found)],
+            why=[*planned_only(self.job, self.model, self.cluster.device, self._trained(found[0])), *self.why(found)],
             searched=searched,
             framework=self.framework.version if self.framework else "",
             frees=self.freeing(found[0]),
@@ -330,7 +338,7 @@ class Planner:
         """As ``predict``, where it is simulated without ``closed_form``. memory: what fills it, if that is
         known."""
         if self.framework:
-            point = self.framework.point(point_of(job))
+            point = self.framework.point(point_of(job), job.train.global_batch_size)
             job = job_at(job, point)
         else:
             plan = plan or self.draft(job)

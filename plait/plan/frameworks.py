@@ -42,7 +42,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -142,6 +141,11 @@ def _filled(points: Points) -> Mask:
     return ~plain | (points.num_micro >= points.pp)
 
 
+def _sequences(points: Points) -> NDArray[np.int64]:
+    """Of a step, where every replica has whole micro-batches."""
+    return points.micro * points.num_micro * points.dp
+
+
 _INTERLEAVED = SCHEDULES.index("interleaved")
 GROUPS = "strategy.virtual_stages"
 """Key of Megatron-LM's rule on groups of micro-batches, of which a flag says another size."""
@@ -192,17 +196,27 @@ class Framework:
     def asked(self, asked: SearchRequest, options: MemoryOptions) -> SearchRequest:
         """Of a space the part that the framework has. options: of the job on its device."""
         ends = 2 if options.ends_fill else 0
-        can = partial(self.can, model=asked.model)
+
+        def can(points: Points) -> Mask:
+            return self.can(points, asked.model) & (_sequences(points) == asked.global_batch)
+
         return replace(asked, fixed=self.within(asked.fixed), has=self.has, can=can, options=options, ends=ends)
 
-    def point(self, point: Mapping[str, int]) -> dict[str, int]:
-        """A point as the framework runs it. Raises JobError where it cannot."""
+    def point(self, point: Mapping[str, int], batch: int = 0) -> dict[str, int]:
+        """A point as the framework runs it. batch: sequences of a step, 0 where any will do. Raises JobError
+        where it cannot."""
         settled = self.within({name: [value] for name, value in point.items()})
         found = {name: values[0] for name, values in settled.items()}
         points = Points.of([found])
         for rule in self.rules:
             if not rule.search and not rule.kept(points).all():
                 raise JobError(f"{rule.sentence} ({self.version})", key=rule.key, fix=rule.fix)
+        if batch and int(_sequences(points)[0]) != batch:
+            micro, dp = found["micro"], found["dp"]
+            problem = f"{batch:,} sequences are no whole number of micro-batches of {micro} on each of {dp} replicas"
+            below = batch // (micro * dp) * micro * dp
+            fix = f"Use {' or '.join(str(one) for one in (below, below + micro * dp) if one)}, or another micro-batch"
+            raise JobError(f"{problem}, which {self.version} refuses", key="train.global_batch_size", fix=fix)
         return found
 
     def instead(self, point: Mapping[str, int]) -> list[str]:

@@ -32,6 +32,7 @@ from plait.core.model.precision import ITEMSIZE, MASTER, QUANTISED
 from plait.core.model.spec import ModelSpec
 from plait.core.step.memory.closed_memory import plait_on
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
+from plait.plan.fp8_shapes import MULTIPLES, odd_widths
 from plait.plan.frameworks import Framework, framework_of
 
 
@@ -39,8 +40,11 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
     """Of a job on a device. framework: the one that runs it, with what a configuration says; None: what
     ``plan.framework`` names."""
     other, recipe = framework or framework_of(job.plan.framework), job.recipe
+    kept = other.options if other else plait_on(device)
+    if other and not _fuses(other, device):
+        kept = replace(kept, fused_attention=False)
     options = replace(
-        other.options if other else plait_on(device),
+        kept,
         optimizer=job.train.optimizer,
         muon_steps=job.train.muon.ns_steps if job.train.optimizer == "muon" else 0,
         matrix_itemsize=job.train.muon.itemsize(job.train.precision),
@@ -62,6 +66,12 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
     if options.reduced_bytes is not None:
         options = replace(options, gradient_bytes=options.reduced_bytes)
     return _quantised(job, device, _states(job, options))
+
+
+def _fuses(framework: Framework, device: Device) -> bool:
+    """Whether a framework has attention in one kernel on a device: those that Megatron-LM calls need compute
+    capability 8.0, the first to multiply in bf16."""
+    return framework.name != "megatron" or "bf16-mixed" not in device.stands_for
 
 
 RATES = ("host_rate", "host_memory_rate")
@@ -91,13 +101,24 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 """Of a gradient or a moment."""
 
 
-def planned_only(job: Job, model: ModelSpec, trained: float | None = None) -> list[str]:
-    """Sentences on what of a job and its model no rank of Plait's can do, and what is left out. trained:
-    seconds of a step without it, in closed form."""
+def planned_only(job: Job, model: ModelSpec, device: Device, trained: float | None = None) -> list[str]:
+    """Sentences on what of a job and its model no rank of Plait's can do, and what is left out or stands for
+    something on its device. trained: seconds of a step without it, in closed form."""
     others = job.plan.framework != "plait"  # no rank of Plait's is to do it
     keys = [] if others else [f"{key} = {shown(value)}" for key, value in job.untrained]
     without = f" Without, the closed form says {in_seconds(trained)}." if trained else ""
     told = [f"Planned in closed form, and not trained: {', '.join(keys)}.{without}"] if keys else []
+    runs = framework_of(job.plan.framework)
+    if runs and not _fuses(runs, device):
+        told.append(
+            f"{device.name} has none of the kernels of fused attention that {runs.version} calls: scores are kept."
+        )
+    precision = job.train.precision
+    if precision in MULTIPLES and job.plan.framework != "megatron" and (odd := odd_widths(model, precision)):
+        each = MULTIPLES[precision][1]
+        told.append(
+            f"{' and '.join(odd)}: devices multiply widths in {precision} that {each} divides; all are counted so."
+        )
     return [*told, *([f"Planned without {', '.join(model.without)}."] if model.without else [])]
 
 

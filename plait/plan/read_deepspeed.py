@@ -153,8 +153,9 @@ def _batches(told: Told, flat: Mapping[str, Any]) -> None:
         told.set("strategy.dp", batch // (micro * times))
     elif micro and not batch and flat.get(keys[2]) != "auto" and (times or flat.get(keys[0]) != "auto"):
         told.local = micro * (times or 1)
-    elif batch and not micro:
+    elif not micro:
         told.rounds = times or 1
+    if batch and not micro:
         told.notes.append(
             f"{keys[1]} is missing: what {keys[0]} leaves a replica is {told.rounds} micro-batch"
             f"{'es' if told.rounds > 1 else ''}, as there."

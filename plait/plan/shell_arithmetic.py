@@ -12,6 +12,9 @@ Write = Callable[[str, int | None], None]
 
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\*\*|<<|>>|[-+*/%])?=(?!=)(.*)|(\+\+|--)\s*)", re.DOTALL)
 _STEP = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
+_NAME_SET = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:\*\*|<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 _CHOICE = re.compile(r"([^?]+)\?([^?:]+):([^?:]+)")
 _CONSTANT = re.compile(r"(?<![\w.])(?:(\d+)#(\w+)|0([0-7]+))(?![\w.])")
 _WORDS = {"&&": " and ", "||": " or ", "/": "//", "!": "~"}
@@ -43,12 +46,19 @@ def computed(text: str, read: Read, write: Write) -> int | None:
         other = f"{name} {how or step[0]} ({other or 1})" if how or step else other
         write(name, new := computed(other, read, write))
         return old if step else new
-    if choice := _CHOICE.fullmatch(last):
+    if (choice := _CHOICE.fullmatch(last)) and not names_set(last):
         told = computed(choice[1], read, write)
         return None if told is None else computed(choice[2] if told else choice[3], read, write)
+    if _NAME_SET.search(last) or re.search(r"\d_|~", last):
+        raise ValueError("a variable that is set within an expression, or what is not read")
     last = _CONSTANT.sub(lambda found: str(int(found[2] or found[3], int(found[1] or 8))), last)
     last = re.sub(r"&&|\|\||!(?!=)|/", lambda found: _WORDS[found[0]], last)
     return _number(ast.parse(last.strip() or "0", mode="eval").body, read)
+
+
+def names_set(text: str) -> list[str]:
+    """Variables that an expression sets."""
+    return [one or other for one, other in _NAME_SET.findall(text)]
 
 
 def _number(node: ast.AST, read: Read) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from plait.plan.shell_nodes import Simple
 from plait.plan.shell_state import Shell
@@ -92,16 +93,17 @@ def _unset(shell: Shell, given: list[str], text: str | None, silent: bool) -> No
 def _read(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
     """``read``: of a text that stands in the script, its words."""
     names = [one for one in given if not one.startswith("-")] or ["REPLY"]
-    known = text is not None and UNKNOWN not in text
-    words = [one for one in shell.words.split((text or "").split("\n")[0]) if one]
-    array = any(re.fullmatch(r"-\w*a", one) for one in given)
-    for number, name in enumerate(names):
-        if array:
-            items = {str(at): one for at, one in enumerate(words)}
-            shell.variables.put(name, items if known else unknown(f"${{{name}[@]}}"))
-        else:
-            mine = words[number:] if number == len(names) - 1 else words[number : number + 1]
-            shell.variables.put(name, " ".join(mine) if known else unknown(f"${name}"))
+    options = "".join(one for one in given if one.startswith("-"))
+    line, marks = (text or "").split("\n")[0], str(shell.variables.values.get("IFS", " \t\n"))
+    known = text is not None and UNKNOWN not in line and ("r" in options or "\\" not in line)
+    if "a" in options:
+        items = {str(at): one for at, one in enumerate(filter(None, shell.words.split(line)))}
+        shell.variables.put(names[0], items if known else unknown(f"${{{names[0]}[@]}}"))
+    else:
+        line = line.strip("".join(one for one in marks if one.isspace()))
+        words = re.split(f"[{re.escape(marks)}]+", line, maxsplit=len(names) - 1) if len(names) > 1 else [line]
+        for name, word in zip_longest(names, words, fillvalue=""):
+            shell.variables.put(name, word if known else unknown(f"${name}"))
     shell.status = True if known else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from plait.plan.shell_syntax import UNKNOWN
-from plait.plan.shell_words import Words
+from plait.plan.shell_words import Words, known_part
 
 _FILES = frozenset(
     [
@@ -109,8 +109,7 @@ class _Condition:
 
     def _empty(self, token: str) -> bool | None:
         text = self._text(token)
-        known = "".join(text.split(UNKNOWN)[::2])
-        return False if known else None if UNKNOWN in text else True
+        return False if known_part(text) else None if UNKNOWN in text else True
 
     def _compared(self, first: str, how: str, second: str) -> bool | None:
         left, right = self._text(first), self._text(second)

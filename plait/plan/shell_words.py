@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
-from plait.plan.shell_arithmetic import computed
+from plait.plan.shell_arithmetic import computed, names_set
 from plait.plan.shell_nodes import Assignment
 from plait.plan.shell_syntax import UNKNOWN, ShellSyntaxError, part_end
 
@@ -49,6 +49,11 @@ END = Piece("\n")
 def unknown(source: str) -> str:
     """A value that is not known. source: as it is written."""
     return f"{UNKNOWN}{source.replace(UNKNOWN, '')}{UNKNOWN}"
+
+
+def known_part(text: str) -> str:
+    """What of a value is known."""
+    return "".join(text.split(UNKNOWN)[::2])
 
 
 @dataclass
@@ -258,7 +263,9 @@ class Words:
         """``${X:-word}`` and its kin: what nobody sets is unset."""
         operator, word = rest.lstrip(":")[0], rest.lstrip(":")[1:]
         there = value not in (False, None) and not (rest[0] == ":" and value in ("", {}))
-        if operator == "+":
+        if operator == "+" and rest[0] == ":" and isinstance(value, str) and not known_part(value) and value:
+            yield Piece(unknown(source), splits=not quoted)
+        elif operator == "+":
             yield from self._default(word, quoted=quoted) if there else ()
         elif there:
             yield from self._given(value, name, "@" if isinstance(value, dict) else "", source, quoted=quoted)
@@ -361,6 +368,8 @@ class Words:
         try:
             return computed(told, read, write)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
+            for name in names_set(told):
+                write(name, None)
             return None
 
     def assign(self, one: Assignment) -> None:

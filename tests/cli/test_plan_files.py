@@ -56,13 +56,11 @@ DS_MODEL = ("model.preset=llama3.2-1b", "data.sequence_length=1024")
     ("words", "changed"),
     [
         (("run.sh",), "--tensor-model-parallel-size 1"),
-        (("titan.toml", "cluster.ranks=8"), "parallelism.tensor_parallel_degree = "),
+        (("titan.toml", "cluster.ranks=8"), "compile.enable_async_tensor_parallel = True"),
         (("ds.json", "cluster.ranks=8", *DS_MODEL), '"train_micro_batch_size_per_gpu": 8'),
     ],
 )
-def test_a_file_s_strategy_beside_the_best_that_is_searched(
-    folder: Path, words: tuple[str, ...], changed: str
-) -> None:
+def test_a_file_s_strategy_beside_the_best_that_is_searched(folder: Path, words: tuple[str, ...], changed: str) -> None:
     own = " ".join(plan(folder, *words).stdout.split())
     assert own.endswith("This is the file's own strategy: strategy=auto on the command line searches for a faster one.")
     found = plan(folder, *words, "strategy=auto")
@@ -90,3 +88,67 @@ def test_settings_that_end_like_a_file_are_settings(folder: Path, *, first: bool
     words = (model, "ds.json") if first else ("ds.json", model)
     found = plan(folder, *words, "cluster.ranks=8", "data.sequence_length=256")
     assert found.returncode == 0 and "run by DeepSpeed" in text(found), text(found)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "times", "said"),
+    [
+        (60, 4, None, "60 sequences are no whole number of micro-batches of 4 on each of 8 replicas, which DeepSpeed"),
+        (64, 4, None, "micro 4"),
+        (60, 4, 2, "60 is not 4 x 2 times whole replicas"),
+        (64, 4, 4, "8 ranks are not tp x pp x cp x dp = 4"),
+        (64, 4, 2, "micro 4"),
+        (64, None, 4, "micro 2"),
+        (64, None, 3, "64 sequences are not 8 replicas x 3 micro-batches of one size"),
+        (60, None, None, "60 sequences are not 8 replicas x 1 micro-batches of one size"),
+        (None, 4, 2, "micro 4"),
+        (None, None, 4, "does not say how many sequences a step has"),
+    ],
+)
+def test_batches_of_deepspeed_are_whole_steps_or_refused(
+    folder: Path, batch: int | None, micro: int | None, times: int | None, said: str
+) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    values = {key: one for key, one in zip(keys, (batch, micro, times), strict=True) if one}
+    (folder / "own.json").write_text(json.dumps({"bf16": {"enabled": True}} | values))
+    found = plan(folder, "own.json", *DS_MODEL, "cluster.ranks=8")
+    assert said in text(found) and found.returncode == 2 * (not said.startswith("micro")), text(found)
+
+
+FP8 = "--fp8-format hybrid --transformer-impl transformer_engine"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (FP8, "in fp8 on 8 ranks"),
+        (f"{FP8} --seq-length 1020", "data.sequence_length: Transformer Engine multiplies in fp8 what 8 divides"),
+        (f"{FP8} --ffn-hidden-size 4104", "model.ffn_hidden = 4,104, shared out over tp ranks, is none such"),
+        (f"{FP8} --ffn-hidden-size 4112", "model.ffn_hidden = 4,112, shared out over tp ranks, is none such"),
+        (f"{FP8} --ffn-hidden-size 4128", "in fp8 on 8 ranks"),
+        (f"{FP8} --fp8-recipe mxfp8 --ffn-hidden-size 4128", "what 32 divides in height and 32 in width"),
+        ("--seq-length 1020 --ffn-hidden-size 4104", "on 8 ranks"),
+    ],
+)
+def test_products_that_transformer_engine_refuses_in_eight_bits(folder: Path, more: str, said: str) -> None:
+    (folder / "run.sh").write_text(f"{SCRIPT.rstrip()} {more}\n")
+    found = plan(folder, "run.sh")
+    assert said in text(found) and found.returncode == 2 * ("on 8 ranks" not in said), text(found)
+
+
+def test_a_search_says_that_no_strategy_can_multiply_a_width_in_eight_bits(folder: Path) -> None:
+    (folder / "run.sh").write_text(f"{SCRIPT.rstrip()} {FP8} --ffn-hidden-size 4104\n")
+    found = plan(folder, "run.sh", "strategy=auto")
+    assert found.returncode == 2 and "which model.ffn_hidden 4,104 are not" in text(found)
+
+
+def test_devices_before_bf16_keep_the_scores_of_attention(folder: Path) -> None:
+    """Megatron-LM #525: GPT-2 large, micro-batches of 4, runs out of the 32 GB of a V100."""
+    large = SCRIPT.replace("num-layers 8", "num-layers 36").replace("hidden-size 1024", "hidden-size 1280")
+    large = large.replace("heads 16", "heads 20").replace("parallel-size 2", "parallel-size 1")
+    (folder / "run.sh").write_text(large.replace("micro-batch-size 1", "micro-batch-size 4"))
+    found = plait("plan", "run.sh", "cluster.preset=v100", folder=folder)
+    assert found.returncode == 2 and "does not fit" in text(found)
+    small = plait("plan", "run.sh", "cluster.preset=v100", "train.micro_batch_size=1", folder=folder)
+    assert small.returncode == 0 and "has none of the kernels of fused attention" in text(small)
+    assert "fused attention" not in text(plan(folder, "run.sh"))
