@@ -106,7 +106,7 @@ def _own(one: Argument) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not one.name:
         return (), tuple(filter(is_unknown, one.values))
     if takes_none(one.name):
-        either = one.values[:1] if one.values and plain(one.values[0]) == EITHER else ()
+        either = one.values[:1] if plain("".join(one.values[:1])) == EITHER or not one.line else ()
         return either, one.values[len(either) :]
     end = 1
     if one.name in SEVERAL or not known_flag(one.name):
@@ -135,7 +135,7 @@ def _refused(told: Told, asked: Sequence[Argument], why: Mapping[str, str]) -> J
     others = f", {', '.join(map(str, asked[1:]))}" if asked[1:] else ""
     text = " ".join(map(plain, asked[0].values))
     problem = f"'{text}'{others}: nobody knows {'these' if others else 'it'} before a run{_reason(asked, why)}"
-    fix = f"Set {'them' if others else 'it'} in the script"
+    fix = f"Set {'them' if others else 'it'} in the file"
     if "" not in keys:
         fix += f", or add {' '.join(f'{key}=...' for key in keys)} to the command"
     return told.refuse(f"{_line(asked[0])}--{asked[0].name}", problem, fix)
@@ -160,7 +160,7 @@ def _check_words(
     if asked:
         keys = " ".join(f"{key}={otherwise}" for key, otherwise in asked.items())
         problem = f"stands for flags that nobody knows before a run{_reason(words, why)}"
-        fix = f"Write them into the script, or add to the command what they say; where they say none of these: {keys}"
+        fix = f"Write them into the file, or add to the command what they say; where they say none of these: {keys}"
         raise told.refuse(f"{_line(words[0])}{texts}", problem, fix)
     told.unknown.append(texts)
     told.notes.append(f"{texts}: flags that nobody knows before a run are not in the prediction{_reason(words, why)}.")

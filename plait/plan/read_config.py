@@ -15,21 +15,20 @@ Nothing of a file is executed. Any other TOML or JSON is a job or a plan of Plai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
 
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
-from plait.plan.megatron_flags import BRIDGE, DEGREES, PUBLISHED, SAME, SHAPES, SWITCHES, known_flag
-from plait.plan.megatron_rules import OF_RECIPES
+from plait.plan.megatron_flags import DEGREES, SAME, SHAPES
+from plait.plan.read_bridge import arguments_of, bridge_told
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_huggingface import huggingface_told
-from plait.plan.read_literals import Called, LiteralSettings, python_settings
+from plait.plan.read_literals import LiteralSettings, python_settings
 from plait.plan.read_megatron import megatron_told
 from plait.plan.read_nemo import is_nemo, nemo_told
 from plait.plan.read_shell import Argument, read_script
@@ -72,10 +71,10 @@ def _read(path: Path, kind: str, said: Mapping[str, str]) -> Told | None:
     if kind == ".toml":
         return _toml(path)
     if kind == ".py":
-        return _python(path)
+        return _python(path, said)
     if kind in YAML:
         values = load(_text(path))
-        return nemo_told(str(path), values) if is_nemo(values) else _megatron(path, list(_arguments(values)), said)
+        return nemo_told(str(path), values) if is_nemo(values) else _megatron(path, list(arguments_of(values)), said)
     if kind in PLAIN:
         return _flags(path, said)
     return None
@@ -143,90 +142,14 @@ def _toml(path: Path) -> Told | None:
     return torchtitan_told(str(path), LiteralSettings(values=old), python=False)
 
 
-def _python(path: Path) -> Told:
+def _python(path: Path, said: Mapping[str, str]) -> Told:
     name, _, function = path.name.partition(":")
     file = path.with_name(name)
     settings = python_settings(_text(file), str(file), function)
-    said = {module.partition(".")[0] for module in settings.modules}
-    if "torchtitan" in said:
+    modules = {module.partition(".")[0] for module in settings.modules}
+    if "torchtitan" in modules:
         return torchtitan_told(str(file), settings, python=True)
-    if "megatron" in said or any("parallel_size" in key for key in settings.values):
-        return _bridge(str(file), settings)
+    if "megatron" in modules or any("parallel_size" in key for key in settings.values):
+        return bridge_told(str(file), settings, said)
     fix = "Name a module of torchtitan's configurations, or a recipe of Megatron-Bridge"
     raise JobError("imports neither torchtitan nor megatron", file=str(file), fix=fix)
-
-
-def _bridge(file: str, settings: LiteralSettings) -> Told:
-    """A recipe: the last part of each name is a flag's, with ``_`` for ``-``."""
-    plain = {key.rpartition(".")[2]: value for key, value in settings.values.items() if not isinstance(value, Called)}
-    named = {INVERSE[key]: not value for key, value in plain.items() if key in INVERSE and isinstance(value, bool)}
-    for key, value in plain.items():
-        if key not in INVERSE:
-            named.setdefault(BRIDGE.get(key, key.replace("_", "-")), value)
-    if named.get("grad-reduce-in-fp32") is False:
-        named["grad-reduce-in-bf16"] = True
-    named.pop("grad-reduce-in-fp32", None)
-    if "num-query-groups" in named and "multi-latent-attention" not in named:
-        named["group-query-attention"] = True
-    named.pop("mixed-precision", None)
-    mixed, unknown = _mixed(settings)
-    told = megatron_told(file, list(_arguments(mixed | named)), rules=OF_RECIPES)
-    told.unknown += unknown
-    told.unknown += [f"{one} (computed)" for one in settings.computed]
-    told.notes += settings.unseen
-    told.rounds = 0
-    model = next((first for name, first in settings.calls if name.endswith("from_hf_pretrained")), "")
-    if "num_layers" not in told.values.get("model", {}) and model:
-        told.values.pop("model", None)
-        if model in PUBLISHED:
-            told.set("model.preset", PUBLISHED[model])
-        else:
-            told.unknown.append(f"the model {model}")
-    return told
-
-
-INVERSE = {
-    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
-    "add_bias_linear": "disable-bias-linear",
-}
-"""Settings of Megatron's core that are on where nothing is said, and the flags that put them off."""
-MIXED = re.compile(r"(bf16|fp16|fp32|nemotron_h_bf16|w16a16)\w*")
-"""Names of Megatron-Bridge's recipes of precision, and the functions that give them."""
-SCALED = {"mxfp8": "mxfp8", "delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
-"""Words of such names, and what --fp8-recipe says."""
-
-
-def _mixed(settings: LiteralSettings) -> tuple[dict[str, Any], list[str]]:
-    """Flags of the recipe of precision, bf16 where none is given; and a recipe that is not known."""
-    given = next((one for key, one in settings.values.items() if key.rpartition(".")[2] == "mixed_precision"), "bf16")
-    firsts = [first for name, first in settings.calls if name == given and first]
-    name = next((str(one) for one in (*firsts, given) if MIXED.fullmatch(str(one))), "")
-    told = [] if name or str(given).endswith("Config") else [f"mixed_precision = {given}"]
-    half = "fp16" if name.startswith("fp16") else "bf16"
-    found: dict[str, Any] = {} if name.startswith("fp32") else {half: True}
-    if "nvfp4" in name:
-        found["fp4-format"] = "e2m1"
-    elif "fp8" in name:
-        recipe = next((kind for word, kind in SCALED.items() if word in name), "delayed")
-        found |= {"fp8-format": "hybrid", "fp8-recipe": recipe, "fp8-param-gather": True}
-    return found, told
-
-
-def _arguments(values: Any) -> Iterator[Argument]:
-    """Settings of a mapping as flags: True is a flag alone, null is none; tables within are gone through.
-    False is none of a flag that is known, the flag against what is on where nothing is said, and a value that
-    is not understood of any other name."""
-    if not isinstance(values, Mapping):
-        return
-    for key, value in cast("Mapping[str, Any]", values).items():
-        name = str(key).lstrip("-").replace("_", "-")
-        if isinstance(value, Mapping):
-            yield from _arguments(value)
-        elif value is True and key not in INVERSE:
-            yield Argument(name, ())
-        elif value is False:
-            if key in INVERSE or not known_flag(name):
-                yield Argument(INVERSE[key], ()) if key in INVERSE else Argument(name, ("false",))
-        elif value is not None and value is not True:
-            some: list[Any] = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
-            yield Argument(name, () if name in SWITCHES and not isinstance(value, str) else tuple(map(str, some)))

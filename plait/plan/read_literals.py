@@ -3,16 +3,18 @@
 Read: assignments to attributes (``config.training.seq_len = 8192``), keyword arguments
 (``training=TrainingConfig(seq_len=8192)``), both under the last two names (``training.seq_len``); constants
 and functions of the module itself that are called, with what they are called with. A value that is neither a
-literal nor made of these is named as computed; what a function of another module sets is named, too.
+literal nor made of these is named as computed; what a function of another module sets is named, too. A
+condition on what is known is decided; of any other what its branches set otherwise is not known.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from plait.core.base.errors import JobError
 
@@ -28,13 +30,15 @@ ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 @dataclass
 class LiteralSettings:
     """values: by ``table.key``; of a value that is a call, the name of what is called, as ``Called``. calls:
-    with their first argument, if it is a text. modules: that are imported. computed: what no literal says."""
+    with their first argument, if it is a text. modules: that are imported. computed: what no literal says;
+    open: of that the settings, by ``table.key``."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     modules: list[str] = field(default_factory=list[str])
     computed: list[str] = field(default_factory=list[str])
     bases: list[str] = field(default_factory=list[str])
+    open: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def unseen(self) -> list[str]:
@@ -105,19 +109,60 @@ class _LiteralReader:
                 self.base(name)
             case ast.Return(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call):
                 self.call(call, known, table, depth)
-            case ast.If() | ast.For() | ast.While() | ast.With() | ast.Try():
-                self.found.computed.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0][:60]}")
-                for inner in getattr(node, "body", []):
-                    self.statement(inner, known, table, depth)
+            case ast.With(body=body) | ast.Try(body=body):
+                self.block(body, known, table, depth)
+            case ast.If() | ast.For() | ast.While():
+                self.branch(node, known, table, depth)
             case _:
                 pass
+
+    def block(self, body: Sequence[ast.stmt], known: dict[str, Any], table: str, depth: int) -> None:
+        """Statements one after the other."""
+        for inner in body:
+            self.statement(inner, known, table, depth)
+
+    def branch(self, node: ast.If | ast.For | ast.While, known: dict[str, Any], table: str, depth: int) -> None:
+        """A condition or a loop: followed where the module decides it; else what it sets is not known."""
+        told = self.value(node.iter if isinstance(node, ast.For) else node.test, known)
+        if isinstance(node, ast.If) and told is not _UNKNOWN:
+            self.block(node.body if told else node.orelse, known, table, depth)
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(told, list):
+            for one in cast("list[Any]", told):
+                known[node.target.id] = one
+                self.block(node.body, known, table, depth)
+        else:
+            self.found.computed.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0][:60]}")
+            self.either(node.body, node.orelse, known, table, depth)
+
+    def either(
+        self, body: Sequence[ast.stmt], other: Sequence[ast.stmt], known: dict[str, Any], table: str, depth: int
+    ) -> None:
+        """Two ways of which nobody knows which is taken."""
+        names, settings = dict(known), dict(self.found.values)
+        self.block(body, known, table, depth)
+        first, mine = self.found.values, dict(known)
+        self.found.values = settings
+        known.clear()
+        known.update(names)
+        self.block(other, known, table, depth)
+        for name in {*known, *mine}:
+            if known.get(name, _UNKNOWN) is not mine.get(name, _UNKNOWN):
+                known[name] = _UNKNOWN
+        second = self.found.values
+        for key in [*first, *(key for key in second if key not in first)]:
+            ways = [one.get(key, "left out") for one in (first, second)]
+            if ways[0] != ways[1]:
+                self.found.open[key] = " or ".join(map(str, ways))
+                second.pop(key, None)
 
     def assign(self, node: ast.Assign | ast.AnnAssign, known: dict[str, Any], table: str, depth: int) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if node.value is None:
             return
         for target in targets:
-            if isinstance(target, ast.Name):
+            if isinstance(target, ast.Tuple | ast.List):
+                self.unpack(target, node.value, known, table, depth)
+            elif isinstance(target, ast.Name):
                 value = self.value(node.value, known)
                 known[target.id] = value
                 self.others.pop(target.id, None)
@@ -130,6 +175,20 @@ class _LiteralReader:
             elif isinstance(target, ast.Attribute):
                 self.base(_dotted(target).partition(".")[0])
                 self.setting(_key(target), node.value, known, depth)
+
+    def unpack(
+        self, target: ast.Tuple | ast.List, value: ast.expr, known: dict[str, Any], table: str, depth: int
+    ) -> None:
+        """``a, b = 1, 2``; of anything but a list of as many, names are not known any more."""
+        parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        whole = self.value(value, known)
+        if not parts and isinstance(whole, list):
+            parts = [ast.Constant(one) for one in cast("list[Any]", whole)]
+        if len(parts) != len(target.elts):
+            parts = [ast.Name(f"a part of {ast.unparse(value)[:60]}")] * len(target.elts)
+        known.update({one.id: _UNKNOWN for one in target.elts if isinstance(one, ast.Name)} if not parts else {})
+        for one, part in zip(target.elts, parts, strict=True):
+            self.assign(ast.Assign([one], part), known, table, depth)
 
     def foreign(self, name: str) -> bool:
         """Whether what is called is a function of another module, which may set anything; not a class."""
@@ -153,6 +212,7 @@ class _LiteralReader:
         where[key] = _computed(node.op, before, more) if both else _UNKNOWN
         if where is self.found.values and where[key] is _UNKNOWN:
             del where[key]
+            self.found.open[key] = ast.unparse(node)[:60]
             self.found.computed.append(ast.unparse(node)[:60])
 
     def setting(self, key: str, node: ast.expr, known: dict[str, Any], depth: int) -> None:
@@ -160,6 +220,7 @@ class _LiteralReader:
         last = key.rpartition(".")[2]
         if isinstance(node, ast.Call) and (value := self.value(node, known)) is not _UNKNOWN:
             self.found.values[key] = value
+            self.found.open.pop(key, None)
             return
         if isinstance(node, ast.Call):  # a whole table, in place of one that was there
             copied = _dotted(node.func) in COPIES
@@ -176,7 +237,10 @@ class _LiteralReader:
         value = self.value(node, known)
         if value is not _UNKNOWN:
             self.found.values[key] = value
+            self.found.open.pop(key, None)
         else:
+            self.found.values.pop(key, None)
+            self.found.open[key] = ast.unparse(node)[:60]
             self.found.computed.append(f"{key} = {ast.unparse(node)[:60]}")
 
     def call(self, node: ast.Call, known: dict[str, Any], table: str, depth: int) -> None:
@@ -206,11 +270,22 @@ class _LiteralReader:
     def called(self, node: ast.Call, known: Mapping[str, Any]) -> Any:
         """Of the environment the default, and a number's text as a number."""
         name, some = _dotted(node.func), [self.value(one, known) for one in node.args]
+        if name in CHOOSING and some and all(isinstance(one, int | float) for one in some):
+            return CHOOSING[name](some)
         if name in ENVIRONMENT and len(some) == 2:
             return some[1]
         if name == "int" and len(some) == 1 and isinstance(some[0], int | str) and re.fullmatch(r"-?\d+", str(some[0])):
             return int(some[0])
         return _UNKNOWN
+
+    def joined(self, parts: Sequence[ast.expr], known: Mapping[str, Any], *, ends: bool) -> Any:
+        """``and``, or ``or``: the part that decides."""
+        told: Any = not ends
+        for part in parts:
+            told = self.value(part, known)
+            if told is _UNKNOWN or bool(told) is ends:
+                return told
+        return told
 
     def value(self, node: ast.expr, known: Mapping[str, Any]) -> Any:
         """A literal, a name that is known, or a product or sum of these; ``_UNKNOWN`` for the rest."""
@@ -223,12 +298,25 @@ class _LiteralReader:
                 return _dotted(node) if _dotted(node).startswith(("torch.", "F.")) else _UNKNOWN
             case ast.Call():
                 return self.called(node, known)
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
+            case ast.UnaryOp(op=op, operand=inner):
                 value = self.value(inner, known)
-                return -value if isinstance(value, int | float) else _UNKNOWN
-            case ast.BinOp(left=left, op=op, right=right):
+                if isinstance(op, ast.Not):
+                    return _UNKNOWN if value is _UNKNOWN else not value
+                return -value if isinstance(op, ast.USub) and isinstance(value, int | float) else _UNKNOWN
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
                 a, b = self.value(left, known), self.value(right, known)
-                return _computed(op, a, b) if isinstance(a, int) and isinstance(b, int) else _UNKNOWN
+                return _UNKNOWN if a is _UNKNOWN or b is _UNKNOWN else _computed(op, a, b)
+            case ast.BoolOp(op=op, values=parts):
+                return self.joined(parts, known, ends=isinstance(op, ast.Or))
+            case ast.Dict(keys=keys, values=parts) if all(isinstance(one, ast.Constant) for one in keys):
+                names = [one.value for one in keys if isinstance(one, ast.Constant)]
+                return dict(zip(names, [self.value(part, known) for part in parts], strict=True))
+            case ast.Subscript(value=inner, slice=at):
+                whole, key = self.value(inner, known), self.value(at, known)
+                try:
+                    return whole[key]
+                except (TypeError, LookupError):
+                    return _UNKNOWN
             case ast.IfExp(test=test, body=body, orelse=other):
                 told = self.value(test, known)
                 return _UNKNOWN if told is _UNKNOWN else self.value(body if told else other, known)
@@ -239,21 +327,27 @@ class _LiteralReader:
                 return _UNKNOWN
 
 
-def _computed(op: ast.operator, a: int, b: int) -> Any:
-    """Of two whole numbers; nothing where that is none."""
-    match op:
-        case ast.FloorDiv():
-            return a // b if b else _UNKNOWN
-        case ast.Mult():
-            return a * b
-        case ast.Add():
-            return a + b
-        case ast.Sub():
-            return a - b
-        case ast.Pow() if 0 <= b <= 64 and abs(a) <= 64:
-            return a**b
-        case _:
-            return _UNKNOWN
+OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Mult: operator.mul,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: operator.pow, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_,
+    ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+CHOOSING: Mapping[str, Callable[[list[Any]], Any]] = {"min": min, "max": max, "int": lambda some: int(some[0])}
+"""Functions of numbers."""
+
+
+def _computed(op: ast.AST, a: Any, b: Any) -> Any:
+    """Of two values that are known; nothing where that is none, and of what may grow without end."""
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    if isinstance(op, ast.Pow) and not (numbers and 0 <= b <= 64 and abs(a) <= 64):
+        return _UNKNOWN
+    if isinstance(op, ast.operator) and not numbers:
+        return _UNKNOWN
+    try:
+        return OPERATORS[type(op)](a, b)
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return _UNKNOWN
 
 
 def _key(target: ast.expr) -> str:

@@ -54,6 +54,17 @@ training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_pe
 config.model_spec config.activation_checkpoint first parts
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
+KEYS: Mapping[str, str] = {
+    "parallelism.tensor_parallel_degree": "strategy.tp", "parallelism.pipeline_parallel_degree": "strategy.pp",
+    "parallelism.context_parallel_degree": "strategy.cp", "training.seq_len": "data.sequence_length",
+    "parallelism.data_parallel_replicate_degree": "strategy.shard", "training.dtype": "train.precision",
+    "parallelism.data_parallel_shard_degree": "cluster.ranks", "training.local_batch_size": "train.micro_batch_size",
+    "training.global_batch_size": "train.global_batch_size", "training.mixed_precision_param": "train.precision",
+    "parallelism.pipeline_parallel_schedule": "strategy.schedule", "activation_checkpoint.mode": "strategy.recompute",
+    "parallelism.enable_sequence_parallel": "strategy.sequence_parallel",
+    "parallelism.fsdp_reshard_after_forward": "strategy.shard", "model.flavor": "model.preset",
+}  # fmt: skip
+"""Keys of a job that say what a setting says: asked for where nobody knows it before a run."""
 UNMODELLED: Mapping[str, Any] = {
     "compile.components": ["model", "loss"], "compile.backend": "inductor",
     "parallelism.disable_loss_parallel": False, "parallelism.context_parallel_rotate_method": "allgather",
@@ -117,6 +128,10 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool, whole
     _loss(told, values, python=python, whole=whole)
     _quantised(told, settings, python=python)
     _run(told, values, python=python)
+    for key, text in {**{key: f"{one}()" for key, one in settings.values.items() if _computed(key, one)},
+                      **settings.open}.items():  # fmt: skip
+        if key in KEYS:
+            told.asked[KEYS[key]] = f"{key} = {text}"
     if some := [f"{key} = {taken[key]:,}" for key in TOLD_DEFAULTS if key in taken]:
         told.notes.append(f"The file leaves out what torchtitan has a default for: {', '.join(some)}.")
     told.notes += settings.unseen

@@ -12,9 +12,7 @@ Write = Callable[[str, int | None], None]
 
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\*\*|<<|>>|[-+*/%])?=(?!=)(.*)|(\+\+|--)\s*)", re.DOTALL)
 _STEP = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
-_NAME_SET = re.compile(
-    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:\*\*|<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
-)
+_NAME_SET = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:\*\*|<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 _CHOICE = re.compile(r"([^?]+)\?([^?:]+):([^?:]+)")
 _CONSTANT = re.compile(r"(?<![\w.])(?:(\d+)#(\w+)|0([0-7]+))(?![\w.])")
 _WORDS = {"&&": " and ", "||": " or ", "/": "//", "!": "~"}

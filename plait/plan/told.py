@@ -42,7 +42,8 @@ class Told:
     replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
     parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
     columns that take values that the framework has only nearly, and keys of rules that do not hold of what
-    the file says. rounded: sizes of the model before they are rounded up to a multiple of so many times tp.
+    the file says. asked: keys of the job that the file computes, and how. rounded: sizes of the model before
+    they are rounded up to a multiple of so many times tp.
     harmless: settings. unmodelled, unknown: settings as they stand. caveat: a sentence on whose
     rules and predictions these are, where they are not the file's program's; refusals have it, too. notes:
     sentences on what is predicted otherwise than said."""
@@ -58,6 +59,7 @@ class Told:
     again: float = 0.0
     freed: tuple[str, ...] = ()
     rounded: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    asked: dict[str, str] = field(default_factory=dict[str, str])
     harmless: list[str] = field(default_factory=list[str])
     unmodelled: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
@@ -133,10 +135,13 @@ class Told:
     def job(self, overrides: Sequence[str] = ()) -> Job:
         """The job, with ``section.key=value`` settings beside what the file says. Raises JobError for what is
         missing or contradicts itself."""
-        values = self.values | {"plan": {"framework": self.framework}}
+        values, said = self.values | {"plan": {"framework": self.framework}}, settings_of(overrides)
+        for key in self.asked.keys() - said.keys():
+            problem = f"'{self.asked[key]}': nobody knows it before a run"
+            raise self.refuse(key, problem, f"Set it in the file, or add {key}=... to the command")
         if searched := [one for one in overrides if _is_whole(one)]:
             train = values.get("train", {})
-            if self.local and "train.global_batch_size" not in settings_of(overrides):  # as many as it has
+            if self.local and "train.global_batch_size" not in said:  # as many as it has
                 train = {"global_batch_size": self.own_job(overrides).train.global_batch_size} | train
             values |= {"strategy": dict.fromkeys(PLANNABLE, "auto"), "train": train | {"micro_batch_size": "auto"}}
             overrides = [one for one in overrides if one not in searched]

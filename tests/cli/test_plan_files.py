@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -152,3 +153,45 @@ def test_devices_before_bf16_keep_the_scores_of_attention(folder: Path) -> None:
     small = plait("plan", "run.sh", "cluster.preset=v100", "train.micro_batch_size=1", folder=folder)
     assert small.returncode == 0 and "has none of the kernels of fused attention" in text(small)
     assert "fused attention" not in text(plan(folder, "run.sh"))
+
+
+RECIPE = """
+from megatron.bridge.models import llama
+
+def recipe():
+    TP, PP, CP = 2, 1, 2
+    cfg = _pretrain_common()
+    cfg.model = Llama3ModelProvider8B(
+        tensor_model_parallel_size=TP, pipeline_model_parallel_size=PP, context_parallel_size=CP,
+        sequence_parallel=TP > 1, seq_length=4096,
+    )
+    cfg.train.global_batch_size, cfg.train.micro_batch_size = 64, 1
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "keys", "said"),
+    [
+        ("", "", [], r"8,030,261,248 parameters .* 1 2 2 2 .*"),
+        ("", "", ["--json"], r'"sequence_parallel": true'),
+        ("TP > 1", "TP > 2 and TP", ["--json"], r'"sequence_parallel": false'),
+        ("8B(\n", "(num_layers=4, hidden_size=1024, ffn_hidden_size=2048, num_attention_heads=16,\n", [],
+         r"300,426,240 parameters"),
+        ("Llama3ModelProvider8B(", "Qwen3ModelProvider8B(num_layers=4,", [],
+         r"model: Qwen3ModelProvider8B has defaults of its own, and nobody knows here which: hidden_size, "),
+        ("Llama3ModelProvider8B(", "Qwen3ModelProvider8B(", ["model.preset=qwen3-8b"], r"8,190,735,360 parameters"),
+        ("2, 1, 2", "degrees()", [],
+         r"--tensor-model-parallel-size: 'TP', --pipeline.*: nobody knows these .* add strategy.tp=... strategy"),
+        ("= _pretrain", "= base(); cfg = _pretrain", [], r"8,030,261,248 parameters"),
+        ("_pretrain_common()", "llama3_8b()", [], r"llama3_8b\(\): stands for flags that nobody knows .* strategy"),
+        ("    cfg.train", "    if BIG:\n        cfg.train.seq_length = 8192\n    cfg.train", [],
+         r"--seq-length: '8192 or left out': nobody knows it"),
+        ("    cfg.train", "    if TP == 2:\n        cfg.dataset.seq_length = 8192\n    cfg.train", [], r"parameters"),
+    ],
+)  # fmt: skip
+def test_recipes_of_megatron_bridge(folder: Path, before: str, after: str, keys: list[str], said: str) -> None:
+    (folder / "recipe.py").write_text(RECIPE.replace(before, after, 1))
+    found = plan(folder, "recipe.py", "model.vocab=128256" if "model.preset=qwen3-8b" not in keys else keys[0],
+                 "cluster.ranks=8", *keys)  # fmt: skip
+    assert re.search(said, text(found)), text(found)

@@ -287,7 +287,8 @@ def test_a_recipe_s_mixed_precision(tmp_path: Path, given: str, precision: str, 
 
 def test_a_recipe_s_precision_that_nobody_knows_is_named(tmp_path: Path) -> None:
     text = BRIDGE.replace("    cfg.train.micro_batch_size = 1\n", "    cfg.mixed_precision = ours()\n")
-    assert "mixed_precision = ours" in told(tmp_path, "recipe.py", text).unknown
+    with pytest.raises(JobError, match=r"'mixed_precision = ours': nobody knows it .* add train\.precision=\.\.\."):
+        told(tmp_path, "recipe.py", text)
 
 
 def test_a_recipe_s_base_is_named(tmp_path: Path) -> None:

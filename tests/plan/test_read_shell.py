@@ -103,7 +103,7 @@ def test_what_a_run_decides_is_named(name: str, tmp_path: Path, monkeypatch: pyt
     assert passed(tmp_path, FORMS[name])
     with pytest.raises(JobError, match=r"nobody knows .*before a run") as refused:
         understood(Path("run.sh"))
-    assert re.search(r"line \d+: .* (in|into) the script", str(refused.value))
+    assert re.search(r"line \d+: .* (in|into) the file", str(refused.value))
 
 
 def said(folder: Path, text: str, *more: str) -> tuple[int, str]:
@@ -118,7 +118,7 @@ def said(folder: Path, text: str, *more: str) -> tuple[int, str]:
     ("text", "named", "keys"),
     [
         ("RUN SIZES --tensor-model-parallel-size $TP @",
-         "line 2: --tensor-model-parallel-size: '$TP': nobody knows it before a run. Set it in the script, or add "
+         "line 2: --tensor-model-parallel-size: '$TP': nobody knows it before a run. Set it in the file, or add "
          "strategy.tp=... to the command", ["strategy.tp=2"]),
         ("TP=4\nif [ -f x ]; then TP=2; fi\nRUN SIZES --tensor-model-parallel-size $TP @",
          "'2 or 4': nobody knows it before a run (a run decides if [ -f x ] (line 3))", ["strategy.tp=2"]),
@@ -130,7 +130,7 @@ def said(folder: Path, text: str, *more: str) -> tuple[int, str]:
         ("[ -f x ] && P=--bf16\nRUN SIZES ${P:-} @", "add train.precision=... to the command",
          ["train.precision=bf16-mixed"]),
         ('RUN SIZES --tensor-model-parallel-size 2 "$@" @',
-         "line 2: $@: stands for flags that nobody knows before a run. Write them into the script, or add to the "
+         "line 2: $@: stands for flags that nobody knows before a run. Write them into the file, or add to the "
          "command what they say; where they say none of these: strategy.pp=1 strategy.cp=1 train.precision=fp32 "
          "strategy.shard=ddp strategy.recompute=none",
          ["strategy.pp=1", "strategy.cp=1", "train.precision=bf16-mixed", "strategy.shard=zero1",
