@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 UNREAD = "folder(s) of weights of which names and shapes were checked, and values (NaN) were not looked at"
 
 
-def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = False) -> Checked:
+def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = False, asked: Job | None = None) -> Checked:
     """Refuse at once what ranks would refuse, seconds later.
 
     These are a folder that cannot be written, data that are missing or not enough, weights that are missing
     or of another model. Nothing is checked for a place that does not read the files of this machine. dry:
-    whether no run follows, which would look at the values of weights. Raises JobError or DataError.
+    whether no run follows, which would look at the values of weights. asked: the job as its file has it.
+    Raises JobError or DataError.
     """
-    from plait.api.choose import model_notes, unmodelled, vocabulary_note
+    from plait.api.choose import model_notes, precision_note, unmodelled, vocabulary_note
     from plait.api.places.base import Managed
     from plait.core.base.errors import JobError, LaunchError
     from plait.train.checkpoint.initial import check_initial
@@ -53,7 +54,8 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         if dry:
             over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
-    return Checked(over, " ".join(filter(None, [*unmodelled(job), vocabulary_note(job, vocab), data.note, best])))
+    notes = [*unmodelled(job), vocabulary_note(job, vocab), precision_note(asked or job), data.note, best]
+    return Checked(over, " ".join(filter(None, notes)))
 
 
 def best_note(train: TrainSection) -> str:

@@ -132,7 +132,7 @@ def plan_job(
     Raises JobError and DataError; also for files that the job names and that no prediction would read, since
     it says of no topology where its ranks lie.
     """
-    from plait.api.choose import model_notes, the_cluster, unplaced_note, vocabulary_note
+    from plait.api.choose import model_notes, precision_note, the_cluster, unplaced_note, vocabulary_note
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan, told_left_out
     from plait.core.job.spec import Job
@@ -160,7 +160,8 @@ def plan_job(
         if weights and Path(weights).exists():  # a plan may be for another machine
             over.add(check_initial(Path(weights), job.model_spec(vocab)))
         left_out = "" if told or evaluate else told_left_out(job)
-        note = "" if told else ". ".join(filter(None, (vocabulary_note(job, vocab), left_out)))
+        some = vocabulary_note(job, vocab), precision_note(job), left_out
+        note = "" if told else ". ".join(filter(None, some))
     where = job.place.changed(overrides)
     job.check_predicted(where)
     there = the_cluster(job, place.lab if place else None)

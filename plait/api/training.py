@@ -71,7 +71,7 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     if refuse and place.ours:
         check_room(job, vocab)
     fresh = replace(make_plan(job, place.hosts, vocab=vocab), chosen=chosen_by(asked))
-    checked = check_files(job, job.run.path, place)
+    checked = check_files(job, job.run.path, place, asked=asked)
     plan = fresh.continued(job.run.path / "plan.json")
     return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
 
@@ -107,7 +107,7 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     there = room(job.run.device, job.world_size) if place.ours else None
     check_size(job, vocab, None)
     fresh = make_plan(job, place.hosts, vocab=vocab) if job.world_size <= CHECKED else None
-    checked = check_files(job, folder, place, dry=True)
+    checked = check_files(job, folder, place, dry=True, asked=asked)
     if fresh:
         fresh.continued(job.run.path / "plan.json")
     found = estimate_in(job_step(job, vocab), there)

@@ -67,7 +67,7 @@ def read_configuration(path: Path, overrides: Sequence[str] = ()) -> Told | None
 
 def _read(path: Path, kind: str, said: Mapping[str, str]) -> Told | None:
     if kind == ".json":
-        return _json(path)
+        return _json(path, said)
     if kind == ".toml":
         return _toml(path)
     if kind == ".py":
@@ -112,7 +112,7 @@ def _megatron(
     return megatron_told(str(path), given, said=said, why=why)
 
 
-def _json(path: Path) -> Told | None:
+def _json(path: Path, said: Mapping[str, str]) -> Told | None:
     try:
         data = contents_within(path, LARGEST)
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def _json(path: Path) -> Told | None:
     if {key.partition(".")[0] for key in UNDERSTOOD} & values.keys():
         return deepspeed_told(str(path), values)
     if "model_type" in values:
-        return huggingface_told(path, values)
+        return huggingface_told(path, values, said)
     some = ", ".join(key[:40] for key in list(values)[:3]) or "none"
     problem = f"is neither a plan nor a configuration of DeepSpeed or Hugging Face (its keys: {some})"
     raise JobError(problem, file=str(path), fix=JSON)

@@ -1,25 +1,45 @@
 """A model that Hugging Face's ``config.json`` describes: one that Plait trains, or a preset of its shapes.
 
-What a preset stands for is told by its shapes, experts among them. Its vocabulary may differ, and whether its
-head is its embedding.
+Its type of numbers is the precision, unless the command line says one. What a preset stands for is told by
+its shapes, experts among them. Its vocabulary may differ, and whether its head is its embedding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.model.families import MODEL_TYPES
+from plait.core.model.huggingface import saved_type
+from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.plan.told import Told
 
+PRECISIONS: Mapping[str, Precision] = {"bfloat16": "bf16-mixed", "float32": "fp32", "float64": "fp64", "": "fp32"}
+"""By the type of its numbers that a configuration says, in what the model is planned."""
 
-def huggingface_told(path: Path, values: Mapping[str, Any]) -> Told:
-    """The model alone: as it is trained, or the preset that has its shapes. Raises JobError for any other."""
+
+def huggingface_told(path: Path, values: Mapping[str, Any], said: Collection[str] = ()) -> Told:
+    """The model alone, as it is trained or the preset that has its shapes, and its precision. said: keys of
+    the command line. Raises JobError for any other."""
+    told = _shapes(path, values)
+    if "train.precision" in said:
+        return told
+    if (kind := saved_type(values)) not in PRECISIONS:
+        problem = f"'{kind}' is no precision that Plait computes in"
+        fix = "Add train.precision=bf16-mixed to the command (as large, and as fast), or fp32"
+        raise told.refuse("dtype" if "dtype" in values else "torch_dtype", problem, fix)
+    told.set("train.precision", PRECISIONS[kind])
+    if kind:
+        told.notes.append(f"The file has {kind}: it is planned in {PRECISIONS[kind]} (train.precision).")
+    return told
+
+
+def _shapes(path: Path, values: Mapping[str, Any]) -> Told:
     kind = str(values["model_type"])
     if kind in MODEL_TYPES:
         return Told("plait", str(path), {"model": {"huggingface": str(path)}})

@@ -195,3 +195,42 @@ def test_recipes_of_megatron_bridge(folder: Path, before: str, after: str, keys:
     found = plan(folder, "recipe.py", "model.vocab=128256" if "model.preset=qwen3-8b" not in keys else keys[0],
                  "cluster.ranks=8", *keys)  # fmt: skip
     assert re.search(said, text(found)), text(found)
+
+
+MISTRAL = {"model_type": "mistral", "num_key_value_heads": 2}
+HUGGING_FACE = ("config.json", "data.sequence_length=256", "train.global_batch_size=16", "cluster.ranks=8")
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "said"),
+    [
+        ({"torch_dtype": "bfloat16"}, (), "The file has bfloat16: it is planned in bf16-mixed"),
+        ({"dtype": "bfloat16"}, ("train.precision=fp32",), "parameters in fp32 on 8 ranks"),
+        ({"dtype": "float32"}, (), "The file has float32: it is planned in fp32"),
+        ({}, (), "parameters in fp32 on 8 ranks"),
+        (
+            {"torch_dtype": "float16"},
+            (),
+            "torch_dtype: 'float16' is no precision that Plait computes in. Add train.prec",
+        ),
+        ({"dtype": "float16"}, ("train.precision=bf16-mixed",), "parameters on 8 ranks"),
+        (MISTRAL | {"sliding_window": 0}, (), "sliding_window: 0 has no token see another"),
+        (MISTRAL | {"sliding_window": None}, (), "parameters in fp32 on 8 ranks"),
+    ],
+)
+def test_a_configuration_of_hugging_face_says_the_precision(
+    folder: Path, more: dict[str, object], words: tuple[str, ...], said: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | more))
+    found = plan(folder, *HUGGING_FACE, *words)
+    assert said in text(found) and found.returncode == 2 * ("parameters" not in text(found)), text(found)
+
+
+def test_a_job_keeps_its_default_precision_beside_weights_of_another_type(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"torch_dtype": "bfloat16"}))
+    job = '[model]\nhuggingface = "config.json"\n[data]\nsequence_length = 256\n[train]\nglobal_batch_size = 16\n'
+    (folder / "job.toml").write_text(job)
+    found = text(plan(folder, "job.toml", "cluster.ranks=8"))
+    assert "in fp32 on 8 ranks" in found and "config.json has bfloat16, and the job no train.precision" in found
+    assert "has bfloat16" not in text(plan(folder, "job.toml", "cluster.ranks=8", "train.precision=fp32"))
+    assert "has bfloat16" in text(plait("train", "job.toml", "--dry-run", "strategy.tp=1", folder=folder))

@@ -111,7 +111,8 @@ class TrainSection(Section):
     """Gradients are scaled down to this norm. 0: never."""
     precision: Precision = "fp32"
     """Type of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too.
-    ``fp8``, ``mxfp8`` and ``nvfp4``, layers' products in 8 or 4 bit, can be planned and not trained."""
+    ``fp8``, ``mxfp8`` and ``nvfp4``, layers' products in 8 or 4 bit, can be planned and not trained. The type
+    in which weights of ``model.huggingface`` are saved does not change it; a note says if it is another."""
     on_nan: OnNan = "stop"
     """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
     ``skip`` leaves this update out and goes on, up to twenty times in a row; meanwhile nothing is saved."""

@@ -117,6 +117,9 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
 def _from_mistral(config: dict[str, Any]) -> ModelSpec:
     spec = _like_llama(config, {"num_kv_heads": 8, "head_size": None})
     window = _whole(config, "sliding_window", 4096) if config.get("sliding_window", 4096) is not None else 0
+    if config.get("sliding_window") == 0:
+        raise JobError("0 has no token see another in transformers, and not all of them", key="sliding_window",
+                       fix="Supported: null for no window, or at least 1")  # fmt: skip
     return replace(spec, window=window)
 
 

@@ -81,17 +81,32 @@ def without_a_key(name: str) -> str:
     return ""
 
 
-def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
-    """The spec in a ``config.json`` (of a kind in ``MODEL_TYPES``), or in a folder with one; ``over`` counts
-    what was passed over. Raises JobError, with the file and its own key, for what is wrong or not run."""
+def saved_type(values: Mapping[str, Any]) -> str:
+    """The type of numbers that a configuration says, such as ``bfloat16``; empty where it says none."""
+    inner = values.get("text_config")
+    for table in (values, cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else dict[str, Any]()):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(table.get(key), str):
+                return str(table[key]).removeprefix("torch.")
+    return ""
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The keys of a ``config.json``, or of that in a folder. Raises JobError."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        values = read_table(file, LARGEST, unique=True)
+        return read_table(file, LARGEST, unique=True)
     except (OSError, ValueError) as error:
         fix = "Name a folder of transformers' save_pretrained, or its config.json"
         raise JobError(
             f"cannot be read as a Hugging Face config: {reason_of(error)}", file=str(file), fix=fix
         ) from None
+
+
+def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
+    """The spec in a ``config.json`` (of a kind in ``MODEL_TYPES``), or in a folder with one; ``over`` counts
+    what was passed over. Raises JobError, with the file and its own key, for what is wrong or not run."""
+    file, values = path / "config.json" if path.is_dir() else path, read_values(path)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise JobError(f"model_type {shown(kind)} is not supported", file=str(file),
