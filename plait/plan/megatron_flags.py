@@ -49,6 +49,8 @@ ROPE_ORIGINAL = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_posi
 """What ``--use-rope-scaling`` takes for granted."""
 SHARDED: Mapping[str, str] = {"optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "fsdp", "no_shard": "ddp"}
 """Values of ``--data-parallel-sharding-strategy``, and the sharding that they are."""
+SHARDED_BY_STAGE = ("ddp", "zero1", "zero2", "fsdp")
+"""The same of ``--zero-stage`` of Megatron-DeepSpeed."""
 TYPES = {
     "fp32": "fp32",
     "float32": "fp32",
@@ -82,7 +84,8 @@ position-embedding-type normalization rope-scaling-factor window-size window-att
 decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers attention-backend main-grads-dtype
 main-params-dtype exp-avg-dtype exp-avg-sq-dtype fp8-format fp8 make-vocab-size-divisible-by moe-layer-freq
 moe-shared-expert-intermediate-size expert-tensor-parallel-size rampup-batch-size vocab-file tokenizer-type
-transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format rope-type
+transformer-impl nproc-per-node nnodes layernorm-epsilon ckpt-format rope-type zero-stage
+ds-sequence-parallel-size
 """
 VALUES = frozenset({*_VALUES.split(), *LATENT})
 """Flags with a value that are understood, beside those of the tables above."""
@@ -193,8 +196,9 @@ HARMLESS_STARTS = (
 UNDERSTOOD = frozenset({*DEGREES, *SHAPES, *MORE_SHAPES, *EXPERTS, *SWITCHES, *VALUES})
 """Flags that are read."""
 SAME = {"layernorm-epsilon": "norm-epsilon", "use-custom-fsdp": "use-megatron-fsdp",
-        "model-parallel-size": "tensor-model-parallel-size"}  # fmt: skip
-"""Older names."""
+        "model-parallel-size": "tensor-model-parallel-size", "pad-vocab-size-to": "padded-vocab-size",
+        "moe-expert-parallel-size": "expert-model-parallel-size"}  # fmt: skip
+"""Older names, and Megatron-DeepSpeed's."""
 _ALONE = """
 align-param-gather apply-query-key-layer-scaling async-save attention-softmax-in-fp32 auto-detect-ckpt-format
 batch-p2p-communication bias-dropout-fusion bias-gelu-fusion bias-swiglu-fusion cache-mla-latents

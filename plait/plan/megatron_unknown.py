@@ -42,6 +42,7 @@ KEYS: Mapping[str, str] = {
     "qk-layernorm": "model.qk_norm", "window-size": "model.window", "fp8-param-gather": "recipe.fp8_param_gather",
     "grad-reduce-in-bf16": "recipe.grad_reduce_in_bf16", "exp-avg-dtype": "recipe.exp_avg_dtype",
     "exp-avg-sq-dtype": "recipe.exp_avg_sq_dtype", "moe-token-dispatcher-type": "recipe.moe_token_dispatcher",
+    "ds-sequence-parallel-size": "strategy.cp", "zero-stage": "strategy.shard",
     "optimizer-offload-fraction": "recipe.optimizer_offload_fraction",
 }  # fmt: skip
 """Flags, and the keys of a job that say what they say."""

@@ -87,6 +87,9 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
         if flat.get(key, False) not in (True, False, "auto", None):
             raise told.refuse(key, f"'{flat[key]}' is neither true nor false", "Write true or false, without quotes")
     _batches(told, flat)
+    for key, ours in ASKED.items():
+        if flat.get(key) == "auto":
+            told.asked[ours] = f"{key} = auto"
     left = [key for key in HALVES if flat.get(key) == "auto"]
     flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
     _sharding(told, flat)
@@ -104,6 +107,8 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
     return told
 
 
+ASKED = {"zero_optimization.stage": "strategy.shard", **DEGREES}
+"""Settings that nobody fills in for auto, and the keys of a job that say them."""
 HALVES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 AUTOCAST = ("torch_autocast.enabled", "amp.enabled")
 
@@ -114,12 +119,11 @@ def _precision(told: Told, flat: Mapping[str, Any], left: Sequence[str]) -> None
     cast_too = [key for key in AUTOCAST if flat.get(key) is True]
     if "fp16.enabled" in half and len(half) > 1:
         raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
-    guessed = left and not half and not cast_too
-    told.set("train.precision", "bf16-mixed" if half or cast_too or guessed else "fp32")
+    if left and not half and not cast_too:
+        told.asked["train.precision"] = f"{left[0]} = auto"
+    told.set("train.precision", "bf16-mixed" if half or cast_too else "fp32")
     if "fp16.enabled" in half:
         told.notes.append("fp16 is counted as bf16: as fast and as large.")
-    if guessed:
-        told.notes.append(f"{left[0]} is left to a Trainer: bf16 is predicted (train.precision=fp32 predicts fp32).")
     if cast_too and not half:
         told.notes.append(f"{cast_too[0]}: products are counted in bf16, and so are parameters, which stay in fp32.")
 

@@ -17,6 +17,7 @@ from plait.plan.megatron_flags import (
     LAUNCH,
     SAME,
     SHARDED,
+    SHARDED_BY_STAGE,
     SWITCHES,
     TYPES,
     UNDERSTOOD,
@@ -132,6 +133,10 @@ def _tensor(told: Told, flags: Flags) -> None:
 
 
 def _context(told: Told, flags: Flags) -> None:
+    if (exchanged := whole_flag(told, flags, "ds-sequence-parallel-size", 1) or 1) > 1:  # Megatron-DeepSpeed's
+        told.set("strategy.cp", exchanged)
+        told.set("strategy.cp_comm_type", "ulysses")
+        return
     cp = told.get("strategy.cp", 1)
     kinds = list(dict.fromkeys(one.replace("_", "").lower() for one in flags.get("cp-comm-type", ("p2p",))))
     kind = kinds[0]
@@ -171,6 +176,11 @@ def _sharding(told: Told, flags: Flags) -> None:
     if "overlap-param-gather" in flags and "overlap-grad-reduce" not in flags and not fsdp:
         raise told.refuse("--overlap-param-gather", "stands without --overlap-grad-reduce", "Give both")
     shard = SHARDED[kind] if fsdp else "ddp"
+    if told.caveat and not fsdp and "zero-stage" in flags:
+        stage = whole_flag(told, flags, "zero-stage") or 0
+        shard = dict(enumerate(SHARDED_BY_STAGE)).get(stage, "")
+        if not shard:
+            raise told.refuse("--zero-stage", f"{stage} is unknown", "Use 0 to 3")
     told.set("strategy.shard", "zero1" if owned and shard == "ddp" else shard)
     told.instances = whole_flag(told, flags, "num-distributed-optimizer-instances", 1) or 1
     reduces, gathers = "overlap-grad-reduce" in flags, "overlap-param-gather" in flags or "use-torch-fsdp2" in fsdp

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 from plait.plan.shell_nodes import Simple
-from plait.plan.shell_state import Shell
+from plait.plan.shell_state import Shell, forget
 from plait.plan.shell_syntax import UNKNOWN
 from plait.plan.shell_tests import decided
 from plait.plan.shell_words import LONGEST_MATCHED, unknown
@@ -29,8 +29,12 @@ def declare(node: Simple, given: Sequence[str], shell: Shell) -> None:
             variables.put(name, None)
     if "A" in options:
         variables.named |= set(names)
+    if "i" in options:
+        variables.whole |= set(names)
     for one in node.assignments:
         shell.words.assign(one)
+    if set("nul") & set(options):  # names of others, and texts that change as they are set
+        forget(shell, names, f"line {shell.line}")
     if given[0] == "export" or "x" in options:
         shell.exported |= set(names)
     shell.status = True
@@ -116,9 +120,11 @@ def _mapfile(shell: Shell, given: list[str], text: str | None, silent: bool) -> 
 
 
 def _echo(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    escapes = False
     while given and re.fullmatch(r"-[neE]+", given[0]):
-        given = given[1:]
-    shell.show(" ".join(given) + "\n", silent=silent)
+        escapes, given = escapes or "e" in given[0], given[1:]
+    text = " ".join(given) + "\n"
+    shell.show(None if escapes and "\\" in text else text, silent=silent)
     shell.status = True
 
 
@@ -137,8 +143,10 @@ def _formatted(form: str, given: Sequence[str]) -> str | None:
     marks = re.findall(r"%(.?)", form)
     kinds = [one for one in marks if one != "%"]
     if UNKNOWN in "".join((form, *given)) or not set(kinds) <= {"s", "d"} or len(kinds) != len(given):
-        return None
+        return None  # it repeats itself for more
     plain = form.replace("\\n", "\n").replace("\\t", "\t")
+    if "\\" in plain:
+        return None
     try:
         return plain % tuple(int(one) if kind == "d" else one for one, kind in zip(given, kinds, strict=True))
     except ValueError:

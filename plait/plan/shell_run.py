@@ -49,29 +49,8 @@ COMMAND = re.compile(r"\s--[a-z]")
 LARGEST = 2 << 20
 """Bytes of a file."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-SILENT = frozenset(
-    [
-        "cd",
-        "chmod",
-        "cp",
-        "kill",
-        "ln",
-        "mkdir",
-        "module",
-        "mv",
-        "pushd",
-        "popd",
-        "rm",
-        "rsync",
-        "set",
-        "sleep",
-        "touch",
-        "trap",
-        "ulimit",
-        "umask",
-        "wait",
-    ]
-)
+_SILENT = "chmod cp kill ln mkdir module mv popd pushd rm rsync sleep touch trap ulimit umask wait"
+SILENT = frozenset(_SILENT.split())
 """Commands that print nothing."""
 
 
@@ -128,11 +107,7 @@ def _output(text: str, shell: Shell) -> str | None:
         shell.record(one.runs)
     printed = {one.printed for one in ends}
     parts = printed.pop() if len(printed) == 1 else (None,)
-    return (
-        None
-        if (not parts and not text.strip()) or None in (parts or ())
-        else "".join(map(str, parts or ())).rstrip("\n")
-    )
+    return None if parts is None or None in parts else "".join(map(str, parts)).rstrip("\n")
 
 
 def _apart(body: Program, child: Shell, shell: Shell, before: Sequence[str] = ()) -> list[Shell]:
@@ -436,7 +411,7 @@ def _external(given: list[str], text: str | None, shell: Shell, *, silent: bool)
         child = shell.copy()
         kept = child.variables.values if "*" in child.exported else child.exported
         child.variables = Variables({name: one for name, one in child.variables.values.items() if name in kept},
-                                    child.variables.named, arguments)  # fmt: skip
+                                    child.variables.named, arguments=arguments)  # fmt: skip
         child.functions, child.flow = {}, ""
         ends = _apart(parse(program), child, shell, before)
     elif any(FLAG.match(one) for one in given):

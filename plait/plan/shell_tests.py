@@ -8,34 +8,8 @@ from fnmatch import fnmatchcase
 from plait.plan.shell_syntax import UNKNOWN
 from plait.plan.shell_words import Words, known_part
 
-_FILES = frozenset(
-    [
-        "-a",
-        "-b",
-        "-c",
-        "-d",
-        "-e",
-        "-f",
-        "-g",
-        "-h",
-        "-k",
-        "-p",
-        "-r",
-        "-s",
-        "-t",
-        "-u",
-        "-w",
-        "-x",
-        "-G",
-        "-L",
-        "-N",
-        "-O",
-        "-S",
-        "-v",
-        "-o",
-        "-R",
-    ]
-)
+_FILES = frozenset(f"-{letter}" for letter in "abcdefghkoprstuvwxGLNORS")
+"""Questions about files, and others that a run answers."""
 _ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}
 """Signs of the difference of two numbers."""
 _COMPARED = frozenset((*_ORDERS, "=", "==", "!=", "<", ">", "=~", "-nt", "-ot", "-ef"))

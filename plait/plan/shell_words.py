@@ -58,12 +58,14 @@ def known_part(text: str) -> str:
 
 @dataclass
 class Variables:
-    """What a script has set so far. named: arrays whose indices are texts. arguments: None where a run brings
+    """What a script has set so far. named: arrays whose indices are texts; whole: variables
+    that hold numbers. arguments: None where a run brings
     them. touched: names that were set, shared by copies. output: of a command, by its text: what stands for
     it."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     named: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
     arguments: tuple[str, ...] | None = None
     touched: set[str] = field(default_factory=set[str], compare=False)
 
@@ -122,7 +124,12 @@ class Words:
 
     def _fields(self, word: str) -> Iterator[str]:
         text, some = "", False
-        for piece in self.pieces(word):
+        pieces = list(self.pieces(word))
+        patterns = any((one.plain or one.splits) and re.search(r"[*?]", one.text) for one in pieces)
+        if patterns and re.search(r"[/.]", "".join(one.text for one in pieces)):
+            yield unknown(word)  # names of files
+            return
+        for piece in pieces:
             if piece is END:
                 if some:
                     yield text
@@ -185,6 +192,8 @@ class Words:
                 yield self._printed(re.sub(r"\\([$`\\])", r"\1", part[1:-1]), part, quoted)
             elif one == "$" and len(part) > 1:
                 yield from self._dollar(part, quoted=quoted)
+            elif one == "~" and not quoted and at == 1:
+                yield Piece(unknown(part))
             elif one in "<>" and not quoted:  # a placeholder, or the output of a program as a file
                 yield Piece(unknown(word[at - 1 :]))
                 return
@@ -392,7 +401,11 @@ class Words:
         text = self.value(one.value)
         if one.append:
             old = variables.get(one.name, index or "")
-            text = (unknown(f"${one.name}") if old is False else str(old or "")) + text
+            joint = "+" if one.name in variables.whole else ""
+            text = (unknown(f"${one.name}") if old is False else str(old or "")) + joint + text
+        if one.name in variables.whole:
+            number = self.number(text)
+            text = unknown(f"${one.name}") if number is None else str(number)
         variables.put(one.name, text, index)
 
 

@@ -116,6 +116,26 @@ def test_batches_of_deepspeed_are_whole_steps_or_refused(
     assert said in text(found) and found.returncode == 2 * (not said.startswith("micro")), text(found)
 
 
+@pytest.mark.parametrize(
+    ("changed", "key", "keys"),
+    [
+        ({"bf16": {"enabled": "auto"}}, "train.precision: 'bf16.enabled = auto'", ["train.precision=bf16-mixed"]),
+        (
+            {"zero_optimization": {"stage": "auto"}},
+            "strategy.shard: 'zero_optimization.stage",
+            ["strategy.shard=zero3"],
+        ),
+    ],
+)
+def test_what_deepspeed_leaves_to_a_trainer_is_asked_for(
+    folder: Path, changed: dict[str, object], key: str, keys: list[str]
+) -> None:
+    (folder / "own.json").write_text(json.dumps(DEEPSPEED | changed))
+    found = plan(folder, "own.json", *DS_MODEL, "cluster.ranks=8")
+    assert found.returncode == 2 and f"{key}" in text(found) and "nobody knows it before a run" in text(found)
+    assert plan(folder, "own.json", *DS_MODEL, "cluster.ranks=8", *keys).returncode == 0
+
+
 FP8 = "--fp8-format hybrid --transformer-impl transformer_engine"
 
 
@@ -135,6 +155,22 @@ def test_products_that_transformer_engine_refuses_in_eight_bits(folder: Path, mo
     (folder / "run.sh").write_text(f"{SCRIPT.rstrip()} {more}\n")
     found = plan(folder, "run.sh")
     assert said in text(found) and found.returncode == 2 * ("on 8 ranks" not in said), text(found)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--zero-stage 2", "p,g,o 1,4,4"),
+        ("--zero-stage 3", "p,g,o 4,4,4"),
+        ("--zero-stage 0 --ds-sequence-parallel-size 2", "heads x ring 2x1"),
+        ("--zero-stage 0 --checkpoint-activations", "recompute full"),
+        ("--zero-stage 4", "--zero-stage: 4 is unknown"),
+        ("--pad-vocab-size-to 60160", "parameters"),
+    ],
+)
+def test_flags_of_megatron_deepspeed(folder: Path, more: str, said: str) -> None:
+    (folder / "run.sh").write_text(f"{SCRIPT.rstrip()} --deepspeed {more}\n")
+    assert said in text(plan(folder, "run.sh")), text(plan(folder, "run.sh"))
 
 
 def test_a_search_says_that_no_strategy_can_multiply_a_width_in_eight_bits(folder: Path) -> None:

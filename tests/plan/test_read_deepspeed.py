@@ -97,7 +97,6 @@ def test_what_deepspeed_s_keys_say(
 @pytest.mark.parametrize(
     ("changed", "key", "value", "said"),
     [
-        ({"bf16": {"enabled": "auto"}}, "train.precision", "bf16-mixed", "bf16.enabled is left to a Trainer"),
         ({"bf16": {}, "amp": {"enabled": True}}, "train.precision", "bf16-mixed", "amp.enabled: products"),
         ({"bf16": {}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "train.precision", "bf16-mixed",
          "torch_autocast.enabled: products"),
