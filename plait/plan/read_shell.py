@@ -163,7 +163,7 @@ def _program_at(words: Sequence[str]) -> int:
     launcher, a word that is not known and no flag's value; the first word where there is none."""
     files = [number for number, word in enumerate(words) if word.endswith(".py")]
     modules = [number + 1 for number, word in enumerate(words[:-1]) if word == "-m"]
-    others = [number for number, word in enumerate(words) if re.fullmatch(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}", word)
+    others = [number for number, word in enumerate(words) if re.fullmatch(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}+", word)
               and number and _LAUNCHERS.search(words[0]) and not words[number - 1].startswith("-")]  # fmt: skip
     return files[0] if files else modules[-1] if modules else others[0] if others else 0
 
@@ -198,14 +198,15 @@ def _joined(ways: Sequence[list[Argument]]) -> tuple[list[Argument], list[str]]:
         return ways[0], []
     values = [{one.name: one.values for one in way} for way in ways]
     found, differ = list[Argument](), list[str]()
+    line = next(one.line for way in ways for one in way)
     for name in dict.fromkeys(one.name for way in ways for one in way):
         some = list(dict.fromkeys(way.get(name) for way in values))
         if len(some) == 1 or not name:
-            found += [Argument(name, one, ways[0][0].line) for one in some if one is not None]
+            found += [Argument(name, one, line) for one in some if one is not None]
             continue
         texts = ["left out" if one is None else plain(" ".join(one)) or "set" for one in some]
         text = EITHER if set(some) == {(), None} else " or ".join(texts)
-        found.append(Argument(name, (unknown(text),), ways[0][0].line))
+        found.append(Argument(name, (unknown(text),), line))
         differ.append(name)
     return found, differ
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping
 
 Read = Callable[[str], int | None]
@@ -51,7 +52,9 @@ def computed(text: str, read: Read, write: Write) -> int | None:
         raise ValueError("a variable that is set within an expression, or what is not read")
     last = _CONSTANT.sub(lambda found: str(int(found[2] or found[3], int(found[1] or 8))), last)
     last = re.sub(r"&&|\|\||!(?!=)|/", lambda found: _WORDS[found[0]], last)
-    return _number(ast.parse(last.strip() or "0", mode="eval").body, read)
+    with warnings.catch_warnings(action="error"):  # of literals such as 1if
+        node = ast.parse(last.strip() or "0", mode="eval").body
+    return _number(node, read)
 
 
 def names_set(text: str) -> list[str]:

@@ -33,7 +33,7 @@ from plait.plan.shell_nodes import (
 from plait.plan.shell_state import Log, Run, Shell, forget, forked
 from plait.plan.shell_syntax import DECLARING, UNKNOWN, ShellSyntaxError, parse
 from plait.plan.shell_tests import decided, joined
-from plait.plan.shell_words import Variables, Words
+from plait.plan.shell_words import SEVERAL, Variables, Words
 
 MOST_STEPS = 20_000
 """Commands that are followed."""
@@ -42,12 +42,12 @@ MOST_SHELLS = 64
 MOST_ROUNDS = 1_000
 """Of a loop."""
 FLAG = re.compile(r"--[A-Za-z]")
-PROGRAM = re.compile(r"\.py$|^-m$")
-"""What a launcher starts."""
 COMMAND = re.compile(r"\s--[a-z]")
 """What a command within one word has."""
 LARGEST = 2 << 20
 """Bytes of a file."""
+REMOTE = ("ssh", "pdsh", "clush", "docker", "podman", "kubectl", "apptainer", "singularity", "su", "sudo")
+"""Programs that have a shell run their last word."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SILENT = "chmod cp kill ln mkdir module mv popd pushd rm rsync sleep touch trap ulimit umask wait"
 SILENT = frozenset(_SILENT.split())
@@ -240,7 +240,7 @@ def _loop(node: Loop, shell: Shell) -> list[Shell]:
 def _values(node: Loop, shell: Shell) -> list[str] | None:
     """What a loop goes through; None where a run decides."""
     found = shell.words.fields(*('"$@"',) if node.words is None else node.words)
-    return None if any(one.count(UNKNOWN) == 2 and one[0] == one[-1] == UNKNOWN for one in found) else found
+    return None if any(one.endswith(SEVERAL) for one in found) else found
 
 
 def _turned(node: Loop, shell: Shell, values: Sequence[str], number: int) -> list[Shell]:
@@ -444,6 +444,6 @@ def _inner(given: list[str], text: str | None, shell: Shell) -> tuple[list[str],
     if given[0] == "sbatch" and text:
         return given[:1], text, ()
     last = given[-1]
-    if len(given) > 1 and COMMAND.search(last) and not any(PROGRAM.search(one) for one in given[:-1]):
+    if PurePosixPath(given[0]).name in REMOTE and len(given) > 1 and COMMAND.search(last):
         return given[:-1], last, None
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ from plait.plan.shell_arithmetic import computed, names_set
 from plait.plan.shell_nodes import Assignment
 from plait.plan.shell_syntax import UNKNOWN, ShellSyntaxError, part_end
 
-LONGEST = 1 << 20
-"""Letters of a value."""
+LONGEST = 1 << 18
+"""Letters of a value, and items."""
 LONGEST_MATCHED = 2000
 """Letters of a value in which patterns are looked for."""
 DEEPEST = 30
@@ -42,6 +42,8 @@ class Piece(NamedTuple):
     splits: bool = False
 
 
+SEVERAL = UNKNOWN * 2
+"""Behind what is not known: it may be any number of words."""
 END = Piece("\n")
 """Between two words of an array; compared by identity."""
 
@@ -82,18 +84,24 @@ class Variables:
         found = self.values.get(name, False)
         if index in ("@", "*"):
             return {"0": found} if isinstance(found, str) and UNKNOWN not in found else found
+        if UNKNOWN in index:
+            return False
         if isinstance(found, dict):
-            keys = sorted(map(int, found)) if index.startswith("-") and name not in self.named else []
-            return found.get(str(keys[int(index)]) if keys else index or "0")
+            if _loose(found):
+                return False
+            keys = _ordered(found) if index.startswith("-") and name not in self.named else []
+            return found.get(keys[int(index)] if keys and -int(index) <= len(keys) else index or "0")
         return found if index in ("", "0") or found is False else None
 
     def put(self, name: str, value: Value, index: str | None = None) -> None:
         """Set a variable, or an item of an array. Raises ShellSyntaxError for a value that is too long."""
-        if index is not None:
+        if index is not None and UNKNOWN in index:
+            value = unknown(f"${{{name}[@]}}")
+        elif index is not None:
             before = self.values.get(name)
             items = dict(before) if isinstance(before, dict) else {"0": before} if isinstance(before, str) else {}
             value = {**items, index: str(value or "")}
-        size = len(value) if isinstance(value, str) else sum(map(len, value.values())) if value else 0
+        size = len(value) if isinstance(value, str) else len(value) + sum(map(len, value.values())) if value else 0
         if size > LONGEST:
             raise ShellSyntaxError(f"{name} grows beyond {LONGEST:,} letters")
         self.touched.add(name)
@@ -101,8 +109,7 @@ class Variables:
 
     def take(self, arguments: Sequence[str]) -> None:
         """Have arguments; where some of them may be any number of words, they are not known."""
-        several = any(re.search(r"[@*]", one) and UNKNOWN in one for one in arguments)
-        self.arguments = None if several else tuple(arguments)
+        self.arguments = None if any(one.endswith(SEVERAL) for one in arguments) else tuple(arguments)
 
     def restore(self, name: str, value: Value | bool) -> None:
         """Have a variable as it was. value: False for one that was not there."""
@@ -126,8 +133,8 @@ class Words:
         text, some = "", False
         pieces = list(self.pieces(word))
         patterns = any((one.plain or one.splits) and re.search(r"[*?]", one.text) for one in pieces)
-        if patterns and re.search(r"[/.]", "".join(one.text for one in pieces)):
-            yield unknown(word)  # names of files
+        if patterns and re.search(r"[/.]|(^|\s)[*?]+(\s|$)", "".join(one.text for one in pieces)):
+            yield unknown(word) + SEVERAL  # names of files
             return
         for piece in pieces:
             if piece is END:
@@ -137,7 +144,7 @@ class Words:
             elif not piece.splits:
                 text, some = text + piece.text, True
             else:
-                first, *others = self.split(piece.text)
+                first, *others = (one + SEVERAL * (UNKNOWN in one) for one in self.split(piece.text))
                 if first:
                     text, some = text + first, True
                 for one in others:
@@ -145,7 +152,7 @@ class Words:
                         yield text
                     text, some = one, bool(one)
         if some:
-            yield text
+            yield text.replace(SEVERAL, "") + SEVERAL if SEVERAL in text else text
 
     def split(self, text: str) -> list[str]:
         """A text at the blanks (IFS) in it; the first and the last piece may be empty."""
@@ -254,7 +261,8 @@ class Words:
     def _given(self, value: Value | bool, name: str, index: str, source: str, *, quoted: bool) -> Iterator[Piece]:
         """A value as parts of a word."""
         if isinstance(value, bool):
-            yield Piece(unknown(source), splits=not quoted)
+            several = quoted and "@" in (name, index)
+            yield Piece(unknown(source) + SEVERAL * several, splits=not quoted)
         elif not isinstance(value, dict):
             if value or quoted:
                 yield Piece(value or "", splits=not quoted)
@@ -296,6 +304,8 @@ class Words:
         """A value of which a part is taken, cut or changed."""
         if isinstance(value, bool) or not (rest or length):
             return value
+        if isinstance(value, dict) and (length or rest[:1] == ":") and _loose(value):
+            return unknown(source)
         if length and not rest:
             known = len(value) if isinstance(value, dict) else None if UNKNOWN in (value or "") else len(value or "")
             return unknown(source) if known is None else str(known)
@@ -344,19 +354,15 @@ class Words:
         while at < len(rest) and (rest[at] != "/" or not at):
             at = part_end(rest, at)
         pattern, other = self.pattern(rest[:at]), self.value(rest[at + 1 :])
-        if not pattern:
+        if not pattern or "&" in other:  # which newer shells replace
             return text if pattern == "" else None
-        found, at = "", 0
-        while at <= len(text) - 1:
-            lengths = range(len(text), at, -1)
-            stop = next((to for to in lengths if fnmatchcase(text[at:to], pattern) and (not end or to == len(text))), 0)
-            if not stop or (start and at):
-                found, at = found + text[at], at + 1
-                continue
-            found, at = found + other, stop
-            if not every:
-                break
-        return found + text[at:]
+        if not pattern.strip("*"):
+            return other if text else ""
+        found = re.compile(translate(pattern).removesuffix(r"\Z") + (r"\Z" if end else ""))
+        if start:
+            first = found.match(text)
+            return other + text[first.end() :] if first else text
+        return found.sub(lambda _: other, text, count=0 if every else 1)
 
     # ---- numbers ----
 
@@ -393,9 +399,10 @@ class Words:
                 if found:
                     items[self._index(one.name, found[1])] = self.value(word[found.end() :])
                     continue
-                for field_ in self.fields(word):
-                    items[str(max(map(int, items), default=-1) + 1)] = field_
-            variables.put(one.name, items)
+                after = max((int(key) for key in items if key.isdigit()), default=-1) + 1
+                items |= {str(at): one for at, one in enumerate(self.fields(word), after)}
+            loose = any(UNKNOWN in key for key in items)
+            variables.put(one.name, unknown(f"${{{one.name}[@]}}") if loose else items)
             return
         index = self._index(one.name, one.index) if one.index is not None else "0" if isinstance(before, dict) else None
         text = self.value(one.value)
@@ -407,6 +414,11 @@ class Words:
             number = self.number(text)
             text = unknown(f"${one.name}") if number is None else str(number)
         variables.put(one.name, text, index)
+
+
+def _loose(items: Mapping[str, str]) -> bool:
+    """Whether an item of an array may be any number of items."""
+    return any(one.endswith(SEVERAL) for one in items.values())
 
 
 def _ordered(items: Mapping[str, str]) -> list[str]:

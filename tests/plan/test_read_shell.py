@@ -23,6 +23,7 @@ COMMON = (
 )
 FILES = {
     "plait_common.sh": "LAYERS=24\nPARALLEL_ARGS=(--tensor-model-parallel-size 4 --bf16)\n",
+    "plait_train.sh": f'tp=$1; shift\n{RUN} {SIZES} --tensor-model-parallel-size $tp "$@" {COMMON}\n',
     "plait_args.txt": "--tensor-model-parallel-size 2 --bf16\n",
     "plait_number.txt": "4\n",
     "plait_pairs.txt": "tp 4\n",
@@ -142,3 +143,54 @@ def test_what_is_asked_for_can_be_said(tmp_path: Path, text: str, named: str, ke
     assert status == 2 and named in words
     status, words = said(tmp_path, text, *keys)
     assert status == 0 and re.search("is the command's|are not in the prediction", words), words
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun torchrun pretrain_gpt.py SIZES @", 32),
+        ("#SBATCH -N 4 --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES pretrain_gpt.py SIZES @", 32),
+        (
+            "#SBATCH -N4\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\nsrun python pretrain_gpt.py SIZES @",
+            32,
+        ),
+        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:8\ntorchrun --nnodes 2 --nproc-per-node 4 pretrain_gpt.py SIZES @", 8),
+        ("#SBATCH --ntasks=16\nsrun python pretrain_gpt.py SIZES @", 16),
+        ("srun -N 2 --ntasks-per-node=8 python pretrain_gpt.py SIZES @", 16),
+        ("mpirun -np 16 python pretrain_gpt.py SIZES @", 16),
+        ("deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py SIZES @", 16),
+        ("accelerate launch --num_processes 16 pretrain_gpt.py SIZES @", 16),
+        ("##SBATCH --nodes=4\nX=1\n#SBATCH --nodes=2\nsrun --gpus-per-node=8 python pretrain_gpt.py SIZES @", 0),
+    ],
+)
+def test_launchers_and_slurm_say_how_many_ranks_there_are(tmp_path: Path, text: str, ranks: int) -> None:
+    (tmp_path / "run.sh").write_text(filled(text))
+    if ranks:
+        job = plan_job(tmp_path / "run.sh", ["cluster.preset=h100"]).planner.job
+        assert job.world_size == ranks
+    else:
+        with pytest.raises(JobError, match="does not say how many ranks there are"):
+            plan_job(tmp_path / "run.sh", ["cluster.preset=h100"])
+
+
+def test_a_comment_that_ends_a_command_is_said(tmp_path: Path) -> None:
+    """In bash a comment goes to its line's end, and the command with it, whatever the last letter is."""
+    status, words = said(tmp_path, "RUN SIZES @ \\\n  # tp \\\n  --tensor-model-parallel-size 4")
+    assert status == 0 and "1 16 1 1" in words
+    assert "line 4: --tensor-model-parallel-size 4 is no part of a command" in words
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('echo "open\nRUN SIZES @', 'line 2: what "o opens is not closed'),
+        ("if true; then RUN SIZES @", "fi is expected"),
+        ("RUN SIZES @ (x)", "'(' is not expected"),
+        ("X=1\n" + "while true; do X=$X$X; done\nRUN SIZES @", "X grows beyond"),
+        ("f() { f; }; f\nRUN SIZES @", "nested too deeply"),
+        ("for ((;;)); do N=$((N+1)); M=$N$N; done\nRUN SIZES --tensor-model-parallel-size $M @", "nobody knows it"),
+    ],
+)
+def test_scripts_that_bash_cannot_run_are_one_paragraph(tmp_path: Path, text: str, problem: str) -> None:
+    status, words = said(tmp_path, text)
+    assert status == 2 and problem in words, words
