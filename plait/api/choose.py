@@ -55,12 +55,12 @@ def model_notes(job: Job) -> PassedOver:
 def precision_note(job: Job) -> str:
     """What is to be said of a precision that a job leaves to its default, beside the type of the numbers in
     its model's ``config.json``. Empty if nothing is."""
-    from plait.core.model.huggingface import read_values, saved_type
+    from plait.core.model.huggingface import number_type, read_values
 
     named = job.model.get("huggingface")
     if not isinstance(named, str) or "precision" in job.train.model_fields_set:
         return ""
-    kind, precision = saved_type(read_values(Path(named))), job.train.precision
+    kind, precision = number_type(read_values(Path(named))), job.train.precision
     if kind in ("", "float32"):
         return ""
     return f"{named} has {kind}, and the job no train.precision, whose default is {precision}; bf16-mixed is 16 bits"

@@ -11,13 +11,13 @@ from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_second
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.as_written import AsWritten
 from plait.plan.candidate import Answer, Candidate
 from plait.plan.divisors import Hint
 from plait.plan.expense import Expense
 from plait.plan.fits import KINDS
 from plait.plan.freeing import told_together
 from plait.plan.memory_report import percent
+from plait.plan.own_strategy import OwnStrategy
 from plait.plan.reasons import PARTS, SHOWN, TOGETHER, WORDS, differences, recomputed
 from plait.plan.sensitivity import Sensitivity
 from plait.plan.what_if import told_changes
@@ -60,7 +60,7 @@ class PlanAnswer(Shown):
     change: Hypothesis | None = None
     hints: Sequence[Hint] = ()
     turned: Sensitivity | None = None
-    written: AsWritten | None = None
+    written: OwnStrategy | None = None
     closing: str = ""
 
     @property

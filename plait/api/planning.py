@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
-    from plait.plan.as_written import AsWritten
     from plait.plan.candidate import Answer, Candidate
     from plait.plan.emit import Emitted
+    from plait.plan.own_strategy import OwnStrategy
     from plait.plan.told import Told
 
 
@@ -51,9 +51,9 @@ class Planning(Shown):
         so where they come of a change that is only tried."""
         from plait.api.plan_answer import Hypothesis, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan, JobError
-        from plait.plan.as_written import HOW
         from plait.plan.capturing import captured_hints
         from plait.plan.divisors import divisor_hints
+        from plait.plan.own_strategy import HOW
         from plait.plan.sensitivity import sensitivity
         from plait.plan.what_if import supposed
 
@@ -76,7 +76,7 @@ class Planning(Shown):
         if explain and len(answer.candidates) > 1 and fastest is answer.best:
             turned = sensitivity(self.planner, *answer.candidates[:2])
         change = Hypothesis(self.factors, before) if self.unchanged else None
-        written = None if own else self._as_written(answer.best)
+        written = None if own else self._own_strategy(answer.best)
         closing = written.told(answer.best) if written else HOW if own and self._searchable else ""
         return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned, written=written,
                           closing=closing)  # fmt: skip
@@ -86,10 +86,10 @@ class Planning(Shown):
         """Whether a file of another framework has a strategy besides which there are others."""
         return self.told is not None and self.told.runs is not None and not self.alone
 
-    def _as_written(self, best: Candidate) -> AsWritten | None:
+    def _own_strategy(self, best: Candidate) -> OwnStrategy | None:
         """The strategy of another framework's file beside the best that was found."""
         from plait.core.base.errors import PlaitError
-        from plait.plan.as_written import as_written
+        from plait.plan.own_strategy import own_strategy
 
         if not self._searchable or not self.told:
             return None
@@ -97,7 +97,7 @@ class Planning(Shown):
             own = self.told.own_job(self.overrides)
         except PlaitError as error:
             own = error
-        return as_written(self.planner, self.told, own, best)
+        return own_strategy(self.planner, self.told, own, best)
 
     def to_dict(self) -> dict[str, Any]:
         """The job, its cluster's name, and changes of the cluster."""

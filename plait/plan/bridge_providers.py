@@ -37,7 +37,7 @@ PROVIDERS: Mapping[str, Mapping[str, Any]] = {
     "CodeLlamaModelProvider34B": _LLAMA | _sizes(48, 8192, 64, 8, 22016) | _CODE,
     "CodeLlamaModelProvider70B": _LLAMA | _70B,
 }  # fmt: skip
-"""By class; Megatron-LM's own defaults hold of what none says."""
+"""Fields by class; Megatron-LM's own defaults hold of what none says."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size",
          "gated_linear_unit", "position_embedding_type", "share_embeddings_and_output_weights", "add_bias_linear",
          "hidden_dropout")  # fmt: skip

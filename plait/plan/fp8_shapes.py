@@ -20,7 +20,7 @@ from plait.core.step.columns.points import Points
 from plait.plan.frameworks import Rule
 
 MULTIPLES: Mapping[Precision, tuple[int, int]] = {"fp8": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
-"""What must divide the height and the width, by precision."""
+"""The numbers that must divide height and width, by precision."""
 
 
 def fp8_rules(model: ModelSpec, sequence: int, precision: Precision) -> Iterator[Rule]:
@@ -56,7 +56,7 @@ def odd_widths(model: ModelSpec, precision: Precision) -> list[str]:
 
 
 def _widths(model: ModelSpec) -> Iterator[tuple[str, int, bool]]:
-    """What products of layers sum over: its key, its size, and whether tensor parallelism cuts it."""
+    """Yield what products of layers sum over: key, size, and whether tensor parallelism cuts it."""
     yield "model.hidden", model.hidden, False
     if not model.kv_lora_rank:
         yield "model.num_heads x head_size", model.num_heads * model.head_size, True

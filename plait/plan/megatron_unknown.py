@@ -1,4 +1,4 @@
-"""What of Megatron-LM's flags a script leaves to its run: named, and asked for by the key that says it."""
+"""Flags of Megatron-LM that a script leaves to its run: named, and asked for by the key that says them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait.plan.megatron_flags import (
     known_flag,
     takes_none,
 )
-from plait.plan.read_shell import EITHER, Argument, is_unknown, plain
+from plait.plan.read_shell import EITHER, Argument, is_unknown, source_text
 from plait.plan.shell_syntax import UNKNOWN
 from plait.plan.told import Told
 
@@ -60,7 +60,7 @@ MINOR = frozenset(
      "attention-dropout"]
 )  # fmt: skip
 """Flags that change neither degrees nor sizes nor precision."""
-LEFT_OUT: Mapping[str, tuple[Sequence[str], str]] = {
+DEFAULTS: Mapping[str, tuple[Sequence[str], str]] = {
     **{key: ((flag,), "1") for flag, key in list(DEGREES.items())[:3]},
     **{key: ((flag,), "...") for flag, key in list(DEGREES.items())[3:]},
     "train.precision": (_PRECISION, "fp32"), "strategy.shard": (_SHARD, "ddp"),
@@ -71,13 +71,15 @@ _PLURAL = re.compile(r"[@*]|ARG|OPT|FLAG|PARAM|EXTRA", re.IGNORECASE)
 """Sources of a value that look like several words."""
 
 
-def settled(told: Told, given: Sequence[Argument], said: Mapping[str, str], why: Mapping[str, str]) -> list[Argument]:
-    """Arguments whose values are known. said: keys of the command line, which say what a script does not;
-    why: what decides a value. Raises JobError, naming words and keys, for what may change degrees, sizes or
-    precision and is not said."""
+def resolve(
+    told: Told, given: Sequence[Argument], settings: Mapping[str, str], why: Mapping[str, str]
+) -> list[Argument]:
+    """Return arguments whose values are known. settings: keys of the command line, which say what a script
+    does not; why: what decides a value. Raises JobError, naming words and keys, for what may change degrees,
+    sizes or precision and is not said."""
     found, asked, words = list[Argument](), list[Argument](), list[Argument]()
     for one in given:
-        values, behind = _own(one)
+        values, behind = _split_values(one)
         words += [Argument(one.name, (word,), one.line) for word in behind if is_unknown(word)]
         told.unknown += [f"{word} (behind {one})" for word in behind if not is_unknown(word)]
         one = one._replace(values=values)
@@ -86,28 +88,29 @@ def settled(told: Told, given: Sequence[Argument], said: Mapping[str, str], why:
         if not any(map(is_unknown, values)) or one.name not in {*SWITCHES, *VALUES, *NUMBERS}:
             found.append(one)
         elif one.name in NAMES:
-            found.append(one._replace(values=tuple(map(plain, values))))
+            found.append(one._replace(values=tuple(map(source_text, values))))
         elif one.name in MINOR:
             told.unknown.append(str(one))
-        elif (key := KEYS.get(one.name, "")) in said:
-            found += _said(one, said[key])
+        elif (key := KEYS.get(one.name, "")) in settings:
+            found += _override(one, settings[key])
             told.notes.append(f"{one} is not known{_reason([one], why)}: {key} is the command's.")
         else:
             asked.append(one)
     if asked:
-        raise _refused(told, asked, why)
-    if "train.precision" in said and any(one.name in _PRECISION and any(map(is_unknown, one.values)) for one in given):
-        found = [one for one in found if one.name not in _PRECISION] + list(PRECISIONS.get(said["train.precision"], ()))
-    _check_words(told, words, {one.name for one in found}, said, why)
+        raise _refusal(told, asked, why)
+    precision = [one for one in given if one.name in _PRECISION and any(map(is_unknown, one.values))]
+    if precision and (flags := PRECISIONS.get(settings.get("train.precision", ""))) is not None:
+        found = [*(one for one in found if one.name not in _PRECISION), *flags]
+    _check_words(told, words, {one.name for one in found}, settings, why)
     return found
 
 
-def _own(one: Argument) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split_values(one: Argument) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The values of a flag, and words that stand behind these."""
     if not one.name:
         return (), tuple(filter(is_unknown, one.values))
     if takes_none(one.name):
-        either = one.values[:1] if plain("".join(one.values[:1])) == EITHER or not one.line else ()
+        either = one.values[:1] if source_text("".join(one.values[:1])) == EITHER or not one.line else ()
         return either, one.values[len(either) :]
     end = 1
     if one.name in SEVERAL or not known_flag(one.name):
@@ -118,7 +121,7 @@ def _own(one: Argument) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return one.values[:end], one.values[end:]
 
 
-def _said(one: Argument, text: str) -> list[Argument]:
+def _override(one: Argument, text: str) -> list[Argument]:
     """A flag as the command line says it; none where it says nothing, or leaves it to the planner."""
     if one.name in NUMBERS and text != "auto":
         return [one._replace(values=(text,))]
@@ -128,13 +131,13 @@ def _said(one: Argument, text: str) -> list[Argument]:
 def _reason(some: Sequence[Argument], why: Mapping[str, str]) -> str:
     sources = [source for one in some for text in one.values for source in text.split(UNKNOWN)[1::2]]
     reasons = dict.fromkeys(why[source] for source in sources if source in why)
-    return f" ({'; '.join(map(plain, reasons))})" if reasons else ""
+    return f" ({'; '.join(map(source_text, reasons))})" if reasons else ""
 
 
-def _refused(told: Told, asked: Sequence[Argument], why: Mapping[str, str]) -> JobError:
+def _refusal(told: Told, asked: Sequence[Argument], why: Mapping[str, str]) -> JobError:
     keys = dict.fromkeys(KEYS.get(one.name, "") for one in asked)
     others = f", {', '.join(map(str, asked[1:]))}" if asked[1:] else ""
-    text = " ".join(map(plain, asked[0].values))
+    text = " ".join(map(source_text, asked[0].values))
     problem = f"'{text}'{others}: nobody knows {'these' if others else 'it'} before a run{_reason(asked, why)}"
     fix = f"Set {'them' if others else 'it'} in the file"
     if "" not in keys:
@@ -147,16 +150,16 @@ def _line(one: Argument) -> str:
 
 
 def _check_words(
-    told: Told, words: Sequence[Argument], flags: Collection[str], said: Mapping[str, str], why: Mapping[str, str]
+    told: Told, words: Sequence[Argument], flags: Collection[str], settings: Mapping[str, str], why: Mapping[str, str]
 ) -> None:
-    """Raise JobError for words that may be flags, unless what these may say is said."""
+    """Raise JobError for words that may be flags, unless the command line says what these may say."""
     if not words:
         return
-    texts = ", ".join(dict.fromkeys(plain(one.values[0]) for one in words))
+    texts = ", ".join(dict.fromkeys(source_text(one.values[0]) for one in words))
     asked = {
-        key: otherwise for key, (names, otherwise) in LEFT_OUT.items()
-        if key not in said and not any(name in flags for name in names)
-        and not (key == "model.preset" and any(one.startswith("model.") for one in said))
+        key: otherwise for key, (names, otherwise) in DEFAULTS.items()
+        if key not in settings and not any(name in flags for name in names)
+        and not (key == "model.preset" and any(one.startswith("model.") for one in settings))
     }  # fmt: skip
     if asked:
         keys = " ".join(f"{key}={otherwise}" for key, otherwise in asked.items())

@@ -18,14 +18,14 @@ from plait.plan.shell_words import unknown
 from plait.plan.told import Told
 
 
-def bridge_told(file: str, settings: LiteralSettings, said: Mapping[str, str]) -> Told:
-    """The job of a recipe. said: keys of the command line. Raises JobError for what may change degrees, sizes
-    or precision and is not understood."""
+def read_recipe(file: str, settings: LiteralSettings, overrides: Mapping[str, str]) -> Told:
+    """Return the job of a recipe. overrides: keys of the command line. Raises JobError for what may change
+    degrees, sizes or precision and is not understood."""
     plain = {key.rpartition(".")[2]: value for key, value in settings.values.items() if not isinstance(value, Called)}
     provider = next(
         (last for name, _ in reversed(settings.calls) if "ModelProvider" in (last := name.split(".")[-1])), ""
     )
-    _check_class(file, provider, plain, said)
+    _check_class(file, provider, plain, overrides)
     plain = {**PROVIDERS.get(provider, {}), **plain}
     named = {INVERSE[key]: not value for key, value in plain.items() if key in INVERSE and isinstance(value, bool)}
     for key, value in plain.items():
@@ -38,16 +38,16 @@ def bridge_told(file: str, settings: LiteralSettings, said: Mapping[str, str]) -
         named["group-query-attention"] = True
     named.pop("mixed-precision", None)
     mixed, strange = _mixed(settings)
-    given = [*arguments_of(mixed | named), *strange, *_open(settings)]
-    told = megatron_told(file, given, rules=OF_RECIPES, said=said)
+    given = [*arguments_of(mixed | named), *strange, *_unknown_settings(settings)]
+    told = megatron_told(file, given, rules=OF_RECIPES, said=overrides)
     told.unknown += [f"{one} (computed)" for one in settings.computed]
     told.notes += settings.unseen
     told.rounds = 0
-    _model(told, settings, said)
+    _model(told, settings, overrides)
     return told
 
 
-def _open(settings: LiteralSettings) -> Iterator[Argument]:
+def _unknown_settings(settings: LiteralSettings) -> Iterator[Argument]:
     """Settings that nobody knows: those that are computed, and what functions of other modules set."""
     called = {key: f"{value}()" for key, value in settings.values.items() if isinstance(value, Called)}
     for key, text in {**called, **settings.open}.items():
@@ -60,19 +60,19 @@ def _open(settings: LiteralSettings) -> Iterator[Argument]:
             yield Argument("", (unknown(f"{name}()"),))
 
 
-def _check_class(file: str, provider: str, plain: Mapping[str, Any], said: Mapping[str, str]) -> None:
+def _check_class(file: str, provider: str, plain: Mapping[str, Any], overrides: Mapping[str, str]) -> None:
     """Raise JobError for a class of models whose defaults are not read, where a recipe leaves sizes to it."""
     left_out = [name for name in SIZES if name not in plain]
-    if provider and provider not in PROVIDERS and left_out and not PRESETS & said.keys():
+    if provider and provider not in PROVIDERS and left_out and not PRESETS & overrides.keys():
         problem = f"{provider} has defaults of its own, and nobody knows here which: {', '.join(left_out)}"
         fix = "Say them in the recipe, or add model.preset=... to the command"
         raise JobError(problem, file=file, key="model", fix=fix)
 
 
-def _model(told: Told, settings: LiteralSettings, said: Mapping[str, str]) -> None:
+def _model(told: Told, settings: LiteralSettings, overrides: Mapping[str, str]) -> None:
     """The model that the command line, or the recipe, names."""
     model = next((first for name, first in settings.calls if name.endswith("from_hf_pretrained")), "")
-    if PRESETS & said.keys():
+    if PRESETS & overrides.keys():
         told.values.pop("model", None)
     elif "num_layers" not in told.values.get("model", {}) and model:
         told.values.pop("model", None)
@@ -88,7 +88,7 @@ INVERSE = {
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
     "add_bias_linear": "disable-bias-linear",
 }
-"""Settings of Megatron's core that are on where nothing is said, and the flags that put them off."""
+"""Settings of Megatron's core that are on where nothing is overrides, and the flags that put them off."""
 MIXED = re.compile(r"(bf16|fp16|fp32|nemotron_h_bf16|w16a16)\w*")
 """Names of Megatron-Bridge's recipes of precision, and the functions that give them."""
 SCALED = {"mxfp8": "mxfp8", "delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}

@@ -25,7 +25,7 @@ from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, reason_of
 from plait.plan.megatron_flags import DEGREES, SAME, SHAPES
-from plait.plan.read_bridge import arguments_of, bridge_told
+from plait.plan.read_bridge import arguments_of, read_recipe
 from plait.plan.read_deepspeed import UNDERSTOOD, deepspeed_told, flattened
 from plait.plan.read_huggingface import huggingface_told
 from plait.plan.read_literals import LiteralSettings, python_settings
@@ -150,6 +150,6 @@ def _python(path: Path, said: Mapping[str, str]) -> Told:
     if "torchtitan" in modules:
         return torchtitan_told(str(file), settings, python=True)
     if "megatron" in modules or any("parallel_size" in key for key in settings.values):
-        return bridge_told(str(file), settings, said)
+        return read_recipe(str(file), settings, said)
     fix = "Name a module of torchtitan's configurations, or a recipe of Megatron-Bridge"
     raise JobError("imports neither torchtitan nor megatron", file=str(file), fix=fix)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.model.families import MODEL_TYPES
-from plait.core.model.huggingface import saved_type
+from plait.core.model.huggingface import number_type
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.plan.told import Told
@@ -29,7 +29,7 @@ def huggingface_told(path: Path, values: Mapping[str, Any], said: Collection[str
     told = _shapes(path, values)
     if "train.precision" in said:
         return told
-    if (kind := saved_type(values)) not in PRECISIONS:
+    if (kind := number_type(values)) not in PRECISIONS:
         problem = f"'{kind}' is no precision that Plait computes in"
         fix = "Add train.precision=bf16-mixed to the command (as large, and as fast), or fp32"
         raise told.refuse("dtype" if "dtype" in values else "torch_dtype", problem, fix)

@@ -26,7 +26,7 @@ from plait.plan.megatron_flags import (
 )
 from plait.plan.megatron_layout import layout, stages_of
 from plait.plan.megatron_rules import RULES, Flags, Rule
-from plait.plan.megatron_unknown import settled
+from plait.plan.megatron_unknown import resolve
 from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
@@ -51,7 +51,7 @@ def megatron_told(
     told = Told("megatron", file, rounds=0)
     if any(one.name.startswith("deepspeed") for one in given):
         told.caveat = "This is Megatron-DeepSpeed's (--deepspeed); rules and predictions are those of Megatron-LM."
-    given = settled(told, [one._replace(name=SAME.get(one.name, one.name)) for one in given], said or {}, why or {})
+    given = resolve(told, [one._replace(name=SAME.get(one.name, one.name)) for one in given], said or {}, why or {})
     flags = _sorted(told, given)
     _check(told, {one.name: one.values for one in given}, rules)
     for read in (

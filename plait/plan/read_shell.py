@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from plait.core.base.errors import JobError
-from plait.plan.shell_run import followed
+from plait.plan.shell_run import follow_script
 from plait.plan.shell_state import Run, Shell
 from plait.plan.shell_syntax import UNKNOWN, ShellSyntaxError
 from plait.plan.shell_words import unknown
 
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_ATOM = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}+")
+"""A word of which nothing is known."""
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
-"""What a text leaves to whoever uses it."""
+"""A value that a text leaves to whoever uses it."""
 _SLURM = re.compile(r"(?<=\s)(--[a-z-]+|-[NnGc])(?:=|\s*)([^\s#]\S*)?")
 _SLURM_KEYS = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-task"}
 _SLURM_NAMES = {
@@ -37,7 +39,7 @@ _SHORT = {"-N": "--nodes", "-n": "--ntasks", "-np": "--np"}
 _LAUNCHERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$")
 
 EITHER = "set or left out"
-"""What stands for a flag without a value that only some runs have."""
+"""The value of a flag without one that only some runs have."""
 
 
 class Argument(NamedTuple):
@@ -49,16 +51,16 @@ class Argument(NamedTuple):
     line: int = 0
 
     def __str__(self) -> str:
-        return " ".join((f"--{self.name}", *map(plain, self.values)))
+        return " ".join((f"--{self.name}", *map(source_text, self.values)))
 
 
-def plain(text: str) -> str:
+def source_text(text: str) -> str:
     """A value as it is written."""
     return text.replace(UNKNOWN, "")
 
 
 def is_unknown(text: str) -> bool:
-    """Whether a value, or a part of it, is not known."""
+    """Tell whether a value, or a part of it, is not known."""
     return UNKNOWN in text or _PLACEHOLDER.search(text) is not None
 
 
@@ -87,18 +89,18 @@ def read_script(text: str, file: str = "") -> Script:
     """
     slurm = dict(_slurm(text))
     try:
-        shells = followed(text, file, _variables(slurm))
+        shells = follow_script(text, file, _variables(slurm))
     except (ShellSyntaxError, RecursionError) as error:
         problem = str(error) if isinstance(error, ShellSyntaxError) else "is nested too deeply"
         raise JobError(problem, file=file or None, fix="Name a script that bash runs, or its flags in a text") from None
     notes, why = list(dict.fromkeys(shells[0].log.remarks)), dict(shells[0].log.why)
-    runs = _chosen(shells, notes)
-    found, differ = _joined([list(_arguments(run)) for run in runs])
+    runs = _training_runs(shells, notes)
+    found, differ = _merge([list(_arguments(run)) for run in runs])
     if differ:
         reason = _reason(runs, shells)
-        why |= {plain(one.values[0]): reason for one in found if one.name in differ}
+        why |= {source_text(one.values[0]): reason for one in found if one.name in differ}
         notes.append(f"Which {', '.join(f'--{name}' for name in differ)} it has: {reason}.")
-    return Script(_launched(found, slurm), why, notes)
+    return Script(_rank_flags(found, slurm), why, notes)
 
 
 def _slurm(text: str) -> Iterator[tuple[str, str]]:
@@ -112,7 +114,7 @@ def _slurm(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _variables(slurm: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm sets of what a script asks for."""
+    """Return the variables that Slurm sets for a script's options."""
     counts = {name: _count(name, value) for name, value in slurm.items()}
     nodes, each = counts.get("--nodes"), counts.get("--ntasks-per-node")
     if nodes and each:
@@ -121,14 +123,14 @@ def _variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 
 def _count(option: str, value: str) -> int | None:
-    """How many of something; of ``gpu:h100:8`` the last number."""
+    """Return the count of an option; of ``gpu:h100:8`` the last number."""
     if option == "--gres":
         value = next((one for one in value.split(",") if one.startswith("gpu")), "")
     last = value.rpartition(":")[2]
     return int(last) if last.isdigit() else 1 if option == "--gres" and value else None
 
 
-def _chosen(shells: Sequence[Shell], notes: list[str]) -> list[Run]:
+def _training_runs(shells: Sequence[Shell], notes: list[str]) -> list[Run]:
     """The runs of the training program: of commands the one with most flags, and others of the same program.
     notes: others are added."""
     every = list(dict.fromkeys(run for shell in shells for run in shell.runs))
@@ -139,10 +141,16 @@ def _chosen(shells: Sequence[Shell], notes: list[str]) -> list[Run]:
         return [Run(alone[0].line if alone else 0, tuple(words))]
     most = max(commands, key=lambda run: len(list(_arguments(run))))
     runs = [run for run in commands if _program(run) == _program(most)]
-    if others := [plain(" ".join(run.words[:3])) for run in commands if run not in runs]:
+    if others := [source_text(" ".join(run.words[:3])) for run in commands if run not in runs]:
         notes.append(f"Of its commands the one with most flags is read, not {', '.join(dict.fromkeys(others))}.")
-    notes += [f"line {run.line}: {plain(' '.join(run.words))[:60]} is no part of a command: a command ends with its "
-              "line, and so does a comment, also behind a backslash." for run in alone]  # fmt: skip
+    for run in alone:
+        text = source_text(" ".join(run.words))[:60]
+        notes.append(
+            f"line {run.line}: {text} is no part of a command: this ends with its line, and so does a comment."
+        )
+    for run in runs:
+        words = [source_text(word) for word in run.words[: _program_at(run.words) + 1] if _ATOM.fullmatch(word)]
+        notes += [f"line {run.line}: {word}, of the launcher, is not known." for word in words]
     return runs
 
 
@@ -159,11 +167,11 @@ def _program(run: Run) -> str:
 
 
 def _program_at(words: Sequence[str]) -> int:
-    """Where the program stands that a launcher starts: a file of Python, what follows ``-m``, or, behind a
-    launcher, a word that is not known and no flag's value; the first word where there is none."""
+    """Return the position of the program that a launcher starts: a file of Python, what follows ``-m``, or,
+    behind a launcher, a word that is not known and no flag's value; the first word where there is none."""
     files = [number for number, word in enumerate(words) if word.endswith(".py")]
     modules = [number + 1 for number, word in enumerate(words[:-1]) if word == "-m"]
-    others = [number for number, word in enumerate(words) if re.fullmatch(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}+", word)
+    others = [number for number, word in enumerate(words) if _ATOM.fullmatch(word)
               and number and _LAUNCHERS.search(words[0]) and not words[number - 1].startswith("-")]  # fmt: skip
     return files[0] if files else modules[-1] if modules else others[0] if others else 0
 
@@ -191,7 +199,7 @@ def _flags(words: Sequence[str], line: int) -> Iterator[Argument]:
         yield Argument(name, tuple(values), line)
 
 
-def _joined(ways: Sequence[list[Argument]]) -> tuple[list[Argument], list[str]]:
+def _merge(ways: Sequence[list[Argument]]) -> tuple[list[Argument], list[str]]:
     """Arguments of several runs as those of one, with the names of flags that they have otherwise: of these
     the values are not known."""
     if all([one[:2] for one in way] == [one[:2] for one in ways[0]] for way in ways):
@@ -204,7 +212,7 @@ def _joined(ways: Sequence[list[Argument]]) -> tuple[list[Argument], list[str]]:
         if len(some) == 1 or not name:
             found += [Argument(name, one, line) for one in some if one is not None]
             continue
-        texts = ["left out" if one is None else plain(" ".join(one)) or "set" for one in some]
+        texts = ["left out" if one is None else source_text(" ".join(one)) or "set" for one in some]
         text = EITHER if set(some) == {(), None} else " or ".join(texts)
         found.append(Argument(name, (unknown(text),), line))
         differ.append(name)
@@ -212,15 +220,15 @@ def _joined(ways: Sequence[list[Argument]]) -> tuple[list[Argument], list[str]]:
 
 
 def _reason(runs: Sequence[Run], shells: Sequence[Shell]) -> str:
-    """What decides which of several runs it is."""
+    """Return what decides which of several runs it is."""
     ways = [shell.decided for shell in shells if any(run in shell.runs for run in runs)]
     some = dict.fromkeys(what for way in ways for what, _ in way)
     if some:
-        return f"a run decides {' and '.join(plain(one) for one in some)}"
+        return f"a run decides {' and '.join(source_text(one) for one in some)}"
     return f"it starts {len(runs)} runs (line {', '.join(dict.fromkeys(str(run.line) for run in runs))})"
 
 
-def _launched(found: Sequence[Argument], slurm: Mapping[str, str]) -> list[Argument]:
+def _rank_flags(found: Sequence[Argument], slurm: Mapping[str, str]) -> list[Argument]:
     """Arguments, those that say how many ranks there are as torchrun's; what a launcher does not say, Slurm's
     options do."""
     said = {one.name: one.values[0] for one in found if one.values and one.values[0].isdigit()}

@@ -13,7 +13,7 @@ Write = Callable[[str, int | None], None]
 
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\*\*|<<|>>|[-+*/%])?=(?!=)(.*)|(\+\+|--)\s*)", re.DOTALL)
 _STEP = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
-_NAME_SET = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:\*\*|<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+_TARGET = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:\*\*|<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 _CHOICE = re.compile(r"([^?]+)\?([^?:]+):([^?:]+)")
 _CONSTANT = re.compile(r"(?<![\w.])(?:(\d+)#(\w+)|0([0-7]+))(?![\w.])")
 _WORDS = {"&&": " and ", "||": " or ", "/": "//", "!": "~"}
@@ -27,28 +27,28 @@ _BINARY: Mapping[type[ast.AST], Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def computed(text: str, read: Read, write: Write) -> int | None:
+def evaluate(text: str, read: Read, write: Write) -> int | None:
     """The value of an expression; None where it is not known. Raises ValueError or SyntaxError for one that
     is none, or has what is not read (operators on bits).
 
-    >>> computed("(3 - 1) % 3 == 2 && !0", lambda name: None, lambda name, value: None)
+    >>> evaluate("(3 - 1) % 3 == 2 && !0", lambda name: None, lambda name, value: None)
     1
     """
     *before, last = text.split(",")
     for one in before:
-        computed(one, read, write)
+        evaluate(one, read, write)
     if step := _STEP.fullmatch(last):
         last = f"{step[2]} {step[1][0]}= 1"
     if found := _SET.fullmatch(last):
         name, how, other, step = found.groups()
         old = read(name) if how or step else None
         other = f"{name} {how or step[0]} ({other or 1})" if how or step else other
-        write(name, new := computed(other, read, write))
+        write(name, new := evaluate(other, read, write))
         return old if step else new
-    if (choice := _CHOICE.fullmatch(last)) and not names_set(last):
-        told = computed(choice[1], read, write)
-        return None if told is None else computed(choice[2] if told else choice[3], read, write)
-    if _NAME_SET.search(last) or re.search(r"\d_|~", last):
+    if (choice := _CHOICE.fullmatch(last)) and not targets(last):
+        told = evaluate(choice[1], read, write)
+        return None if told is None else evaluate(choice[2] if told else choice[3], read, write)
+    if _TARGET.search(last) or re.search(r"\d_|~", last):
         raise ValueError("a variable that is set within an expression, or what is not read")
     last = _CONSTANT.sub(lambda found: str(int(found[2] or found[3], int(found[1] or 8))), last)
     last = re.sub(r"&&|\|\||!(?!=)|/", lambda found: _WORDS[found[0]], last)
@@ -57,9 +57,9 @@ def computed(text: str, read: Read, write: Write) -> int | None:
     return _number(node, read)
 
 
-def names_set(text: str) -> list[str]:
+def targets(text: str) -> list[str]:
     """Variables that an expression sets."""
-    return [one or other for one, other in _NAME_SET.findall(text)]
+    return [one or other for one, other in _TARGET.findall(text)]
 
 
 def _number(node: ast.AST, read: Read) -> int | None:
@@ -80,12 +80,12 @@ def _number(node: ast.AST, read: Read) -> int | None:
             return told if told is None else kinds[type(op)](told)
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
             a, b = _number(left, read), _number(right, read)
-            return None if a is None or b is None else _applied(op, a, b)
+            return None if a is None or b is None else _apply(op, a, b)
         case _:
             raise ValueError(ast.dump(node)[:40])
 
 
-def _applied(op: ast.AST, a: int, b: int) -> int:
+def _apply(op: ast.AST, a: int, b: int) -> int:
     if type(op) not in _BINARY or (isinstance(op, ast.FloorDiv | ast.Mod) and not b):
         raise ValueError("an operator that is not read, or a division by 0")
     if isinstance(op, ast.Pow | ast.LShift | ast.RShift) and not 0 <= b < 64:

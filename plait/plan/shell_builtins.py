@@ -10,7 +10,7 @@ from itertools import zip_longest
 from plait.plan.shell_nodes import Simple
 from plait.plan.shell_state import Shell, forget
 from plait.plan.shell_syntax import UNKNOWN
-from plait.plan.shell_tests import decided
+from plait.plan.shell_tests import evaluate
 from plait.plan.shell_words import LONGEST_MATCHED, unknown
 
 Builtin = Callable[[Shell, list[str], str | None, bool], None]
@@ -57,7 +57,7 @@ def _flow(shell: Shell, word: str, given: Sequence[str]) -> None:
 
 def _test(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
     tokens = given[:-1] if given[-1:] == ["]"] else given
-    shell.status = decided(tokens, None) if tokens else False
+    shell.status = evaluate(tokens, None) if tokens else False
 
 
 def _let(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
@@ -67,7 +67,7 @@ def _let(shell: Shell, given: list[str], text: str | None, silent: bool) -> None
 
 def _set(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
     if "--" in given:
-        shell.variables.take(given[given.index("--") + 1 :])
+        shell.variables.set_arguments(given[given.index("--") + 1 :])
     if given[:1] == ["-a"] or given[:2] == ["-o", "allexport"]:
         shell.exported |= {"*"}
     elif given[:1] == ["+a"] or given[:2] == ["+o", "allexport"]:
@@ -131,7 +131,7 @@ def _echo(shell: Shell, given: list[str], text: str | None, silent: bool) -> Non
 def _printf(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
     """``printf`` of texts and numbers."""
     name, rest = (given[1], given[2:]) if given[:1] == ["-v"] and len(given) > 2 else ("", given)
-    found = _formatted(rest[0], rest[1:]) if rest else None
+    found = _format(rest[0], rest[1:]) if rest else None
     if name:
         shell.variables.put(name, unknown(f"${name}") if found is None else found)
     else:
@@ -139,7 +139,7 @@ def _printf(shell: Shell, given: list[str], text: str | None, silent: bool) -> N
     shell.status = True
 
 
-def _formatted(form: str, given: Sequence[str]) -> str | None:
+def _format(form: str, given: Sequence[str]) -> str | None:
     marks = re.findall(r"%(.?)", form)
     kinds = [one for one in marks if one != "%"]
     if UNKNOWN in "".join((form, *given)) or not set(kinds) <= {"s", "d"} or len(kinds) != len(given):
@@ -172,7 +172,7 @@ def _pwd(shell: Shell, given: list[str], text: str | None, silent: bool) -> None
     shell.status = True
 
 
-def _printing(made: Callable[[list[str]], str | None]) -> Builtin:
+def _printer(made: Callable[[list[str]], str | None]) -> Builtin:
     """A program that prints what its words say."""
 
     def run(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
@@ -206,8 +206,8 @@ def _seq(given: list[str]) -> str | None:
 BUILTINS: Mapping[str, Builtin] = {
     ":": _status(True), "true": _status(True), "false": _status(False), "test": _test, "[": _test, "let": _let,
     "set": _set, "shift": _shift, "unset": _unset, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
-    "echo": _echo, "printf": _printf, "cat": _cat, "cd": _cd, "pwd": _pwd, "basename": _printing(_basename),
-    "dirname": _printing(_dirname), "seq": _printing(_seq),
+    "echo": _echo, "printf": _printf, "cat": _cat, "cd": _cd, "pwd": _pwd, "basename": _printer(_basename),
+    "dirname": _printer(_dirname), "seq": _printer(_seq),
     **{word: lambda shell, given, text, silent, word=word: _flow(shell, word, given)
        for word in ("exit", "return", "break", "continue")},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a shell script starts, without starting it: its commands are followed as bash follows them.
+"""The commands that a shell script starts, without starting them: it is followed as bash follows it.
 
 What it sets itself decides conditions and loops. Where a run decides (arguments, the environment, files,
 other programs), both ways are followed, as two shells; a loop of which nobody knows how often it runs leaves
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from plait.core.base.files import contents_within
 from plait.plan.shell_builtins import BUILTINS, declare
@@ -30,9 +31,9 @@ from plait.plan.shell_nodes import (
     Simple,
     Test,
 )
-from plait.plan.shell_state import Log, Run, Shell, forget, forked
+from plait.plan.shell_state import Log, Run, Shell, forget, fork
 from plait.plan.shell_syntax import DECLARING, UNKNOWN, ShellSyntaxError, parse
-from plait.plan.shell_tests import decided, joined
+from plait.plan.shell_tests import combine, evaluate
 from plait.plan.shell_words import SEVERAL, Variables, Words
 
 MOST_STEPS = 20_000
@@ -40,10 +41,10 @@ MOST_STEPS = 20_000
 MOST_SHELLS = 64
 """Ways that are followed at once."""
 MOST_ROUNDS = 1_000
-"""Of a loop."""
+"""Rounds of a loop that are followed."""
 FLAG = re.compile(r"--[A-Za-z]")
 COMMAND = re.compile(r"\s--[a-z]")
-"""What a command within one word has."""
+"""Flags of a command that is one word."""
 LARGEST = 2 << 20
 """Bytes of a file."""
 REMOTE = ("ssh", "pdsh", "clush", "docker", "podman", "kubectl", "apptainer", "singularity", "su", "sudo")
@@ -54,10 +55,10 @@ SILENT = frozenset(_SILENT.split())
 """Commands that print nothing."""
 
 
-def followed(text: str, file: str, variables: Mapping[str, str]) -> list[Shell]:
+def follow_script(text: str, file: str, variables: Mapping[str, str]) -> list[Shell]:
     """The shells in which a script may end. file: its path; variables: that its environment has. Raises
     ShellSyntaxError."""
-    shell = Shell(Log(), _output, file, exported=frozenset(variables))
+    shell = Shell(Log(), _capture, file, exported=frozenset(variables))
     shell.variables.values |= {**variables, "PWD": os.getcwd()}
     if file:
         shell.variables.values |= {"0": file, "BASH_SOURCE": {"0": file}}
@@ -68,11 +69,11 @@ def follow(nodes: Program, shell: Shell) -> list[Shell]:
     """The shells in which commands may end. Raises ShellSyntaxError for what takes too long."""
     shells = [shell]
     for node in nodes:
-        shells = _distinct([end for one in shells for end in ([one] if one.flow else _step(node, one))])
+        shells = _deduplicate([end for one in shells for end in ([one] if one.flow else _step(node, one))])
     return shells
 
 
-def _distinct(shells: Sequence[Shell]) -> list[Shell]:
+def _deduplicate(shells: Sequence[Shell]) -> list[Shell]:
     """Shells that differ. One that ends without having started anything is none that trains."""
     live = [one for one in shells if one.flow != "exit" or one.runs] or shells[:1]
     found = list[Shell]()
@@ -81,10 +82,10 @@ def _distinct(shells: Sequence[Shell]) -> list[Shell]:
             same.decided = tuple(what for what in same.decided if what in one.decided)
         else:
             found.append(one)
-    return found if len(found) <= MOST_SHELLS else [_merged(found)]
+    return found if len(found) <= MOST_SHELLS else [_merge(found)]
 
 
-def _merged(shells: Sequence[Shell]) -> Shell:
+def _merge(shells: Sequence[Shell]) -> Shell:
     """One shell for many, in which what they have otherwise is not known."""
     first = shells[0]
     for other in shells[1:]:
@@ -95,8 +96,8 @@ def _merged(shells: Sequence[Shell]) -> Shell:
     return first
 
 
-def _output(text: str, shell: Shell) -> str | None:
-    """What commands print; None where that is not known."""
+def _capture(text: str, shell: Shell) -> str | None:
+    """Return the output of commands; None where that is not known."""
     child = shell.copy()
     child.printed = ()
     try:
@@ -110,7 +111,7 @@ def _output(text: str, shell: Shell) -> str | None:
     return None if parts is None or None in parts else "".join(map(str, parts)).rstrip("\n")
 
 
-def _apart(body: Program, child: Shell, shell: Shell, before: Sequence[str] = ()) -> list[Shell]:
+def _subshell(body: Program, child: Shell, shell: Shell, before: Sequence[str] = ()) -> list[Shell]:
     """A shell in which a child has run commands: what it starts and prints counts, what it sets does not.
     before: words that start the child."""
     found, child.runs = list[Shell](), ()
@@ -119,7 +120,7 @@ def _apart(body: Program, child: Shell, shell: Shell, before: Sequence[str] = ()
         one.record(Run(shell.line, (*before, *run.words)) for run in end.runs)
         one.status, one.printed, one.decided = end.status, end.printed, end.decided
         found.append(one)
-    return _distinct(found)
+    return _deduplicate(found)
 
 
 def _step(node: Node, shell: Shell) -> list[Shell]:
@@ -131,7 +132,7 @@ def _step(node: Node, shell: Shell) -> list[Shell]:
         case Pipeline():
             return _pipeline(node, shell)
         case Group(body=body, subshell=True):
-            return _apart(body, shell.copy(), shell)
+            return _subshell(body, shell.copy(), shell)
         case Group(body=body):
             return follow(body, shell)
         case If():
@@ -144,7 +145,7 @@ def _step(node: Node, shell: Shell) -> list[Shell]:
             shell.functions = {**shell.functions, name: body}
             shell.status = True
         case Test(words=words):
-            shell.status = decided(words, shell.words)
+            shell.status = evaluate(words, shell.words)
         case Arithmetic(text=text):
             number = shell.words.number(text)
             shell.status = None if number is None else bool(number)
@@ -157,10 +158,10 @@ def _chain(node: Chain, shell: Shell) -> list[Shell]:
         after = list[Shell]()
         for one in shells:
             if one.status is None and not one.flow:
-                after.append(forked(one, node.source, status=operator == "||"))
-                one = forked(one, node.source, status=operator == "&&")
+                after.append(fork(one, node.source, status=operator == "||"))
+                one = fork(one, node.source, status=operator == "&&")
             after += [one] if one.flow or one.status is not (operator == "&&") else _step(other, one)
-        shells = _distinct(after)
+        shells = _deduplicate(after)
     return shells
 
 
@@ -172,7 +173,7 @@ def _pipeline(node: Pipeline, shell: Shell) -> list[Shell]:
         return shells
     shells, printed = [shell], shell.printed
     for each in node.nodes:
-        shells = [end for one in shells for end in _apart((each,), one.copy(), one)]
+        shells = [end for one in shells for end in _subshell((each,), one.copy(), one)]
     for one in shells:
         one.status, one.printed = None, printed
         one.show(None)
@@ -185,8 +186,8 @@ def _if(node: If, shell: Shell) -> list[Shell]:
         after = list[Shell]()
         for end in (end for one in waiting for end in follow(condition, one)):
             if end.status is None and not end.flow:
-                after.append(forked(end, node.source, status=False))
-                end = forked(end, node.source, status=True)
+                after.append(fork(end, node.source, status=False))
+                end = fork(end, node.source, status=True)
             if end.flow or end.status:
                 found += [end] if end.flow else follow(body, end)
             else:
@@ -195,7 +196,7 @@ def _if(node: If, shell: Shell) -> list[Shell]:
     for one in waiting:
         one.status = True
         found += follow(node.last, one)
-    return _distinct(found)
+    return _deduplicate(found)
 
 
 def _case(node: Case, shell: Shell) -> list[Shell]:
@@ -203,14 +204,14 @@ def _case(node: Case, shell: Shell) -> list[Shell]:
     for patterns, body in node.arms:
         known = [None if UNKNOWN in text else shell.words.pattern(one) for one in patterns]
         sides = [None if one is None else fnmatchcase(text, one) for one in known]
-        told = "*" in patterns or joined(sides, ends=True)
+        told = "*" in patterns or combine(sides, ends=True)
         if told:
-            return _distinct([*found, *follow(body, shell)])
+            return _deduplicate([*found, *follow(body, shell)])
         if told is None:
-            found += follow(body, forked(shell, node.source, status=True))
-            shell = forked(shell, node.source, status=False)
+            found += follow(body, fork(shell, node.source, status=True))
+            shell = fork(shell, node.source, status=False)
     shell.status = True
-    return _distinct([*found, shell])
+    return _deduplicate([*found, shell])
 
 
 # ---- loops ----
@@ -220,30 +221,30 @@ def _loop(node: Loop, shell: Shell) -> list[Shell]:
     start, live, done = shell.copy(), [shell], list[Shell]()
     values = _values(node, shell) if node.kind == "for" else []
     if values is None:
-        return _open(node, shell)
+        return _unknown_loop(node, shell)
     for number in range(MOST_ROUNDS):
         before, after = [one.copy() for one in live], list[Shell]()
-        for end in (end for one in live for end in _turned(node, one, values, number)):
+        for end in (end for one in live for end in _advance(node, one, values, number)):
             if end.status is None:
-                return _open(node, start)
+                return _unknown_loop(node, start)
             if not end.status or end.flow:
                 done.append(end)
                 continue
             for last in follow(node.body, end):
-                (done if _left(last) else after).append(last)
-        live = _distinct(after)
+                (done if _leaves(last) else after).append(last)
+        live = _deduplicate(after)
         if not live or (live == before and node.kind != "for"):
-            return _distinct([*done, *live])
-    return _open(node, start)
+            return _deduplicate([*done, *live])
+    return _unknown_loop(node, start)
 
 
 def _values(node: Loop, shell: Shell) -> list[str] | None:
-    """What a loop goes through; None where a run decides."""
+    """Return the values of a loop; None where a run decides."""
     found = shell.words.fields(*('"$@"',) if node.words is None else node.words)
     return None if any(one.endswith(SEVERAL) for one in found) else found
 
 
-def _turned(node: Loop, shell: Shell, values: Sequence[str], number: int) -> list[Shell]:
+def _advance(node: Loop, shell: Shell, values: Sequence[str], number: int) -> list[Shell]:
     """Shells before the body of a loop; their status says whether it runs."""
     if node.kind == "for":
         shell.status = number < len(values)
@@ -261,8 +262,8 @@ def _turned(node: Loop, shell: Shell, values: Sequence[str], number: int) -> lis
     return ends
 
 
-def _left(shell: Shell) -> bool:
-    """Whether a loop ends for a shell, which then goes on behind it."""
+def _leaves(shell: Shell) -> bool:
+    """Tell whether a loop ends for a shell, which then goes on behind it."""
     word, _, levels = shell.flow.partition(" ")
     if word not in ("break", "continue"):
         return bool(word)
@@ -271,7 +272,7 @@ def _left(shell: Shell) -> bool:
     return word == "break" or bool(further)
 
 
-def _open(node: Loop, shell: Shell) -> list[Shell]:
+def _unknown_loop(node: Loop, shell: Shell) -> list[Shell]:
     """A shell behind a loop of which nobody knows how often it runs: what it sets is not known."""
     names = {node.name} - {""}
     while True:
@@ -312,7 +313,7 @@ def _simple(node: Simple, shell: Shell) -> list[Shell]:
         shell.status = None if any(re.search(r"\$\([^(]|`", word) for word in values) else True
         return [shell]
     exported, shell.exported = shell.exported, shell.exported | saved.keys()
-    ends = _started(given, text, shell, silent=node.silent)
+    ends = _execute(given, text, shell, silent=node.silent)
     for end in ends:
         end.exported = end.exported - saved.keys() | exported
         for name, value in saved.items():
@@ -329,22 +330,22 @@ def _document(node: Simple, words: Words) -> str | None:
     return "".join(piece.text for piece in words.pieces(node.text.replace('"', '\\"'), quoted=True))
 
 
-def _started(given: list[str], text: str | None, shell: Shell, *, silent: bool) -> list[Shell]:
+def _execute(given: list[str], text: str | None, shell: Shell, *, silent: bool) -> list[Shell]:
     """A command with its words expanded. text: of its here-document."""
     name, rest = given[0], given[1:]
     if name in shell.functions:
         return _call(shell.functions[name], rest, shell)
     if name in ("command", "builtin") and rest:
-        return _started(rest, text, shell, silent=silent)
+        return _execute(rest, text, shell, silent=silent)
     if name == "exec" and rest:
-        ends = _started(rest, text, shell, silent=silent)
+        ends = _execute(rest, text, shell, silent=silent)
         for end in ends:
             end.flow = "exit"
         return ends
     if name == "eval":
-        return _evaluated(" ".join(rest), shell)
+        return _eval(" ".join(rest), shell)
     if name in ("source", "."):
-        return _sourced(rest, shell)
+        return _source_file(rest, shell)
     if builtin := BUILTINS.get(name):
         builtin(shell, rest, text, silent)
         return [shell]
@@ -354,7 +355,7 @@ def _started(given: list[str], text: str | None, shell: Shell, *, silent: bool) 
 def _call(body: Node, given: list[str], shell: Shell) -> list[Shell]:
     """A function of the script."""
     arguments, variables = shell.variables.arguments, shell.variables
-    variables.take(given)
+    variables.set_arguments(given)
     shell.locals = (*shell.locals, {})
     ends = _step(body, shell)
     for end in ends:
@@ -365,7 +366,7 @@ def _call(body: Node, given: list[str], shell: Shell) -> list[Shell]:
     return ends
 
 
-def _evaluated(text: str, shell: Shell) -> list[Shell]:
+def _eval(text: str, shell: Shell) -> list[Shell]:
     try:
         return follow(parse(text), shell)
     except ShellSyntaxError as error:
@@ -374,7 +375,7 @@ def _evaluated(text: str, shell: Shell) -> list[Shell]:
     return [shell]
 
 
-def _sourced(given: list[str], shell: Shell) -> list[Shell]:
+def _source_file(given: list[str], shell: Shell) -> list[Shell]:
     """Another file, in this shell."""
     text = _file(given[0] if given else "", shell)
     if text is None:
@@ -406,14 +407,14 @@ def _file(path: str, shell: Shell) -> str | None:
 def _external(given: list[str], text: str | None, shell: Shell, *, silent: bool) -> list[Shell]:
     """A program; of one that starts a shell, what that starts."""
     ends = [shell]
-    if inner := _inner(given, text, shell):
+    if inner := _nested_program(given, text, shell):
         before, program, arguments = inner
         child = shell.copy()
         kept = child.variables.values if "*" in child.exported else child.exported
         child.variables = Variables({name: one for name, one in child.variables.values.items() if name in kept},
                                     child.variables.named, arguments=arguments)  # fmt: skip
         child.functions, child.flow = {}, ""
-        ends = _apart(parse(program), child, shell, before)
+        ends = _subshell(parse(program), child, shell, before)
     elif any(FLAG.match(one) for one in given):
         shell.record([Run(shell.line, tuple(given))])
     for end in ends:
@@ -422,28 +423,36 @@ def _external(given: list[str], text: str | None, shell: Shell, *, silent: bool)
     return ends
 
 
-def _inner(given: list[str], text: str | None, shell: Shell) -> tuple[list[str], str, tuple[str, ...] | None] | None:
-    """The words before a shell that a command starts, what that runs, and its arguments."""
+class Nested(NamedTuple):
+    """The words before a shell that a command starts, its program, and its arguments, if they are known."""
+
+    before: list[str]
+    program: str
+    arguments: tuple[str, ...] | None
+
+
+def _nested_program(given: list[str], text: str | None, shell: Shell) -> Nested | None:
+    """Return what a shell runs that a command starts; None where it starts none, or none that is read."""
     for number, word in enumerate(given):
         if word.startswith("--wrap="):
-            return given[:number], word.removeprefix("--wrap="), ()
+            return Nested(given[:number], word.removeprefix("--wrap="), ())
         if PurePosixPath(word).name not in SHELLS:
             continue
         rest = given[number + 1 :]
         while rest and rest[0].startswith("-"):
             if re.fullmatch(r"-\w*c\w*", rest[0]):
-                return (given[:number], rest[1], tuple(rest[3:])) if len(rest) > 1 else None
+                return Nested(given[:number], rest[1], tuple(rest[3:])) if len(rest) > 1 else None
             rest = rest[2 if rest[0] in ("-o", "--rcfile") else 1 :]
         if rest and (found := _file(rest[0], shell)) is not None:
-            return given[:number], found, tuple(rest[1:])
+            return Nested(given[:number], found, tuple(rest[1:]))
         if rest:
             name = rest[0].replace(UNKNOWN, "")
             shell.log.remarks.append(f"line {shell.line}: {word} {name} is not read: no such file is here.")
             return None
-        return (given[:number], text, ()) if text else None
+        return Nested(given[:number], text, ()) if text else None
     if given[0] == "sbatch" and text:
-        return given[:1], text, ()
+        return Nested(given[:1], text, ())
     last = given[-1]
     if PurePosixPath(given[0]).name in REMOTE and len(given) > 1 and COMMAND.search(last):
-        return given[:-1], last, None
+        return Nested(given[:-1], last, None)
     return None

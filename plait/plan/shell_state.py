@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Log:
-    """What is the same for all shells of a script. why: sources of unknown values, and what decides them.
+    """Notes that all shells of a script share. why: sources of unknown values, and what decides them.
     remarks: sentences. steps: commands so far."""
 
     why: dict[str, str] = field(default_factory=dict[str, str])
@@ -54,7 +54,7 @@ class Shell:
 
     @property
     def words(self) -> Words:
-        """What expands words of this shell."""
+        """The expansion of words in this shell."""
         return Words(self.variables, lambda text: self.prints(text, self))
 
     def record(self, runs: Iterable[Run]) -> None:
@@ -77,7 +77,7 @@ def forget(shell: Shell, names: Iterable[str], why: str) -> None:
         shell.log.why[source] = why
 
 
-def forked(shell: Shell, why: str, *, status: bool) -> Shell:
+def fork(shell: Shell, why: str, *, status: bool) -> Shell:
     """A copy that goes one way where a run decides."""
     found = shell.copy()
     found.status, found.decided = status, (*found.decided, (why, status))

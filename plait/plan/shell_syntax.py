@@ -39,14 +39,14 @@ _FUNCTION = re.compile(
     r"(?:function[ \t]+([\w:.-]+)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w:.-]*)[ \t]*\([ \t]*\))\s*(?=[{(])"
 )
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n;|&]*[^<>\n;|&\s]>(?=[\s\\\"']|\Z)")
-"""What whoever starts the script is to fill in."""
+"""A word that whoever starts the script is to fill in."""
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _BACKTICKS = re.compile(r"`(?:[^\\`]|\\.)*`", re.DOTALL)
 _ANSI = re.compile(r"\$'(?:[^\\']|\\.)*'", re.DOTALL)
 
 
 class ShellSyntaxError(ValueError):
-    """What bash does not take either, or what is not read: line and problem."""
+    """A text that bash does not take either, or that is not read: line and problem."""
 
 
 def parse(text: str, *, lines: bool = False) -> Program:
@@ -64,7 +64,7 @@ def parse(text: str, *, lines: bool = False) -> Program:
 
 
 def word_end(text: str, at: int, *, pattern: bool = False) -> int:
-    """Where a word ends. pattern: brackets of extended patterns belong to it."""
+    """Return the end of a word. pattern: brackets of extended patterns belong to it."""
     begin = at
     while at < len(text):
         one, two = text[at], text[at : at + 2]
@@ -82,7 +82,7 @@ def word_end(text: str, at: int, *, pattern: bool = False) -> int:
 
 
 def part_end(text: str, at: int, *, quoted: bool = False) -> int:
-    """Where a letter, or what is quoted or expanded from it on, ends. quoted: within double quotes. Raises
+    """Return the end of a letter, or of what is quoted or expanded from it on. quoted: within double quotes.
     ShellSyntaxError where it does not end."""
     one = text[at]
     if one == "\\":
@@ -111,7 +111,7 @@ def _until(text: str, begin: int, at: int, *, quoted: bool, close: str = '"') ->
 
 
 def _balanced(text: str, begin: int) -> int:
-    """Where a bracket closes."""
+    """Return the position behind a bracket's partner."""
     depth, at = 0, begin
     while at < len(text):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -271,7 +271,7 @@ class _Parser:
         return Group(self._enclosed("{", "}"), subshell=False)
 
     def _source(self, begin: int) -> str:
-        """What stands from there on, without what closes it, and its line."""
+        """Return the text from a position on, without what closes it, and its line."""
         line = self.text.count("\n", 0, begin) + 1
         text = self.text[begin : self.at].strip().split("\n")[0].rstrip("; ")
         return f"{text} (line {line})" if self.numbered else text
@@ -419,7 +419,7 @@ class _Parser:
         return node
 
     def _redirection(self, node: Simple) -> bool:
-        """Whether a redirection is next; if so, go on behind it."""
+        """Go on behind a redirection; tell whether there was one."""
         found = _REDIRECTION.match(self.text, self.at)
         if not found or _PLACEHOLDER.match(self.text, self.at):
             return False

@@ -15,11 +15,11 @@ _ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,)
 _COMPARED = frozenset((*_ORDERS, "=", "==", "!=", "<", ">", "=~", "-nt", "-ot", "-ef"))
 
 
-def decided(tokens: Sequence[str], words: Words | None) -> bool | None:
-    """Whether a condition holds; None where a run decides. words: expand tokens, as ``[[`` does; None: they
+def evaluate(tokens: Sequence[str], words: Words | None) -> bool | None:
+    """Evaluate a condition; None where a run decides. words: expand tokens, as ``[[`` does; None: they
     are, as ``[`` has them.
 
-    >>> decided(["8", "-ge", "8", "-a", "!", "x"], None)
+    >>> evaluate(["8", "-ge", "8", "-a", "!", "x"], None)
     False
     """
     condition = _Condition(tokens, words)
@@ -27,7 +27,7 @@ def decided(tokens: Sequence[str], words: Words | None) -> bool | None:
     return found if condition.at >= len(tokens) else False  # bash ends with an error
 
 
-def joined(sides: Sequence[bool | None], *, ends: bool) -> bool | None:
+def combine(sides: Sequence[bool | None], *, ends: bool) -> bool | None:
     """Several conditions as one. ends: what one of them has that decides all."""
     return ends if ends in sides else None if None in sides else not ends
 
@@ -54,7 +54,7 @@ class _Condition:
         while self._next() in joints:
             self.at += 1
             sides.append(read())
-        return joined(sides, ends=ends)
+        return combine(sides, ends=ends)
 
     def _one(self) -> bool | None:
         if self._next() == "!" and len(self.tokens) > self.at + 1:

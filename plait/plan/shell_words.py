@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase, translate
 from itertools import pairwise
 from typing import NamedTuple
 
-from plait.plan.shell_arithmetic import computed, names_set
+from plait.plan.shell_arithmetic import evaluate, targets
 from plait.plan.shell_nodes import Assignment
 from plait.plan.shell_syntax import UNKNOWN, ShellSyntaxError, part_end
 
@@ -54,16 +54,14 @@ def unknown(source: str) -> str:
 
 
 def known_part(text: str) -> str:
-    """What of a value is known."""
+    """Return the known part of a value."""
     return "".join(text.split(UNKNOWN)[::2])
 
 
 @dataclass
 class Variables:
-    """What a script has set so far. named: arrays whose indices are texts; whole: variables
-    that hold numbers. arguments: None where a run brings
-    them. touched: names that were set, shared by copies. output: of a command, by its text: what stands for
-    it."""
+    """The variables of a shell. named: arrays whose indices are texts; whole: variables that hold numbers.
+    arguments: None where a run brings them. touched: names that were set, shared by copies."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     named: frozenset[str] = frozenset()
@@ -107,7 +105,7 @@ class Variables:
         self.touched.add(name)
         self.values[name] = value
 
-    def take(self, arguments: Sequence[str]) -> None:
+    def set_arguments(self, arguments: Sequence[str]) -> None:
         """Have arguments; where some of them may be any number of words, they are not known."""
         self.arguments = None if any(one.endswith(SEVERAL) for one in arguments) else tuple(arguments)
 
@@ -196,7 +194,7 @@ class Words:
             elif one == UNKNOWN:
                 yield Piece(part)
             elif one == "`":
-                yield self._printed(re.sub(r"\\([$`\\])", r"\1", part[1:-1]), part, quoted)
+                yield self._substitution(re.sub(r"\\([$`\\])", r"\1", part[1:-1]), part, quoted)
             elif one == "$" and len(part) > 1:
                 yield from self._dollar(part, quoted=quoted)
             elif one == "~" and not quoted and at == 1:
@@ -207,19 +205,19 @@ class Words:
             else:
                 yield Piece(part, plain=not quoted)
 
-    def _printed(self, text: str, source: str, quoted: bool) -> Piece:
+    def _substitution(self, text: str, source: str, quoted: bool) -> Piece:
         found = self._output(text)
         return Piece(unknown(source) if found is None else found, splits=not quoted)
 
     def _dollar(self, source: str, *, quoted: bool) -> Iterator[Piece]:
-        """What ``$`` begins."""
+        """Expand what a ``$`` begins."""
         if source[1] == "'":
             yield Piece(re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), source[2:-1], flags=re.DOTALL))
         elif source.startswith("$((") and source.endswith("))"):
             number = self.number(source[3:-2])
             yield Piece(unknown(source) if number is None else str(number))
         elif source[1] == "(":
-            yield self._printed(source[2:-1], source, quoted)
+            yield self._substitution(source[2:-1], source, quoted)
         else:
             inner = source[2:-1] if source[1] == "{" else source[1:]
             yield from self._parameter(inner, source, quoted=quoted)
@@ -246,9 +244,11 @@ class Words:
         else:
             value = self.variables.get(name, index)
         if rest[:2] in (":-", ":=", ":+", ":?") or rest[:1] in ("-", "=", "+", "?"):
-            yield from self._otherwise(value, name, rest, source, quoted=quoted)
+            yield from self._operator(value, name, rest, source, quoted=quoted)
             return
-        yield from self._given(self._altered(value, rest, length or "", source), name, index, source, quoted=quoted)
+        yield from self._value_pieces(
+            self._modify(value, rest, length or "", source), name, index, source, quoted=quoted
+        )
 
     def _index(self, name: str, index: str) -> str:
         if index in ("@", "*"):
@@ -258,7 +258,9 @@ class Words:
         number = self.number(index)
         return unknown(index) if number is None else str(number)
 
-    def _given(self, value: Value | bool, name: str, index: str, source: str, *, quoted: bool) -> Iterator[Piece]:
+    def _value_pieces(
+        self, value: Value | bool, name: str, index: str, source: str, *, quoted: bool
+    ) -> Iterator[Piece]:
         """A value as parts of a word."""
         if isinstance(value, bool):
             several = quoted and "@" in (name, index)
@@ -276,7 +278,7 @@ class Words:
                     yield END
                 yield Piece(one, splits=not quoted)
 
-    def _otherwise(self, value: Value | bool, name: str, rest: str, source: str, *, quoted: bool) -> Iterator[Piece]:
+    def _operator(self, value: Value | bool, name: str, rest: str, source: str, *, quoted: bool) -> Iterator[Piece]:
         """``${X:-word}`` and its kin: what nobody sets is unset."""
         operator, word = rest.lstrip(":")[0], rest.lstrip(":")[1:]
         there = value not in (False, None) and not (rest[0] == ":" and value in ("", {}))
@@ -285,7 +287,7 @@ class Words:
         elif operator == "+":
             yield from self._default(word, quoted=quoted) if there else ()
         elif there:
-            yield from self._given(value, name, "@" if isinstance(value, dict) else "", source, quoted=quoted)
+            yield from self._value_pieces(value, name, "@" if isinstance(value, dict) else "", source, quoted=quoted)
         elif operator == "?":
             yield Piece(unknown(f"${name}"))
         else:
@@ -300,7 +302,7 @@ class Words:
         for piece in self.pieces(word):
             yield Piece(piece.text, splits=True) if piece.plain else piece
 
-    def _altered(self, value: Value | bool, rest: str, length: str, source: str) -> Value | bool:
+    def _modify(self, value: Value | bool, rest: str, length: str, source: str) -> Value | bool:
         """A value of which a part is taken, cut or changed."""
         if isinstance(value, bool) or not (rest or length):
             return value
@@ -311,11 +313,11 @@ class Words:
             return unknown(source) if known is None else str(known)
         if isinstance(value, dict):
             if rest[0] == ":":
-                return self._sliced(value, rest[1:], source)
-            return {key: self._changed(one, rest, source) for key, one in value.items()}
-        return self._changed(value or "", rest, source)
+                return self._slice(value, rest[1:], source)
+            return {key: self._modify_text(one, rest, source) for key, one in value.items()}
+        return self._modify_text(value or "", rest, source)
 
-    def _sliced(self, items: dict[str, str], rest: str, source: str) -> Value:
+    def _slice(self, items: dict[str, str], rest: str, source: str) -> Value:
         begin, count = self._bounds(rest)
         if begin is None or count is None:
             return unknown(source)
@@ -327,16 +329,16 @@ class Words:
         begin, _, count = rest.partition(":")
         return self.number(begin), self.number(count) if _ else LONGEST
 
-    def _changed(self, text: str, rest: str, source: str) -> str:
+    def _modify_text(self, text: str, rest: str, source: str) -> str:
         """One text, cut (``#``, ``%``, ``:``), with a part of it replaced, or in other letters."""
         found = None
         if UNKNOWN not in text and len(text) <= LONGEST_MATCHED:
             if rest[0] in "#%":
                 longest = rest[1:2] == rest[0]
                 pattern = self.pattern(rest[1 + longest :])
-                found = None if pattern is None else _trimmed(text, pattern, rest[0], longest=longest)
+                found = None if pattern is None else _trim(text, pattern, rest[0], longest=longest)
             elif rest[0] == "/":
-                found = self._replaced(text, rest[1:])
+                found = self._replace(text, rest[1:])
             elif rest[0] == ":":
                 begin, count = self._bounds(rest[1:])
                 if begin is not None and count is not None:
@@ -347,7 +349,7 @@ class Words:
                 found = change(text) if len(rest) == 2 else change(text[:1]) + text[1:]
         return unknown(source) if found is None else found
 
-    def _replaced(self, text: str, rest: str) -> str | None:
+    def _replace(self, text: str, rest: str) -> str | None:
         every, start, end = rest[:1] == "/", rest[:1] == "#", rest[:1] == "%"
         rest = rest[1:] if every or start or end else rest
         at = 0
@@ -381,9 +383,9 @@ class Words:
             self.variables.put(name, unknown(f"${name}") if value is None else str(value))
 
         try:
-            return computed(told, read, write)
+            return evaluate(told, read, write)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            for name in names_set(told):
+            for name in targets(told):
                 write(name, None)
             return None
 
@@ -417,7 +419,7 @@ class Words:
 
 
 def _loose(items: Mapping[str, str]) -> bool:
-    """Whether an item of an array may be any number of items."""
+    """Tell whether an item of an array may be any number of items."""
     return any(one.endswith(SEVERAL) for one in items.values())
 
 
@@ -430,7 +432,7 @@ def _items(items: Mapping[str, str]) -> list[str]:
     return [items[key] for key in _ordered(items)]
 
 
-def _trimmed(text: str, pattern: str, end: str, *, longest: bool) -> str:
+def _trim(text: str, pattern: str, end: str, *, longest: bool) -> str:
     """Without the shortest, or the longest, beginning or end that a pattern matches."""
     sizes: Sequence[int] = range(len(text) + 1)
     for size in reversed(sizes) if longest else sizes:
@@ -457,7 +459,7 @@ def _braces(word: str) -> list[str]:
             end = part_end(word, end)
         inner = word[at + 1 : end] if not depth else ""
         if some := _RANGE.fullmatch(inner):
-            parts = _counted(some)
+            parts = _range(some)
         elif len(cuts) > 2 and not depth:
             parts = [word[a + 1 : b] for a, b in pairwise(cuts)]
         else:
@@ -467,7 +469,7 @@ def _braces(word: str) -> list[str]:
     return [word]
 
 
-def _counted(found: re.Match[str]) -> list[str]:
+def _range(found: re.Match[str]) -> list[str]:
     if found[4]:
         a, b = ord(found[4]), ord(found[5])
         return [chr(one) for one in range(a, b + (1 if a <= b else -1), 1 if a <= b else -1)]

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from plait.plan.shell_run import followed
+from plait.plan.shell_run import follow_script
 from plait.plan.shell_syntax import UNKNOWN
 
 NAMES = "ABCD"
@@ -91,7 +91,7 @@ def test_words_are_those_that_bash_passes(first: int, tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text('prog() { printf "%s\\0" "$@" > words; }\n' + script)
         subprocess.run(["bash", "run.sh"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
         passed = tuple((tmp_path / "words").read_text().split("\0")[:-1])
-        runs = followed(script, "", {})[0].runs
+        runs = follow_script(script, "", {})[0].runs
         assert len(runs) == 1
         if UNKNOWN not in "".join(runs[0].words):
             assert runs[0].words[1:] == passed, script

@@ -81,7 +81,7 @@ def without_a_key(name: str) -> str:
     return ""
 
 
-def saved_type(values: Mapping[str, Any]) -> str:
+def number_type(values: Mapping[str, Any]) -> str:
     """The type of numbers that a configuration says, such as ``bfloat16``; empty where it says none."""
     inner = values.get("text_config")
     for table in (values, cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else dict[str, Any]()):

@@ -18,11 +18,11 @@ from plait.plan.told import Told
 
 HOW = "This is the file's own strategy: strategy=auto on the command line searches for a faster one."
 SAME = 0.005
-"""Of a step: a search that gains less finds nothing faster."""
+"""A share of a step: a search that gains less finds nothing faster."""
 
 
 @dataclass(frozen=True)
-class AsWritten:
+class OwnStrategy:
     """own: the file's own strategy, None where it has no prediction, for the reason ``refused``. changes:
     settings of the framework that the best has otherwise."""
 
@@ -46,15 +46,15 @@ class AsWritten:
         return {"own": self.own and self.own.to_dict(), "refused": self.refused, "changes": self.changes}
 
 
-def as_written(planner: Planner, told: Told, own: Job | PlaitError, best: Candidate) -> AsWritten:
+def own_strategy(planner: Planner, told: Told, own: Job | PlaitError, best: Candidate) -> OwnStrategy:
     """The file's own strategy beside the best that was found. own: its job, or why there is none."""
     try:
         if isinstance(own, PlaitError):
             raise own
         found = replace(planner, job=own).predict(own)
     except PlaitError as error:
-        return AsWritten(None, str(error), [])
-    return AsWritten(found, "", list(_changes(found, best, told.framework)))
+        return OwnStrategy(None, str(error), [])
+    return OwnStrategy(found, "", list(_changes(found, best, told.framework)))
 
 
 def _changes(own: Candidate, best: Candidate, framework: str) -> Iterator[str]:
