@@ -1,4 +1,4 @@
-"""What one GPU makes of Plait's layers: model FLOPs utilisation beside transformers' model of the same
+"""What one GPU makes of Plait's layers: model FLOPs utilisation (MFU) beside transformers' model of the same
 weights with torch.compile, and how much of a modelled all-reduce the sliced layers hide.
 
     python benchmarks/gpu.py [--json] [--rounds 10] [--case gpt3-1.3b --case llama3-8b] [--device cuda]
@@ -6,9 +6,10 @@ weights with torch.compile, and how much of a modelled all-reduce the sliced lay
 
 ``whole``: forward and backward of one micro-batch in bf16 on one device, without an optimizer. Both models
 have the same weights, and their losses must agree within 2 %. Plait adds weight gradients up in fp32, as its
-runs do; transformers' model keeps them in bf16, which is less work. Utilisation is the model's matrix
-products (Megatron-LM, arXiv 2104.04473, equation 3; no recomputation) against ``--peak``, or else against
-square products measured here. Llama-3 8B has so few of its layers that they fit beside their gradients.
+runs do; transformers' model keeps them in bf16, which is less work. MFU is that of docs/figures.md, of
+``--peak`` or else of the device's dense peak, and null where nobody knows that. Beside it stands the share of
+the rate of square products measured here. Llama-3 8B has so few of its layers that they fit beside their
+gradients.
 
 ``sliced``: one of eight tensor-parallel ranks, the other seven modelled (``modelled_wire.py``). The modelled
 link is as slow as makes communication the share of the plain step that is asked for. ``none`` leaves it
@@ -38,6 +39,7 @@ from rich.table import Table
 from typical import typical_costs
 
 from plait.core.base.env import specs_folder
+from plait.core.cluster.mfu import dense_peak, known_device, mfu
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
@@ -67,6 +69,22 @@ class Case(NamedTuple):
     sliced_layers: int
 
 
+class Rates(NamedTuple):
+    """FLOP/s of the device: its dense peak, None where nobody knows it, and measured of square products."""
+
+    peak_flops: float | None
+    matmul_rate: float
+
+    def row(self, spec: ModelSpec, case: Case, took: float) -> dict[str, float | None]:
+        """Return figures of a step of ``took`` seconds."""
+        work = spec.causal_step_flops(case.sequence, case.batch)
+        return {
+            "seconds": took, "tokens_per_second": case.batch * case.sequence / took,
+            "mfu": mfu(spec, sequence=case.sequence, batch=case.batch, seconds=took, devices=1, peak=self.peak_flops),
+            "matmul_rate_share": work / took / self.matmul_rate,
+        }  # fmt: skip
+
+
 CASES = {"gpt3-1.3b": Case(8, 2048, 24, 12), "llama3-8b": Case(4, 2048, 4, 8)}
 TINY = Case(4, 32, 2, 2)
 SLICED = {
@@ -85,18 +103,20 @@ def main() -> int:
         Console().print("No GPU is visible to torch: nothing was measured. --device cpu --tiny tries the code.")
         return 0
     device = device_of(own_gpu(options.device, 0, alone=True), shared=options.device == "shared")
-    peak = options.peak or matrix_rate(device, torch.bfloat16)
-    result: dict[str, Any] = {"device": device.name, "versions": device.versions, "peak_flops": peak}
-    result["cases"] = {name: measure(name, device, peak, options) for name in options.case or CASES}
+    rates = Rates(
+        options.peak or dense_peak(known_device(device.name), "bf16-mixed"), matrix_rate(device, torch.bfloat16)
+    )
+    result: dict[str, Any] = {"device": device.name, "versions": device.versions, **rates._asdict()}
+    result["cases"] = {name: measure(name, device, rates, options) for name in options.case or CASES}
     keep(result, options)
     return 0
 
 
-def measure(name: str, device: RankDevice, peak: float, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, device: RankDevice, rates: Rates, options: argparse.Namespace) -> dict[str, Any]:
     """Both parts of one case."""
     case = TINY if options.tiny else CASES[name]
     spec = shape_of(name, case, tiny=options.tiny)
-    found = {"whole": whole(spec, case, device, peak, options.rounds)}
+    found = {"whole": whole(spec, case, device, rates, options.rounds)}
     for share in SHARES:
         found[f"sliced, {share:.0%}"] = sliced(spec, case, device, share, options.rounds)
     if not options.json:
@@ -123,8 +143,8 @@ def batch_of(spec: ModelSpec, case: Case) -> MicroBatch:
 # ---- the model as a whole, beside transformers' ----
 
 
-def whole(spec: ModelSpec, case: Case, device: RankDevice, peak: float, rounds: int) -> dict[str, Any]:
-    """Seconds, tokens a second and utilisation of each, all of attention's scores counted."""
+def whole(spec: ModelSpec, case: Case, device: RankDevice, rates: Rates, rounds: int) -> dict[str, Any]:
+    """Seconds, tokens a second and utilisation of each."""
     batch = batch_of(spec, case)
     model = Transformer(spec, Strategy(), dtype=torch.bfloat16, device=device.torch_device)
     gradients = Gradients(model)
@@ -151,11 +171,7 @@ def whole(spec: ModelSpec, case: Case, device: RankDevice, peak: float, rounds: 
     if max(losses.values()) > min(losses.values()) * (1 + AGREE):
         raise SystemExit(f"not the same model: losses {losses}")
     seconds = dict(zip(runs, time_interleaved(list(runs.values()), device, rounds=rounds), strict=True))
-    work = spec.step_flops(case.sequence, case.batch)
-    rows = {
-        name: {"seconds": took, "tokens_per_second": case.batch * case.sequence / took, "mfu": work / took / peak}
-        for name, took in seconds.items()
-    }
+    rows = {name: rates.row(spec, case, took) for name, took in seconds.items()}
     return {"losses": losses, "rows": rows, "compiled_over_plait": seconds["transformers compiled"] / seconds["plait"]}
 
 
@@ -247,17 +263,17 @@ def _hidden(seconds: Mapping[str, float], limit: float) -> dict[str, dict[str, f
 def show(name: str, found: Mapping[str, Any]) -> None:
     """A table for each part."""
     for part, values in found.items():
-        rows: dict[str, dict[str, float]] = values["rows"]
+        rows: dict[str, dict[str, float | None]] = values["rows"]
         table = Table("", *next(iter(rows.values())), title=f"{name}: {part}")
         for label, row in rows.items():
-            table.add_row(label, *(f"{value:.4g}" for value in row.values()))
+            table.add_row(label, *("-" if value is None else f"{value:.4g}" for value in row.values()))
         Console().print(table)
 
 
 def _options() -> argparse.Namespace:
     parser = make_parser(__doc__, rounds=10, cases=CASES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default cuda)")
-    parser.add_argument("--peak", type=float, help="FLOPs a second that utilisation is taken against")
+    parser.add_argument("--peak", type=float, help="the device's dense FLOPs a second in bf16")
     parser.add_argument("--tiny", action="store_true", help="models that a CPU runs in seconds")
     return parser.parse_args()
 

@@ -30,8 +30,7 @@ from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
-from plait.train.record.metrics import Meter
-from plait.train.record.peak import Peak
+from plait.train.record.metrics import DeviceRates, Meter
 from plait.train.record.recorder import Recorder, open_recorder
 
 DEVICE = device_of(None)
@@ -63,7 +62,7 @@ class Bench:
         self.off = replace(self.on, recorder=None, groups=unrecorded(self.on.groups))
         self.optimizer = Optimizer(self.on.models, self.on.gradients)
         work = plan.workload
-        self.meter = Meter.of(plan, plan.job.train.global_batch_size, Peak(1e11))
+        self.meter = Meter(plan, plan.job.train.global_batch_size, DeviceRates("cpu", "cpu", 1, 1e11, 1e11))
         torch.manual_seed(0)
         tokens = torch.randint(0, plan.model.vocab, (work.micro_batch * work.num_micro_batches, work.sequence))
         ids = torch.arange(len(tokens))
@@ -80,7 +79,7 @@ class Bench:
         train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
         if recorded and self.speaks:  # as a run's session
             records = self.recorder.records()
-            self.meter.metrics(self.done + 1, 1.0, records)
+            self.meter.metrics(1.0, records)
             self.records = len(records.table)
         elif recorded:
             self.recorder.close_step()
@@ -106,7 +105,7 @@ class Bench:
             start = time.perf_counter()
             for _ in range(self.records):
                 recorder.end(recorder.begin(RecordKind.COMPUTE, name))
-            self.meter.metrics(1, 1.0, recorder.records())
+            self.meter.metrics(1.0, recorder.records())
             found.append(time.perf_counter() - start)
         return min(found)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
-from gpu import CASES, SHARES, SLICED, TINY, TP, batch_of, shape_of, sliced, whole
+from gpu import CASES, SHARES, SLICED, TINY, TP, Rates, batch_of, shape_of, sliced, whole
 from modelled_wire import ModelledWire
 
+from plait.core.cluster.mfu import dense_peak, known_device
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
 from plait.train.comm.wire import NullWire
@@ -15,7 +19,7 @@ from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import device_of
 from plait.train.model.transformer import Transformer
 
-CPU = device_of(None)
+CPU, ROOT = device_of(None), Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,5 +47,15 @@ def test_the_modelled_link_changes_no_number() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_both_models_are_one(name: str) -> None:
     """It ends the benchmark if their losses differ."""
-    found = whole(shape_of(name, TINY, tiny=True), TINY, CPU, 1e9, 1)
+    found = whole(shape_of(name, TINY, tiny=True), TINY, CPU, Rates(None, 1e9), 1)
     assert set(found["rows"]) == {"plait", "transformers", "transformers compiled"}
+
+
+def test_kept_shares_follow_from_kept_seconds() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
+    rates = Rates(kept["peak_flops"], kept["matmul_rate"])
+    assert rates.peak_flops == dense_peak(known_device(kept["device"]), "bf16-mixed")
+    for name, found in kept["cases"].items():
+        spec = shape_of(name, CASES[name], tiny=False)
+        for row in found["whole"]["rows"].values():
+            assert rates.row(spec, CASES[name], row["seconds"]) == pytest.approx(row)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.papers.found import Found, Row, Series
-from benchmarks.papers.planned import Settings, best, command, planning, predict, settings
+from benchmarks.papers.planned import Settings, best, command, full_mfu, planning, predict, settings
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.estimate import PlaceEstimate, estimate
 from plait.plan.candidate import Candidate
@@ -82,9 +82,9 @@ def lengths() -> Found:
             found = {system: case.best(system) for system in SYSTEMS}
             for system, one in found.items():
                 if one:
-                    points[system].append((length, round(one.mfu_full, 4)))
+                    points[system].append((length, round(full_mfu(one), 4)))
                 note = f"{one.tokens_per_second / GPUS:,.0f} tokens a GPU and second; {_says(one)}" if one else ""
-                rows.append(Row(name=f"{case}, {system}", value=round(one.mfu_full, 4) if one else "nothing fits",
+                rows.append(Row(name=f"{case}, {system}", value=round(full_mfu(one), 4) if one else "nothing fits",
                                 command=command(PAPER, case.asked(system)), note=note))  # fmt: skip
             ours, others = (
                 found["InternEvo"],

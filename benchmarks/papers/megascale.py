@@ -17,7 +17,7 @@ from functools import cache
 from benchmarks.as_trained import Run, runs
 from benchmarks.papers import lab
 from benchmarks.papers.found import HERE, Found, Row, Series
-from benchmarks.papers.planned import Settings, best, command, planning, settings, stage_costs
+from benchmarks.papers.planned import Settings, best, command, full_mfu, planning, settings, stage_costs
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.step.clock.dry_run import PipelineCosts, dry_run
 from plait.core.step.schedule import Schedule
@@ -68,8 +68,8 @@ def steps() -> Found:
     for gpus in BATCHES:
         theirs, ours = trained()[gpus].predicted, _ours(gpus)
         for system, one in (("Megatron-LM", theirs), ("MegaScale", ours)):
-            points[f"{system}, predicted"].append((gpus, round(one.mfu_full, 4)))
-            alike = theirs.mfu_full * theirs.seconds / told[f"{gpus:,} GPUs, {system}"]  # as many FLOPs a step
+            points[f"{system}, predicted"].append((gpus, round(full_mfu(one), 4)))
+            alike = full_mfu(theirs) * theirs.seconds / told[f"{gpus:,} GPUs, {system}"]  # as many FLOPs a step
             points[f"{system}, published"].append((gpus, round(alike, 4)))
         where = command(PAPER, OWN + _asked(gpus))
         own = ours.job.strategy
@@ -83,9 +83,9 @@ def steps() -> Found:
     ratio = trained()[last].predicted.seconds / _ours(last).seconds
     return Found(
         rows=[*rows, *gains], series=[Series(name=name, points=own) for name, own in points.items()],
-        claims={13: {"utilisation at 12,288 GPUs": round(_ours(last).mfu_full, 4)},
+        claims={13: {"utilisation at 12,288 GPUs": round(full_mfu(_ours(last)), 4)},
                 14: {"times as fast at 12,288 GPUs": round(ratio, 4)}},
-        facts={"theirs": round(trained()[last].predicted.mfu_full, 3), "ours": round(_ours(last).mfu_full, 3),
+        facts={"theirs": round(full_mfu(trained()[last].predicted), 3), "ours": round(full_mfu(_ours(last)), 3),
                "alone": round(_with_their_layout().seconds, 2)},
     )  # fmt: skip
 

@@ -75,3 +75,9 @@ def stage_costs(found: Planning) -> tuple[Schedule, PipelineCosts]:
     }
     forward, backward = (tuple(each[stage, which] for stage in stages) for which in (True, False))
     return schedule, PipelineCosts(forward, backward, (0.0,) * schedule.num_stages, edges)
+
+
+def full_mfu(one: Candidate) -> float:
+    """Utilisation with all of attention's scores, as papers count it, on devices whose peak is known."""
+    assert one.mfu_full is not None
+    return one.mfu_full

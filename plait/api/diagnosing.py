@@ -143,18 +143,22 @@ def report_of(run: RecordedRun) -> Report:
     prediction, notes = _prediction(run.plan, run.alike) if run.plan else (None, [])
     memory = {}
     if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
-        memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan)}
+        memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan, run.metrics)}
     notes = [*run.notes, *notes]
     return explain(run.recording, str(run.folder), run=run, prediction=prediction, memory=memory, notes=notes)
 
 
-def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
-    """Predicted bytes of a rank of every stage, by kind; nothing for a plan that cannot be estimated."""
+def predicted_memory(plan: Plan, metrics: Sequence[Mapping[str, Any]] = ()) -> Sequence[tuple[str, Mapping[str, int]]]:
+    """Predicted bytes of a rank of every stage, by kind; nothing for a plan that cannot be estimated.
+
+    metrics: lines of metrics.jsonl, which say whether ranks computed on GPUs, whose kernels keep less.
+    """
     from plait.core.base.errors import PlaitError
+    from plait.core.cluster.mfu import on_gpu
     from plait.core.step.memory.estimate import estimate
 
     try:
-        places = estimate(plan).places
+        places = estimate(plan, gpu=on_gpu(metrics)).places
     except PlaitError:
         return ()
     kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")

@@ -111,7 +111,8 @@ class PlanAnswer(Shown):
             yield f"{'all of them' if len(candidates) > 1 else 'it has'}: {', '.join(shared)}"
         yield ""
         unit, name = _unit(candidates)
-        shown += [(name, lambda one: f"{one.most_memory / unit:.0f}"), *RESULTS, *(MORE if self.explain else ())]
+        shown += [(name, lambda one: f"{one.most_memory / unit:.0f}"), *RESULTS]
+        shown += [*(() if self.best.mfu is None else UTILISATION), *(MORE if self.explain else ())]
         rows = [(number, *(told(one) for _, told in shown)) for number, one in enumerate(candidates, 1)]
         yield Table("", ("", *(head for head, _ in shown)), rows)
         yield ""
@@ -174,7 +175,11 @@ def _explained(best: Candidate) -> Iterator[Part]:
     header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
     rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
     yield Table("Where the step goes, on the mean rank", header, rows)
-    yield f"MFU {best.mfu:.1%}, with the causal half of attention's scores; {best.mfu_full:.1%} with all of them."
+    if best.mfu is not None:
+        precision = best.job.train.precision
+        of = f"the dense peak in {precision}{' without TF32' if precision == 'fp32' else ''}"
+        counts = "with the causal half of attention's scores"
+        yield f"MFU {best.mfu:.1%} of {of}, {counts}; {best.mfu_full:.1%} with all of them."
     yield ""
     names, *places = best.memory.rows()
     yield Table("What fills a rank's memory", names, places)
@@ -294,7 +299,8 @@ def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:
             yield words, *map(in_seconds, pair), _ratio(*pair)
     pair = a.tokens_per_second, b.tokens_per_second
     yield "tokens/s", *(f"{each:,.0f}" for each in pair), _ratio(*pair)
-    yield "MFU (causal)", f"{a.mfu:.1%}", f"{b.mfu:.1%}", _ratio(a.mfu, b.mfu)
+    if a.mfu is not None and b.mfu is not None:
+        yield "MFU", f"{a.mfu:.1%}", f"{b.mfu:.1%}", _ratio(a.mfu, b.mfu)
 
 
 def _sizes(side: Candidate) -> dict[str, int]:
@@ -365,7 +371,9 @@ TUNING: Sequence[Told] = (
 """What is shown only of strategies that differ in it."""
 FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
 """Which of them are shown unasked: as many as 80 columns hold."""
-RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)), ("MFU", lambda one: f"{one.mfu:.0%}"))
+RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)),)
+UTILISATION: Sequence[Told] = (("MFU", lambda one: f"{one.mfu:.0%}"),)
+"""What is shown where a device's peak is known."""
 MORE: Sequence[Told] = (
     ("sure to fit", lambda one: percent(one.memory.likely)),
     ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),

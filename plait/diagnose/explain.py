@@ -18,6 +18,7 @@ from plait.diagnose.recording import Recording
 from plait.diagnose.report import Report
 from plait.diagnose.shares import drift_of, shares, steps_of
 from plait.diagnose.stragglers import verdicts
+from plait.diagnose.utilisation import utilisation_of
 from plait.diagnose.what_if import what_if
 
 
@@ -47,12 +48,13 @@ def explain(
     if said and said.one_clock and not found.stragglers:
         late = late_of(recording, in_steps=in_steps)
     late = None if late and late.rank in unknown else late
+    steps = steps_of(some.recording, some.metrics) if in_steps else None
     ours = run is not None and bool(run.plan or metrics or run.attempts)
     return Report(
         name=name,
         ranks=recording.ranks,
         axes=_axes(recording) if run is None or run.plan else {},
-        steps=steps_of(some.recording, some.metrics) if in_steps else None,
+        steps=steps,
         shares=tuple(shares(some.recording)) if in_steps else (),
         verdicts=found,
         costs=tuple(None if one.what == "slow link" else next(costs, None) for one in found.stragglers),
@@ -65,6 +67,7 @@ def explain(
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
         goodput=goodput_of(recording, run.attempts, metrics, run.alive) if run and ours else None,
         memory=memory_use(metrics, memory or {}),
+        utilisation=utilisation_of(some.metrics, steps.median) if steps else None,
         late=late,
         passed_over=run.passed_over if run else recording.passed_over,
         notes=(*notes, *filter(None, (some.note,)), *recording.notes),

@@ -16,6 +16,7 @@ from plait.diagnose.memory_use import MemoryUse
 from plait.diagnose.progress import CheckpointPauses, Goodput, Loss
 from plait.diagnose.shares import Drift, StepShare, StepTimes
 from plait.diagnose.stragglers import Straggler, Verdicts
+from plait.diagnose.utilisation import Utilisation
 from plait.diagnose.what_if import WhatIf
 
 VERSION = 1
@@ -51,6 +52,7 @@ class Report(Shown):
     checkpoints: CheckpointPauses | None = None
     goodput: Goodput | None = None
     memory: tuple[MemoryUse, ...] = ()
+    utilisation: Utilisation | None = None
     late: Late | None = None
     hang: Verdict | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
@@ -92,6 +94,7 @@ class Report(Shown):
             "checkpoints": self.checkpoints and self.checkpoints._asdict(),
             "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
             "memory": [one._asdict() for one in self.memory],
+            "utilisation": self.utilisation and self.utilisation._asdict(),
             "passed_over": self.passed_over.rows(),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -152,6 +155,8 @@ def _steps(report: Report) -> Iterator[Part]:
         f"{_time(steps.p10)}, 10 % over {_time(steps.p90)}), longest {_time(steps.longest)} at step "
         f"{steps.longest_at + 1}{speed}"
     )
+    if report.utilisation:
+        yield report.utilisation.told
 
 
 # ---- who is slow ----

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from plait.core.cluster.mfu import mfu_of
 from plait.core.runs.memory_peaks import PROCESS, TENSORS
 
 SERIES = {
@@ -58,10 +59,14 @@ def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple
     rows = [line for line in metrics if _number(line.get("step")) is not None]
     found: list[StepSeries] = []
     for name in names:
-        pairs = [(int(line["step"]), value) for line in rows if (value := _number(line.get(name))) is not None]
+        pairs = [(int(line["step"]), value) for line in rows if (value := _number(_read(line, name))) is not None]
         if pairs:
             found.append(StepSeries(name, *zip(*pairs, strict=True)))
     return found
+
+
+def _read(line: Mapping[str, Any], name: str) -> Any:
+    return mfu_of(line) if name == "mfu" else line.get(name)
 
 
 def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:

@@ -21,6 +21,7 @@ from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.base.text import in_bytes
 from plait.core.base.uncollected import uncollected
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.mfu import dense_peak, mfu
 from plait.core.job.constraint import Margin
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
@@ -357,8 +358,7 @@ class Planner:
         if not memory:
             memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
-        batch = job.train.global_batch_size
-        peak = self.cluster.device.peak[job.train.precision].value * self.slowed * job.world_size * seconds
+        batch, used = job.train.global_batch_size, self._mfu(job, seconds)
         return Candidate(
             job=job,
             point=point,
@@ -369,9 +369,17 @@ class Planner:
             parts=parts,
             memory=memory,
             tokens_per_second=batch * sequence / seconds,
-            mfu=self.model.causal_step_flops(sequence, batch) / peak,
-            mfu_full=self.model.step_flops(sequence, batch) / peak,
+            mfu=used and used[0],
+            mfu_full=used and used[1],
         )
+
+    def _mfu(self, job: Job, seconds: float) -> tuple[float, float] | None:
+        """Utilisation of a step of ``seconds``, and the same with all of attention's scores counted."""
+        peak = job.run.peak_flops or self.slowed * (dense_peak(self.cluster.device, job.train.precision) or 0.0)
+        sequence, batch = job.data.sequence_length, job.train.global_batch_size
+        found = mfu(self.model, sequence=sequence, batch=batch, seconds=seconds, devices=job.world_size, peak=peak)
+        full = self.model.step_flops(sequence, batch) / self.model.causal_step_flops(sequence, batch)
+        return None if found is None else (found, found * full)
 
     def refuse_framework(self, doing: str) -> None:
         """Raise JobError for a job that another framework is to run, which cannot be what ``doing`` says."""

@@ -19,8 +19,9 @@ from plait.plan.respected import Respected
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
     step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing. mfu: by the causal half of
-    attention's scores; mfu_full: by all of them, which may exceed 1."""
+    said; None where the places of the pipeline differ, of which it knows nothing. mfu: as
+    ``core.cluster.mfu`` defines it; mfu_full: with all of attention's scores, which may exceed 1. None where
+    no peak of the device is known."""
 
     job: Job
     point: Mapping[str, int]
@@ -31,8 +32,8 @@ class Candidate:
     parts: Mapping[str, float]
     memory: MemoryReport
     tokens_per_second: float
-    mfu: float
-    mfu_full: float
+    mfu: float | None
+    mfu_full: float | None
 
     @property
     def most_memory(self) -> int:

@@ -82,6 +82,7 @@ def here(profile: Profile) -> Cluster:
                 "memory": constant(float(machine.memory)),
                 "memory_rate": constant(memory),
                 "peak": {precision: constant(rate) for precision, rate in peaks.items()},
+                "measured": True,
             },
             "tiers": [
                 {"name": name, "ranks": ranks, "rate": constant(rate), "latency": constant(latency)}

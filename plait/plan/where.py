@@ -7,6 +7,7 @@ from pathlib import Path
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.mfu import dense_peak
 from plait.core.cluster.plausible import check_units, device_models, unit_remarks
 from plait.core.cluster.profile import Profile
 from plait.core.job.spec import Job
@@ -62,6 +63,15 @@ def other_device(job: Job, cluster: Cluster) -> str:
         f"{section.profile}: cluster.profile was measured on {measured}, and {cluster.name} has "
         f"{cluster.device.name}: predictions mix the two. Measure there, or name another cluster."
     )
+
+
+def stated_peak(job: Job, cluster: Cluster) -> str:
+    """A sentence on an MFU that is of another peak than the cluster's; empty where it is of that."""
+    stated, known = job.run.peak_flops, dense_peak(cluster.device, job.train.precision)
+    if stated in (None, known):
+        return ""
+    other = f", not the {known:.4g} of {cluster.device.name}" if known else ""
+    return f"MFU is of run.peak_flops = {stated:.4g} FLOP/s a device{other}; above 100% it is not shown"
 
 
 def stood_for(job: Job, cluster: Cluster) -> str:

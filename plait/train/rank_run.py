@@ -16,6 +16,7 @@ import torch.distributed as dist
 from plait.core.base.cluster_env import this_host
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import CheckpointError, JobError
+from plait.core.cluster.mfu import dense_peak, known_device
 from plait.core.job.plan import Plan
 from plait.core.job.refine import refine
 from plait.core.record.ring import RecordKind
@@ -41,8 +42,7 @@ from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice, torch_dtype
-from plait.train.record.metrics import Meter
-from plait.train.record.peak import Peak
+from plait.train.record.metrics import DeviceRates, Meter
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
 from plait.train.tune.measure import measure
@@ -96,10 +96,10 @@ class RankRun:
         self.optimizer = Optimizer(part.models, part.gradients, job.train, part.matrices)
         self.part = self._settled(part, sample)
         self.rate = LearningRate.of(job.train)
-        self._peak: Peak | None = None
-        """Of a device; nothing before ``begin``."""
+        self._rates: DeviceRates | None = None
+        """Nothing before ``begin``."""
         self._first = 0
-        self._told_of_no_targets = False
+        self._told_of_no_targets = self._told_of_no_mfu = False
         self._doubtful = 0
         """Step of the newest checkpoint, as long as no finite step was made from it."""
         self.checkpoints = Checkpoints(
@@ -216,14 +216,30 @@ class RankRun:
 
     def begin(self) -> None:
         """Before the first step of this start."""
-        part, job = self.part, self.job
-        dtype = torch_dtype(job.train.precision)
-        self._peak = Peak(job.run.peak_flops, lambda: matrix_rate(part.device, dtype), self.report.note)
+        part = self.part
+        self._rates = self._device_rates()
         self._first = self.done
         part.device.synchronize()
         part.device.anchor(anew=True)  # what came before may have taken hours
         self.report.begin(self.done)
         self.control.save_from_now_on()
+
+    def _device_rates(self) -> DeviceRates:
+        """The device's rates; says on which peak MFU rests where that may surprise."""
+        device, precision, stated = self.part.device, self.job.train.precision, self.job.run.peak_flops
+        kind, name = device.torch_device.type, device.name
+        tf32 = precision == "fp32" and device.tf32
+        known = known_device(name, self.job.cluster.file) if self.report.speaks else None
+        peak = stated or dense_peak(known, precision, tf32=tf32)
+        if kind != "cpu" and not peak:
+            self.report.note(
+                f"MFU is not shown: no description of a cluster has {name}'s dense peak in "
+                f"{'TF32' if tf32 else precision}; run.peak_flops says what it is"
+            )
+        elif tf32 and not stated:
+            self.report.note(f"fp32 products are rounded to TF32 here: MFU is of TF32's peak, {peak:.4g} FLOP/s")
+        ranks = device.sharing(self.rank.local_world_size) if kind != "cpu" else 1
+        return DeviceRates(name, kind, ranks, peak, matrix_rate(device, torch_dtype(precision)))
 
     def step(
         self, load: Callable[[], Sequence[MicroBatch]], learning_rate: float | None = None
@@ -232,9 +248,9 @@ class RankRun:
         whether any rank was asked to stop. learning_rate: in place of the job's."""
         part, number, rate = self.part, self.done, learning_rate
         rate = self.rate(number) if rate is None else rate
-        if self._peak is None:
+        if self._rates is None:
             self.begin()
-        assert self._peak is not None
+        assert self._rates is not None
         self.control.doing(f"step {number + 1}", step=number)
         is_measured = number == self._first + 1  # the first also makes what stays
         if is_measured:
@@ -250,7 +266,7 @@ class RankRun:
             batches,
             learning_rate=rate,
             clip=self.job.train.clip_grad,
-            wishes=Wishes(stop=bool(self.control), peak=self._peak.doubted),
+            wishes=Wishes(stop=bool(self.control)),
         )
         seconds = time.perf_counter() - began
         if not has_mean(batches):
@@ -260,14 +276,22 @@ class RankRun:
             self._meter.end()
         metrics = {"step": number + 1, **result.metrics, "learning_rate": rate}
         if self.report.speaks:
-            meter = Meter.of(part.plan, self.job.train.batches.at(number), self._peak)
-            metrics |= meter.metrics(number + 1, seconds, self.recorder.records())
+            meter = Meter(part.plan, self.job.train.batches.at(number), self._rates)
+            metrics |= meter.metrics(seconds, self.recorder.records())
+            if self._rates.peak and metrics["mfu"] is None:
+                self._say_no_mfu(number + 1, self._rates.peak)
         else:  # nobody hears it here; the host's agent reads the ring
             self.recorder.close_step()
         self.done = number + 1
-        if result.wishes.peak:
-            self._peak.again()
         return metrics, result.wishes.stop
+
+    def _say_no_mfu(self, step: int, peak: float) -> None:
+        if not self._told_of_no_mfu:
+            self._told_of_no_mfu = True
+            self.report.note(
+                f"MFU is left out where it would be above 100%, as in step {step}: {peak:.3g} FLOP/s "
+                f"({'run.peak_flops' if self.job.run.peak_flops else 'its maker'}) is not what the device reaches"
+            )
 
     def _say_no_loss(self, step: int) -> None:
         if not self._told_of_no_targets:

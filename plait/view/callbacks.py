@@ -231,8 +231,9 @@ def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
     """Of every place of the pipeline, as predicted, and what was measured; and the same in words."""
     if snapshot.run is None:
         return nothing(snapshot.problem or "reading ..."), ""
-    predicted = predicted_memory(snapshot.run.plan) if snapshot.run.plan else ()
-    measured = memory_of(snapshot.run.metrics)
+    run = snapshot.run
+    predicted = predicted_memory(run.plan, run.metrics) if run.plan else ()
+    measured = memory_of(run.metrics)
     return memory_figure(predicted, measured), memory_words(predicted, measured)
 
 

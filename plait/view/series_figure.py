@@ -14,11 +14,11 @@ from plait.view.words import layout, nothing, plain
 RUNS = ("#2f6db3", "#e08a2e", "#3a9a6a", "#b8425c", "#7a6a50", "#8a5cb8")
 POINTS = 2000
 """Of a line, at most."""
-PANELS = {
-    ("seconds",): "s of a step", ("loss", "eval_loss"): "loss", ("tokens_per_second",): "tokens/s",
-    ("mfu", "hidden"): "MFU, hidden", ("norm",): "norm",
-}  # fmt: skip
-"""Quantities that share a panel, and its title."""
+PANELS: Sequence[Mapping[str, str]] = (
+    {"seconds": "s of a step"}, {"loss": "loss", "eval_loss": "loss"}, {"tokens_per_second": "tokens/s"},
+    {"mfu": "MFU", "hidden": "hidden"}, {"norm": "norm"},
+)  # fmt: skip
+"""Quantities that share a panel, with their words in its title."""
 MEMORY = {
     "parameters": "#2f6db3", "gradients": "#e08a2e", "optimizer": "#b8425c", "buffers": "#7a6a50",
     "activations": "#3a9a6a",
@@ -40,18 +40,18 @@ def thinned(series: StepSeries, most: int = POINTS) -> tuple[list[int], list[flo
 def series_figure(runs: Mapping[str, Sequence[StepSeries]]) -> dict[str, Any]:
     """A panel for each quantity, one below the other; a colour for each run."""
     there = {one.name for found in runs.values() for one in found}
-    panels = {title: [name for name in panel if name in there] for panel, title in PANELS.items()}
-    panels = {title: panel for title, panel in panels.items() if panel}
+    panels = [names for panel in PANELS if (names := {name: panel[name] for name in panel if name in there})]
     if not panels:
         return nothing("No metrics of steps: the run has no metrics.jsonl, or no step was finished yet.")
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     high = 1 / len(panels)
-    for number, (title, panel) in enumerate(panels.items()):
+    for number, names in enumerate(panels):
+        title, panel = ", ".join(dict.fromkeys(names.values())), list(names)
         suffix = "" if number == 0 else str(number + 1)
         top = 1 - number * high
         axes[f"yaxis{suffix}"] = {"domain": [top - high * 0.82, top], "title": {"text": title, "font": {"size": 11}}}
-        if panel[0] in ("seconds", "tokens_per_second", "mfu"):
+        if panel[0] in ("seconds", "tokens_per_second", "mfu", "hidden"):
             axes[f"yaxis{suffix}"]["rangemode"] = "tozero"
         for place, (run, found) in enumerate(runs.items()):
             for one in (one for one in found if one.name in panel):

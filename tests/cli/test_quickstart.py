@@ -38,7 +38,7 @@ FEW = 12, "train.steps=12", "train.warmup_steps=4", "train.eval_every=6", "train
 MORE = 24
 STEP = re.compile(
     r"step +(\d+)/(\d+)  loss ([\d.]+)  (?:eval [\d.]+  )?([\d,]+) tokens/s  "
-    r"exposed ([\d.]+) ms \((\d+)%\), hidden (\d+)%(?:  MFU (\d+)%)?"
+    r"exposed ([\d.]+) ms \((\d+)%\), hidden (\d+)%$"
 )
 CLOSE, ROUNDED = 1e-9, 0.51
 
@@ -117,10 +117,7 @@ def test_what_training_prints_is_what_its_metrics_say(run: Run) -> None:
         assert float(match[5]) == pytest.approx(line["exposed_seconds"] * 1e3, abs=ROUNDED)
         assert int(match[6]) == pytest.approx(100 * line["exposed_seconds"] / line["seconds"], abs=ROUNDED)
         assert int(match[7]) == pytest.approx(100 * line["hidden"], abs=ROUNDED)
-        if line["mfu"] is None:
-            assert match[8] is None and "MFU is left out" in run.said
-        else:
-            assert int(match[8]) == pytest.approx(100 * line["mfu"], abs=ROUNDED)
+        assert line["mfu"] is None and "MFU" not in run.said, "of a processor nobody knows the peak"
     seconds = int(lines[-1].split(f"trained {run.steps} steps in ")[1].split()[0])
     assert sum(run.seconds) - 0.5 <= seconds <= run.longest + 0.5
 
@@ -132,7 +129,7 @@ def test_metrics_are_possible_and_agree_with_each_other(run: Run) -> None:
         assert 0 < line["exposed_seconds"] <= line["communication_seconds"] < line["seconds"]
         assert line["hidden"] == pytest.approx(1 - line["exposed_seconds"] / line["communication_seconds"])
         assert line["tokens_per_second"] * line["seconds"] == pytest.approx(TOKENS)
-        assert line["mfu"] is None or 0 < line["mfu"] <= 1
+        assert line["device"]["peak_flops"] is None and line["device"]["matmul_rate_share"] > 0
         assert 0 < line["loss"] < 6
     last = run.metrics[-1]
     for name, size in last["memory_tensors"].items():

@@ -18,6 +18,7 @@ from plait.diagnose.imported import Said
 from plait.diagnose.reading import RecordedRun, read_run
 from plait.diagnose.recording import Recording
 from plait.diagnose.report import Report
+from plait.diagnose.series import series_of
 from tests.diagnose.test_stragglers import recording, slower
 from tests.support.recordings.made import TRANSFER, At, Job, write_run
 
@@ -161,3 +162,39 @@ def test_checkpoints_are_those_of_the_runs_folder(run: RecordedRun, tmp_path: Pa
     found = of(run, folder=tmp_path).checkpoints
     assert found is not None and found.count == 1
     assert of(run).checkpoints is None and explain(run.recording, "run").checkpoints is None
+
+
+def line_of(step: int, seconds: float, mfu: float | None, **device: Any) -> dict[str, Any]:
+    """A line of metrics.jsonl; without device, as earlier versions wrote it."""
+    line = {"step": step, "seconds": seconds, "tokens_per_second": 100 / seconds, "mfu": mfu}
+    return line | ({"device": {"name": "NVIDIA H200", "kind": "cuda", **device}} if device else {})
+
+
+@pytest.mark.parametrize(
+    ("device", "mfu", "told"),
+    [
+        ({}, 0.59, ""),
+        ({"peak_flops": 989.4e12, "matmul_rate_share": 0.3}, 0.2,
+         "MFU {:.1%}, of 989.4 TFLOP/s (NVIDIA H200); {:.0%} of the rate that matrix products alone reached when the"),
+        ({"peak_flops": None, "matmul_rate_share": 0.3}, None,
+         "the model's FLOPs: {1:.0%} of the rate that matrix products alone reached when the run began."),
+    ],
+    ids=["of an earlier version", "of a known device", "of an unknown one"],
+)  # fmt: skip
+def test_mfu_and_the_share_of_a_measured_rate_are_two_figures(
+    run: RecordedRun, device: dict[str, Any], mfu: float | None, told: str
+) -> None:
+    steps = of(run).steps
+    assert steps is not None
+    lines = tuple(line_of(step, 2 * steps.median, mfu, **device) for step in range(1, 30))
+    report = of(run, metrics=lines)
+    text = report.text(200)
+    found = report.to_dict()["utilisation"]
+    if not told:
+        assert found is None and "MFU" not in text
+        assert not series_of(lines, ["mfu"])
+        return
+    share = device["matmul_rate_share"]
+    assert found["matmul_rate_share"] == pytest.approx(2 * share), "of the median step, half as long as in the lines"
+    assert found["mfu"] == (None if mfu is None else pytest.approx(2 * mfu))
+    assert told.format(2 * (mfu or 0), 2 * share) in text

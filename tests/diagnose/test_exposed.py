@@ -30,8 +30,7 @@ from plait.diagnose.shares import shares
 from plait.launch.collect.live import Live
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
-from plait.train.record.metrics import Meter
-from plait.train.record.peak import Peak
+from plait.train.record.metrics import DeviceRates, Meter
 from plait.train.report import describe
 
 STEPS = 3
@@ -92,10 +91,14 @@ def said(run: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_the_log_and_metrics(plan: Plan) -> None:
-    metrics = Meter.of(plan, 2, Peak(1e12)).metrics(1, 0.1, Records.of(ring_of(range(1))))
+    rates = DeviceRates("cpu", "cpu", 1, 1e12, 4e11)
+    metrics = Meter(plan, 2, rates).metrics(0.1, Records.of(ring_of(range(1))))
     assert (metrics["communication_seconds"], metrics["exposed_seconds"]) == pytest.approx(ALL)
     assert metrics["hidden"] == pytest.approx(31 / 56)
     assert metrics["mfu"] == pytest.approx(plan.model.causal_step_flops(8, 2) / 2 / 0.1 / 1e12)
+    assert metrics["device"] == {
+        "name": "cpu", "kind": "cpu", "peak_flops": 1e12, "matmul_rate_share": pytest.approx(metrics["mfu"] / 0.4)
+    }  # fmt: skip
     assert "exposed 25 ms (25%), hidden 55%" in describe({"loss": 1.0, **metrics})
 
 
@@ -126,7 +129,8 @@ def test_several_ranks_are_told_apart_from_the_one_of_the_metrics(run: Path, pla
     busy = [one for one in OF_A_STEP if one[0] is not RecordKind.WAIT] + [(RecordKind.COMPUTE, "mlp0.C1", 30, 80)]
     columns = Records.of(ring_of(range(STEPS), rank=1, rows=busy)).spans(1)
     write_spans(run / "timeline" / "rank-00001-step-00000000.parquet", columns, plan.key)
-    found, metrics = said(run), Meter.of(plan, 2, Peak(1e12)).metrics(1, 0.1, Records.of(ring_of(range(1))))
+    meter = Meter(plan, 2, DeviceRates("cpu", "cpu", 1, 1e12, 1e12))
+    found, metrics = said(run), meter.metrics(0.1, Records.of(ring_of(range(1))))
     assert found["hidden_of_rank_0"] == pytest.approx(metrics["hidden"]) == pytest.approx(31 / 56)
     assert found["hidden"] > 0.7
     with redirect_stdout(StringIO()) as out:

@@ -16,12 +16,16 @@ def attempt(*, live: bool = False, **line: Any) -> AttemptRow:
 
 def test_numbers_of_steps_are_taken_and_all_else_left() -> None:
     lines: list[dict[str, Any]] = [
-        {"step": 1, "loss": 3, "mfu": 0.5}, {"step": True, "loss": 2.0}, {"loss": 2.0}, {"step": 2, "loss": True},
+        {"step": 1, "loss": 3, "mfu": 0.5, "device": {"peak_flops": 1e12}}, {"step": True, "loss": 2.0},
+        {"loss": 2.0}, {"step": 2, "loss": True},
         {"step": 3, "loss": "2"}, {"step": 4, "loss": float("inf")}, {"step": 5.0, "loss": 0},
+        {"step": 6, "mfu": 0.59},  # of earlier versions: a share of a measured rate
     ]  # fmt: skip
     assert series_of(lines) == [StepSeries("loss", (1, 5), (3, 0)), StepSeries("mfu", (1,), (0.5,))]
     assert series_of(lines, ["mfu"]) == [StepSeries("mfu", (1,), (0.5,))]
-    assert [one.name for one in series_of([{"step": 1, **dict.fromkeys(SERIES, 1.0)}])] == list(SERIES)
+    assert [
+        one.name for one in series_of([{"step": 1, "device": {"peak_flops": 1.0}, **dict.fromkeys(SERIES, 1.0)}])
+    ] == list(SERIES)
 
 
 def test_memory_of_every_shape() -> None:

@@ -25,6 +25,7 @@ managers are read in ``cluster_env``, all others here.
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
     CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
     CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER; LAZY if no NCCL
+    NVIDIA_TF32_OVERRIDE  1: fp32 products in TF32, 0: none             what torch was told
     CXX                 C++ compiler for strategy.compile on a CPU      g++
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
@@ -305,6 +306,11 @@ def c_compiler(environ: Mapping[str, str] = os.environ) -> str:
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> str | None:
     """Which GPUs CUDA shows this process, as the user says; None if all."""
     return environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def tf32_override(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Return whether NVIDIA's libraries are made to round fp32 products to TF32; None if torch decides."""
+    return {"1": True, "0": False}.get(environ.get("NVIDIA_TF32_OVERRIDE", ""))
 
 
 def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, lazy: bool = False) -> None:

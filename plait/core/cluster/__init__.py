@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["efficiency", "hardware", "network", "overhead", "placement_profile", "plausible", "profile"]
+__all__ = ["efficiency", "hardware", "mfu", "network", "overhead", "placement_profile", "plausible", "profile"]

@@ -63,6 +63,8 @@ class Device(Section):
 
     name: str
     """As its maker calls it."""
+    driver_names: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """As drivers call it (``torch.cuda.get_device_name``), by which a run finds its peak."""
     kind: Literal["cuda", "cpu"] = "cuda"
     """What runs on it."""
     memory: Constant
@@ -79,6 +81,10 @@ class Device(Section):
     """Watts that its maker has it draw at most (TDP); energy needs it."""
     peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
+    tf32: Constant | None = None
+    """The same of fp32 numbers that are rounded to TF32."""
+    measured: bool = False
+    """Whether ``peak`` is the best that a profile has, and no datasheet's: no MFU is taken of it."""
     stands_for: Mapping[Precision, str] = {}
     """The format that a precision stands for, where the device lacks its own: fp16 for ``bf16-mixed``."""
     reads_columns: bool = False

@@ -24,7 +24,7 @@ ABOVE, BELOW = 1.5, 1 / 3
 """Factors of the shipped value of the same device, beyond which there is a remark."""
 UNITS: Mapping[str, str] = {
     "device.memory": "B", "device.memory_rate": "B/s", "device.host_rate": "B/s", "device.host_memory_rate": "B/s",
-    "device.power": "W", "overhead.context": "B", "overhead.communicator": "B",
+    "device.power": "W", "device.tf32": "FLOP/s", "overhead.context": "B", "overhead.communicator": "B",
     **{f"efficiency.{name}": "" for name in (*SHARES, "inside.share", "across.share")},
     **{f"efficiency.{name}": "s" for name in
        ("matmul_launch", "attention_launch", "host_layer", "host_collective", "step")},

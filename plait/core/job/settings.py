@@ -228,8 +228,9 @@ class RunSection(Section):
     threads: Count = 1
     """Threads of a rank's computation, on a CPU."""
     peak_flops: Positive | None = None
-    """A device's peak, for MFU; if not given, the rate of matrix products, measured at the start and anew
-    where a step was faster."""
+    """FLOP/s of a device's dense matrix products in ``train.precision``, for MFU. Left out: by the device's
+    name from ``cluster.file`` and the clusters that ship; where none has it, as of a processor, no MFU is
+    shown."""
     timeline_steps: Natural = 200
     """Last steps whose timeline is kept. 0: none."""
     timeline_sample: Natural = 100

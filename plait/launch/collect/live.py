@@ -33,7 +33,7 @@ MEASURED = {
     "norm": ("plait_gradient_norm", "Norm of the last step's gradient, before clipping"),
     "learning_rate": ("plait_learning_rate", "Learning rate of the last step"),
     "tokens_per_second": ("plait_tokens_per_second", "Tokens of the last step, of all ranks, over its time"),
-    "mfu": ("plait_model_flops_utilization_ratio", "Model FLOPs (causal) of the last step over the devices' peak"),
+    "mfu": ("plait_model_flops_utilization_ratio", "MFU of the last step, of the devices' dense peak"),
 }
 """What rank 0 writes of the whole job, by its name in ``metrics.jsonl``."""
 

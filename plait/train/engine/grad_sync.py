@@ -52,10 +52,9 @@ def sum_loss(loss: Tensor, groups: Groups) -> float:
 
 
 class Wishes(NamedTuple):
-    """What a rank may ask of all after a step: to stop; to measure the device's peak."""
+    """What a rank may ask of all after a step: to stop."""
 
     stop: bool = False
-    peak: bool = False
 
 
 NONE = Wishes()

@@ -104,6 +104,11 @@ class RankDevice:
         """Of what serves it, beside torch."""
         return {}
 
+    @property
+    def tf32(self) -> bool:
+        """Whether products of fp32 numbers are rounded to TF32."""
+        return False
+
     timed_by_host = True
     """Whether a mark is a reading of the host's clock."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.core.base.cluster_env import granted_gpus
-from plait.core.base.env import expand_segments, ready_for_accelerator
+from plait.core.base.env import expand_segments, ready_for_accelerator, tf32_override
 from plait.core.base.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Fork, Graph, Mark, RankDevice, mark_by_future
 from plait.train.machine.memory import MemoryMeter, Taken
@@ -78,6 +78,12 @@ class CudaDevice(RankDevice):
     def versions(self) -> dict[str, str]:
         toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
         return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl_version()}
+
+    @property
+    def tf32(self) -> bool:
+        # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, as NVIDIA's containers have it, or whoever asked torch for it.
+        forced = tf32_override()
+        return torch.get_float32_matmul_precision() != "highest" if forced is None else forced
 
     timed_by_host = False
 

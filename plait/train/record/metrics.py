@@ -16,43 +16,54 @@ from typing import Any, Literal
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import RankFailure
 from plait.core.base.files import replacing
+from plait.core.cluster.mfu import DEVICE, mfu
 from plait.core.job.plan import Plan
 from plait.core.record.records import Records
 from plait.core.runs.epoch import Epoch
 from plait.core.runs.missing import Missing
-from plait.train.record.peak import Peak
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """FLOP/s of rank 0's device. name: its driver's. ranks: how many share it. peak: that MFU is of; None
+    where nobody knows one. matmul: rate of a rank's matrix products alone, timed when the run began."""
+
+    name: str
+    kind: str
+    ranks: int
+    peak: float | None
+    matmul: float
 
 
 @dataclass(frozen=True)
 class Meter:
-    """tokens: of a step, over all ranks. work: FLOPs of a step on one rank, of attention's scores the causal
-    half. peak: of its device."""
+    """Figures of steps of ``batch`` sequences on devices of these rates."""
 
-    tokens: int
-    work: float
-    peak: Peak
+    plan: Plan
+    batch: int
+    rates: DeviceRates
 
-    @staticmethod
-    def of(plan: Plan, batch: int, peak: Peak) -> Meter:
-        """For steps of ``batch`` sequences."""
-        sequence = plan.workload.sequence
-        work = plan.model.causal_step_flops(sequence, batch) / plan.layout.world_size
-        return Meter(batch * sequence, work, peak)
-
-    def metrics(self, step: int, seconds: float, records: Records) -> dict[str, Any]:
-        """Numbers of step ``step``, which took so long. mfu: None where it would be more than 1.
-        communication_seconds, exposed_seconds, hidden (a share): of this rank, by ``core.record.exposure``.
-        idle: share of the step in which this rank's stages waited for others."""
+    def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
+        """Figures of a step of ``seconds``. mfu: as ``core.cluster.mfu`` defines it. communication_seconds,
+        exposed_seconds, hidden (a share): of this rank, by ``core.record.exposure``. idle: share of the step
+        in which this rank's stages waited for others."""
         communication, idle = records.exposure(), records.idle()
+        model, sequence, world = self.plan.model, self.plan.workload.sequence, self.plan.layout.world_size
+        rates, work = self.rates, model.causal_step_flops(sequence, self.batch)
         return {
             "seconds": seconds,
-            "tokens_per_second": self.tokens / seconds,
-            "mfu": self.peak.share(self.work / seconds, step),
+            "tokens_per_second": self.batch * sequence / seconds,
+            "mfu": mfu(model, sequence=sequence, batch=self.batch, seconds=seconds, devices=world / rates.ranks,
+                       peak=rates.peak),
+            DEVICE: {
+                "name": rates.name, "kind": rates.kind, "peak_flops": rates.peak,
+                "matmul_rate_share": work / (world * seconds * rates.matmul),
+            },
             "communication_seconds": communication.total,
             "exposed_seconds": communication.exposed,
             "hidden": communication.fraction,
             **({"idle": idle / seconds} if idle is not None else {}),
-        }
+        }  # fmt: skip
 
 
 LONGEST = 1 << 20

@@ -95,8 +95,8 @@ def time_interleaved(runs: Sequence[Callable[[], object]], device: RankDevice, *
 
 
 def matrix_rate(device: RankDevice, dtype: torch.dtype, *, size: int | None = None, seconds: float = 0.1) -> float:
-    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs:
-    the peak that MFU is taken against where the job names none. size: of the matrices, square.
+    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs.
+    size: of the matrices, square.
 
     A GPU gets large ones, several at a time: of one that is waited for, most is the way there and back.
     """
