@@ -53,7 +53,6 @@ def check_files(job: Job, folder: Path, place: LaunchTarget, *, dry: bool = Fals
         over.add(check_initial(Path(job.train.init_from), job.model_spec(vocab)))
         if dry:
             over.note(UNREAD, job.train.init_from)
-    _check_processors(job, place)
     notes = [*unmodelled(job), vocabulary_note(job, vocab), precision_note(asked or job), data.note, best]
     return Checked(over, " ".join(filter(None, notes)))
 
@@ -127,7 +126,21 @@ def check_room(job: Job, vocab: int) -> None:
         check_fits(job, estimate_in(job_step(job, vocab), there), vocab, there)
 
 
-def _check_processors(job: Job, place: LaunchTarget) -> None:
+def check_start(plan: Plan, place: LaunchTarget) -> None:
+    """Raise InfeasiblePlan or JobError for a plan whose ranks would run here, and that this machine has no
+    memory, devices or compiler for."""
+    from plait.plan.fits import check_device, check_fits, estimate_in
+
+    job = plan.job
+    if job is None or not place.ours:
+        return
+    check_processors(job, place)
+    check_device(job.run.device, plan.layout.world_size)
+    if there := room_of(plan, place):
+        check_fits(job, estimate_in(plan, there, traffic=False), plan.model.vocab, there)
+
+
+def check_processors(job: Job, place: LaunchTarget) -> None:
     """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
     from plait.plan.fits import room
 

@@ -18,9 +18,17 @@ def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
     from plait.plan.this_machine import emulated
     from plait.plan.where import find_cluster
 
-    if lab and job.cluster.file is None and job.cluster.preset == "here":
-        return emulated(job, lab.as_hosts, lab.hosts)
-    return find_cluster(job)
+    if other := other_cluster(job):
+        return other
+    return emulated(job, lab.as_hosts, lab.hosts) if lab else find_cluster(job)
+
+
+def other_cluster(job: Job) -> Cluster | None:
+    """Return the cluster that ``[cluster]`` names; None where that is this machine. Raises JobError."""
+    from plait.plan.where import find_cluster
+
+    section = job.cluster
+    return None if section.file is None and section.preset == "here" else find_cluster(job)
 
 
 def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes
 from plait.core.job.plan import By, told_by
 from plait.core.step.memory.estimate import Estimate, PlaceEstimate
-from plait.plan.fits import KINDS, Room
+from plait.plan.fits import KINDS
 
 if TYPE_CHECKING:
+    from plait.api.places.base import LaunchTarget
     from plait.core.base.passed_over import Checked
+    from plait.core.cluster.hardware import Cluster
     from plait.core.job.spec import Job
+    from plait.core.step.step import Step
+    from plait.plan.fits import Room
+    from plait.plan.memory_report import MemoryReport
 
 SHOWN = 6
 """Places; of more, the first, the last and the most loaded."""
@@ -37,36 +42,95 @@ AXES = {
 """What is sent on an axis, and which one it is hidden with."""
 
 
+class DryMemory(NamedTuple):
+    """Memory of a strategy, and what it is compared with: the devices of the cluster that the job names
+    (``report``), or else this machine (``room``); neither where nothing is known of where ranks run."""
+
+    estimate: Estimate
+    room: Room | None = None
+    report: MemoryReport | None = None
+    cluster: Cluster | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all ranks fit; None where nobody knows."""
+        if self.report:
+            return self.report.fits
+        return self.room.holds(self.estimate) if self.room else None
+
+    @property
+    def available(self) -> dict[str, Any] | None:
+        """Bytes a rank has, for JSON; of a cluster's device also what the fullest fills of it."""
+        if self.report and self.cluster:
+            fullest = {"per_rank": self.report.usable, "fullest": self.report.fullest.total}
+            return {"device": self.cluster.device.name, **fullest, **self.report.to_dict()}
+        there = self.room
+        return {"per_rank": there.each or there.shared // self.estimate.world_size} if there else None
+
+    @property
+    def told(self) -> str:
+        """What is available, and whether it is enough."""
+        found, there = self.estimate, self.room
+        if self.report and self.cluster:
+            return f"on {self.cluster.device.name} it {self.report.told}. Only a start compares with this machine"
+        if there is None:
+            return "available: not known here, so nothing was checked"
+        verdict = "fits" if self.fits else "does not fit"
+        if there.each:
+            return f"available: {in_bytes(there.each)} on {there.what}: {verdict}"
+        needed = f"tensors of all ranks take {in_bytes(found.bytes)}: {verdict}"
+        return f"available: {in_bytes(there.shared)} on {there.what}; {needed}"
+
+
+def sized(step: Step, job: Job, cluster: Cluster | None, place: LaunchTarget) -> DryMemory:
+    """Return the memory of a job's step on a cluster's devices; without a cluster at the place itself."""
+    from plait.plan.asking import margin_of
+    from plait.plan.fits import estimate_in, room
+    from plait.plan.memory_report import estimate_on, memory_report
+
+    if cluster:
+        found = estimate_on(step, cluster)
+        return DryMemory(found, report=memory_report(step, cluster, margin_of(job, cluster), found), cluster=cluster)
+    there = room(job.run.device, job.world_size) if place.ours else None
+    return DryMemory(estimate_in(step, there), there)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobCheck(Shown):
     """A job that was checked and not started. file: the job's or the plan's. folder: where it would run.
-    room: the memory of this machine; None if ranks run elsewhere. vocab: tokens. job: None for a plan without
-    one. chosen: a sentence on what the planner chose; empty if it had nothing to choose. by: who chose
-    which key."""
+    vocab: tokens. chosen: a sentence on what the planner chose; empty if it had nothing to choose. by: who
+    chose which key."""
 
     file: Path
     folder: Path
-    estimate: Estimate
-    room: Room | None
+    memory: DryMemory
     checked: Checked
     vocab: int
-    job: Job | None
+    job: Job
     chosen: str = ""
     by: Mapping[str, By] = field(default_factory=dict[str, By])
 
-    def check_fits(self) -> None:
-        """Raise InfeasiblePlan if the tensors need more memory than there is."""
-        from plait.plan.fits import check_fits
+    @property
+    def estimate(self) -> Estimate:
+        """Memory and traffic of every place."""
+        return self.memory.estimate
 
-        if self.room and self.job:
-            check_fits(self.job, self.estimate, self.vocab, self.room)
+    def check_fits(self) -> None:
+        """Raise InfeasiblePlan if the ranks need more memory than there is."""
+        from plait.plan.fits import check_fits
+        from plait.plan.memory_report import check_fits_on
+
+        found, there, report, cluster = self.memory
+        if report and cluster:
+            check_fits_on(self.job, report, self.vocab, cluster)
+        elif there:
+            check_fits(self.job, found, self.vocab, there)
 
     def to_dict(self) -> dict[str, Any]:
         """Bytes of every rank by kind and by axis, and whether they fit; None where nothing is known."""
-        found, there = self.estimate, self.room
-        return found.to_dict() | {
-            "fits": there.holds(found) if there else None,
-            "available": {"per_rank": there.each or there.shared // found.world_size} if there else None,
+        return self.estimate.to_dict() | {
+            "fits": self.memory.fits,
+            "available": self.memory.available,
             "chosen": dict(self.by),
             "passed_over": self.checked.over.rows(),
         }
@@ -84,20 +148,10 @@ class JobCheck(Shown):
         yield f"most memory: place {most.index}, in the {most.memory.when}{alive}"
         if found.virtual_stages > 1:
             yield f"every place holds {found.virtual_stages} stages"
-        yield self._available()
+        yield self.memory.told
         if any(place.sent for place in found.places):
             yield ""
             yield _traffic(found)
-
-    def _available(self) -> str:
-        found, there = self.estimate, self.room
-        if there is None:
-            return "available: not known here, so nothing was checked"
-        verdict = "fits" if there.holds(found) else "does not fit"
-        if there.each:
-            return f"available: {in_bytes(there.each)} on {there.what}: {verdict}"
-        needed = f"tensors of all ranks take {in_bytes(found.bytes)}: {verdict}"
-        return f"available: {in_bytes(there.shared)} on {there.what}; {needed}"
 
 
 def _head(found: Estimate) -> str:

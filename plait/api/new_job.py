@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -383,3 +384,15 @@ def write_example(file: Path, name: str) -> str:
     with file.open("x") as out:
         out.write(text)
     return "it begins with the weights in the folder that model.huggingface names: change that, and plan it"
+
+
+def next_commands(file: Path) -> list[str]:
+    """Return commands to try a job with: a dry run only of one that can be trained."""
+    from plait.core.job.spec import Job
+
+    commands = [f"plait plan {file}"]
+    with suppress(JobError):
+        job = Job.read(file)
+        job.check_trains(job.model_spec(vocab=1))
+        commands.append(f"plait train {file} --dry-run")
+    return commands

@@ -123,7 +123,7 @@ def plan_job(
     file: Path | str, overrides: Sequence[str] = (), place: LaunchTarget | None = None, changes: Sequence[str] = (),
     *, evaluate: bool = False,
 ) -> Planning:  # fmt: skip
-    """Read a job file (TOML), a plan (``plan.json``) or a configuration of another framework
+    """Read a job file (TOML), a plan (``JOB.plan.json``) or a configuration of another framework
     (``plait.plan.read_config``), and find its cluster.
 
     place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
@@ -139,7 +139,7 @@ def plan_job(
     from plait.plan.answer import Planner
     from plait.plan.read_config import read_configuration
     from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
-    from plait.plan.where import other_device, stood_for, unusual_values
+    from plait.plan.where import other_device, stated_peak, stood_for, unusual_values
     from plait.train.checkpoint.initial import check_initial
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -165,7 +165,7 @@ def plan_job(
     where = job.place.changed(overrides)
     job.check_predicted(where)
     there = the_cluster(job, place.lab if place else None)
-    remarks = (note, unplaced_note(where), stood_for(job, there), *unusual_values(job, there))
+    remarks = (note, unplaced_note(where), stood_for(job, there), stated_peak(job, there), *unusual_values(job, there))
     note = ". ".join(filter(None, remarks))
     warning = other_device(job, there) or ""
     slowed = factors.get("straggler", 1.0)
@@ -181,7 +181,7 @@ def plan_job(
 
 
 def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:
-    """Two plans (``plan.json``), each predicted on its cluster, side by side. Raises JobError."""
+    """Two plans (``JOB.plan.json``), each predicted on its cluster, side by side. Raises JobError."""
     from plait.api.plan_answer import ComparedPlans
     from plait.plan.sensitivity import sensitivity
 
@@ -194,7 +194,7 @@ def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:
 
 
 def predict_plan(file: Path) -> PredictedPlan:
-    """The prediction of a plan (``plan.json``) on its cluster. Raises JobError."""
+    """The prediction of a plan (``JOB.plan.json``) on its cluster. Raises JobError."""
     from plait.api.choose import the_cluster
     from plait.api.plan_answer import PredictedPlan
     from plait.core.job.plan import Plan

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def what_runs(plan: Plan, there: Room | None) -> str:
-    """A line about a plan. there: the memory of this machine; None if ranks run elsewhere."""
+    """A line about a plan. there: the memory of this machine; None if ranks run elsewhere, or none starts."""
     work, model = plan.workload, plan.model
     sequences = work.micro_batch * work.num_micro_batches
     batches = f" in {work.num_micro_batches} micro-batches" if work.num_micro_batches > 1 else ""
@@ -72,18 +72,27 @@ def _rest(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan, there: Room | None) -> str:
-    """Predicted bytes of the rank that needs the most. While slices are not chosen there are two figures: of
-    the slices that take the least and the most."""
+    """Predicted bytes of the rank that needs the most, here or on the cluster's devices. While slices are not
+    chosen there are two figures: of the slices that take the least and the most."""
+    from plait.api.choose import other_cluster
     from plait.core.base.text import in_bytes
     from plait.plan.fits import estimate_in
+    from plait.plan.memory_report import estimate_on
 
     steps = [replace(plan, strategy=one) for one in plan.choices.strategies or (plan.strategy,)]
+    free = ""
     try:
-        found = [estimate_in(one, there, traffic=False).most.memory.total for one in steps]
+        cluster = other_cluster(plan.job) if plan.job and not there else None
+        sizes = [
+            estimate_on(one, cluster, traffic=False) if cluster else estimate_in(one, there, traffic=False)
+            for one in steps
+        ]
     except PlaitError as error:
         return f"memory is not predicted ({error})"
-    free = ""
-    if there:
+    found = [one.most.memory.total for one in sizes]
+    if cluster:
+        free = f" on {cluster.device.name}"
+    elif there:
         free = f" of {in_bytes(there.each)}" if there.each else f", {in_bytes(there.shared)} free for all"
     least, most = in_bytes(min(found)), in_bytes(max(found))
     return f"tensors take {f'{least} to {most}' if least != most else most} a rank (predicted{free})"

@@ -24,13 +24,15 @@ CHECKED = 64
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Shown):
     """A run that can be started. chosen: a sentence on what the planner chose; empty if it had nothing to
-    choose. open_job: the job as the user wrote it; None where a plan was given."""
+    choose. open_job: the job as the user wrote it; None where a plan was given. compared: whether it is known
+    to fit this machine; a start compares what is not."""
 
     plan: Plan
     folder: Path
     checked: Checked
     chosen: str = ""
     open_job: Job | None = None
+    compared: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The folder, the plan's hash, and what readers passed over."""
@@ -45,17 +47,18 @@ class Prepared(Shown):
 
 
 def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, refuse: bool = True) -> Prepared:
-    """The run of a job file (TOML), or of a plan (``plan.json``), which is obeyed as it stands.
+    """The run of a job file (TOML), or of a plan (``JOB.plan.json``), which is obeyed as it stands.
 
-    A run that has begun in the same folder goes on with its own plan. refuse: whether a job is refused that
-    the memory here cannot hold. Raises JobError, DataError, InfeasiblePlan,
-    MissingExtra.
+    A run that has begun in the same folder goes on with its own plan. refuse: whether a job for this machine
+    is refused that its memory cannot hold; one for another cluster is compared when it is started here.
+    Raises JobError, DataError, InfeasiblePlan, MissingExtra.
     """
-    from plait.api.checks import check_files, check_room, planned_lab
-    from plait.api.choose import planned
+    from plait.api.checks import check_files, check_processors, check_room, planned_lab
+    from plait.api.choose import other_cluster, planned
     from plait.core.base.errors import need
     from plait.core.job.plan import chosen_by
     from plait.core.job.spec import Job
+    from plait.plan.fits import check_size
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
@@ -68,52 +71,65 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     vocab = load_tokenizer(asked.data.tokenizer).vocab
     asked.check_trains(asked.model_spec(vocab))
     job, chosen = planned(asked, vocab, planned_lab(asked, place))
-    if refuse and place.ours:
+    compared = place.ours and other_cluster(job) is None
+    if compared and refuse:
         check_room(job, vocab)
+    else:
+        check_size(job, vocab, None)
     fresh = replace(make_plan(job, place.hosts, vocab=vocab), chosen=chosen_by(asked))
     checked = check_files(job, job.run.path, place, asked=asked)
+    if compared:
+        check_processors(job, place)
     plan = fresh.continued(job.run.path / "plan.json")
-    return Prepared(plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked)
+    return Prepared(
+        plan=plan, folder=job.run.path, checked=checked, chosen=chosen, open_job=asked, compared=compared and refuse
+    )
 
 
 def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> JobCheck:
-    """Check a job or a plan as ``prepare`` does, and predict memory and traffic of every rank. Whether it
-    fits is left to ``JobCheck.check_fits``."""
-    from plait.api.checks import check_files, planned_lab
-    from plait.api.choose import planned
-    from plait.api.job_check import JobCheck
+    """Check a job or a plan as ``prepare`` does, and predict memory and traffic of every rank.
+
+    Memory is that on the devices of ``[cluster]``, as ``plan_job`` predicts it. Whether it fits there is left
+    to ``JobCheck.check_fits``.
+    """
+    from plait.api.checks import check_files, check_processors, planned_lab
+    from plait.api.choose import other_cluster, planned
+    from plait.api.job_check import JobCheck, sized
     from plait.core.job.plan import chosen_by
     from plait.core.job.spec import Job
-    from plait.plan.fits import check_device, check_size, estimate_in, room
+    from plait.plan.fits import check_device, check_size
     from plait.plan.make import job_step, make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
     file = Path(file)
     if file.suffix == ".json":
         ready = _written(file, overrides, place, dry=True)
-        plan, device = ready.plan, ready.plan.job.run.device if ready.plan.job else "auto"
-        if place.ours:
-            check_device(device, plan.layout.world_size)
-        there = room(device, plan.layout.world_size) if place.ours else None
-        found = estimate_in(plan, there)
-        return JobCheck(file=file, folder=ready.folder, estimate=found, room=there, checked=ready.checked,
-                      vocab=plan.model.vocab, job=plan.job, by=plan.chosen)  # fmt: skip
+        plan, job = ready.plan, ready.plan.job
+        assert job is not None
+        cluster = other_cluster(job)
+        if place.ours and cluster is None:
+            check_device(job.run.device, job.world_size)
+            check_processors(job, place)
+        return JobCheck(file=file, folder=ready.folder, memory=sized(plan, job, cluster, place), checked=ready.checked,
+                      vocab=plan.model.vocab, job=job, by=plan.chosen)  # fmt: skip
     asked = Job.read(file, overrides).named(file.stem)
     vocab, folder = load_tokenizer(asked.data.tokenizer).vocab, asked.run.path
     asked.check_trains(asked.model_spec(vocab))
     job, chosen = planned(asked, vocab, planned_lab(asked, place))
-    if place.ours:
+    cluster = other_cluster(job)
+    if place.ours and cluster is None:
         check_device(job.run.device, job.world_size)
-    there = room(job.run.device, job.world_size) if place.ours else None
     check_size(job, vocab, None)
     fresh = make_plan(job, place.hosts, vocab=vocab) if job.world_size <= CHECKED else None
     checked = check_files(job, folder, place, dry=True, asked=asked)
+    if place.ours and cluster is None:
+        check_processors(job, place)
     if fresh:
         fresh.continued(job.run.path / "plan.json")
-    found = estimate_in(job_step(job, vocab), there)
+    step = make_plan(job, cluster.hosts, vocab=vocab, draft=True) if cluster else job_step(job, vocab)
     return JobCheck(
-        file=file, folder=folder, estimate=found, room=there, checked=checked, vocab=vocab, job=job, chosen=chosen,
-        by=chosen_by(asked),
+        file=file, folder=folder, memory=sized(step, job, cluster, place), checked=checked, vocab=vocab, job=job,
+        chosen=chosen, by=chosen_by(asked),
     )  # fmt: skip
 
 
@@ -174,10 +190,13 @@ def start_run(ready: Prepared, place: LaunchTarget, *, follow: bool = True, told
     """Run a plan here, or send it to a cluster's manager; the exit status.
 
     follow: whether a run that was sent is waited for, and what it prints is shown. told: takes sentences on a
-    run that was sent. Raises LaunchError.
+    run that was sent. Raises LaunchError, and InfeasiblePlan and JobError for what cannot run here.
     """
+    from plait.api.checks import check_start
     from plait.api.places.base import Managed
 
+    if not ready.compared:
+        check_start(ready.plan, place)
     if not isinstance(place, Managed) or place.inside:
         return run_plan(ready.plan, ready.folder, place, open_job=ready.open_job)
     sent = place.submit(ready.plan, ready.folder, follow=follow)

@@ -73,7 +73,7 @@ def init(
         terminal.aside("planning it ...")
         told = new_job.write_job(file, new_job.job_text(wish, file.parent))
     terminal.text(f"wrote {file}; {told}" if told else f"wrote {file}")
-    terminal.text(f"next: plait plan {file}; plait train {file} --dry-run")
+    terminal.text(f"next: {'; '.join(new_job.next_commands(file))}")
 
 
 def _asked(said: dict[str, str], *, defaults: bool) -> Wish:

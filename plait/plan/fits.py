@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -197,9 +197,13 @@ def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
     else:
         has = f"{in_bytes(there.shared)} are available on {there.what}, where all {found.world_size} ranks would need "
         has += in_bytes(found.bytes)
+
+    def fits(other: Job) -> bool:
+        return there.holds(estimate_in(job_step(other, vocab), there))
+
     raise InfeasiblePlan(
         f"The job cannot fit: a rank of place {most.index} of the pipeline needs {in_bytes(most.memory.total)} "
-        f"({by_kind(asdict(most.memory))}); {has}. {_advice(job, vocab, there)}"
+        f"({by_kind(asdict(most.memory))}); {has}. {advice(job, vocab, fits, own_devices=bool(there.each))}"
     )
 
 
@@ -213,18 +217,21 @@ def by_kind(memory: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {in_bytes(memory[kind])}" for kind in kinds)
 
 
-def _advice(job: Job, vocab: int, there: Room) -> str:
-    """The nearest of a few changes with which the job fits."""
+def advice(job: Job, vocab: int, fits: Callable[[Job], bool], *, own_devices: bool) -> str:
+    """Return the nearest of a few changes with which the job fits, as a sentence.
 
-    def fits(other: Job) -> bool:
+    own_devices: whether ranks have a device each, so that more of them have more memory.
+    """
+
+    def tried_fits(other: Job) -> bool:
         check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
-        return there.holds(estimate_in(job_step(other, vocab), there))
+        return fits(other)
 
-    tried = chain(changes(job), more_ranks(job) if there.each else ())
-    if change := nearest_change(job, tried, fits):
+    tried = chain(changes(job), more_ranks(job) if own_devices else ())
+    if change := nearest_change(job, tried, tried_fits):
         return would_fit(change)
     smaller = "a smaller model, shorter sequences or smaller micro-batches"
-    return f"Use {smaller}{', or many more ranks' if there.each else ', or more machines'}."
+    return f"Use {smaller}{', or many more ranks' if own_devices else ', or more machines'}."
 
 
 def _count(number: int) -> str:

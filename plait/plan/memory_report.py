@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from plait.core.base.errors import InfeasiblePlan
 from plait.core.base.text import in_bytes
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.overhead import Overhead
 from plait.core.job.constraint import NO_MARGIN, Margin
+from plait.core.job.spec import Job
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.columns.points import Points
 from plait.core.step.memory.closed_memory import device_overhead, usable
-from plait.core.step.memory.estimate import PlaceEstimate, estimate
+from plait.core.step.memory.estimate import Estimate, PlaceEstimate, estimate
 from plait.core.step.step import Step
 from plait.plan.band import P90, memory_deviation
-from plait.plan.fits import KINDS, by_kind
+from plait.plan.fits import KINDS, advice, by_kind
+from plait.plan.make import job_step
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,19 @@ class MemoryReport:
             yield str(place.index), layers, *words, share, memory.when + alive
 
 
-def memory_report(step: Step, cluster: Cluster, margin: Margin = NO_MARGIN) -> MemoryReport:
-    """Of a strategy that was chosen. The rank with the largest share stands for a place, and what it sends is
-    not counted."""
-    found, overhead = estimate(step, gpu=cluster.device.kind == "cuda", traffic=False), cluster.overhead
+def estimate_on(step: Step, cluster: Cluster, *, traffic: bool = True) -> Estimate:
+    """Memory and traffic of a step on a cluster's devices. traffic: as of ``estimate``."""
+    return estimate(step, gpu=cluster.device.kind == "cuda", traffic=traffic)
+
+
+def memory_report(
+    step: Step, cluster: Cluster, margin: Margin = NO_MARGIN, found: Estimate | None = None
+) -> MemoryReport:
+    """Memory of a strategy on a cluster's devices. The rank with the largest share stands for a place.
+
+    found: the step's ``estimate_on`` the cluster, where it is there already.
+    """
+    found, overhead = found or estimate_on(step, cluster, traffic=False), cluster.overhead
     moving = [place.memory.activations + place.memory.buffers for place in found.places]
     strategy, pp = step.strategy, len(found.places)
     points = Points.of([
@@ -153,6 +165,18 @@ def memory_report(step: Step, cluster: Cluster, margin: Margin = NO_MARGIN) -> M
     extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
     places = tuple(PlaceMemory.of(place, int(more), overhead) for place, more in zip(found.places, extra, strict=True))
     return MemoryReport(places, int(usable(cluster.device, overhead)), margin)
+
+
+def check_fits_on(job: Job, report: MemoryReport, vocab: int, cluster: Cluster) -> None:
+    """Raise InfeasiblePlan if the job's ranks need more than the cluster's devices have: how much, and the
+    nearest change that would fit."""
+
+    def fits(other: Job) -> bool:
+        return memory_report(job_step(other, vocab), cluster).fits
+
+    if not report.fits:
+        instead = advice(job, vocab, fits, own_devices=True)
+        raise InfeasiblePlan(f"{report.told_too_large(cluster.device.name)} {instead}")
 
 
 def _probability(room: float, deviation: float) -> float:

@@ -8,10 +8,12 @@ import pytest
 
 from plait.api.checks import UNREAD, best_note, check_ranks
 from plait.api.places import place_of
-from plait.api.training import dry_run, prepare, write_plan
+from plait.api.planning import plan_job
+from plait.api.training import dry_run, prepare, start_run, write_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.job.plan import Plan
 from plait.core.job.settings import TrainSection
+from plait.plan import fits
 
 HERE = place_of("local")
 
@@ -55,13 +57,67 @@ def test_of_a_plan_only_where_it_runs_may_be_changed(job: Path) -> None:
 
 def test_a_dry_run_predicts_and_leaves_the_verdict_to_who_asks(job: Path) -> None:
     found = dry_run(job, (), HERE)
-    assert found.estimate.world_size == 2 and found.room is not None
+    assert found.estimate.world_size == 2 and found.memory.room is not None
     found.check_fits()
     big = dry_run(job, ["model.hidden=65536", "model.num_heads=512", "model.num_layers=100"], HERE)
     with pytest.raises(InfeasiblePlan):
         big.check_fits()
     with pytest.raises(InfeasiblePlan):
         prepare(job, ["model.hidden=65536", "model.num_heads=512", "model.num_layers=100"], HERE)
+
+
+WIDE = ["model.hidden=2048", "model.num_heads=16", "model.num_layers=8", "train.precision=bf16-mixed",
+        "data.sequence_length=512", "model.max_sequence=512", "train.global_batch_size=32"]  # fmt: skip
+ELSEWHERE = {
+    "tensor": ("h100", ["strategy.tp=4", "strategy.sequence_parallel=true"]),
+    "pipeline": ("a100-40", ["strategy.tp=1", "strategy.pp=4", "strategy.schedule=1f1b", "train.micro_batch_size=2"]),
+    "sharded": ("mi300x", ["strategy.tp=1", "strategy.dp=8", "strategy.shard=zero3", "train.micro_batch_size=1"]),
+    "slices": ("l40s", ["strategy.slices={ batch = 2, columns = 1 }", "strategy.recompute=full"]),
+    "of processors": ("lab", ["train.precision=fp32", "train.micro_batch_size=4"]),
+    "searched": ("h100", ["cluster.ranks=8"]),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_dry_run_for_another_cluster_has_the_memory_that_its_plan_has(job: Path, name: str) -> None:
+    preset, own = ELSEWHERE[name]
+    asked = [*WIDE, f"cluster.preset={preset}", *own]
+    if name == "searched":
+        job.write_text(job.read_text().replace("[strategy]\ntp = 2\n", ""))
+    found = dry_run(job, asked, HERE)
+    planner = plan_job(job, asked, evaluate=name != "searched").planner
+    memory = planner.predict(found.job).memory
+    assert found.memory.report and found.memory.room is None
+    assert found.memory.report.to_dict() == memory.to_dict()
+    assert found.estimate.most.memory == memory.fullest.place.memory, "the table's rows are of the same kernels"
+    values = found.to_dict()
+    assert values["fits"] is memory.fits and values["available"]["fullest"] == memory.fullest.total
+    assert memory.told in found.text(200)
+    (job.parent / "plans").mkdir()
+    planner.plan(found.job).write(job.parent / "plans" / "plan.json")
+    again = dry_run(job.parent / "plans" / "plan.json", (), HERE)
+    assert again.memory.report and again.memory.report.fullest.total == memory.fullest.total
+
+
+def test_what_fits_there_and_not_here_is_refused_at_its_start_alone(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "room", lambda *_: fits.Room(shared=1 << 20))
+    there = ["cluster.preset=h100"]
+    dry_run(job, there, HERE).check_fits()
+    ready = prepare(job, there, HERE)
+    assert "on H100-SXM5-80GB" in ready.text(300)
+    with pytest.raises(InfeasiblePlan, match="1 MiB are available on this machine"):
+        start_run(ready, HERE)
+    assert not ready.folder.exists()
+    for check in (lambda: prepare(job, (), HERE), lambda: dry_run(job, (), HERE).check_fits()):
+        with pytest.raises(InfeasiblePlan, match="1 MiB are available on this machine"):
+            check()
+
+
+def test_what_does_not_fit_there_is_refused_with_what_would(job: Path) -> None:
+    found = dry_run(job, [*WIDE, "model.num_layers=96", "cluster.preset=l40s", "train.micro_batch_size=16"], HERE)
+    assert found.to_dict()["fits"] is False
+    with pytest.raises(InfeasiblePlan, match=r"more than the .* of L40S-48GB that a plan may fill\. .*would fit"):
+        found.check_fits()
 
 
 def test_a_lab_has_as_many_ranks_as_it_has_and_names_its_spares(job: Path) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from plait.api.commented import commented
-from plait.api.new_job import QUESTIONS, Wish, examples, job_text, kinds
+from plait.api.new_job import QUESTIONS, Wish, examples, job_text, kinds, next_commands
 from plait.core.base.errors import JobError
 from plait.core.job.spec import Job
+from plait.plan import fits
 from tests.example_jobs import AS_WRITTEN, ROW, START, row_of
 from tests.support.command import plait
 from tests.support.hugging_face import hugging_face
@@ -192,6 +193,28 @@ def test_a_file_of_defaults_plans_and_trains(tmp_path: Path) -> None:
     assert trained.returncode == 0, trained.stdout + trained.stderr
     listed = json.loads(plait("runs", "--json", folder=tmp_path).stdout)["runs"]
     assert [(one["name"], one["state"], one["step"], one["steps"]) for one in listed] == [("first", "ended", 3, 3)]
+
+
+def test_no_dry_run_comes_next_of_what_is_planned_and_not_trained(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    for model, count in (("mixtral-8x7b", 1), ("llama3-8b", 2)):
+        file.write_text(written(tmp_path, model=model, accelerators="64xh100"))
+        assert len(next_commands(file)) == count
+
+
+@pytest.mark.system
+def test_what_is_said_to_come_next_works_where_the_accelerators_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fits, "room", lambda *_: fits.Room(shared=1 << 20))
+    asked = ("--model", "gpt3-125m", "--accelerators", "2xh100", "--sequence-length", "512", "--defaults")
+    done = plait("init", "job.toml", *asked, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    commands = done.stdout.split("next: ")[1].strip().split("; ")
+    assert commands == ["plait plan job.toml", "plait train job.toml --dry-run"]
+    for command in commands:
+        tried = plait(*command.split()[1:], folder=tmp_path)
+        assert tried.returncode == 0, tried.stderr
 
 
 @pytest.mark.system
