@@ -120,7 +120,7 @@ def test_a_wheel_holds_all_that_commands_read(pure: tuple[Path, str]) -> None:
 @pytest.mark.timeout(900)
 def test_the_base_plans_places_and_reads_without_torch(base: Empty) -> None:
     assert base.run("python", "-c", "import torch").returncode == 1
-    assert "plan.json" in base.said("plait", "plan", "job.toml", "cluster.preset=h100")
+    assert "job.plan.json" in base.said("plait", "plan", "job.toml", "cluster.preset=h100")
     base.said("plait", "topology", "generate", "--help")
     assert "preset" in base.said("plait", "job", "model.preset")
     base.said("plait", "train", "job.toml", "--dry-run")

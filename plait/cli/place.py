@@ -44,7 +44,7 @@ class PlacementOutput:
 def place(
     failed: FailedNodes,
     output: PlacementOutput,
-    job: Annotated[Path, typer.Argument(help="The plan (plan.json), or a job file (TOML) to plan first.")],
+    job: Annotated[Path, typer.Argument(help="The plan (JOB.plan.json), or a job file (TOML) to plan first.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: place.alpha=0.3.")
     ] = None,
@@ -55,7 +55,7 @@ def place(
     Writes rank_table.json, which every launcher obeys, and says how much better any other placement could be.
     What to respect stands in the job's [place]: plait job place lists its keys. docs/place.md has examples.
 
-    Example: plait place plan.json place.alpha=0.3 --topology topology.conf
+    Example: plait place job.plan.json place.alpha=0.3 --topology topology.conf
     """
     from plait.api.placed import beside
     from plait.api.placing import Placing, names_of, write_placement

@@ -45,7 +45,7 @@ class PlanOutput:
     """What becomes of the answer."""
 
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here, not beside the job.")
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here, not in JOB.plan.json.")
     ] = None
     show: Annotated[
         str | None,
@@ -78,7 +78,7 @@ def plan(
         list[str] | None,
         typer.Argument(
             metavar="[SECTION.KEY=VALUE]...",
-            help="In place of the file's: cluster.ranks=128. A second plan.json behind a first: both side by side.",
+            help="In place of the file's: cluster.ranks=128. A second plan behind a first: both side by side.",
         ),
     ] = None,
 ) -> None:
@@ -175,6 +175,9 @@ def plan(
     terminal.answer(found, as_json=as_json, **more)
     if placed and not as_json:
         terminal.answer(placed, as_json=False)
+    older = job.parent / "plan.json"
+    if target and not shown.out and older.exists():
+        terminal.note(f"{older} is not this plan, which is in {target}")
     if target and not as_json:
         after = "" if asked.planner.closed else f"; plait train {target} obeys it"
         terminal.text(f"The plan is in {target}{after}.")
@@ -195,7 +198,7 @@ def _target(asked: Planning, job: Path, out: Path | None, *, what_if: bool) -> P
             why = f"{framework.version} does not obey a plan" if framework else why
             raise JobError(f"nothing is written, since {why}", key="--out", fix="Leave it out")
         return None
-    target = out or job.parent / "plan.json"
+    target = out or job.with_suffix(".plan.json")
     if target.suffix != ".json":
         fix = "Choose a name that ends in .json, by which plait train knows a plan"
         raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)

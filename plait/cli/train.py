@@ -67,7 +67,7 @@ def train(
     trial: Trial,
     job: Annotated[
         Path,
-        typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (plan.json) to be obeyed as it stands."),
+        typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (JOB.plan.json) to be obeyed as it stands."),
     ],
     overrides: Annotated[
         list[str] | None,

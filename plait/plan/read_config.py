@@ -52,7 +52,7 @@ PLAIN = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", "")
 """Ends of names of files whose flags are read."""
 COMMENTS = re.compile(rb"\A(?:\s*+#[^\n]*+\n)++")
 """Lines before a JSON."""
-JSON = "Name a plan (plan.json), DeepSpeed's configuration or Hugging Face's config.json"
+JSON = "Name a plan (JOB.plan.json), DeepSpeed's configuration or Hugging Face's config.json"
 
 
 def read_configuration(path: Path, overrides: Sequence[str] = ()) -> Told | None:

@@ -71,7 +71,7 @@ def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(block, names)
         for found in (one for one in names.values() if isinstance(one, Shown)):
             assert found._repr_html_() and json.dumps(found.to_dict())
-    assert (tmp_path / "plan.json").is_file() and (tmp_path / "1f1b.svg").is_file()
+    assert (tmp_path / "quickstart.plan.json").is_file() and (tmp_path / "1f1b.svg").is_file()
 
 
 HOSTS = {

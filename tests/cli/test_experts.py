@@ -55,8 +55,9 @@ def test_a_plan_is_written_and_refused_by_training_and_by_a_rank(job: Path) -> N
     cluster = ("cluster.preset=h100", "cluster.ranks=1")
     planned = plait("plait.cli.main", "plan", str(job), *cluster, folder=job.parent)
     assert planned.returncode == 0, planned.stderr
-    assert (job.parent / "plan.json").is_file()
-    assert refused(plait("plait.cli.main", "train", str(job.parent / "plan.json"), folder=job.parent))
+    assert job.with_suffix(".plan.json").is_file()
+    assert refused(plait("plait.cli.main", "train", str(job.with_suffix(".plan.json")), folder=job.parent))
     for option in ("--measure=1", "--show=torchtitan"):
         assert refused(plait("plait.cli.main", "plan", str(job), *cluster, option, folder=job.parent))
+    job.with_suffix(".plan.json").rename(job.parent / "plan.json")  # as in a run's folder
     assert refused(plait("plait.train.worker", str(job.parent), folder=job.parent))

@@ -76,16 +76,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.system
 def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
-    out = run(folder, "plan.json", "--topology", "topology.conf", "place.alpha=0.3", "place.spares=2")
+    out = run(folder, "job.plan.json", "--topology", "topology.conf", "place.alpha=0.3", "place.spares=2")
     assert "A PP group lies in at most 1 minipod, a DP group in 2 minipods" in out
     assert "the least there is (1.30)" in out
     table, placed = RankTable.read(folder / "rank_table.json"), Placement.read(folder / "placement.json")
     assert (table.hosts, table.world_size) == (placed.hosts, 96)
-    assert table.plan == Plan.read(folder / "plan.json").key
+    assert table.plan == Plan.read(folder / "job.plan.json").key
     assert [host[0] for host in placed.hosts[:6]] == [host[0] for host in placed.hosts[6:]]
     victim = placed.hosts[3]
     args = ("--repair", "rank_table.json", "--down", victim, "place.alpha=0.3", "--out", "new/rank_table.json")
-    told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
+    told = json.loads(run(folder, "job.plan.json", "--topology", "topology.conf", *args, "--json"))
     assert [move["old"] for move in told["moves"]] == [victim]
     assert told["moves"][0]["new"] in placed.spares
     mended = RankTable.read(folder / "new" / "rank_table.json")
@@ -94,13 +94,13 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
 
 def test_a_host_that_lost_gpus_has_failed(folder: Path) -> None:
     (folder / "sound.toml").write_text(MIXED.format(8))
-    run(folder, "plan.json", "--topology", "sound.toml", "place.alpha=0.3", "--out", "lost/t.json")
+    run(folder, "job.plan.json", "--topology", "sound.toml", "place.alpha=0.3", "--out", "lost/t.json")
     victim = RankTable.read(folder / "lost" / "t.json").hosts[2]
     whole, _ = read_topology(str(folder / "sound.toml"))
     sick = whole.with_hardware({victim: Hardware(gpus=7)})
     (folder / "sick.json").write_text(json.dumps(to_dict(sick)))
     args = ("--topology", "sick.json", "place.alpha=0.3", "--repair", "lost/t.json", "--out", "lost/new.json", "--json")
-    told = json.loads(run(folder, "plan.json", *args))
+    told = json.loads(run(folder, "job.plan.json", *args))
     assert [move["old"] for move in told["moves"]] == [victim]
 
 
@@ -114,7 +114,7 @@ def test_a_job_file_is_planned_first_and_the_weights_are_explained(folder: Path)
 
 def test_a_solver_for_what_is_special(folder: Path) -> None:
     args = ("place.alpha=0.9", "place.forbid=0:a", "place.method=cpsat", "--out", "f/t.json", "--json")
-    told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args))
+    told = json.loads(run(folder, "job.plan.json", "--topology", "topology.conf", *args))
     assert set(told["minipods"][:6]) == {"b"}
 
 
@@ -131,14 +131,14 @@ c = {{nodes = "c[00-03]"}}
 def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
     (folder / "mixed.toml").write_text(MIXED.replace('"a[00-07]", gpus = 8', '"a[00-07]", gpus = 4').format(8))
     args = ("--topology", "mixed.toml", "place.alpha=0.3", "--out", "m/t.json", "--json")
-    told = json.loads(run(folder, "plan.json", *args))
+    told = json.loads(run(folder, "job.plan.json", *args))
     assert {host[0] for host in told["hosts"]} == {"b", "c"}
     few = "free nodes with fewer than 8 GPUs, a rank each"
     assert told["passed_over"] == [{"what": few, "count": 8, "first": "a00"}]
     (folder / "mixed.toml").write_text(MIXED.format(0))
-    assert len(json.loads(run(folder, "plan.json", *args))["hosts"]) == 12  # nodes without GPUs are no other kind
+    assert len(json.loads(run(folder, "job.plan.json", *args))["hosts"]) == 12  # nodes without GPUs are no other kind
     (folder / "mixed.toml").write_text(MIXED.replace("gpus = 8", "gpus = 4").format(8))
-    said = CliRunner().invoke(app, ["place", str(folder / "plan.json"), "--topology", str(folder / "mixed.toml")])
+    said = CliRunner().invoke(app, ["place", str(folder / "job.plan.json"), "--topology", str(folder / "mixed.toml")])
     assert isinstance(said.exception, PlacementError)
     assert "4 are free: 8 are missing" in str(said.exception)
     assert f"note: passed over 16 {few} (the first: a00)" in said.stderr
@@ -177,7 +177,7 @@ def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
 )
 def test_mistakes_are_one_paragraph(folder: Path, args: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlaitError) as raised:
-        run(folder, "plan.json", "--out", "x/rank_table.json", *args)
+        run(folder, "job.plan.json", "--out", "x/rank_table.json", *args)
     assert message in str(raised.value)
     assert raised.value.exit_status == 2
     assert not (folder / "x").exists()
@@ -196,7 +196,7 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
 
     monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match="a00 is no longer free"):
-        run(folder, "plan.json", "--topology", "taken.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
+        run(folder, "job.plan.json", "--topology", "taken.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
 
 
@@ -213,7 +213,7 @@ def test_a_topology_that_goes_while_solving(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Placing, "placed", meanwhile)
     with pytest.raises(PlacementError, match=r"going.conf: .* it has changed since. Nothing was written"):
-        run(folder, "plan.json", "--topology", "going.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
+        run(folder, "job.plan.json", "--topology", "going.conf", "place.alpha=0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
 
 
@@ -222,7 +222,7 @@ def test_a_topology_from_a_pipe_is_read_once(folder: Path) -> None:
     read, write = os.pipe()
     os.write(write, TOPOLOGY.encode())
     os.close(write)
-    out = run(folder, "plan.json", "--topology", f"/dev/fd/{read}", "place.alpha=0.3", "--out", "pipe/t.json")
+    out = run(folder, "job.plan.json", "--topology", f"/dev/fd/{read}", "place.alpha=0.3", "--out", "pipe/t.json")
     os.close(read)
     assert "the least there is (1.30)" in out
 
@@ -230,18 +230,18 @@ def test_a_topology_from_a_pipe_is_read_once(folder: Path) -> None:
 def test_a_picture_and_hash_conflicts(folder: Path) -> None:
     picture = folder / "cluster.svg"
     args = ("place.alpha=0.3", "--draw", str(picture), "place.flows=1", "--out", "d/t.json")
-    out = run(folder, "plan.json", "--topology", "topology.conf", *args)
+    out = run(folder, "job.plan.json", "--topology", "topology.conf", *args)
     assert "stage 1" in picture.read_text()
     assert str(picture) in out
-    plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:1], *args[4:], "--json"))
-    hashed = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
+    plain = json.loads(run(folder, "job.plan.json", "--topology", "topology.conf", *args[:1], *args[4:], "--json"))
+    hashed = json.loads(run(folder, "job.plan.json", "--topology", "topology.conf", *args, "--json"))
     assert hashed["dp_seconds"] > plain["dp_seconds"]
 
 
 def test_a_picture_that_cannot_be_written_is_one_paragraph(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PlaitError, match=r"x.svg cannot be written: .* Choose another with --draw"):
-        run(folder, "plan.json", "--topology", "topology.conf", "--out", str(tmp_path / "t.json"),
+        run(folder, "job.plan.json", "--topology", "topology.conf", "--out", str(tmp_path / "t.json"),
             "--draw", str(tmp_path / "file" / "x.svg"))  # fmt: skip
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file"]  # ranks are bound by a table, or nothing is
 

@@ -73,7 +73,7 @@ def test_the_answer_and_a_plan_that_is_obeyed(job: Path) -> None:
     assert "on 4 ranks of a100-80" in said
     assert "A step is " in said
     assert "The runner-up (" in said
-    plan = Plan.read(job.with_name("plan.json"))
+    plan = Plan.read(job.with_suffix(".plan.json"))
     assert plan.job
     assert plan.job.open == ()
     assert plan.layout.world_size == 4
@@ -87,12 +87,26 @@ def test_the_answer_and_a_plan_that_is_obeyed(job: Path) -> None:
     assert sum(best["parts"].values()) == pytest.approx(best["seconds"])
 
 
+def test_a_plan_is_called_as_its_job_and_an_older_file_is_said_to_be_another(job: Path) -> None:
+    other = job.with_name("other.v2.toml")
+    other.write_text(JOB)
+    older = job.with_name("plan.json")
+    for file, name in ((job, "mine.plan.json"), (other, "other.v2.plan.json")):
+        done = CliRunner().invoke(app, ["plan", str(file), "plan.points=2000"], catch_exceptions=False)
+        assert f"The plan is in {job.with_name(name)}; plait train " in " ".join(done.stdout.split())
+        assert Plan.read(job.with_name(name)).job and "is not this plan" not in done.stderr
+    older.write_text("{}")
+    done = CliRunner().invoke(app, ["plan", str(job), "plan.points=2000"], catch_exceptions=False)
+    assert f"{older} is not this plan, which is in {job.with_name('mine.plan.json')}" in " ".join(done.stderr.split())
+    assert older.read_text() == "{}"
+
+
 def test_explaining_shows_parts_and_memory(job: Path) -> None:
     said = plait(job, "--show", "details", "--out", job.with_name("other.json"))
     for words in ("p10-p90", "tokens/s", "Where the step goes", "What fills a rank's memory", "with the causal half"):
         assert words in said
     assert job.with_name("other.json").is_file()
-    assert not job.with_name("plan.json").exists()
+    assert not job.with_suffix(".plan.json").exists()
 
 
 @pytest.mark.system
@@ -121,7 +135,7 @@ def test_keys_that_nobody_asked_for_are_named(job: Path) -> None:
     job.write_text(JOB)
     done = CliRunner().invoke(app, ["plan", str(job), "strategy.tp=2"], catch_exceptions=False)
     assert "leaves out" not in done.stderr
-    plan = Plan.read(job.with_name("plan.json"))
+    plan = Plan.read(job.with_suffix(".plan.json"))
     assert plan.chosen["strategy.tp"] == "given" and plan.chosen["strategy.pp"] == "searched"
     assert plan.job and plan.job.strategy.tp == 2 and plan.layout.world_size == 4
 
@@ -131,7 +145,7 @@ def test_a_strategy_that_does_not_fit_says_by_how_much_and_what_would(job: Path)
     big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64"]
     with pytest.raises(InfeasiblePlan, match=r"place 0 .* needs .* GiB more than the .* would fit with strategy\."):
         plait(job, "--evaluate", *big)
-    assert not job.with_name("plan.json").exists()
+    assert not job.with_suffix(".plan.json").exists()
 
 
 @pytest.mark.system
@@ -196,7 +210,7 @@ def test_what_is_emitted_for_nobody_is_refused_before_anything_is_planned(job: P
         job.with_name("folder.json").mkdir(exist_ok=True)
         with pytest.raises((JobError, LaunchError)):
             plait(job, *words)
-    assert not job.with_name("plan.json").exists()
+    assert not job.with_suffix(".plan.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +239,7 @@ def test_what_if(job: Path) -> None:
                        ["--what-if", "straggler=1.5"])
     ]  # fmt: skip
     assert seconds[2] < seconds[0] < min(seconds[1], seconds[3])
-    plan = job.with_name("plan.json")
+    plan = job.with_suffix(".plan.json")
     before = plan.read_bytes()
     plait(job, "--evaluate", "--what-if", "link=9")
     assert plan.read_bytes() == before, "what is not there is not planned for"
@@ -248,7 +262,7 @@ def test_two_plans_side_by_side(job: Path) -> None:
 
 def test_emitting_a_plan_keeps_it(job: Path) -> None:
     job.write_text(JOB + STRATEGY)
-    plan = job.with_name("plan.json")
+    plan = job.with_suffix(".plan.json")
     assert "--tensor-model-parallel-size 2" in plait(job, "--evaluate", "--show", "megatron")
     before = plan.read_bytes()
     said = plait(plan, "--show", "torchtitan")
@@ -264,13 +278,13 @@ def test_a_plan_is_predicted_as_it_stands(job: Path) -> None:
     """With slices that timed steps chose, and orders made from what they measured."""
     job.write_text(JOB + STRATEGY)
     plait(job, "--evaluate")
-    plan = Plan.read(job.with_name("plan.json"))
+    plan = Plan.read(job.with_suffix(".plan.json"))
     costs = segment_costs(plan.model, plan.strategy, batch=4, sequence=256).late(3.0)
     sliced = replace(plan, strategy=replace(plan.strategy, p1=2, overlap="domino"), costs=costs)
     refined = job.with_name("refined.json")
     sliced.write(refined)
     before, after = (
-        json.loads(plait(file, "--json"))["candidates"][0] for file in (job.with_name("plan.json"), refined)
+        json.loads(plait(file, "--json"))["candidates"][0] for file in (job.with_suffix(".plan.json"), refined)
     )
     assert (before["point"]["p1"], after["point"]["p1"]) == (1, 2)
     assert after["seconds"] == simulate_plan(sliced, Cluster.preset("a100-80")).seconds != before["seconds"]
@@ -343,7 +357,7 @@ def test_measuring_chooses_by_what_is_measured(tmp_path: Path) -> None:
     measured = [one["measured"] for one in told["candidates"][:2]]
     assert min(measured) > 0
     assert told["chosen"] == measured.index(min(measured))
-    plan = Plan.read(tmp_path / "plan.json")
+    plan = Plan.read(tmp_path / "job.plan.json")
     assert plan.job
     assert plan.job.to_dict()["strategy"] == told["candidates"][told["chosen"]]["strategy"]
     assert not (tmp_path / "runs").exists()
@@ -379,13 +393,13 @@ def test_another_framework_s_configuration_is_predicted(tmp_path: Path) -> None:
     told = json.loads(plait(file, "cluster.preset=h100", "--json"))
     assert told["read"]["not_understood"] == ["--frobnicate 3"] and told["read"]["harmless"] == ["--save"]
     assert len(told["candidates"]) == 1 and told["framework"].startswith("Megatron-LM")
-    assert not (tmp_path / "plan.json").exists()
+    assert not (tmp_path / "train.plan.json").exists()
 
 
 def test_a_plan_for_another_framework_is_not_written(job: Path) -> None:
     told = json.loads(plait(job, "plan.framework=torchtitan", "--json"))
     assert told["framework"] == "torchtitan 0.3.0" and told["plan"] is None
-    assert not job.with_name("plan.json").exists()
+    assert not job.with_suffix(".plan.json").exists()
 
 
 def test_a_precision_that_is_not_the_common_one_is_said(job: Path) -> None:
