@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Natural, NotNegative, Section, Such, Texts, decode
+from plait.core.base.codec.data import Also, Natural, NotNegative, Section, Such, Texts, decode
 from plait.core.base.codec.toml_text import override
 from plait.core.job.paths import located
 
@@ -22,7 +22,7 @@ class PlaceSection(Section):
     alpha: Weight | None = None
     """Weight of the spread of DP groups; that of PP groups is 1 - alpha. Not set: that of the nearest job in
     ``affinity``."""
-    affinity: str = "auto"
+    affinity: Annotated[str, Also("auto")] = "auto"
     """``auto``: jobs that were measured by placement, by you or as published; or a file of such jobs."""
     distance: Literal["scaled", "plain"] = "scaled"
     """How the nearest of these jobs is found: by ratios scaled to be alike, or by Arnold's plain distance."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from types import NoneType
-from typing import Any, TypeGuard, get_args, get_type_hints
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from plait.core.base.codec.data import allowed
+from plait.core.base.codec.data import Also, allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
@@ -133,7 +133,10 @@ def _alternatives(annotation: Any, limits: list[Any], name: str) -> str:
     parts = [part for part in get_args(annotation) if part is not NoneType]
     if not any(_is_section(part) for part in parts):
         return allowed(annotation, limits)
-    return " or ".join(f"a table [{name}]" if _is_section(part) else allowed(part) for part in parts)
+    if get_origin(annotation) in (tuple, list):
+        return f"a list, each a table [{name}]"
+    words = [f"a table [{name}]" if _is_section(part) else allowed(part) for part in parts]
+    return " or ".join([*words, *(show(str(word)) for word in limits if isinstance(word, Also))])
 
 
 def _shapes() -> Iterator[Setting]:

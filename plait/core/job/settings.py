@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt
 from pydantic import BeforeValidator, Field, field_validator
 
-from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section, Such, Texts
+from plait.core.base.codec.data import Also, Count, Natural, NotNegative, OrAuto, Positive, Section, Such, Texts
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS
@@ -92,7 +92,7 @@ def _no_overlap(word: object) -> object:
     return "sync" if word == "off" else word
 
 
-OverlapWord = Annotated[Overlap, BeforeValidator(_no_overlap)]
+OverlapWord = Annotated[Overlap, Also("off"), BeforeValidator(_no_overlap)]
 
 
 class OverlapKinds(Section):
@@ -109,38 +109,38 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 
 class StrategySection(Section):
-    """How the model is split, and how its communication is hidden. Any key may be ``auto``: the planner
-    chooses it. A job without this table is planned whole, and a setting on the command line changes its own
+    """How the model is split, and how its communication is hidden. A key that takes ``auto`` may be left to
+    the planner. A job without this table is planned whole, and a setting on the command line changes its own
     key alone: the others stay the planner's. A table that is there is not searched beyond its ``auto``: what
     it leaves out has its default. Where the keys without which no rank can start are given, ``slices`` and
     ``sequence_parallel`` are not predicted but timed before training, as many candidates as can pay in the
     steps of the run."""
 
-    tp: Degrees = 1
+    tp: OrAuto[Degrees] = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
-    dp: Degrees = 1
+    dp: OrAuto[Degrees] = 1
     """Data-parallel degree; a list likewise."""
-    pp: Count = 1
+    pp: OrAuto[Count] = 1
     """Pipeline-parallel degree."""
-    schedule: str = "eager-1f1b"
+    schedule: OrAuto[str] = "eager-1f1b"
     """A name that ``plait schedule`` knows, or a file with a schedule."""
-    virtual_stages: Count = 1
+    virtual_stages: OrAuto[Count] = 1
     """Stages that every pipeline rank holds."""
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     """Slack of slack-1f1b at every boundary between stages; measured before training if empty."""
-    stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    stage_layers: OrAuto[Annotated[tuple[Count, ...], Field(strict=False)]] = ()
     """Layers of every stage; as equal as can be if empty."""
-    shard: str | Shard = "ddp"
+    shard: OrAuto[str | Shard] = "ddp"
     """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or
     factors."""
-    cp: Count = 1
+    cp: OrAuto[Count] = 1
     """Context-parallel degree: ranks that share every sequence."""
-    ep: Count = 1
+    ep: OrAuto[Count] = 1
     """Expert-parallel degree: neighbours of dp x cp that share out the experts of every layer. Of models with
     experts, which can be planned for and not trained yet."""
-    cp_comm_type: Literal["ulysses", "ring"] | ContextKind = "ulysses"
+    cp_comm_type: OrAuto[Literal["ulysses", "ring"] | ContextKind] = "ulysses"
     """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
-    overlap: OverlapWord | OverlapKinds = "domino"
+    overlap: OrAuto[OverlapWord | OverlapKinds] = "domino"
     """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``off``,
     ``sync``: none; ``no-communication`` plans a step without any, and is never trained. A word
     alone is tensor parallelism's; sharding's communication then overlaps computation unless it is ``off``."""
@@ -148,7 +148,7 @@ class StrategySection(Section):
     """Domino's slices, such as ``{ batch = 2, columns = 1 }``."""
     sequence_parallel: bool | Literal["auto"] = False
     """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
-    recompute: Recompute | RecomputeLayers = "none"
+    recompute: OrAuto[Recompute | RecomputeLayers] = "none"
     """What the backward computes again instead of keeping it: what is cheap, all but two streams a layer, or
     all but one (which repeats a reduction)."""
     compile: bool | Literal["auto"] = False

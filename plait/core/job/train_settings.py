@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Section
+from plait.core.base.codec.data import Count, Natural, NotNegative, OrAuto, Positive, Section
 from plait.core.job.data_settings import Fraction, Seed
 from plait.core.job.rampup import BatchSizes, RampupSection
 from plait.core.model.precision import ITEMSIZE, Precision, SmallType, size_in
@@ -67,7 +67,7 @@ class TrainSection(Section):
     """Batch ramp-up: the first steps have less than ``global_batch_size``, as in ``{ start = 16, increment =
     16, samples = 1000000 }``. Micro-batches keep their size, and a small batch has fewer of them. Plans and
     predictions are of a step of the whole batch; rates follow steps."""
-    micro_batch_size: Natural = 1
+    micro_batch_size: OrAuto[Natural] = 1
     """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of
     the global batch is gradient accumulation. Left out where the planner chooses any key of ``[strategy]``:
     it chooses this one too. 0: the whole global batch at once."""
@@ -121,7 +121,7 @@ class TrainSection(Section):
     eval_every: Natural = 100
     """Steps between evaluations. 0: none."""
     eval_batches: Count = 8
-    """Micro-batches of an evaluation."""
+    """Batches of ``global_batch_size`` sequences of an evaluation, or fewer where its data have no more."""
     checkpoint_every: Natural = 100
     """Steps between checkpoints. 0: at the end only."""
     keep_checkpoints: Count = 2

@@ -30,6 +30,7 @@ from plait.core.job.settings import DataSection
 from plait.train.data.chat_template import ANSWERS, REASONING, ChatTemplate, Message, Rendered, WrongChat
 from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
+from plait.train.data.utf8 import utf8
 
 BEGIN, END, STOP = b"\xff", b"\xfe", b"\xfd"
 MARK = 1 << 31
@@ -200,7 +201,7 @@ class Chats:
             parts, stop = [(number % 2, text) for number, text in enumerate(texts)], b""
         if self.settings.loss == "all":
             parts = [(1, "".join(text for _, text in parts))]
-        coded = ((counts, text.encode(errors="replace")) for counts, text in parts)
+        coded = ((counts, utf8(text)) for counts, text in parts)
         return b"".join(BEGIN + text + END if counts else text for counts, text in coded) + stop
 
 
@@ -287,7 +288,7 @@ class AnswerTokenizer:
 
     def encode(self, text: bytes | str) -> np.ndarray:
         """One text."""
-        return self.encode_many([text if isinstance(text, bytes) else text.encode(errors="replace")])[0]
+        return self.encode_many([text if isinstance(text, bytes) else utf8(text)])[0]
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Ids, int64 [tokens], those of answers marked."""

@@ -28,7 +28,7 @@ from plait.train.data.corpus import SplitName
 from plait.train.data.kinds import FileKind, kind_of_file
 from plait.train.data.rows import Row, rows
 from plait.train.data.sources import SourceFile
-from plait.train.data.utf8 import UNDECODABLE, too_many, undecodable
+from plait.train.data.utf8 import HALVES, UNDECODABLE, too_many, undecodable
 
 WHOLE, PIECE = 32 << 10, 8 << 10
 LONGEST, PART = 6 << 20, 256 << 10
@@ -38,7 +38,6 @@ SHARD_TOKENS = 1 << 27
 GROUP = 1 << 20  # bytes encoded at once: enough texts to occupy every core, little memory
 MOST_WITHOUT = 0.01
 """Share of a file's rows that may have no text."""
-_HALVES = re.compile("[\ud800-\udfff]")
 WITHOUT, EMPTY = "row(s) without a text", "empty document(s)"
 
 
@@ -275,7 +274,7 @@ def _encoded(text: str) -> tuple[bytes, int]:
     try:
         return text.encode(), 0
     except UnicodeEncodeError:
-        whole, count = _HALVES.subn("\ufffd", text)
+        whole, count = HALVES.subn("\ufffd", text)
         return whole.encode(), count
 
 

@@ -20,6 +20,7 @@ from plait.core.base.codec.json_text import parse_table, read_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, kind_of, reason_of
 from plait.core.base.numbers import shown
+from plait.train.data.utf8 import utf8
 
 STDERR = 2
 # tokenizer.json does not say which special token ends a text: files beside it do, or one of the usual names.
@@ -77,9 +78,8 @@ class ByteTokenizer:
     fingerprint = "bytes-1"
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        """Token ids, int64 [bytes]; a ``str`` is taken as UTF-8 (a lone surrogate, which has none, becomes
-        ``?``)."""
-        data = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        """Token ids, int64 [bytes]; a ``str`` is taken as ``utf8`` has it."""
+        data = utf8(text) if isinstance(text, str) else text
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
@@ -88,7 +88,7 @@ class ByteTokenizer:
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for text in texts:
-            sizes = [len(character.encode(errors="replace")) for character in text]
+            sizes = [len(utf8(character)) for character in text]
             begins = np.repeat(np.arange(len(text), dtype=np.int64), sizes)
             found.append((self.encode(text), np.stack((begins, begins + 1), axis=1)))
         return found
@@ -131,7 +131,7 @@ class FileTokenizer:
         self.fingerprint = f"file-1-{hashlib.sha256(content).hexdigest()[:32]}-{self.end_of_text}"
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        return self.encode_many([text.encode("utf-8", errors="replace") if isinstance(text, str) else text])[0]
+        return self.encode_many([utf8(text) if isinstance(text, str) else text])[0]
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         strings = [text.decode("utf-8", errors="replace") for text in texts]

@@ -1,8 +1,9 @@
-"""Bytes that are not UTF-8: counted and said, and refused where a file has too many of them."""
+"""Text and UTF-8: bytes that are none are counted, said, and refused where a file has too many of them."""
 
 from __future__ import annotations
 
 import codecs
+import re
 
 MOST_UNDECODABLE = 0.01
 """Share of a file's bytes that may be zero or no UTF-8."""
@@ -89,3 +90,15 @@ def _unfinished(block: bytes) -> int:
         if block[-back] & 0xC0 != 0x80:
             return back if block[-back] >= 0xC0 else 0
     return 0
+
+
+HALVES = re.compile("[\ud800-\udfff]")
+"""Lone halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+
+
+def utf8(text: str) -> bytes:
+    """Return a text's UTF-8; U+FFFD stands for a lone half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return HALVES.sub("\ufffd", text).encode()

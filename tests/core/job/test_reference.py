@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.job.reference import COMMAND, SettingsTable, look_up, markdown, reference
+from plait.core.job.advice import changed
+from plait.core.job.left_open import PLANNED
+from plait.core.job.reference import COMMAND, Setting, SettingsTable, look_up, markdown, reference
 from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
@@ -28,6 +32,48 @@ def test_every_key_has_a_meaning() -> None:
             assert key.name.startswith(f"{table.name}.")
             assert key.meaning.endswith((".", ".)")), key
             assert key.allowed
+
+
+KEYS_OF_FILES = {key.name: key for table in reference() for key in table.keys}
+NO_VALUES = {("train.lr_wsd_decay_steps", "wsd"), ("slurm.gpus", "cpu"), ("place.spares", "N"),
+             ("recipe.optimizer_offload_fraction", "host_memory_rate")}  # fmt: skip
+"""Words of explanations that are another key's value, or a key of a cluster's file."""
+
+
+def refused(key: Setting, value: Any) -> bool:
+    """Whether a job with this value is refused since the key takes others."""
+    value = [value] if key.allowed.startswith("a list") and value != "auto" else value
+    try:
+        Job.from_dict(changed({"model": {"preset": "gpt3-125m"}}, {key.name: value})).model_spec(257)
+    except JobError as error:
+        return error.key == key.name and (error.fix or "").startswith(("Allowed: ", "Write ["))
+    return False
+
+
+@pytest.mark.parametrize("name", KEYS_OF_FILES)
+def test_types_are_in_words_and_what_explanations_name_is_taken(name: str) -> None:
+    key, others = KEYS_OF_FILES[name], {part for other in KEYS_OF_FILES for part in other.split(".")}
+    assert not re.search(r"Ellipsis|NoneType|<|typing|Literal|Annotated|\bor or\b|\b[A-Z]\w+[a-z][A-Z]", key.allowed)
+    words = re.findall(r"``\"?(\w[\w-]*)\"?``", key.meaning)
+    values = [word for word in words if word not in others and (name, word) not in NO_VALUES]
+    plain = (tomllib.loads(f"x = {one}")["x"] if re.fullmatch(r"true|false|\d+", one) else one for one in values)
+    assert [value for value in plain if refused(key, value)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS_OF_FILES if name.count(".") == 1 and name[:6] != "model."])
+def test_auto_is_listed_where_it_is_taken(name: str) -> None:
+    key = KEYS_OF_FILES[name]
+    listed = re.search(r'"auto"|such as auto', key.allowed) is not None
+    if "a text" not in key.allowed or name in PLANNED:
+        assert listed == (not refused(key, "auto")), key.allowed
+    assert listed or "``auto``" not in key.meaning
+
+
+def test_a_refusal_lists_all_that_is_taken() -> None:
+    for key, more in (("overlap", ' or "off"'), ("tp", ' or "auto"'), ("recompute", ' or "auto"')):
+        with pytest.raises(JobError) as caught:
+            Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {key: "of"}})
+        assert caught.value.fix and more in caught.value.fix
 
 
 def test_every_key_is_there() -> None:

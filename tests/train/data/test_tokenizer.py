@@ -67,7 +67,9 @@ def test_bytes_refuse_ids_outside_the_vocabulary() -> None:
 
 
 def test_lone_surrogates_do_not_stop_a_run() -> None:
-    assert BYTES.decode(BYTES.encode("a\ud800b")) == "a?b"
+    assert BYTES.decode(BYTES.encode("a\ud800b")) == "a\ufffdb"
+    ((ids, offsets),) = BYTES.encode_offsets(["a\ud800b"])
+    assert ids.tolist() == BYTES.encode("a\ud800b").tolist() and offsets.tolist()[-1] == [2, 3]
 
 
 @given(st.text())

@@ -282,6 +282,16 @@ class Such(str):
     __slots__ = ()
 
 
+class Also(str):
+    """A word that is taken besides what a type takes, as by a validator."""
+
+    __slots__ = ()
+
+
+OrAuto = Annotated[T, Also("auto")]
+"""A value that may be left to the planner: ``auto`` is taken out before values are checked."""
+
+
 def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within: bool = False) -> str:
     """What a type takes, in words. Bounds that nobody means to reach are left out. within: a table, whose own
     tables are not spelled out.
@@ -294,7 +304,12 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     ('"auto" or true or false', '0 or 1')
     >>> allowed(Annotated[str, Such("2/minipod")])
     'a text such as 2/minipod'
+    >>> allowed(Annotated[Literal["sync"], Also("off")])
+    '"sync" or "off"'
     """
+    if also := [limit for limit in limits if isinstance(limit, Also)]:
+        rest = [limit for limit in limits if not isinstance(limit, Also)]
+        return " or ".join([allowed(annotation, rest, within=within), *(show(str(word)) for word in also)])
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return " or ".join(allowed(part, within=within) for part in inner if part is not NoneType)
