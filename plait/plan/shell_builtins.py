@@ -33,6 +33,11 @@ def declare(node: Simple, given: Sequence[str], shell: Shell) -> None:
         variables.whole |= set(names)
     for one in node.assignments:
         shell.words.assign(one)
+    for one in given[1:]:
+        if UNKNOWN in one:
+            shell.remark(f"{given[0]} {one} is not read")
+        elif found := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", one, re.DOTALL):
+            variables.put(found[1], found[2])
     if set("nul") & set(options):  # names of others, and texts that change as they are set
         forget(shell, names, f"line {shell.line}")
     if given[0] == "export" or "x" in options:
@@ -182,6 +187,12 @@ def _printer(made: Callable[[list[str]], str | None]) -> Builtin:
     return run
 
 
+def _expr(shell: Shell, given: list[str], text: str | None, silent: bool) -> None:
+    number = shell.words.number(" ".join(given)) if re.fullmatch(r"[-\d+*/% ()]*", " ".join(given)) else None
+    shell.show(None if number is None else str(number), silent=silent)
+    shell.status = None
+
+
 def _basename(given: list[str]) -> str | None:
     if len(given) not in (1, 2) or given[0].startswith("-"):
         return None
@@ -207,7 +218,7 @@ BUILTINS: Mapping[str, Builtin] = {
     ":": _status(True), "true": _status(True), "false": _status(False), "test": _test, "[": _test, "let": _let,
     "set": _set, "shift": _shift, "unset": _unset, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
     "echo": _echo, "printf": _printf, "cat": _cat, "cd": _cd, "pwd": _pwd, "basename": _printer(_basename),
-    "dirname": _printer(_dirname), "seq": _printer(_seq),
+    "dirname": _printer(_dirname), "seq": _printer(_seq), "expr": _expr,
     **{word: lambda shell, given, text, silent, word=word: _flow(shell, word, given)
        for word in ("exit", "return", "break", "continue")},
 }  # fmt: skip

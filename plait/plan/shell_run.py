@@ -367,10 +367,12 @@ def _call(body: Node, given: list[str], shell: Shell) -> list[Shell]:
 
 
 def _eval(text: str, shell: Shell) -> list[Shell]:
+    if text.startswith(UNKNOWN):
+        shell.remark(f"eval {text} is not read")
     try:
         return follow(parse(text), shell)
     except ShellSyntaxError as error:
-        shell.log.remarks.append(f"line {shell.line}: eval: {error}.")
+        shell.remark(f"eval: {error}")
     shell.status = None
     return [shell]
 
@@ -379,8 +381,7 @@ def _source_file(given: list[str], shell: Shell) -> list[Shell]:
     """Another file, in this shell."""
     text = _file(given[0] if given else "", shell)
     if text is None:
-        source = " ".join(given[:1]).replace(UNKNOWN, "")
-        shell.log.remarks.append(f"line {shell.line}: source {source} is not read: no such file is here.")
+        shell.remark(f"source {' '.join(given[:1])} is not read: no such file is here")
         shell.status = None
         return [shell]
     arguments = shell.variables.arguments
@@ -446,8 +447,7 @@ def _nested_program(given: list[str], text: str | None, shell: Shell) -> Nested 
         if rest and (found := _file(rest[0], shell)) is not None:
             return Nested(given[:number], found, tuple(rest[1:]))
         if rest:
-            name = rest[0].replace(UNKNOWN, "")
-            shell.log.remarks.append(f"line {shell.line}: {word} {name} is not read: no such file is here.")
+            shell.remark(f"{word} {rest[0]} is not read: no such file is here")
             return None
         return Nested(given[:number], text, ()) if text else None
     if given[0] == "sbatch" and text:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plait.plan.shell_nodes import Node
+from plait.plan.shell_syntax import UNKNOWN
 from plait.plan.shell_words import Value, Variables, Words, unknown
 
 
@@ -61,6 +62,10 @@ class Shell:
         """Add commands that are started, each once."""
         known = {one.words for one in self.runs}
         self.runs += tuple(one for one in runs if one.words not in known)
+
+    def remark(self, text: str) -> None:
+        """Note something of the line that is reached."""
+        self.log.remarks.append(f"line {self.line}: {text.replace(UNKNOWN, '')}.")
 
     def show(self, text: str | None, *, silent: bool = False) -> None:
         """Print; None: what is not known."""

@@ -134,6 +134,8 @@ def _dollar_end(text: str, at: int, quoted: bool) -> int:
         if text[at + 2 : at + 3] == "(" and text[(end := _balanced(text, at + 1)) - 2 : end] == "))":
             return end
         return _substitution_end(text, at + 2)
+    if two == "[":  # older arithmetic
+        return _closed(text, at, text.find("]", at) + 1)
     if two == "{":
         return _until(text, at, at + 2, quoted=quoted, close="}")
     if two == "'" and not quoted:

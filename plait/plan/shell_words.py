@@ -175,7 +175,7 @@ class Words:
         found = ""
         for one in self.pieces(word):
             found += one.text.replace("[^", "[!") if one.plain else re.sub(r"[*?[]", r"[\g<0>]", one.text)
-        return None if UNKNOWN in found or re.search(r"[@?*+!]\(", found) else found
+        return None if UNKNOWN in found or re.search(r"[@?*+!]\(|\[:", found) else found
 
     def pieces(self, word: str, *, quoted: bool = False) -> Iterator[Piece]:
         """Parts of a word. quoted: within double quotes."""
@@ -213,8 +213,8 @@ class Words:
         """Expand what a ``$`` begins."""
         if source[1] == "'":
             yield Piece(re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), source[2:-1], flags=re.DOTALL))
-        elif source.startswith("$((") and source.endswith("))"):
-            number = self.number(source[3:-2])
+        elif source[1] == "[" or (source.startswith("$((") and source.endswith("))")):
+            number = self.number(source[2:-1] if source[1] == "[" else source[3:-2])
             yield Piece(unknown(source) if number is None else str(number))
         elif source[1] == "(":
             yield self._substitution(source[2:-1], source, quoted)

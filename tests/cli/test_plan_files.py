@@ -74,6 +74,13 @@ def test_a_file_s_strategy_beside_the_best_that_is_searched(folder: Path, words:
     assert any(changed in one for one in both["as_written"]["changes"])
 
 
+def test_a_search_beside_flags_that_nobody_knows_predicts_no_own_strategy(folder: Path) -> None:
+    (folder / "run.sh").write_text(SCRIPT.replace("parallel-size 2", "parallel-size $TP"))
+    found = plan(folder, "run.sh", "strategy=auto")
+    assert found.returncode == 0 and "The file's own strategy has no prediction: " in text(found)
+    assert "strategy.tp: '--tensor-model-parallel-size $TP': nobody knows it before a run" in text(found)
+
+
 def test_a_strategy_of_a_job_is_left_to_the_planner(folder: Path) -> None:
     (folder / "job.toml").write_text(
         '[model]\npreset = "llama3.2-1b"\n[data]\nsequence_length = 1024\n[train]\nglobal_batch_size = 16\n'
