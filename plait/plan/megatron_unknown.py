@@ -94,7 +94,7 @@ def resolve(
         elif (key := KEYS.get(one.name, "")) in settings:
             found += _override(one, settings[key])
             if settings[key] == "auto":  # so that the file's own strategy has no prediction
-                told.asked[key] = str(one)
+                told.ask(key, str(one))
             told.notes.append(f"{one} is not known{_reason([one], why)}: {key} is the command's.")
         else:
             asked.append(one)
@@ -168,6 +168,8 @@ def _check_words(
         problem = f"stands for flags that nobody knows before a run{_reason(words, why)}"
         fix = f"Write them into the file, or add to the command what they say; where they say none of these: {keys}"
         raise told.refuse(f"{_line(words[0])}{texts}", problem, fix)
-    told.asked |= {key: texts for key in DEFAULTS if settings.get(key) == "auto"}
+    for key in DEFAULTS:
+        if settings.get(key) == "auto":
+            told.ask(key, texts)
     told.unknown.append(texts)
     told.notes.append(f"{texts}: flags that nobody knows before a run are not in the prediction{_reason(words, why)}.")

@@ -79,7 +79,7 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
         elif starts & HARMLESS:
             told.harmless.append(key)
         else:
-            told.unknown.append(f"{key} = {value}")
+            told.strange(key, f"{key} = {value}", KEYS)
     for key in TABLES:
         if key in flat:
             raise told.refuse(key, f"{flat[key]} is no table", 'Write {"enabled": true}, or the table\'s keys')
@@ -89,7 +89,7 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
     _batches(told, flat)
     for key, ours in ASKED.items():
         if flat.get(key) == "auto":
-            told.asked[ours] = f"{key} = auto"
+            told.ask(ours, f"{key} = auto")
     left = [key for key in HALVES if flat.get(key) == "auto"]
     flat = {key: value for key, value in flat.items() if value not in ("auto", None)}
     _sharding(told, flat)
@@ -109,6 +109,12 @@ def deepspeed_told(file: str, values: Mapping[str, Any]) -> Told:
 
 ASKED = {"zero_optimization.stage": "strategy.shard", **DEGREES}
 """Settings that nobody fills in for auto, and the keys of a job that say them."""
+KEYS = {
+    **ASKED, "train_batch_size": "train.global_batch_size", "bf16.enabled": "train.precision",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.micro_batch_size", "fp16.enabled": "train.precision",
+}  # fmt: skip
+"""Settings that change degrees, sizes or precision, and the keys of a job that say them."""
 HALVES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 AUTOCAST = ("torch_autocast.enabled", "amp.enabled")
 
@@ -120,7 +126,7 @@ def _precision(told: Told, flat: Mapping[str, Any], left: Sequence[str]) -> None
     if "fp16.enabled" in half and len(half) > 1:
         raise told.refuse("fp16.enabled", "true stands beside bf16", "Keep one of the two")
     if left and not half and not cast_too:
-        told.asked["train.precision"] = f"{left[0]} = auto"
+        told.ask("train.precision", f"{left[0]} = auto")
     told.set("train.precision", "bf16-mixed" if half or cast_too else "fp32")
     if "fp16.enabled" in half:
         told.notes.append("fp16 is counted as bf16: as fast and as large.")

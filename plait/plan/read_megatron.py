@@ -26,7 +26,7 @@ from plait.plan.megatron_flags import (
 )
 from plait.plan.megatron_layout import layout, stages_of
 from plait.plan.megatron_rules import RULES, Flags, Rule
-from plait.plan.megatron_unknown import resolve
+from plait.plan.megatron_unknown import KEYS, resolve
 from plait.plan.read_megatron_model import positive, read_experts, read_model, whole_flag
 from plait.plan.read_shell import Argument
 from plait.plan.told import Told, number, whole_number
@@ -97,7 +97,7 @@ def _sorted(told: Told, given: Sequence[Argument]) -> dict[str, Sequence[str]]:
             told.unmodelled.append(str(one))
             told.freed = (*told.freed, GROUPS) if name == SIZES_GROUPS else told.freed
         else:
-            told.unknown.append(str(one))
+            told.strange(name, str(one), KEYS)
     return found
 
 

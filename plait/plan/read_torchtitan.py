@@ -131,7 +131,7 @@ def torchtitan_told(file: str, settings: LiteralSettings, *, python: bool, whole
     for key, text in {**{key: f"{one}()" for key, one in settings.values.items() if _computed(key, one)},
                       **settings.open}.items():  # fmt: skip
         if key in KEYS:
-            told.asked[KEYS[key]] = f"{key} = {text}"
+            told.ask(KEYS[key], f"{key} = {text}")
     if some := [f"{key} = {taken[key]:,}" for key in TOLD_DEFAULTS if key in taken]:
         told.notes.append(f"The file leaves out what torchtitan has a default for: {', '.join(some)}.")
     told.notes += settings.unseen
@@ -266,7 +266,7 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
         ):
             told.harmless.append(key)
         else:
-            told.unknown.append(f"{key} = {value}")
+            told.strange(key, f"{key} = {value}", KEYS)
     told.unknown += [f"{one} (computed)" for one in settings.computed if PARTS not in one]
 
 

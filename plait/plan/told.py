@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from plait.core.job.settings import PLANNABLE
 from plait.core.job.spec import Job
 from plait.plan.frameworks import Framework, framework_of
 
+ALIKE = 0.9
+"""Likeness of a name to one that is meant."""
 MISSING = {
     "data.sequence_length": "how many tokens a sequence has",
     "train.global_batch_size": "how many sequences a step has",
@@ -42,8 +45,8 @@ class Told:
     replica where no size of them is said; 0 where the size has to be. secondary: ranks of a second copy of
     parameters. again: the share of a stage's layers that is computed again, 0 where the strategy says. freed:
     columns that take values that the framework has only nearly, and keys of rules that do not hold of what
-    the file says. asked: keys of the job that the file computes, and how. rounded: sizes of the model before
-    they are rounded up to a multiple of so many times tp.
+    the file says. asked: keys of the job without which nothing is predicted, and why. rounded: sizes of the
+    model before they are rounded up to a multiple of so many times tp.
     harmless: settings. unmodelled, unknown: settings as they stand. caveat: a sentence on whose
     rules and predictions these are, where they are not the file's program's; refusals have it, too. notes:
     sentences on what is predicted otherwise than said."""
@@ -102,6 +105,17 @@ class Told:
         rules = [rule for rule in known.rules if rule.key not in self.freed]
         return replace(known, options=replace(known.options, **self.options), has=has, rules=rules)
 
+    def ask(self, key: str, text: str) -> None:
+        """Have a key be asked for that only a run knows."""
+        self.asked[key] = f"'{text}': nobody knows it before a run"
+
+    def strange(self, name: str, text: str, keys: Mapping[str, str]) -> None:
+        """Name what is not understood; where its name is nearly another's, ask for the key that this says.
+        keys: of a job, by names."""
+        self.unknown.append(text)
+        if near := get_close_matches(name, keys, n=1, cutoff=ALIKE):
+            self.asked[keys[near[0]]] = f"'{text}' is not understood (did you mean {near[0]}?)"
+
     def over(self) -> PassedOver:
         """The harmless settings, counted."""
         found = PassedOver()
@@ -137,8 +151,7 @@ class Told:
         missing or contradicts itself."""
         values, said = self.values | {"plan": {"framework": self.framework}}, settings_of(overrides)
         for key in self.asked.keys() - said.keys():
-            problem = f"'{self.asked[key]}': nobody knows it before a run"
-            raise self.refuse(key, problem, f"Set it in the file, or add {key}=... to the command")
+            raise self.refuse(key, self.asked[key], f"Set it in the file, or add {key}=... to the command")
         if searched := [one for one in overrides if _is_whole(one)]:
             train = values.get("train", {})
             if self.local and "train.global_batch_size" not in said:  # as many as it has

@@ -81,6 +81,26 @@ def test_a_search_beside_flags_that_nobody_knows_predicts_no_own_strategy(folder
     assert "strategy.tp: '--tensor-model-parallel-size $TP': nobody knows it before a run" in text(found)
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    [
+        ("run.sh", "tensor-model-parallel-size", "tensor-model-paralel-size",
+         "strategy.tp: '--tensor-model-paralel-size 2' is not understood (did you mean tensor-model-parallel-size?)"),
+        ("titan.toml", "tensor_parallel_degree", "tensor_paralell_degree", "strategy.tp: 'parallelism.tensor_paralell"),
+        ("ds.json", "train_micro_batch_size_per_gpu", "train_micro_batch_size_per_gpus", "train.micro_batch_size: "),
+    ],
+)  # fmt: skip
+def test_names_that_are_nearly_those_of_degrees_are_asked_for(
+    folder: Path, file: str, before: str, after: str, said: str
+) -> None:
+    (folder / file).write_text((folder / file).read_text().replace(before, after))
+    more = ["cluster.ranks=8", *(DS_MODEL if file == "ds.json" else ())]
+    found = plan(folder, file, *more)
+    assert found.returncode == 2 and said in text(found), text(found)
+    keys = ["strategy.tp=2", "train.micro_batch_size=1"]
+    assert plan(folder, file, *more, *keys).returncode == 0
+
+
 def test_a_strategy_of_a_job_is_left_to_the_planner(folder: Path) -> None:
     (folder / "job.toml").write_text(
         '[model]\npreset = "llama3.2-1b"\n[data]\nsequence_length = 1024\n[train]\nglobal_batch_size = 16\n'
