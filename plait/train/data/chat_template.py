@@ -23,7 +23,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -33,37 +33,31 @@ from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, kind_of, reason_of
 from plait.core.base.numbers import shown
+from plait.train.data.messages import ANSWERS, REASONING, Message, WrongChat
+from plait.train.data.template_forms import fit, label
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
-Message = Mapping[str, Any]
 TEMPLATE, SETTINGS, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning; whichever a chat uses, a template finds the first two."""
 LARGEST = 1 << 20
 """Bytes of a template; the longest public ones have 30,000."""
 MOST_TEXT = 256 << 20
 """Characters that a chat is rendered to."""
 MOST_WORK = 2_000_000
 """Numbers that ``range`` counts, and characters that ``*`` makes, in one rendering."""
-ANSWERS = "assistant"
-"""The role whose messages are answers."""
-
-
-class WrongChat(Exception):
-    """A chat that the template refuses, or that cannot be rendered; the text says why."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A chat as text. answers: from which to which character, rising."""
+    """A chat as text. answers: from which to which character, rising. remarks: on forms that were changed."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,18 +149,56 @@ class ChatTemplate:
         due = [at for at, one in enumerate(messages) if one.get("role") == ANSWERS and one.get("weight", 1)]
         if not due:
             return []
+        messages, remarks = fit(messages, lambda form: self.render(form, tools), self.source)
         whole = self._marked(messages, tools, prompt=False)
-        if BEGIN in whole:
-            return [_by_marks(whole)]
-        texts = [self._answer(messages, tools, at) for at in due]
+        if re.search(r"{%[-+]?\s*generation\b", self.source):
+            return [replace(self._by_marks(whole, messages, tools, due), remarks=remarks)]
+        texts = [replace(self._answer(messages, tools, at), remarks=remarks) for at in due]
         if all(whole.startswith(one.text[: one.answers[0][1]]) for one in texts):
-            return [Rendered(whole, tuple(span for one in texts for span in one.answers))]
+            return [Rendered(whole, tuple(span for one in texts for span in one.answers), remarks)]
         return texts
+
+    def _by_marks(self, whole: str, messages: Sequence[Message], tools: Any, due: Sequence[int]) -> Rendered:
+        """What stands between marks is an answer, if it belongs to a message that is due."""
+        text, spans = _spans(whole)
+        if sum(one.get("role") == ANSWERS for one in messages) > len(due):
+            found = (self._owners(messages, tools, empty=empty) for empty in (True, False))
+            owners = next((one for one in found if len(one) == len(spans)), None)
+            if owners is None:
+                raise WrongChat(
+                    "the template marks answers, and which of them have weight 0 cannot be told; give it without "
+                    "{% generation %}"
+                )
+            spans = [span for span, owner in zip(spans, owners, strict=True) if owner in due]
+        return Rendered(text, tuple((begin, end) for begin, end in spans if begin < end))
+
+    def _owners(self, messages: Sequence[Message], tools: Any, *, empty: bool) -> list[int]:
+        """Return for each mark the message whose text stands in it or last before it; behind texts of other
+        roles, the next answer. For that, texts (also those that are empty) have their message's number behind
+        them; nothing where the template refuses this."""
+        last, owners = -1, list[int]()
+        labelled = [label(one, f"{LABEL}{at:06}", empty=empty) for at, one in enumerate(messages)]
+        try:
+            whole = self._marked(labelled, tools, prompt=False)
+        except WrongChat:
+            return []
+        for part in re.split(f"({LABEL}[0-9]{{6}}|{END})", whole):
+            if part.startswith(LABEL):
+                last = int(part.removeprefix(LABEL))
+            elif part == END:
+                later = (at for at in range(max(last, 0), len(messages)) if messages[at].get("role") == ANSWERS)
+                owners.append(next(later, -1))
+        return owners
 
     def _answer(self, messages: Sequence[Message], tools: Any, at: int) -> Rendered:
         """The chat up to an answer, and where this stands."""
         before = self.render(messages[:at], tools) if at else ""
-        asked = self.render(messages[:at], tools, prompt=True) if at else ""
+        try:
+            asked = self.render(messages[:at], tools, prompt=True)
+        except WrongChat:
+            if at:
+                raise
+            asked = ""  # many templates look at the first message
         text = self.render(messages[: at + 1], tools)
         begin = _common(asked, text)
         if begin < len(before) or begin >= len(text):
@@ -190,17 +222,17 @@ def _common(one: str, other: str) -> int:
     return next(at for at, (a, b) in enumerate(zip(f"{one}\0", f"{other}\1", strict=False)) if a != b)
 
 
-def _by_marks(marked: str) -> Rendered:
-    """What stands between marks is an answer."""
-    answers, text, open_at = list[tuple[int, int]](), "", -1
+def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    """A text without marks, and what stood between each two of them."""
+    text, spans, begin = "", list[tuple[int, int]](), 0
     for part in re.split(f"({BEGIN}|{END})", marked):
         if part == BEGIN:
-            open_at = len(text)
-        elif part == END and open_at < len(text):
-            answers.append((open_at, len(text)))
-        elif part not in (BEGIN, END):
+            begin = len(text)
+        elif part == END:
+            spans.append((begin, len(text)))
+        else:
             text += part
-    return Rendered(text, tuple(answers))
+    return text, spans
 
 
 # ---- reading ----
@@ -239,6 +271,8 @@ def _plain(message: Message) -> dict[str, Any]:
 _NONCE = secrets.token_hex(8)
 BEGIN, END = f"\ue000{_NONCE}b", f"\ue000{_NONCE}e"
 """Marks of an answer in what is rendered; nobody who writes a chat can know them."""
+LABEL = f"z{_NONCE}"
+"""What stands before a message's number in its own texts."""
 
 
 class _Work:

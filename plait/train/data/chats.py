@@ -13,13 +13,14 @@ answer is its id plus ``MARK``.
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,19 +28,38 @@ from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
 from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection
-from plait.train.data.chat_template import ANSWERS, REASONING, ChatTemplate, Message, Rendered, WrongChat
+from plait.train.data.chat_template import ChatTemplate, Rendered
+from plait.train.data.messages import (
+    ANSWERS,
+    CALL,
+    KNOWN,
+    REASONING,
+    Message,
+    MessageReader,
+    WrongChat,
+    parse_json,
+    value_of,
+)
 from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
 from plait.train.data.utf8 import utf8
 
 BEGIN, END, STOP = b"\xff", b"\xfe", b"\xfd"
 MARK = 1 << 31
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
-"""Of messages that say ``from``."""
 READ_AS: Mapping[str, Sequence[str]] = dict.fromkeys(REASONING, REASONING[:2])
 """By which names a template finds what a message calls otherwise."""
 NO_ANSWER, TOO_LONG = "chat(s) without an answer", "chat(s) of more than 6 MB"
 MOST_BYTES = 6 << 20
+SPLIT = (
+    "chat(s) became a text for each answer, since the template shows what comes before an answer otherwise once it is "
+    "followed by more"
+)
+ENDLESS = (
+    "chat(s) have answers that end with no special token, and a model that learns no end never stops: have the chat "
+    "template write the token that ends a turn, inside of {% generation %} if it has that"
+)
+UNREAD = ("system", "documents", "chat_template_kwargs")
+"""Keys of rows that other programs give to chat templates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +77,12 @@ class ChatSettings:
 
 @dataclass
 class Chats:
-    """Rows of one job become texts. renderer: of its template. cut: chats that became several."""
+    """Rows of one job become texts. renderer: of its template. remarks: how often what is to be said was
+    met."""
 
     settings: ChatSettings
     renderer: Renderer | None
-    cut: int = 0
+    remarks: Counter[str] = field(default_factory=Counter[str])
 
     @staticmethod
     def of(settings: ChatSettings, tokenizer: Tokenizer) -> Chats:
@@ -99,31 +120,47 @@ class Chats:
         """All that decides the texts, apart from the day."""
         return repr((self.settings, self.template and self.template.identity))
 
+    @cached_property
+    def _reader(self) -> MessageReader:
+        return MessageReader(bool(self.template and "tool_calls" in self.template.source), remarks=self.remarks)
+
     def lines(self) -> list[str]:
         """What is to be said of it."""
-        found = list[str]()
-        if self.cut:
-            found.append(
-                f"{self.cut} chat(s) became a text for each answer, since the template shows what comes before an "
-                "answer otherwise once it is followed by more"
-            )
+        found = [f"{count:,} {remark}" for remark, count in (+self.remarks).most_common()]
+        for role, count in self._reader.roles.items():
+            if role not in KNOWN:
+                found.append(f"{count:,} message(s) have the role {shown(role)}; answers are those of {shown(ANSWERS)}")
         if self.template and self.template.dated:
             found.append("the chat template may write today's date")
         return found
+
+    @property
+    def without_answers(self) -> str:
+        """Why no row has an answer."""
+        roles = ", ".join(f"{shown(role)} ({count:,})" for role, count in self._reader.roles.most_common(12))
+        if not roles:
+            return f"no row has an answer to train on: a text under {shown(self.settings.answer)}"
+        return (
+            f"no row has an answer to train on: a message of the role {shown(ANSWERS)} whose weight is not 0; its "
+            f"messages are of {roles}"
+        )
 
     def texts(self, values: Mapping[str, Any] | str, where: str, over: PassedOver) -> Iterator[bytes]:
         """The marked texts of a row. where: file and line. over: counts what is passed over. Raises DataError
         for what is no chat."""
         try:
-            found = [self._marked(one) for one in self._rendered(values)]
+            row = self._read(values)
+            rendered = [row] if isinstance(row, _Pair) else self._render(row, values)
         except WrongChat as error:
             raise DataError(f"{where}: {error}") from None
+        found = [self._marked(one) for one in rendered]
         if not any(BEGIN in one for one in found):
             over.note(NO_ANSWER, where)
             return
-        for key in self._unwritten(values):
-            over.note(f"{key} of chats, which the chat template does not write", where)
-        self.cut += len(found) > 1
+        if not isinstance(row, _Pair):
+            for key in self._unwritten(row, values):
+                over.note(f"{key} of chats, which the chat template does not write", where)
+        self._remark([one for one in rendered if isinstance(one, Rendered)])
         for one in found:
             if len(one) > MOST_BYTES:
                 over.note(TOO_LONG, where)
@@ -133,48 +170,57 @@ class Chats:
     def check(self, values: Mapping[str, Any] | str, where: str) -> None:
         """Raise DataError for a row that is no chat, or no pair; nothing is rendered."""
         try:
-            self._given(values)
+            self._read(values)
         except WrongChat as error:
             raise DataError(f"{where}: {error}") from None
 
-    def _unwritten(self, values: Mapping[str, Any] | str) -> list[str]:
-        """Of tools, calls of these and reasoning, what a chat has and the template never names."""
-        if self.template is None or isinstance(values, str):
-            return []
-        given, source = self._given(values), self.template.source
-        if isinstance(given, _Pair):
-            return []
-        found = [key for key in ("tool_calls", *REASONING) if any(one.get(key) for one in given)]
+    def _remark(self, rendered: Sequence[Rendered]) -> None:
+        """Count what is to be said of the texts of a chat."""
+        self.remarks.update(one for text in rendered[:1] for one in text.remarks)
+        self.remarks[SPLIT] += len(rendered) > 1
+        self.remarks[ENDLESS] += not all(self._stops(one) for one in rendered)
+
+    def _stops(self, one: Rendered) -> bool:
+        """Whether each answer ends with a special token that counts."""
+        assert self.template
+        ends = tuple({*self.template.special, *filter(None, [self.template.tokens.get("eos_token")])})
+        if self.settings.loss == "all":
+            begins = [begin for begin, _ in one.answers]
+            return all(any(end in one.text[a:b] for end in ends) for a, b in pairwise([*begins, len(one.text)]))
+        return all(one.text[begin:end].rstrip().endswith(ends) for begin, end in one.answers)
+
+    def _unwritten(self, messages: Sequence[Message], values: Mapping[str, Any] | str) -> list[str]:
+        """What a chat has and the template never names: tools, calls of these, reasoning, keys of other
+        programs."""
+        assert self.template and isinstance(values, Mapping)
+        found = [key for key in ("tool_calls", CALL, *REASONING) if any(one.get(key) for one in messages)]
         found += ["tools"] * bool(values.get("tools"))
         names = {key: READ_AS.get(key, (key,)) for key in found}
-        return [key for key in found if not any(re.search(rf"\b{name}\b", source) for name in names[key])]
+        source = self.template.source
+        unwritten = [key for key in found if not any(re.search(rf"\b{name}\b", source) for name in names[key])]
+        return unwritten + [key for key in UNREAD if values.get(key)]
 
-    def _rendered(self, values: Mapping[str, Any] | str) -> list[Rendered] | list[_Pair]:
-        given = self._given(values)
-        if isinstance(given, _Pair):
-            return [given]
+    def _render(self, messages: Sequence[Message], values: Mapping[str, Any] | str) -> list[Rendered]:
         if self.renderer is None:
             raise WrongChat("is a list of messages, and there is no chat template beside the tokenizer")
         assert isinstance(values, Mapping)
         tools = values.get("tools")
-        return self.renderer.rendered(given, (_parsed(tools, "tools") if isinstance(tools, str) else tools) or None)
+        return self.renderer.rendered(
+            messages, (parse_json(tools, "tools") if isinstance(tools, str) else tools) or None
+        )
 
-    def _given(self, values: Mapping[str, Any] | str) -> _Pair | Sequence[Message]:
+    def _read(self, values: Mapping[str, Any] | str) -> _Pair | Sequence[Message]:
         """The messages or texts of a row. Raises WrongChat."""
         if isinstance(values, str):
             raise WrongChat("is a text alone, no row with keys")
         settings = self.settings
-        if (
-            settings.rows == "chats"
-            and settings.messages not in values
-            and {settings.prompt, settings.answer} <= {*values}
-        ):
-            raise WrongChat(f'has {shown(settings.prompt)} and {shown(settings.answer)}; set data.rows = "pairs"')
         if settings.rows == "chats":
-            return _messages(values, settings.messages, "messages_key")
+            if settings.messages not in values and {settings.prompt, settings.answer} <= {*values}:
+                raise WrongChat(f'has {shown(settings.prompt)} and {shown(settings.answer)}; set data.rows = "pairs"')
+            return self._reader.messages(values, settings.messages, "messages_key")
         prompt, answer = (
-            _present(values, settings.prompt, "prompt_key"),
-            _present(values, settings.answer, "answer_key"),
+            value_of(values, settings.prompt, "prompt_key"),
+            value_of(values, settings.answer, "answer_key"),
         )
         if isinstance(prompt, str) and isinstance(answer, str):
             return _Pair(prompt, answer)
@@ -186,9 +232,9 @@ class Chats:
             raise WrongChat(f"{told}; both are texts, or both lists of messages")
         before = [
             one | {"weight": 0} if one.get("role") == ANSWERS else one
-            for one in _messages(values, settings.prompt, "prompt_key")
+            for one in self._reader.messages(values, settings.prompt, "prompt_key")
         ]
-        return [*before, *_messages(values, settings.answer, "answer_key")]
+        return [*before, *self._reader.messages(values, settings.answer, "answer_key")]
 
     def _marked(self, one: Rendered | _Pair) -> bytes:
         if isinstance(one, _Pair):
@@ -211,52 +257,6 @@ class _Pair:
 
     prompt: str
     answer: str
-
-
-def _present(values: Mapping[str, Any], key: str, setting: str) -> Any:
-    """What a row has under a key, which a setting of ``[data]`` names. Raises WrongChat."""
-    if values.get(key) is None:
-        names = ", ".join(shown(one) for one in list(values)[:12] if values[one] is not None) or "nothing"
-        raise WrongChat(f"has no {shown(key)}, but {names}; name its key with data.{setting}")
-    return values[key]
-
-
-def _messages(values: Mapping[str, Any], key: str, setting: str) -> list[dict[str, Any]]:
-    """The messages of a row, each with a role. Raises WrongChat."""
-    given = _present(values, key, setting)
-    if isinstance(given, str):  # tables without lists
-        given = _parsed(given, key)
-    if not isinstance(given, list) or not given:
-        raise WrongChat(f"{shown(key)} is {shown(given)}, no list of messages")
-    return [
-        _message(one, f"message {number + 1} of {shown(key)}") for number, one in enumerate(cast("list[Any]", given))
-    ]
-
-
-def _message(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise WrongChat(f"{where} is {shown(given)}, no table with a role and a content")
-    message = cast("dict[str, Any]", given)
-    if message.get("role") is None and isinstance(message.get("from"), str):
-        who = cast("str", message["from"])
-        message = {"role": ROLES.get(who, who), "content": message.get("value")}
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise WrongChat(f"{where} has the role {shown(role)}, no text")
-    if content is None and not message.get("tool_calls"):
-        raise WrongChat(f"{where} has no content")
-    if content is not None and not isinstance(content, str | list):
-        raise WrongChat(f"{where} has the content {shown(content)}, neither a text nor a list")
-    if message.get("weight") not in (None, 0, 1):
-        raise WrongChat(f"{where} has the weight {shown(message['weight'])}, and it is 0 or 1")
-    return {key: value for key, value in message.items() if value is not None}
-
-
-def _parsed(text: str, key: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise WrongChat(f"{shown(key)} is {shown(text)}, neither a list nor JSON of one") from None
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class AnswerTokenizer:
     @property
     def fingerprint(self) -> str:
         """Of the plain one."""
-        return f"answers-1-{self.plain.fingerprint}"
+        return f"answers-2-{self.plain.fingerprint}"
 
     def encode(self, text: bytes | str) -> np.ndarray:
         """One text."""

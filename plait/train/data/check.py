@@ -211,11 +211,8 @@ def _refuse_short(split: SplitName, counted: _Count) -> None:
     where = "evaluation" if split == "eval" or counted.key == "data.eval" else "training"
     of = "" if counted.one.name == "text" else f"of {counted.one.name}, "
     if not documents:
-        what = (
-            "no row has an answer to train on (of the role assistant)"
-            if counted.one.settings.chats
-            else "there is no text or token in it"
-        )
+        chats = counted.one.settings.chats
+        what = chats.without_answers if chats else "there is no text or token in it"
         raise JobError(f"{', '.join(counted.one.source.paths)}: {what}", key=counted.key, fix="Name other files")
     what = f"{of}{counted.documents[split]} of {documents} documents, {have} tokens,"
     fixes = ["Add text"]

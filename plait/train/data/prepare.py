@@ -264,7 +264,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
                 tokens = draft.tokens
             splits = {name: writer.finish() for name, writer in draft.writers.items()}
         progress(total, total)
-        _check_splits(out, splits, making.damaged, settings.eval_fraction)
+        _check_splits(out, splits, making)
         index = Index(
             dtype=_dtype(tokenizer), vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
             tokenizer=tokenizer.fingerprint, source=settings.fingerprint(files), splits=splits,
@@ -332,12 +332,15 @@ def _write_all(found: Iterator[list[Text]], tokenizer: Tokenizer, draft: Draft) 
         draft.writers[last].add(end, [1])
 
 
-def _check_splits(out: Path, splits: dict[SplitName, Split], damaged: Index | None, eval_fraction: float) -> None:
+def _check_splits(out: Path, splits: dict[SplitName, Split], making: _Making) -> None:
     """Raise when nothing is left to train on, or a corpus that is to be repaired becomes another one."""
+    chats, damaged = making.settings.chats, making.damaged
+    if not any(split.tokens for split in splits.values()):
+        raise DataError(f"{out}: {chats.without_answers if chats else 'there is no text or token in its sources'}")
     if not splits["train"].tokens:
         raise DataError(
             f"{out}: all {splits['eval'].documents} documents fell into the eval split; "
-            f"add text or lower eval_fraction ({eval_fraction})"
+            f"add text or lower eval_fraction ({making.settings.eval_fraction})"
         )
     if damaged and any(splits[name].digest != split.digest for name, split in damaged.splits.items()):
         raise DataError(

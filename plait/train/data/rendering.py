@@ -5,6 +5,9 @@ files and from Python; here the system keeps it from running on and on, and from
 loops over or repeats, ``SECONDS`` of processor a chat and ``MEMORY`` end it, which no count of operations
 could promise.
 
+Over all chats the process takes ``SECONDS`` more than such chats need at most: a template of somebody else's
+that needs a second for each would otherwise hold up a corpus for hours without ever meeting the limit.
+
 The process reads a line of JSON for each chat and answers with one. It ends with the end of its input, so
 that a killed parent leaves none behind. Values that JSON does not have (dates, bytes, of Parquet) are
 rendered as they print.
@@ -26,13 +29,19 @@ from typing import Any
 from plait.core.base.errors import DataError
 from plait.core.base.process import command_of
 from plait.core.base.programs import RENDERER
-from plait.train.data.chat_template import ChatTemplate, Message, Rendered, WrongChat
+from plait.train.data.chat_template import ChatTemplate, Rendered
+from plait.train.data.messages import ANSWERS, Message, WrongChat
 
 SECONDS = 20
 """Of processor, for one chat; one of 6 MB takes less than one."""
+USUAL, USUAL_BYTE = 4e-3, 5e-8
+"""Of processor, for rendering a chat once, and for each byte of it: seven times what public models' templates
+take at most."""
 MEMORY = 2 << 30
 TOO_LARGE = f"the template takes more than {MEMORY >> 30} GiB of memory for it"
 TOO_LONG = f"the template takes more than {SECONDS} s of processor for it, or was ended from outside"
+
+TOO_SLOW = f"the template takes too long: {SECONDS} s of processor more, for all chats up to it, than such chats need"
 
 
 class Renderer:
@@ -55,7 +64,10 @@ class Renderer:
             raise DataError(answer["template"])
         if answer.get("chat"):
             raise WrongChat(answer["chat"])
-        return [Rendered(text, tuple((begin, end) for begin, end in spans)) for text, spans in answer["texts"]]
+        return [
+            Rendered(text, tuple((begin, end) for begin, end in spans), tuple(remarks))
+            for text, spans, remarks in answer["texts"]
+        ]
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(command_of(RENDERER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -100,11 +112,26 @@ def main() -> int:
     given = json.loads(sys.stdin.readline())
     template = ChatTemplate(given["source"], given["where"], given["tokens"], tuple(given["special"]))
     print("{}", flush=True)
+    excess = 0.0
     for line in sys.stdin:
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS + 1, most))
-        print(_answer(template, line), flush=True)
+        begun = time.process_time()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + SECONDS + 1, most))
+        answer = _answer(template, line)
+        excess += max(0.0, time.process_time() - begun - _usual_seconds(line))
+        if excess > SECONDS and answer.startswith(RENDERED):
+            answer = json.dumps({"chat": TOO_SLOW})
+        print(answer, flush=True)
     return 0
+
+
+RENDERED = '{"texts"'
+"""How an answer with texts begins."""
+
+
+def _usual_seconds(line: str) -> float:
+    """Of processor, that a chat takes at most under templates as they are: each answer is rendered thrice."""
+    return (6 + 3 * line.count(f'"{ANSWERS}"')) * (USUAL + USUAL_BYTE * len(line))
 
 
 def _answer(template: ChatTemplate, line: str) -> str:
@@ -112,7 +139,7 @@ def _answer(template: ChatTemplate, line: str) -> str:
     try:
         asked = json.loads(line)
         texts = template.rendered(asked["messages"], asked["tools"])
-        return json.dumps({"texts": [(one.text, one.answers) for one in texts]})
+        return json.dumps({"texts": [(one.text, one.answers, one.remarks) for one in texts]})
     except WrongChat as error:
         return json.dumps({"chat": str(error)})
     except DataError as error:

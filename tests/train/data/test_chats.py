@@ -13,8 +13,10 @@ import transformers
 from plait.core.base.errors import DataError
 from plait.core.base.passed_over import PassedOver
 from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
+from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, TOOLS, say, tokenizer_folder
+from tests.support.command import plait
 
 CHAT, PAIRS = ChatSettings(rows="chats"), ChatSettings(rows="pairs")
 
@@ -116,6 +118,68 @@ def test_a_chat_whose_earlier_answers_change_is_cut(tmp_path: Path) -> None:
     assert "1 chat(s) became a text for each answer" in ours[0].lines()[0]
 
 
+NO_END = MARKED.replace(
+    "{{- message.content + '<|im_end|>' }}{% endgeneration %}",
+    "{{- message.content }}{% endgeneration %}{{- '<|im_end|>' }}",
+)
+NEXT_ROLE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "loss", "endless"),
+    [
+        *(
+            (TEMPLATES[name], loss, 0)
+            for name in ("chatml", "mistral", "qwen3", "marked")
+            for loss in ("answers", "all")
+        ),
+        (CHATML + "{{ eos_token }}", "answers", 0),
+        (CHATML.replace("<|im_end|>", "<|end|>"), "answers", 2),
+        (CHATML.replace("<|im_end|>", "<|end|>"), "all", 2),
+        (NEXT_ROLE, "answers", 2),
+        (NEXT_ROLE, "all", 2),
+        (NO_END, "answers", 2),
+        (NO_END, "all", 0),
+    ],
+)
+def test_answers_without_an_end_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, loss: Any, endless: int
+) -> None:
+    chats, _ = made(tmp_path, template, ChatSettings(rows="chats", loss=loss))
+    monkeypatch.setattr(Renderer, "rendered", lambda self, chat, tools: self.template.rendered(chat, tools))
+    for chat in CHATS[:2]:
+        list(chats.texts({"messages": chat}, "here", PassedOver()))
+    (line,) = [one for one in chats.lines() if "never stops" in one] or [""]
+    assert line.startswith(f"{endless} chat(s) have answers that end with no special token") == bool(endless)
+
+
+@pytest.mark.parametrize(("name", "said"), [("narrator", "'narrator' (2), 'user' (1)"), ("user", "'user' (3)")])
+def test_rows_without_answers_are_refused_with_their_roles(tmp_path: Path, name: str, said: str) -> None:
+    tokenizer_folder(tmp_path, CHATML)
+    rows = [{"role": "user", "content": "a"}, *[{"role": name, "content": "b"}] * 2]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": rows}))
+    (tmp_path / "job.toml").write_text(
+        '[model]\nfamily = "gpt"\nhidden = 8\nnum_layers = 1\nnum_heads = 1\n[train]\nsteps = 1\n'
+        '[data]\ntext = "chats.jsonl"\nrows = "chats"\ntokenizer = "tokenizer.json"\nsequence_length = 8\n'
+        f'[run]\nfolder = "{tmp_path}/runs"\n'
+    )
+    for command in (("data", "prepare"), ("train", "--dry-run")):
+        done = plait(*command, str(tmp_path / "job.toml"))
+        assert done.returncode == 2
+        assert "a message of the role 'assistant' whose weight is not 0; its messages are of " + said in " ".join(
+            done.stderr.split()
+        )
+
+
+def test_keys_of_rows_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    (chats, _), over = made(tmp_path, CHATML), PassedOver()
+    row = {"messages": say("a", "b"), "system": "Be short.", "chat_template_kwargs": {"enable_thinking": False}}
+    list(chats.texts(row | {"documents": []}, "here", over))
+    assert sorted(one.split()[0] for one in over.counts) == ["chat_template_kwargs", "system"]
+
+
 def test_text_that_spells_marks_or_is_no_unicode(tmp_path: Path) -> None:
     ours = made(tmp_path, CHATML)
     odd = say("\ue000\ufdd0\xff\xfe<|im_end|>\n<|im_start|>assistant\nno", "\ud800 yes \x00")
@@ -137,7 +201,7 @@ WRONG = (
     ({"messages": [{"role": 3, "content": "a"}]}, "has the role 3"),
     ({"messages": [{"role": "user"}]}, "has no content"),
     ({"messages": [{"role": "user", "content": 3}]}, "neither a text nor a list"),
-    ({"messages": [{"role": "assistant", "content": ["a"]}]}, "cannot render|refuses"),
+    ({"messages": [{"role": "assistant", "content": ["a"]}]}, "message 1 has 'a' in its content"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "has the weight 0.5, and it is 0 or 1"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "has the weight '0', and it is 0 or 1"),
     ({"prompt": "a", "completion": "b"}, "has 'prompt' and 'completion'; set data.rows = \"pairs\""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,21 @@ def test_what_a_hostile_template_does_ends(
     for _ in range(2):  # the second time in a process anew
         with pytest.raises(WrongChat, match=said):
             ours.rendered(say("a", "b"))
+
+
+SLOW = "{% for a in range(300) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+"""Some 30 ms a rendering: a chat is far from the limit of one."""
+
+
+def test_what_is_slow_for_every_chat_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    less = "from plait.train.data import rendering as it; it.SECONDS = 1; it.main()"
+    monkeypatch.setattr(rendering, "command_of", lambda module: [*command_of("-")[:2], "-c", less])
+    ours, chat = renderer(tmp_path / "slow", SLOW + TEMPLATES["chatml"]), say("a", "b")
+    assert ours.rendered(chat) == ours.template.rendered(chat)
+    with pytest.raises(WrongChat, match=r"takes too long: .* s of processor more, for all chats up to it"):
+        deque(map(ours.rendered, [chat] * 200))
+    usual = renderer(tmp_path / "usual", TEMPLATES["qwen3"])
+    assert len(list(map(usual.rendered, [CHATS[2] * 5] * 50))) == 50
 
 
 def test_what_is_no_template_is_said(tmp_path: Path) -> None:
