@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import CheckpointError, DataError, JobError
-from plait.core.base.files import check_target, explained
+from plait.core.base.files import check_target, explained, reason_of
 from plait.core.job.plan import Plan
 from plait.core.model.families import huggingface_config
 from plait.train.checkpoint import dcp, torchtitan, torchtitan_names
@@ -27,6 +29,9 @@ from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, 
 
 PLAN, CHECKPOINTS = "plan.json", "checkpoints"
 """What every run's folder has; a plan alone may lie anywhere."""
+FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+TOKEN_IDS = re.compile(r"_ids?$|suppress_tokens$|^sequence_bias$")
+"""Names of settings of generation that mean tokens by their numbers."""
 
 
 class Exported(NamedTuple):
@@ -74,11 +79,37 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
         told = f"{error}. So {out} has no tokenizer, and its config.json no end-of-text id"
         return Exported(whole.step, (*warnings, told))
     tokens, chats = {"eos_token_id": tokenizer.end_of_text}, _chats(plan, tokenizer)
-    stops = [tokenizer.end_of_text, *(number for number in chats.stops if number != tokenizer.end_of_text)]
-    generation = {"eos_token_id": stops if len(stops) > 1 else stops[0]}
-    files = {**tokenizer_files(tokenizer), **chats.files, "generation_config.json": _json(generation)}
+    generation, told = _generation(plan, tokenizer, [tokenizer.end_of_text, *chats.stops])
+    files = {**tokenizer_files(tokenizer), **chats.files, GENERATION: _json(generation)}
     save(whole.model, NullWire(), out, extra=tokens, files=files)
-    return Exported(whole.step, warnings)
+    return Exported(whole.step, (*warnings, *told))
+
+
+def _generation(plan: Plan, tokenizer: Tokenizer, stops: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of generation beside the weights that were trained on, else beside the tokenizer, and a
+    line on what of them is left out. stops: tokens that end a text, before those of the settings."""
+    own = tokenizer.path.parent if isinstance(tokenizer, FileTokenizer) else None
+    first = Path(plan.job.train.init_from) if plan.job and plan.job.train.init_from else None
+    file = next((one / GENERATION for one in (first, own) if one and (one / GENERATION).is_file()), None)
+    if file is None:
+        return _with_stops({}, stops), []
+    try:
+        settings = read_table(file)
+    except (OSError, ValueError) as error:
+        return _with_stops({}, stops), [f"{file} cannot be read ({reason_of(error)}), and was left out"]
+    theirs = file.with_name(FILE)
+    same = own is not None and theirs.is_file() and theirs.read_bytes() == (own / FILE).read_bytes()
+    ids = [] if same else [key for key in settings if TOKEN_IDS.search(key)]
+    kept = {key: value for key, value in settings.items() if key not in ids}
+    told = [f"{', '.join(ids)} of {file} are ids of another tokenizer, and were left out"] if ids else []
+    return _with_stops(kept, stops), told
+
+
+def _with_stops(settings: dict[str, Any], stops: Sequence[int]) -> dict[str, Any]:
+    """The settings with these tokens as the first that end a text."""
+    theirs = settings.get("eos_token_id", [])
+    ends = list(dict.fromkeys([*stops, *(theirs if isinstance(theirs, list) else [theirs])]))
+    return {**settings, "eos_token_id": ends if len(ends) > 1 else ends[0]}
 
 
 class _ChatFiles(NamedTuple):
@@ -132,7 +163,6 @@ def _tokenizer(plan: Plan) -> Tokenizer:
     return load_tokenizer(plan.job.data.tokenizer)
 
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"  # the byte tokenizer's: no text can contain the token, whatever it is called
 
 

@@ -207,6 +207,31 @@ def test_a_tokenizer_file_goes_along(tmp_path: Path, beside: dict[str, Any] | No
     assert load_tokenizer(tmp_path / "out").fingerprint == ours.fingerprint
 
 
+SAMPLING = {"temperature": 0.6, "top_p": 0.95, "do_sample": True}
+IDS = {"eos_token_id": [7, 256], "pad_token_id": 3, "suppress_tokens": [1]}
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_settings_of_generation_go_along(tmp_path: Path, other: bool) -> None:
+    """With ids of tokens, if they are the tokenizer's."""
+    base = tmp_path / "base"
+    base.mkdir()
+    file = write_tokenizer(base / "tokenizer.json", special=("<|endoftext|>", "<stop>"))
+    (base / "generation_config.json").write_text(json.dumps(SAMPLING | IDS))
+    name = "bytes" if other else str(file)
+    write_run(tmp_path / "run", LLAMA, tokenizer=name, steps=(1,), init_from=str(base) if other else None)
+    warnings = export_run(tmp_path / "run", tmp_path / "out").warnings
+    found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    end = load_tokenizer(name).end_of_text
+    lost = f"eos_token_id, pad_token_id, suppress_tokens of {base}/generation_config.json are ids of another tokenizer"
+    assert found == SAMPLING | ({"eos_token_id": end} if other else IDS | {"eos_token_id": [end, 7, 256]})
+    assert [lost in one for one in warnings] == [True] * other
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").temperature == 0.6
+    (base / "generation_config.json").write_text("[")
+    (warning,) = export_run(tmp_path / "run", tmp_path / "again").warnings
+    assert "generation_config.json cannot be read" in warning
+
+
 def test_dropout_for_which_a_config_has_no_place_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "run", {**LLAMA, "dropout": 0.25}, steps=(1,))
     (warning,) = export_run(tmp_path / "run", tmp_path / "out").warnings

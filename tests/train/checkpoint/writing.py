@@ -28,14 +28,21 @@ GPT: dict[str, Any] = {"family": "gpt", "num_layers": 1, "hidden": 16, "num_head
 
 
 def write_run(
-    folder: Path, model: dict[str, Any], *, tokenizer: str = "bytes", precision: str = "fp32", steps: tuple[int, ...]
+    folder: Path,
+    model: dict[str, Any],
+    *,
+    tokenizer: str = "bytes",
+    precision: str = "fp32",
+    steps: tuple[int, ...],
+    init_from: str | None = None,
 ) -> dict[int, Transformer]:
-    """A run with a checkpoint after each of ``steps``; the models that they hold."""
+    """A run with a checkpoint after each of ``steps``; the models that they hold. init_from: what its job
+    names."""
     job = Job.from_dict(
         {
             "model": model,
             "data": {"tokenizer": tokenizer, "sequence_length": 8},
-            "train": {"precision": precision, "warmup_steps": 1},
+            "train": {"precision": precision, "warmup_steps": 1, "init_from": init_from},
         }
     )
     plan = make_plan(job, HERE, vocab=load_tokenizer(tokenizer).vocab)
