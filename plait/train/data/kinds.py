@@ -43,6 +43,10 @@ AT_ONCE = 3 * BLOCK
 """Bytes of a file that is read whole for that."""
 _LINE = 1 << 20
 """Bytes up to which a line is read to see whether it is JSON."""
+OLDER_MEGATRON = (
+    "an index of Megatron's older form (TNTIDX), and only the newer (MMIDIDX) is read; write the corpus anew with "
+    "tools/preprocess_data.py of Megatron-LM, older ones with --dataset-impl mmap"
+)
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", GZIP),
     (0, b"\x28\xb5\x2f\xfd", ZSTD),
@@ -58,6 +62,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"FEA1", "Feather of version 1; write it anew as Arrow or Parquet"),
     (0, b"Obj\x01", "Avro"),
     (0, b"MMIDIDX\x00\x00", MEGATRON),
+    (0, b"TNTIDX\x00\x00", OLDER_MEGATRON),
     (0, b"\x93NUMPY", NUMPY),
     (0, b"\x89HDF\r\n\x1a\n", "HDF5"),
     (0, b"GGUF", "GGUF weights"),
@@ -226,7 +231,7 @@ def _inside(file: SourceFile, outer: FileKind) -> FileKind:
 
 
 def kind_of(name: str, begin: bytes, *, beside: str = "") -> FileKind:
-    """What a file of this name that begins so is. beside: its Megatron index (``.idx``), for a ``.bin``.
+    """What a file of this name that begins so is. beside: the form of a ``.bin``'s index of Megatron.
 
     >>> kind_of("a.txt", b"\\x1f\\x8b\\x08").problem
     'is gzip by its content, and its ending is .txt; name it a.txt.gz'
@@ -252,7 +257,8 @@ def kind_of(name: str, begin: bytes, *, beside: str = "") -> FileKind:
     if found:
         return FileKind(found)
     if says == TOKENS:
-        return FileKind(MEGATRON) if beside else FileKind(problem=_RAW.format(ending=ending))
+        other = f"has beside it {beside}" if beside else _RAW.format(ending=ending)
+        return FileKind(MEGATRON) if beside == MEGATRON else FileKind(problem=other)
     if says and says not in PLAIN:
         return FileKind(problem=f"is, by its ending {ending}, {says}, and does not begin as {says} does")
     return FileKind(says or TEXT)
@@ -292,11 +298,12 @@ def _content(begin: bytes) -> str:
 
 
 def _beside(path: Path) -> str:
-    """The index of Megatron beside a ``.bin``; empty where there is none."""
+    """What the index of Megatron beside a ``.bin`` is; empty where there is none."""
     if path.suffix != ".bin" or not (index := path.with_suffix(".idx")).is_file():
         return ""
     with open(index, "rb") as stream:
-        return str(index) if _content(stream.read(9)) == MEGATRON else ""
+        found = _content(stream.read(9))
+    return found if found in (MEGATRON, OLDER_MEGATRON) else ""
 
 
 def _undecodable(blocks: Sequence[bytes]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,28 +172,48 @@ class _Ahead:
 def _separated(delimiter: str) -> Callable[[IO[bytes]], Iterator[Row]]:
     def read(stream: IO[bytes]) -> Iterator[Row]:
         csv.field_size_limit(LARGEST_ROW)
-        decoder = Decoder()
-        reader = csv.reader(_lines(stream, decoder), delimiter=delimiter, strict=True)
-        told = number = 0
+        decoder, lines = Decoder(), list[str]()
+        reader = csv.reader(_lines(stream, decoder, lines), delimiter=delimiter, strict=True)
+        told = 0
         names: list[str] | None = None
         try:
             for fields in reader:
+                where = _where(reader.line_num, lines)
+                lines.clear()
                 if names is None:
                     names = _header(fields)
                     continue
                 if not fields:  # a blank line
                     continue
-                number += 1
-                where = f"line {reader.line_num}"
                 if len(fields) != len(names):
-                    raise _Wrong(f"{where} has {len(fields)} fields, the header has {len(names)}")
+                    raise _Wrong(f"{where}: {len(fields)} fields, and the header has {len(names)}")
                 bad, told = decoder.bad - told, decoder.bad
                 yield Row(where, dict(zip(names, fields, strict=True)), bad)
         except csv.Error as error:
             problem = "a line ends with CR alone; write line ends anew" if "new-line character" in str(error) else error
-            raise _Wrong(f"line {reader.line_num}: {problem}") from None
+            last, opens = reader.line_num, _open_quote("".join(lines), delimiter)
+            if opens is None:
+                raise _Wrong(f"line {last}: {problem}") from None
+            raise _Wrong(
+                f"line {last - len(lines) + 1 + opens}: a field begins with a quote that is not closed before a "
+                f"separator or line end (line {last}: {problem}); double quotes that belong to a quoted text"
+            ) from None
 
     return read
+
+
+def _where(last: int, lines: Sequence[str]) -> str:
+    """Where a row stands that ends in line ``last``."""
+    return f"line {last}" if len(lines) < 2 else f"lines {last - len(lines) + 1} to {last}"
+
+
+def _open_quote(text: str, delimiter: str) -> int | None:
+    """Line ends before the first quote that begins a field and is closed nowhere, or before other letters."""
+    field = re.compile(rf'(?:"[^"]*(?:""[^"]*)*"(?=[{delimiter}\r\n]|$)|(?!")[^{delimiter}\n]*)[{delimiter}\n]?')
+    at = 0
+    while (found := field.match(text, at)) and found.end() > at:
+        at = found.end()
+    return text.count("\n", 0, at) if text.startswith('"', at) else None
 
 
 def _header(fields: list[str]) -> list[str]:
@@ -203,12 +224,14 @@ def _header(fields: list[str]) -> list[str]:
     return fields
 
 
-def _lines(stream: IO[bytes], decoder: Decoder) -> Iterator[str]:
-    """Lines with their ends, as ``csv`` wants them: CRLF and LF as they stand in the file."""
+def _lines(stream: IO[bytes], decoder: Decoder, kept: list[str]) -> Iterator[str]:
+    """Lines with their ends, as ``csv`` wants them: CRLF and LF as they stand in the file. kept: gets them,
+    too."""
     while line := stream.readline(LARGEST_ROW + 1):
         if len(line) > LARGEST_ROW:
             raise _Wrong(f"a line is longer than {LARGEST_ROW:,} bytes")
-        yield decoder.feed(line)
+        kept.append(decoder.feed(line))
+        yield kept[-1]
     if rest := decoder.feed(b"", final=True):
         yield rest
 

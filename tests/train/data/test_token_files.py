@@ -151,6 +151,14 @@ def test_a_damaged_index_is_named(tmp_path: Path, edit: Any, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x.bin", "x.idx", "x"])
+def test_megatrons_older_index_is_named_as_such(tmp_path: Path, name: str) -> None:
+    path = write_megatron(tmp_path / "x", [[[1, 2, 3]], [[4, 5]], [[6]]])
+    path.with_suffix(".idx").write_bytes(b"TNTIDX\0\0" + np.array([1, 4, 4, 3, 3], np.uint64).tobytes())
+    with pytest.raises(DataError, match=r"older form \(TNTIDX\).* write the corpus anew with tools/preprocess_data"):
+        prepare([tmp_path / name], BYTES, tmp_path / "c", WHOLE)
+
+
 def test_what_is_no_token_file_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "float.npy", np.ones(9))
     np.save(tmp_path / "cube.npy", np.ones((2, 2, 2), np.int32))
