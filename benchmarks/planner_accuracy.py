@@ -7,8 +7,8 @@ By source: absolute relative error of the step time, how many of the measured ti
 many of those out of memory not to. By job of which many layouts were measured: where the best measured one
 stands among the predicted, and what is lost by running the predicted best. Memory as a
 risk: what of rows said to fit ran, and of sweeps with rows that ran out of memory, whether the predicted best
-ran, with the margin that plans keep and without. --leave-one-out: every source is predicted by constants
-fitted to all other sources.
+ran, with the margin that plans keep and without. Of two groups in which the planner errs by rule: predicted
+over measured, less one. --leave-one-out: every source is predicted by constants fitted to all other sources.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner_fit import Batch, Floats, batches, left_out
+from planner_fit import Floats, batches, left_out
 from planner_memory import measured as weight
 from planner_memory import row_memory
 from planner_moe import read_moe
 from planner_risk import RISKS, Sizes, doubts_left_out, kept_free, risk
 from planner_row import Row
-from planner_rows import default_files, read_rows
+from planner_rows import default_files, read_by_default, read_rows
 
 from plait.core.base.errors import JobError
 from plait.plan.band import band
@@ -40,6 +40,19 @@ KEYS = ("rows", "median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error
         "fit_right", "oom_right")  # fmt: skip
 TIMES = KEYS[:5]
 """Of a step's time alone."""
+
+
+SIGNED = ("rows", "least", "median", "most")
+"""Of a group: predicted over measured, less one."""
+GROUPS: Mapping[str, Callable[[Row], bool]] = {
+    "A100, 256 ranks or more, at most 2 places": lambda row: (
+        row.device.startswith("a100") and row.value("ranks") >= 256 and row.value("pp") <= 2
+    ),
+    "torchtitan, sequences over 4 or more ranks": lambda row: (
+        row.source.startswith("torchtitan") and row.value("cp") >= 4
+    ),
+}
+"""Rows that the planner predicted too fast by rule, at commit 2780b49d."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +69,12 @@ class Predicted:
 def predict_all(rows: Sequence[Row], leave_out: bool) -> Predicted:
     """With shipped constants, or with such as never saw a row's source."""
     columns = {name: np.full(len(rows), np.nan) for name in ("seconds", "low", "high", "memory", "fits")}
-    places = {name: at for at, name in enumerate(row.name for row in rows)}
-
-    def add(parts: Sequence[Batch], values: Mapping[str, float]) -> None:
-        for part in parts:
-            at = np.array([places[row.name] for row in part.rows])
-            total = part.seconds(values).total
+    columns["memory"], columns["fits"] = row_memory(rows)
+    for own, values in left_out(rows) if leave_out else ((range(len(rows)), {}),):
+        for part in batches([rows[at] for at in own]):
+            at, total = np.asarray(own)[part.where], part.seconds(values).total
             columns["seconds"][at] = total
             columns["low"][at], columns["high"][at] = band(total, part.columns[1], part.cluster)
-
-    columns["memory"], columns["fits"] = row_memory(rows)
-    if not leave_out:
-        add(batches(rows), {})
-        return Predicted(**columns)
-    for own, values in left_out(rows):
-        add(batches([rows[at] for at in own]), values)
     return Predicted(**columns)
 
 
@@ -146,6 +150,17 @@ def memory_risks(rows: Sequence[Row], predicted: Predicted, leave_out: bool) -> 
     return found
 
 
+def by_group(rows: Sequence[Row], predicted: Predicted) -> dict[str, dict[str, Any]]:
+    """Figures of ``SIGNED``, of every group that has rows."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, belongs in GROUPS.items():
+        off = [predicted.seconds[at] / row.seconds - 1 for at, row in enumerate(rows) if row.seconds and belongs(row)]
+        if off:
+            figures = (round(float(np.quantile(off, share)), 4) for share in (0, 0.5, 1))
+            found[name] = dict(zip(SIGNED, (len(off), *figures), strict=True))
+    return found
+
+
 CHOICE = ("jobs", "best_in_top_10", "best_in_top_third", "mean_loss", "worst_loss", "within_5_percent")
 
 
@@ -189,8 +204,8 @@ def main() -> int:
     except JobError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = read.rows
-    predicted = predict_all(rows, told.leave_one_out)
+    rows, supposed = read.rows, read_by_default(files)
+    predicted = predict_all([*rows, *supposed], told.leave_one_out)
     sources = by_sources(rows, predicted)
     overall = summary(rows, predicted, range(len(rows)))
     aimed = summary(rows, predicted, [at for at, row in enumerate(rows) if dense_pretraining(row)])
@@ -203,6 +218,10 @@ def main() -> int:
     if chosen:
         print("\nchoice among measured layouts of one job")
         print(table(chosen, CHOICE))
+    groups = by_group([*rows, *supposed], predicted)
+    if groups:
+        print("\ngroups in which the planner errs by rule: predicted over measured, less one")
+        print(table(groups, SIGNED))
     unfitted = _times(experts.rows)
     if unfitted:
         print("\nmixture of experts: nothing is fitted to these, and they are in no figure above; skipped:",
@@ -210,7 +229,8 @@ def main() -> int:
         print(table(unfitted, TIMES))
     if told.json:
         line = {"experts": unfitted, "overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
-                "risk": risks, "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip
+                "risk": risks, "groups": groups, "left_out": told.leave_one_out,
+                "skipped": dict(read.skipped)}  # fmt: skip
         print(json.dumps(line))
     return 0
 

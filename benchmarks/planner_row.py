@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from plait.core.base.numbers import LARGEST
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
@@ -53,6 +55,10 @@ class Row:
     stated: bool
     job: tuple[Any, ...]
     told: Mapping[str, str]
+
+    def value(self, column: str) -> int:
+        """One of the point's."""
+        return int(np.ravel(getattr(self.point, column))[0])
 
     @property
     def device(self) -> str:

@@ -49,17 +49,34 @@ def read_rows(files: Iterable[Path]) -> Rows:
 def read_silent(files: Iterable[Path]) -> list[Row]:
     """Dense rows of recipes for Blackwell that print no recomputation, as taking none: its 180 GB and more
     leave room, and recipes name it where they turn it on."""
+
+    def told(values: Mapping[str, str]) -> dict[str, str] | None:
+        if not re.match("G?B[23]", values["gpu"]) or values["recompute"]:
+            return None
+        sp = values["sp"] or str(int(values["tp"] not in ("", "1")))
+        return {"recompute": "none", "micro_batch": values["micro_batch"] or "1", "sp": sp}
+
+    return _supposed(files, told)
+
+
+def read_by_default(files: Iterable[Path]) -> list[Row]:
+    """Dense rows of torchtitan's pipelines that print no micro-batch, as of its default, one sequence."""
+
+    def told(values: Mapping[str, str]) -> dict[str, str] | None:
+        silent = values["source_id"].startswith("torchtitan") and not values["micro_batch"]
+        return {"micro_batch": "1"} if silent else None
+
+    return _supposed(files, told)
+
+
+def _supposed(files: Iterable[Path], told: Callable[[Mapping[str, str]], dict[str, str] | None]) -> list[Row]:
+    """Timed rows with what ``told`` has for what they do not print; nothing is fitted to them with others."""
     rows = list[Row]()
     for file in files:
-        if "arch_type" not in header(file):
-            continue
-        for values in read_lines(file):
-            if not re.match("G?B[23]", values["gpu"]) or values["recompute"]:
-                continue
-            sp = values["sp"] or str(int(values["tp"] not in ("", "1")))
-            told = {**values, "recompute": "none", "micro_batch": values["micro_batch"] or "1", "sp": sp}
-            with suppress(Skipped, Bad):
-                rows.append(replace(read_measurement(told, file.stem), stated=False))
+        for values in read_lines(file) if "arch_type" in header(file) else ():
+            if (supposed := told(values)) is not None:
+                with suppress(Skipped, Bad):
+                    rows.append(replace(read_measurement({**values, **supposed}, file.stem), stated=False))
     return [row for row in rows if row.seconds]
 
 

@@ -413,7 +413,7 @@ class Planner:
             for name, off in reasons.without(best.point).items()
             if (slower := self._without(best, off))
         ]
-        return [reasons.limits(best.parts, best.seconds), *ahead, *gains]
+        return [reasons.limits(best.parts, best.seconds), *ahead, *gains, *reasons.fixed_order(best.point)]
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Seconds of a step of another strategy than the best; None where a rule forbids it."""

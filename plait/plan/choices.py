@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.strategy import SLICED
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ def _slices(asked: SearchRequest, tp: int, cp: int, coarse: Coarseness) -> list[
     p1 = asked.among("p1", slices if sends else (1,))
     p2 = asked.among("p2", (1, 2) if tp > 1 and coarse.slices else (1,))
     found = [one for one in product(overlaps, p1, p2) if asked.model.hidden % one[2] == 0]
-    sliced = OVERLAPS.index("domino")
-    return [one for one in found if one[0] == sliced or one[1:] == (1, 1)] or found
+    return [one for one in found if OVERLAPS[one[0]] in SLICED or one[1:] == (1, 1)] or found
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from plait.core.parallel.strategy import SLICED
 from plait.plan.emit_words import Emitted, Words
 
 TARGET = "DeepSpeed 0.19.8"
@@ -107,7 +108,7 @@ def _tensor_parallel(words: Words) -> dict[str, Any]:
         return {}
     if strategy.sequence_parallel:
         words.cannot("sequence_parallel (every rank has the whole residual stream)")
-    if strategy.overlap in ("domino", "no-communication"):
+    if strategy.overlap in (*SLICED, "no-communication"):
         words.cannot(f"overlap.tp = {strategy.overlap} (tp_overlap_comm stands for it)")
     if words.section.pp > 1:
         words.cannot(

@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Any
 
 from plait.core.model.spec import ROPE_THETA
+from plait.core.parallel.strategy import SLICED
 from plait.plan.emit_words import Emitted, Words
 from plait.plan.megatron_flags import DEGREES, EXPERTS, LATENT, LLAMA, ROPE_ORIGINAL, SHAPES
 from plait.plan.megatron_layout import layout
@@ -76,7 +77,7 @@ def _tensor(words: Words) -> dict[str, Any]:
         found["sequence-parallel"] = True
     instead = {
         "sync": "its all-reduce runs behind weight gradients, which no flag forbids",
-        "domino": "its own overlap behind weight gradients stands for it",
+        **dict.fromkeys(SLICED, "its own overlap behind weight gradients stands for it"),
         "no-communication": "it communicates",
     }
     if strategy.overlap in instead:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from plait.core.job.spec import Job
+from plait.core.parallel.strategy import SLICED
 from plait.core.step.stages import Stage, split_layers
 from plait.plan.frameworks import FRAMEWORKS, framework_of
 
@@ -48,7 +49,7 @@ class Words:
     def common(self) -> None:
         """Name what no framework has a setting for."""
         strategy, sharding = self.strategy, self.sharding
-        if strategy.overlap == "domino" and self.tp > 1 and (strategy.p1, strategy.p2) != (1, 1):
+        if strategy.overlap in SLICED and self.tp > 1 and (strategy.p1, strategy.p2) != (1, 1):
             self.cannot(f"slices {strategy.p1}x{strategy.p2} of Domino (their batch is not sliced)")
         if self.model.without:
             self.cannot(f"what the model has besides ({', '.join(self.model.without)}; not planned either)")

@@ -202,3 +202,10 @@ def without(point: Point) -> dict[str, dict[str, int]]:
     if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
         found["Hiding data parallelism's communication"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
     return found
+
+
+def fixed_order(point: Point) -> list[str]:
+    """A remark on a strategy whose slices take turns in the order of Domino's paper."""
+    if point["tp"] * point["cp"] == 1 or OVERLAPS[point["overlap"]] != "fixed":
+        return []
+    return ["In closed form Domino's fixed order is priced as the searched one; a simulated step has its own time."]

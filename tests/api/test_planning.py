@@ -381,3 +381,22 @@ def test_a_schedule_in_a_file_has_the_file_s_name(table: Path) -> None:
     both = compare_plans(*files)
     assert both.to_dict()["differences"]["schedule"] == ["1f1b", "mine.txt"]
     assert "Nothing: both have the same strategy" not in both.text()
+
+
+def test_the_papers_fixed_order_is_simulated_as_it_is_and_never_chosen_unasked(job: Path) -> None:
+    """Four nodes, where reductions take longer than what hides them: the searched order hides more."""
+    job.write_text('[model]\npreset = "gpt3-6.7b"\n[strategy]\n')
+    asked = [
+        *("cluster.preset=h100", "data.sequence_length=1024", "train.precision=bf16-mixed"),
+        *("train.global_batch_size=32", "train.micro_batch_size=32", "strategy.tp=32", "plan.memory_margin=fastest"),
+        *("strategy.slices.batch=2", "strategy.slices.columns=1"),
+    ]
+    found = {
+        name: plan_job(job, [*asked, f"strategy.overlap={name}"]).answer(evaluate=name != "auto")
+        for name in ("sync", "fixed", "domino", "auto")
+    }
+    seconds = {name: one.best.seconds for name, one in found.items()}
+    assert seconds["domino"] < 0.97 * seconds["fixed"] < 0.97 * 0.85 * seconds["sync"]
+    assert ("priced as the searched one" in found["fixed"].text()) and found["auto"].best.seconds == seconds["domino"]
+    assert all("priced as" not in found[name].text() for name in ("sync", "domino", "auto"))
+    assert found["auto"].best.readable["overlap.tp"] == "domino"

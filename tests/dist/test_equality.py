@@ -61,7 +61,7 @@ def test_every_slicing_equals_the_reference(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("overlap", ["sync", "async"])
+@pytest.mark.parametrize("overlap", ["sync", "async", "fixed"])
 def test_the_other_modes_equal_the_reference(pool: Pool, name: str, overlap: str) -> None:
     for p1, p2, sequence_parallel in ((1, 1, False), (2, 2, False), (1, 1, True), (3, 1, True)):
         assert_equal(
@@ -97,7 +97,9 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
         ("sync", None),
         ("async", None),
         ("domino", None),
+        ("fixed", None),
         ("async", 1),
+        ("fixed", 1),
         ("domino", 1),
         ("domino", 2),
     ):
@@ -116,7 +118,8 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
 def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
     """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything
     gives, also under delays."""
-    shapes = ((1, 1, "sync", False), (2, 1, "domino", False), (1, 2, "async", False), (3, 1, "domino", True))
+    shapes = ((1, 1, "sync", False), (2, 1, "domino", False), (1, 2, "async", False), (3, 1, "domino", True),
+              (2, 2, "fixed", False))  # fmt: skip
     for p1, p2, overlap, sequence_parallel in shapes:
         kept = Strategy(tp=2, p1=p1, p2=p2, overlap=overlap, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
         want = pool(2).run(equality.bits, MODELS[name], kept)
@@ -131,7 +134,7 @@ def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_u_transformer_equals_the_reference(pool: Pool, tp: int) -> None:
     for p1, p2, overlap, again in ((1, 1, "sync", "none"), (2, 1, "domino", "full"), (3, 2, "domino", "selective"),
-                              (2, 2, "domino", "layer")):  # fmt: skip
+                              (2, 2, "domino", "layer"), (2, 1, "fixed", "full")):  # fmt: skip
         assert_equal(pool, U, Strategy(tp=tp, p1=p1, p2=p2, overlap=overlap, recompute=again))  # type: ignore[arg-type]
 
 

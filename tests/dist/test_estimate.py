@@ -135,6 +135,7 @@ MORE |= {
     ),
     "domino of a block": job(BLOCK, {"tp": 2, "slices": {"batch": 2, "columns": 2}, "recompute": "full"}, batch=4),
     "async": bf16(GPT, {"tp": 2, "overlap": "async"}, batch=4),
+    "fixed": job(GPT, {"tp": 2, "overlap": "fixed", "slices": {"batch": 4}, "recompute": "full"}, batch=4, micro=4),
     "sync": bf16(LLAMA, {"tp": 2, "overlap": "sync", "sequence_parallel": True}, batch=4),
     "four slices": job(GPT | {"dropout": 0.1}, {"tp": 2, "slices": {"batch": 4}}, batch=4, micro=4),
     "uneven slices": job(LLAMA, {"tp": 2, "slices": {"batch": 2}}, batch=3, micro=3),

@@ -22,6 +22,7 @@ Pool = Callable[[int], Ranks]
 HERE = {
     "one rank": job(GPT, {}),
     "domino": job(LLAMA, {"tp": 2, "slices": {"batch": 2, "columns": 2}}, batch=4),
+    "fixed": job(LLAMA, {"tp": 2, "overlap": "fixed", "slices": {"batch": 2}, "recompute": "full"}, batch=4),
     "async and tied": job(GPT, {"pp": 2, "tp": 2, "overlap": "async"}),
     "zb-h1": job(GPT, {"pp": 2, "schedule": "zb-h1"}),
     "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),

@@ -22,7 +22,7 @@ GPT = ModelSpec.preset("gpt3-13b", specs_folder() / "models")
 LLAMA = ModelSpec.preset("llama3-8b", specs_folder() / "models")
 MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
 SEQUENCE = 4096
-SYNC, ASYNC, DOMINO, NONE = ({"overlap": at} for at in range(len(OVERLAPS)))
+SYNC, ASYNC, DOMINO, NONE, FIXED = ({"overlap": at} for at in range(len(OVERLAPS)))
 FLAT = {"sequence_parallel": 1}
 BF16: Any = "bf16-mixed"
 

@@ -122,6 +122,9 @@ def test_torchtitan() -> None:
     [
         ({"overlap": "domino", "slices": {"batch": 2}}, "megatron", "slices 2x1 of Domino"),
         ({"overlap": "domino", "slices": {"batch": 2}}, "torchtitan", "slices 2x1 of Domino"),
+        ({"overlap": "fixed", "slices": {"batch": 2}}, "megatron", "slices 2x1 of Domino"),
+        ({"overlap": "fixed"}, "megatron", "overlap.tp = fixed"),
+        ({"overlap": "fixed"}, "torchtitan", "overlap.tp = fixed"),
         ({"schedule": "zb-h1"}, "megatron", "schedule = zb-h1 (1f1b stands for it)"),
         ({"schedule": "zb-v"}, "megatron", "schedule = zb-v (interleaved stands for it)"),
         ({"recompute": {"kind": "full", "layers": 3}}, "torchtitan", "recompute of 3 layers"),

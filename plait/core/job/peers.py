@@ -144,7 +144,7 @@ PEERS: Mapping[str, Names] = {
     ),
     "strategy.overlap": Names(
         "overlap-grad-reduce overlap-param-gather tp-comm-overlap", "enable_async_tensor_parallel", "overlap_comm",
-        write='Write overlap = "domino", "async" or "off", or a table of tp and shard',
+        write='Write overlap = "domino", "fixed", "async" or "off", or a table of tp and shard',
     ),
     "strategy.compile": Names(transformers="torch_compile"),
     "strategy.cuda_graphs": Names("cuda-graph-impl enable-cuda-graph"),

@@ -141,9 +141,10 @@ class StrategySection(Section):
     cp_comm_type: OrAuto[Literal["ulysses", "ring"] | ContextKind] = "ulysses"
     """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
     overlap: OrAuto[OverlapWord | OverlapKinds] = "domino"
-    """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``off``,
-    ``sync``: none; ``no-communication`` plans a step without any, and is never trained. A word
-    alone is tensor parallelism's; sharding's communication then overlaps computation unless it is ``off``."""
+    """``domino``: slices hide each other's collectives, in an order that is searched; ``fixed``: in the order
+    of Domino's authors; ``async``: Megatron-LM's overlap; ``off``, ``sync``: none; ``no-communication`` plans
+    a step without any, and is never trained. ``auto`` chooses ``domino``. A word alone is tensor
+    parallelism's; sharding's communication then overlaps computation unless it is ``off``."""
     slices: Literal["auto"] | Slices = "auto"
     """Domino's slices, such as ``{ batch = 2, columns = 1 }``."""
     sequence_parallel: bool | Literal["auto"] = False

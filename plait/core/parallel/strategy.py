@@ -18,7 +18,9 @@ from plait.core.model.weights import Site, Weight, normed, widths
 
 _widths, _normed = cache(widths), cache(normed)  # asked for in every segment of every candidate
 
-Overlap = Literal["sync", "async", "domino", "no-communication"]
+Overlap = Literal["sync", "async", "domino", "no-communication", "fixed"]
+SLICED: tuple[Overlap, ...] = ("domino", "fixed")
+"""Overlaps in which slices hide each other's collectives."""
 Recompute = Literal["none", "selective", "full", "layer"]
 ShardOverlap = Literal["none", "forward", "backward", "both"]
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -36,7 +38,8 @@ class Strategy:
 
     tp: tensor-parallel degree. overlap: of its collectives. ``sync``: none (plain tensor parallelism).
     ``async``: a backward collective overlaps the weight gradients of its own sublayer (Megatron-LM).
-    ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241).
+    ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241), in an
+    order that is searched. ``fixed``: the same in that paper's own order.
     ``no-communication``: the collectives are left out, and numbers are wrong, at the speed that full overlap
     would reach: for measurements only.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from plait.core.model.experts import refuse_experts
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.matrices import buffer_numbers
+from plait.core.parallel.strategy import SLICED
 from plait.core.step.memory.activations import Activations, WalkedBatch
 from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
 from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, rounding_buffers, states
@@ -235,12 +236,12 @@ def hidden_behind(step: Step) -> dict[str, str]:
     strategy, found = step.strategy, dict[str, str]()
     if any(mesh.tp > 1 for mesh in step.layout.meshes):
         found["tp"] = {
-            "domino": "other slices, weight gradients" if strategy.p1 > 1 else "backward: weight gradients",
+            **dict.fromkeys(SLICED, _SHARED["domino"] if strategy.p1 > 1 else "backward: weight gradients"),
             "async": "backward: weight gradients of the sublayer",
             "sync": "nothing",
             "no-communication": "left out",
         }[strategy.overlap]
-        found["rows"] = "other slices" if strategy.overlap == "domino" and strategy.p1 > 1 else "nothing"
+        found["rows"] = "other slices" if strategy.overlap in SLICED and strategy.p1 > 1 else "nothing"
     if strategy.cp > strategy.ring:
         found["ulysses"] = _SHARED[strategy.overlap]
     if strategy.ring > 1:
@@ -262,6 +263,7 @@ def hidden_behind(step: Step) -> dict[str, str]:
 
 _SHARED = {
     "domino": "other slices, weight gradients",
+    "fixed": "nothing",
     "async": "nothing",
     "sync": "nothing",
     "no-communication": "left out",

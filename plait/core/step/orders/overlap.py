@@ -12,7 +12,7 @@ another's communication-heavy forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import frexp, ldexp
 
@@ -22,7 +22,7 @@ from plait.core.step.clock.streams import ListClock
 from plait.core.step.orders.climb import Judge
 from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.step.orders.repeats import improve_words
-from plait.core.step.orders.segment_lists import async_order, sync_order, with_waits
+from plait.core.step.orders.segment_lists import async_order, fixed_order, sync_order, with_waits
 from plait.core.step.schedule import PHASES
 from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.step.segments import Action, Phase, SegmentGraph
@@ -54,7 +54,10 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
         return sync_order(graph)
     if overlap == "domino":
         return domino_order(graph, costs, batch)
-    return async_order(graph) if overlap == "async" else sync_order(graph)
+    return _PLAIN.get(overlap, sync_order)(graph)
+
+
+_PLAIN: Mapping[str, Callable[[SegmentGraph], list[Action]]] = {"async": async_order, "fixed": fixed_order}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import cast
 
 from plait.core.base.errors import ScheduleError
@@ -90,10 +91,18 @@ def async_order(graph: SegmentGraph) -> list[Action]:
 
 
 def fixed_order(graph: SegmentGraph) -> list[Action]:
-    """Domino's own interleaving (arXiv 2409.15241, figures 7 and 8): slices take turns segment by segment, an
-    input's gradient comes before the weight's, and a collective is awaited where its result is read. Lists
-    that ranks run are searched for instead (``overlap``)."""
-    return insert_waits(graph, graph.ops())
+    """Domino's own interleaving (arXiv 2409.15241, sections 4.1.1 and 4.1.2, figures 7 and 8).
+
+    Slices take turns segment by segment, and a collective is awaited where its result is read. An input's
+    gradient comes before the weight's. The backward of a segment's norm comes after all slices, so that a
+    slice's reduction travels while the others compute.
+    """
+    turns = groupby(graph.ops(), key=lambda op: (op.site, op.layer, op.forward))
+    return insert_waits(graph, [op for _, each in turns for op in sorted(each, key=_joins)])
+
+
+def _joins(op: SegmentOp) -> bool:
+    return op.kind == Kind.NORM_GRAD
 
 
 def insert_waits(

@@ -14,7 +14,7 @@ from plait.core.step.ops import Kind
 from plait.core.step.schedule import Phase
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.layer_sums import Pass, Waits, launch_seconds
-from plait.core.step.seconds.layer_work import DOMINO, FULL, SYNC, LayerWork
+from plait.core.step.seconds.layer_work import FULL, SYNC, LayerWork
 from plait.core.step.seconds.pipeline_time import SPLIT
 from plait.core.step.seconds.rates import Seconds
 from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD, gather_seconds, sum_seconds
@@ -124,12 +124,11 @@ class Layer(LayerWork):
         """Exposed of the forward's reductions of both sublayers: what slices of the batch do not hide behind
         each other, or of columns the last one's."""
         points, sent = self.points, self.sums.forward.tp * self._more
-        domino = points.overlap == DOMINO
         # Behind the next columns' product.
-        alone = self._exposed(sent, self.sums.forward.second, np.where(domino, points.p2, 1))
+        alone = self._exposed(sent, self.sums.forward.second, np.where(self.domino, points.p2, 1))
         attention = self.attention_of(self.forward)
         among = self._among_slices(sent, attention, self.forward - attention)
-        return np.where((points.p1 > 1) & domino, among, alone)
+        return np.where((points.p1 > 1) & self.domino, among, alone)
 
     @cached_property
     def tp_backward(self) -> Seconds:
@@ -140,9 +139,9 @@ class Layer(LayerWork):
         # Gradients are gathered before products of inputs; orders of domino move others' weight gradients
         # there. What experts add was fitted (docs/adr/0017) without.
         flat, dense = points.sequence_parallel > 0, np.asarray(self.model.experts) == 0
-        first = np.where(flat & dense & (mode != DOMINO), sent / 2, 0.0)
+        first = np.where(flat & dense & ~self.domino, sent / 2, 0.0)
         # So do they with what a recomputed layer repeats, unless slices of the batch are gathered, too.
-        repeats = (points.recompute == FULL) & (mode == DOMINO) & self.listed & ~(flat & (points.p1 > 1))
+        repeats = (points.recompute == FULL) & self.domino & self.listed & ~(flat & (points.p1 > 1))
         again = np.where(repeats, self.again, 0.0)
         busy = weights + again
         beside = first + rates.together(self.cluster, busy, sent - first) - busy
@@ -155,7 +154,7 @@ class Layer(LayerWork):
         beside = np.where(split, sent, beside)
         among = np.where(flat | (points.p2 > 1), self._exposed(sent, inputs, slices), self._among_slices(sent, inputs))
         sliced = np.where(split, np.where(points.p1 > 1, among, cut), sliced)
-        return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
+        return np.where(mode == SYNC, sent, np.where(self.domino, sliced, beside))
 
     @cached_property
     def tp_again(self) -> Seconds:
@@ -199,7 +198,7 @@ class Layer(LayerWork):
         points, plain = self.points, one.heads + self._ring(one)
         both = one.heads + one.ring + one.home + one.tp * self._more
         rest = np.maximum(0.0, self._exposed(both, beside, points.p1) - exposed)
-        return np.where((points.overlap == DOMINO) & (points.p1 > 1), np.minimum(plain, rest), plain)
+        return np.where(self.domino & (points.p1 > 1), np.minimum(plain, rest), plain)
 
     def _ring(self, one: Pass) -> Seconds:
         """Exposed of rotations without slices: blocks travel behind attention to those before, unless
@@ -207,7 +206,7 @@ class Layer(LayerWork):
         turns, mode = np.maximum(1, self.points.ring), self.points.overlap
         beside: Any = one.attention * (turns - 1) / turns
         hidden, both = (rates.together(self.cluster, beside, sent) - beside for sent in (one.ring, one.ring + one.home))
-        found: Any = np.select([mode == SYNC, mode == DOMINO], [one.ring + one.home, both], hidden + one.home)
+        found: Any = np.select([mode == SYNC, self.domino], [one.ring + one.home, both], hidden + one.home)
         return found
 
     @cached_property

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from plait.core.parallel.strategy import SLICED
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.experts_time import Routed
@@ -22,13 +24,19 @@ from plait.core.step.seconds.rates import Seconds
 
 LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q+R", "2Q")
 """Widths of latent attention."""
-SYNC, DOMINO = (OVERLAPS.index(name) for name in ("sync", "domino"))
+SYNC = OVERLAPS.index("sync")
+DOMINO = tuple(map(OVERLAPS.index, SLICED))
 SELECTIVE, FULL, LAYER = (RECOMPUTES.index(name) for name in ("selective", "full", "layer"))
 
 
 @dataclass(frozen=True)
 class LayerWork(Priced):
     """Computation of one layer on one rank. Everything in seconds of one micro-batch."""
+
+    @cached_property
+    def domino(self) -> NDArray[np.bool_]:
+        """Whether slices hide each other's collectives. The paper's fixed order is priced as the searched."""
+        return np.isin(self.points.overlap, DOMINO)
 
     @cached_property
     def sums(self) -> LayerSums:

@@ -11,7 +11,7 @@ import pytest
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.options import Options
-from tests.plan.layers import A100, ASYNC, DOMINO, FLAT, LLAMA, MIXTRAL, NONE, SEQUENCE, SYNC, layer, same, sent
+from tests.plan.layers import A100, ASYNC, DOMINO, FIXED, FLAT, LLAMA, MIXTRAL, NONE, SEQUENCE, SYNC, layer, same, sent
 
 
 def beside(busy: Any, communicated: Any) -> Any:
@@ -262,3 +262,11 @@ def test_experts_are_gathered_and_reduced_besides() -> None:
     reduced = sent("reduce_scatter", dense * 2, 8, 2) + sent("reduce_scatter", dense * 2 / 8, 2, 16)
     told = own + one.routed.gathered(np.array([8]), 2.0) + 2 * reduced + one.routed.reduced(4.0)
     same(one.shard_backward_sent, told)
+
+
+@pytest.mark.parametrize("row", [{"tp": 4}, {"tp": 4, "p2": 2, **FLAT}, {"tp": 2, "cp": 4, "ring": 2}])
+def test_the_fixed_order_is_priced_as_the_searched_one(row: dict[str, Any]) -> None:
+    fixed, searched, sync = (layer(micro=2, p1=2, **row, **mode) for mode in (FIXED, DOMINO, SYNC))
+    for name in ("tp_forward", "tp_backward", "cp_forward", "cp_backward"):
+        same(getattr(fixed, name), getattr(searched, name))
+    assert fixed.tp_backward < sync.tp_backward
