@@ -402,10 +402,12 @@ class KnownClusters(Shown):
         return {name: cluster.model_dump(mode="json") for name, cluster in self.clusters.items()}
 
     def parts(self) -> Iterator[Part]:
-        """A line for each cluster."""
-        header = ("preset", "device", Column("memory", in_bytes), "a node", "links, each way")
+        """A line for each cluster, with the memory of a device that a plan may fill."""
+        from plait.core.step.memory.closed_memory import usable
+
+        header = ("preset", "device", Column("usable memory", in_bytes), "a node", "links, each way")
         rows = [
-            (name, each.device.name, int(each.device.memory.value), each.ranks_per_node,
+            (name, each.device.name, int(usable(each.device, each.overhead)), each.ranks_per_node,
              ", ".join(f"{tier.name} {tier.rate.value / 1e9:.4g} GB/s" for tier in each.tiers))
             for name, each in self.clusters.items()
         ]  # fmt: skip
