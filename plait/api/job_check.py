@@ -44,12 +44,14 @@ AXES = {
 
 class DryMemory(NamedTuple):
     """Memory of a strategy, and what it is compared with: the devices of the cluster that the job names
-    (``report``), or else this machine (``room``); neither where nothing is known of where ranks run."""
+    (``report``), or else this machine (``room``); neither where nothing is known of where ranks run.
+    starts_here: whether ranks would start on this machine."""
 
     estimate: Estimate
     room: Room | None = None
     report: MemoryReport | None = None
     cluster: Cluster | None = None
+    starts_here: bool = False
 
     @property
     def fits(self) -> bool | None:
@@ -72,7 +74,8 @@ class DryMemory(NamedTuple):
         """What is available, and whether it is enough."""
         found, there = self.estimate, self.room
         if self.report and self.cluster:
-            return f"on {self.cluster.device.name} it {self.report.told}. Only a start compares with this machine"
+            start = ". Only a start compares with this machine" if self.starts_here else ""
+            return f"on {self.cluster.device.name} it {self.report.told}{start}"
         if there is None:
             return "available: not known here, so nothing was checked"
         verdict = "fits" if self.fits else "does not fit"
@@ -90,7 +93,8 @@ def sized(step: Step, job: Job, cluster: Cluster | None, place: LaunchTarget) ->
 
     if cluster:
         found = estimate_on(step, cluster)
-        return DryMemory(found, report=memory_report(step, cluster, margin_of(job, cluster), found), cluster=cluster)
+        report = memory_report(step, cluster, margin_of(job, cluster), found)
+        return DryMemory(found, report=report, cluster=cluster, starts_here=place.ours)
     there = room(job.run.device, job.world_size) if place.ours else None
     return DryMemory(estimate_in(step, there), there)
 
@@ -120,11 +124,11 @@ class JobCheck(Shown):
         from plait.plan.fits import check_fits
         from plait.plan.memory_report import check_fits_on
 
-        found, there, report, cluster = self.memory
-        if report and cluster:
-            check_fits_on(self.job, report, self.vocab, cluster)
-        elif there:
-            check_fits(self.job, found, self.vocab, there)
+        memory = self.memory
+        if memory.report and memory.cluster:
+            check_fits_on(self.job, memory.report, self.vocab, memory.cluster)
+        elif memory.room:
+            check_fits(self.job, memory.estimate, self.vocab, memory.room)
 
     def to_dict(self) -> dict[str, Any]:
         """Bytes of every rank by kind and by axis, and whether they fit; None where nothing is known."""

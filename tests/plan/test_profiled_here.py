@@ -9,6 +9,7 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import MEMORY_RATE, Cluster
+from plait.core.cluster.mfu import dense_peak
 from plait.core.cluster.profile import Curve, Group, Machine, MemoryPass, Overlap, Point, Product, Profile
 from plait.plan.profiled import here, with_profile
 
@@ -49,6 +50,11 @@ def test_peaks_are_the_best_of_each_precision_and_the_rate_of_memory_too() -> No
     assert (found.name, found.device.name, found.device.memory.value) == ("here", "X1", 80 << 30)
     named = here(profile(INSIDE, machine={"name": "attic", "device": "", "ranks": 17}))
     assert (named.name, named.device.name, named.nodes) == ("attic", "cuda", 3)
+
+
+def test_no_utilisation_is_taken_of_rates_that_were_measured() -> None:
+    device = here(profile(INSIDE, machine={"kind": "cuda", "device": "NVIDIA H200"})).device
+    assert device.kind == "cuda" and device.peak and {dense_peak(device, one) for one in device.peak} == {None}
 
 
 def test_a_device_of_unknown_memory_is_not_described() -> None:

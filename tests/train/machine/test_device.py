@@ -209,3 +209,17 @@ def test_what_is_uploaded_at_once_is_what_it_was() -> None:
     for piece, tensor in zip(devices._pieces(packed.clone(), tensors), tensors, strict=True):
         assert piece.dtype == tensor.dtype and torch.equal(piece, tensor)
     assert RankDevice(torch.device("cpu")).upload(tensors)[0] is tensors[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "precision", "rounded"),
+    [(None, "highest", False), (None, "high", True), ("1", "highest", True), ("0", "high", False), ("", "high", True)],
+)
+def test_whether_products_are_rounded_to_tf32(
+    override: str | None, precision: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    if override is not None:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    assert object.__new__(CudaDevice).tf32 is rounded and device_of(None).tf32 is False
