@@ -172,7 +172,7 @@ BEGUN, LOAD = _processor_time(), os.getloadavg()[0]
 
 
 def commit() -> str:
-    """The commit that is checked out, with "+" if files of it were changed; "unknown" outside a clone."""
+    """The commit that is checked out, with "+" if code or data were changed; "unknown" outside a clone."""
 
     def told(*words: str) -> str:
         return subprocess.run(
@@ -180,7 +180,8 @@ def commit() -> str:
         ).stdout.strip()
 
     try:
-        changed = told("status", "--porcelain", "--untracked-files=no", "--", str(HERE), str(HERE.parent / "plait"))
+        places = (str(HERE), str(HERE.parent / "plait"), str(HERE.parent / "specs"), f":(exclude){HERE / 'results'}")
+        changed = told("status", "--porcelain", "--untracked-files=no", "--", *places)
         return told("rev-parse", "--short=12", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

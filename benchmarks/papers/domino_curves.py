@@ -60,15 +60,19 @@ def curves() -> Found:
 def told(losses: Mapping[str, Sequence[float]]) -> Found:
     """Of the losses of all runs: their curves, and a row of each."""
     rows: list[Row] = []
+    means: dict[tuple[str, str], float] = {}
     facts: dict[str, float | str] = {"steps": len(losses[f"fp32: {BASELINE}"])}
     for name, asked in runs().items():
         precision, _, which = name.partition(": ")
         value, note = f"loss {losses[name][0]:.3f} at first, {losses[name][-1]:.3f} at last", ""
         if which != BASELINE:
             between = apart(losses[name], losses[f"{precision}: {BASELINE}"])
+            means[precision, which] = fmean(between)
             value, note = _short(max(between)), f"{fmean(between):.2g} in the mean; {value}"
             facts |= {f"most, {precision}, {which}": value, f"mean, {precision}, {which}": _short(fmean(between))}
         rows.append(Row(name=name, value=value, command=command(JOB, asked, verb="train"), note=note))
+    nearer = all(mean < means[precision, SEED] for (precision, which), mean in means.items() if which != SEED)
+    rows.append(Row(name="nine sliced runs match, nearer than other weights", value=nearer))
     facts["rounding"] = _short(fmean(apart(losses[f"bf16: {BASELINE}"], losses[f"fp32: {BASELINE}"])))
     series = [Series(name=name, points=list(enumerate(own, 1))) for name, own in losses.items()]
     return Found(rows=rows, series=series, facts=facts)

@@ -22,16 +22,22 @@ ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
 PAPERS = ("domino", "internevo", "resharding", "megascale", "arnold")
 
-Value = float | str | Sequence[float] | None
-"""A number, words, or the least and the most of several numbers."""
+Value = float | str | bool | Sequence[float] | None
+"""A number, words, whether it holds, or the least and the most of several numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Plait's number of a published row. command: what prints it, or what it is computed from."""
+    """Plait's number of a published row. command: what prints it, or what it is computed from.
+
+    reading: by a reading of the paper's words or another choice, which ``note`` names. over: values over what
+    the paper does not print.
+    """
 
     name: str
-    value: Value
+    value: Value = None
+    reading: Value = None
+    over: Sequence[Value] = ()
     command: str = ""
     note: str = ""
 
@@ -46,12 +52,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Of a figure. claims: by the claim's number, what it is judged by, each with a name. facts: numbers that
-    the words below the figure speak of."""
+    """Of a figure. facts: numbers that the words of the page speak of."""
 
     rows: Sequence[Row] = ()
     series: Sequence[Series] = ()
-    claims: Mapping[int, Mapping[str, float | bool]] = field(default_factory=dict[int, Mapping[str, float | bool]])
     facts: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
 
 
@@ -67,7 +71,7 @@ def fingerprint(paper: str) -> str:
     for folder, pattern in (("plait", "*.py"), ("specs", "*.toml"), ("benchmarks", "*.py")):
         for file in sorted((ROOT / folder).rglob(pattern)):
             own = file.parent == HERE and file.stem in PAPERS and file.stem != paper
-            if not own and file.stem not in ("page", "draw", "verdicts", "__main__"):
+            if not own and file.stem not in ("page", "draw", "verdicts", "points", "__main__"):
                 digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     for job in sorted((HERE / "jobs").glob("*.toml")):
         digest.update(job.read_bytes())

@@ -42,3 +42,8 @@ def measured(name: str, *, again: bool) -> dict[str, Any]:
         argv = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *words, "--save", str(kept)]
         subprocess.run(argv, check=True, cwd=ROOT)
     return json.loads(kept.read_text())
+
+
+def dates(*names: str) -> str:
+    """The days of measurement, each once."""
+    return " and ".join(sorted({measured(name, again=False)["date"] for name in names}))

@@ -1,80 +1,106 @@
-"""The 24 claims of the five papers, each with a verdict by a rule that stands in the paper's file:
+"""The verdict of every quantity that a page prints beside a published one, by the rules of ``rules.toml``.
 
-    gain    every value over 1 lies between half of the lowest and twice of the highest published gain
-    least   every value is at least ``low``
-    within  every value lies from ``low`` to ``high``
-    holds   everything that the claim says holds
-
-``each`` of a claim has what is published for single values, by name, in place of ``low`` and ``high``. What
-has to hold stands in ``asks``. A claim of which one value fails is not reproduced. Then ``why`` says why,
-with figures of the JSON.
+What is published is a number, a range, or words. Plait's ``value`` is the same quantity under the same
+conditions, unless ``differs`` of the published row names another; ``reading`` is what a reading of the
+paper's words or another choice gives; ``over`` has the values over what the paper does not print.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-RULES: dict[str, Callable[[float, float, float], bool]] = {
-    "gain": lambda value, low, high: 1 + (low - 1) / 2 <= value <= 1 + 2 * (high - 1),
-    "least": lambda value, low, high: value >= low,
-    "within": lambda value, low, high: low <= value <= high,
-    "holds": lambda value, low, high: bool(value),
-}
+from benchmarks.papers.found import HERE
+from plait.core.base.codec.toml_text import read_toml
+
+RULES = read_toml(HERE / "rules.toml")
+WORDS: tuple[str, ...] = tuple(RULES["verdicts"])
+"""From the best to the worst."""
+AS_PUBLISHED, DIRECTION, BY_A_READING, NOT_DETERMINED, NOT_REPRODUCED = WORDS
+NOISE: float = RULES["noise"]["computed"]
+MEASURED: float = RULES["noise"]["measured"]
+BASES = {"x": 1.0, "+%": 0.0}
+"""Where nothing is gained, by unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """values: that the claim is judged by. failed: those outside; None: nothing was computed."""
+    """word: of ``WORDS``. plain: the word without the reading, where a reading decides."""
 
-    values: Mapping[str, float | bool]
-    failed: Mapping[str, float | bool] | None
+    word: str
+    plain: str = ""
 
-    @property
-    def reproduced(self) -> bool:
-        """Whether every value is as published."""
-        return self.failed is not None and not self.failed
-
-    @property
-    def word(self) -> str:
-        """For a table."""
-        if self.failed is None:
-            return "not computed"
-        return "reproduced" if self.reproduced else "**not reproduced**"
+    def __str__(self) -> str:
+        return f"{self.word} ({self.plain})" if self.plain else self.word
 
 
-def asked(claim: Mapping[str, Any]) -> str:
-    """What a claim's values have to be.
+def worst(words: Iterable[str]) -> str:
+    """The last of them in ``WORDS``.
 
-    >>> asked({"rule": "gain", "low": 1.02, "high": 1.05})
-    '1.01 to 1.1'
-    >>> asked({"rule": "gain", "each": {"small": 1.1}}), asked({"rule": "least", "low": 0.9})
-    ('1.05 to 1.2 (small)', '0.9 or more')
+    >>> worst(["direction", "as published"])
+    'direction'
     """
-    if claim["rule"] == "holds":
-        return claim["asks"]
-    if claim["rule"] == "least":
-        return f"{claim['low']:g} or more"
-    if claim.get("each"):
-        return ", ".join(f"{asked({**claim, 'low': one, 'high': one, 'each': {}})} ({name})"
-                         for name, one in claim["each"].items())  # fmt: skip
-    low, high = claim["low"], claim["high"]
-    if claim["rule"] == "gain":
-        low, high = 1 + (low - 1) / 2, 1 + 2 * (high - 1)
-    return f"{low:.4g} to {high:.4g}"
+    return max(words, key=WORDS.index)
 
 
-def judge(claim: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Verdict:
-    """A claim by what was kept of its figure.
+def judge(row: Mapping[str, Any], result: Mapping[str, Any] | None, *, emulated: bool = False) -> Verdict:
+    """A published row with its unit, by what was found of it; None: nothing was.
 
-    >>> claim = {"number": 5, "rule": "gain", "low": 1.02, "high": 1.05}
-    >>> judge(claim, {"claims": {"5": {"a": 1.1, "b": 1.2}}}).failed
-    {'b': 1.2}
+    >>> row = {"published": [1.1, 1.2], "unit": "x"}
+    >>> [str(judge(row, {"value": value})) for value in (1.25, [1.08, 1.3], 1.0, None)]
+    ['as published', 'direction', 'not reproduced', 'not reproduced']
+    >>> str(judge(row, {"value": 1.0, "reading": 1.15})), str(judge(row, {"over": [1.0, 1.15]}))
+    ('by a reading (not reproduced)', 'not determined')
     """
-    values = (kept or {}).get("claims", {}).get(str(claim["number"]))
-    if not values:
-        return Verdict(values={}, failed=None)
-    rule, both, each = RULES[claim["rule"]], (claim.get("low", 0.0), claim.get("high", 0.0)), claim.get("each", {})
-    ends = {name: (each[name], each[name]) if name in each else both for name in values}
-    return Verdict(values=values, failed={name: one for name, one in values.items() if not rule(one, *ends[name])})
+    result = result or {}
+    noise = MEASURED if emulated else NOISE
+
+    def word(value: Any) -> str:
+        return _word(row["published"], value, row["unit"], noise)
+
+    every = list(result.get("over") or ()) + ([result["value"]] if result.get("value") is not None else [])
+    words = {word(one) for one in every} or {NOT_REPRODUCED}
+    if len(words) > 1:
+        return Verdict(word=NOT_DETERMINED)
+    (plain,) = words
+    readings = [result["reading"]] if result.get("reading") is not None else []
+    if row.get("differs"):
+        readings, plain = readings + every, NOT_REPRODUCED
+    if plain == NOT_REPRODUCED and any(word(one) != NOT_REPRODUCED for one in readings):
+        return Verdict(word=BY_A_READING, plain=plain)
+    return Verdict(word=plain)
+
+
+def widened(published: Sequence[float], unit: str) -> tuple[float, float]:
+    """The published range with the tolerance.
+
+    >>> widened([1.2, 1.4], "x"), widened([0.5, 0.5], "%"), widened([0, 0], "%")
+    ((1.15, 1.5), (0.45, 0.55), (-0.005, 0.005))
+    """
+    share = RULES["tolerance"]["gain" if unit in BASES else "value"]
+    low, high = ((max(share * abs(end - BASES.get(unit, 0.0)), NOISE) if abs(end) < inf else 0.0)
+                 for end in published)  # fmt: skip
+    return round(published[0] - low, 9), round(published[1] + high, 9)
+
+
+def _word(published: Any, value: Any, unit: str, noise: float) -> str:
+    """Of one value, or of the ends of a range of values, which have to be so all."""
+    if isinstance(published, str):
+        if isinstance(value, bool):
+            return DIRECTION if value else NOT_REPRODUCED
+        return AS_PUBLISHED if value == published else NOT_REPRODUCED
+    if value is None or isinstance(value, (str, bool)):
+        return NOT_REPRODUCED
+    ends = published if isinstance(published, Sequence) else (published, published)
+    low, high = widened(ends, unit)
+    base = BASES.get(unit)
+    side = 0 if base is None else (ends[0] > base) - (ends[1] < base)
+    values = value if isinstance(value, Sequence) else [value]
+    return worst(
+        AS_PUBLISHED if low <= one <= high
+        else DIRECTION if side * (one - (base or 0.0)) > noise
+        else NOT_REPRODUCED
+        for one in values
+    )  # fmt: skip
