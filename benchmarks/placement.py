@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 from benchmarks.baselines.bipartition import topology_aware
 from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
-from benchmarks.baselines.program import mip
 from benchmarks.keeping import finish, keep, make_parser
 from plait.core.base.errors import PlacementError
 from plait.place.answer import Assignment
 from plait.place.placing import place, placed_by
 from plait.place.problem import MinipodSpread, Problem, spread_of
+from plait.place.program import mip
 
 ALPHAS = tuple(round(0.1 * at, 1) for at in range(11))
 PUBLISHED = {

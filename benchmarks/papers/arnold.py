@@ -16,7 +16,6 @@ from itertools import pairwise, product
 from statistics import mean
 
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
-from benchmarks.baselines.program import mip
 from benchmarks.papers import lab
 from benchmarks.papers.arnold_queue import queue
 from benchmarks.papers.found import Found, Row, Series, job_file, spread
@@ -28,6 +27,7 @@ from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.placing import place
 from plait.place.problem import MinipodSpread, Problem, spread_of
+from plait.place.program import mip
 from plait.plan.simulate import PlacedOn, simulate_plan
 
 PAPER = "arnold"

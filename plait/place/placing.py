@@ -13,9 +13,10 @@ from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.hosts import arranged, hosts_of
 from plait.place.problem import Problem, check_legal, seconds_of, spread_of
+from plait.place.program import mip
 
 Method = Callable[[Problem], Assignment]
-METHODS: Mapping[str, Method] = {"exact": exact, "cpsat": cpsat}
+METHODS: Mapping[str, Method] = {"exact": exact, "cpsat": cpsat, "program": mip}
 
 
 def place(problem: Problem, method: str = "exact") -> Placement:

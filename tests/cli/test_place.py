@@ -118,6 +118,13 @@ def test_a_solver_for_what_is_special(folder: Path) -> None:
     assert set(told["minipods"][:6]) == {"b"}
 
 
+def test_the_program_of_the_paper(folder: Path) -> None:
+    args = ("job.plan.json", "--topology", "topology.conf", "--out", "m/t.json", "--json")
+    own, program = (json.loads(run(folder, *args, f"place.method={name}")) for name in ("exact", "program"))
+    assert program["method"] == "program" and program["note"].startswith("program: ")
+    assert program["bound"] == own["bound"] and program["score"] >= own["score"] - 1e-9
+
+
 MIXED = """version = 1
 hardware = [{{nodes = "a[00-07]", gpus = 8}}, {{nodes = "b[00-07]", gpus = 8}}, {{nodes = "c[00-03]", gpus = {}}}]
 [switches]
@@ -161,7 +168,7 @@ def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
         (("--topology", "topology.conf", "place.gpus_per_node=-1"), "place.gpus_per_node: -1 is not allowed"),
         (("--topology", "topology.conf", "--out", "."), "'.' is no file"),
         (("--topology", "topology.conf", "place.spares=many"), 'place.spares: "many" is not allowed'),
-        (("--topology", "topology.conf", "place.method=best"), '"best" is not allowed. Allowed: "exact" or "cpsat"'),
+        (("--topology", "topology.conf", "place.method=mip"), 'Allowed: "exact" or "cpsat" or "program"'),
         (("--topology", "topology.conf", "place.forbid=0:a"), "set place.method=cpsat"),
         (("--topology", "topology.conf", "place.forbid=9:a"), "'9' is no stage"),
         (("--topology", "topology.conf", "--down", "a00"), "Give that one with --repair"),

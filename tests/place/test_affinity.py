@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.brute import brute_force
-from benchmarks.baselines.program import mip
 from benchmarks.papers.found import job_file
 from plait.api.placing import plan_of, volumes_of
 from plait.core.base.errors import JobError, PlacementError
@@ -18,6 +17,7 @@ from plait.core.job.communication import CommunicationMatrix, Volume
 from plait.place.affinity import Profiled, affinity_of, known_profiled, own_rows, read_profiled
 from plait.place.placing import place, placed_by
 from plait.place.problem import Pool, Problem, seconds_of
+from plait.place.program import mip
 
 
 def matrix(weights: float, dp: float, pp: float, *, heights: tuple[int, ...] = (6, 6)) -> CommunicationMatrix:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from benchmarks.baselines.bipartition import topology_aware
 from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
-from benchmarks.baselines.program import mip
 from plait.core.base.errors import PlacementError
 from plait.place import placing
 from plait.place.answer import Assignment
@@ -19,6 +18,7 @@ from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.placing import METHODS, place, placed_by
 from plait.place.problem import Pool, Problem, Spares
+from plait.place.program import mip
 from tests.place.cases import problems
 
 FAST = {

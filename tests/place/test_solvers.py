@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
 
-from benchmarks.baselines.program import mip
 from plait.core.base.errors import PlacementError
 from plait.core.cluster.network import Network
 from plait.core.job.communication import Volume
@@ -16,6 +16,7 @@ from plait.place.bounds import fewest_minipods
 from plait.place.cpsat import cpsat
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, spread_of
+from plait.place.program import mip
 
 
 def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
@@ -34,6 +35,18 @@ def test_the_program_reaches_its_closed_form(free: list[int], alpha: float) -> N
     answer = mip(problem)
     spread = spread_of(problem, answer.cells)
     assert alpha * spread.used + (1 - alpha) * spread.rows == pytest.approx(program_optimum(free, 6, 2, alpha))
+
+
+@pytest.mark.parametrize("free", [[6, 6, 6], [6, 5, 4], [3, 3, 3, 3], [9, 2, 2, 1]])
+@pytest.mark.parametrize(("alpha", "unit"), [(0.0, "pp"), (0.3, "pp"), (0.7, "dp"), (1.0, "dp")])
+def test_the_program_keeps_units_together_and_is_never_better_than_the_default(
+    free: list[int], alpha: float, unit: str
+) -> None:
+    problem = Problem.plain(6, 2, free, alpha=alpha, unit=unit)
+    own, program = place(replace(problem, unit="both")), place(problem, "program")
+    assert program.score >= own.score - 1e-9 >= program.bound - 2e-9
+    if alpha in (0.0, 1.0):
+        assert program.score == pytest.approx(own.score), "all weight on the units: both are optimal"
 
 
 def test_units_of_columns() -> None:

@@ -30,9 +30,9 @@ class PlaceSection(Section):
     """What is to be least: the spread over minipods, weighted by ``alpha``, or predicted seconds."""
     unit: Literal["pp", "dp", "both"] = "both"
     """Groups to keep together first. ``both``: the better of the two."""
-    method: Literal["exact", "cpsat"] = "exact"
+    method: Literal["exact", "cpsat", "program"] = "exact"
     """``exact``: closed forms, in milliseconds, and a solver for small jobs that these leave open. ``cpsat``:
-    a solver, for what these cannot say."""
+    a solver, for what these cannot say. ``program``: the program of Arnold's paper, to compare with."""
     limit: NotNegative = 10.0
     """Seconds that a solver may take."""
     level: str = ""

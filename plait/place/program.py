@@ -1,4 +1,4 @@
-"""The paper's own program (Arnold, arXiv 2509.15940, eq. 4-10), by HiGHS through scipy: the reference.
+"""The paper's own program (Arnold, arXiv 2509.15940, eq. 4-10), by HiGHS through scipy.
 
 A unit is one PP group, or one DP group. It minimises weight x minipods used + (1 - weight) x T, where T is
 the largest spread of a unit: the number of minipods only bounds the spread of the other groups from above,
@@ -34,7 +34,7 @@ def mip(problem: Problem) -> Assignment:
     weight = 1 - problem.alpha if by_column else problem.alpha
     solved = _solved(problem, units, size, weight)
     if solved.x is None:
-        raise PlacementError(f"The program found no plan in {problem.limit:g} s. Allow more.")
+        raise PlacementError(f"The program found no plan in {problem.limit:g} s. Allow more with place.limit.")
     pods = len(problem.capacity)
     sequences: list[list[int]] = []
     for unit in range(units):
