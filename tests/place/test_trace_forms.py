@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,48 @@ def test_phillys_log(tmp_path: Path) -> None:
     assert found.begin.tolist() == [5.0]
     assert found.dropped == {"never started": 1, "never ended": 1}
     assert found.categories["user"].names == ("u1",)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "gpus", "took", "says"),
+    [
+        ([(0, 1, 1), (55, 115, 4)], 4, 60 * (60 + 1 / 4), "attempts on different numbers of GPUs, .*: 1"),
+        (
+            [(0, 30, 8), (40, 50, 2), (50, 60, 2)],
+            8,
+            60 * (30 + 20 * 2 / 8),
+            "attempts on different numbers of GPUs, .*: 1",
+        ),
+        ([(0, 10, 2), (20, 30, 2)], 2, 1800, "several attempts on as many GPUs, .* first start to the last end: 1"),
+        ([(0, 10, 2)], 2, 600, ""),
+    ],
+)
+def test_attempts_of_a_philly_job_keep_its_gpu_time(
+    tmp_path: Path, attempts: list[tuple[int, int, int]], gpus: int, took: float, says: str
+) -> None:
+    tries = [
+        {
+            "start_time": f"2017-10-03 {10 + start // 60}:{start % 60:02}:00",
+            "end_time": f"2017-10-03 {10 + end // 60}:{end % 60:02}:00",
+            "detail": [{"ip": "m0", "gpus": [f"gpu{i}" for i in range(count)]}],
+        }
+        for start, end, count in attempts
+    ]
+    job = {"jobid": "a", "submitted_time": "2017-10-03 10:00:00", "attempts": tries}
+    found = trace_of(json.dumps([PHILLY[1], job]), tmp_path, "log.json")
+    assert found.gpus.tolist() == [gpus] and found.duration.tolist() == [pytest.approx(took)]
+    assert len(found.how) == bool(says) and re.search(says, " ".join(found.how))
+
+
+def test_instances_multiply_gpus_where_that_is_asked_for_and_are_said_where_not(tmp_path: Path) -> None:
+    text = "job_id,num_gpu,num_inst,submit_time,duration_s\n1,2,3,0,60\n2,1,1,5,60\n"
+    plain = trace_of(text, tmp_path)
+    assert plain.gpus.tolist() == [2, 1]
+    assert any("'num_inst' counts several" in line and "instances=num_inst" in line for line in plain.how)
+    columns = "submit=submit_time,duration=duration_s,gpus=num_gpu"
+    asked = trace_of(text, tmp_path, columns=f"{columns},instances=num_inst")
+    assert asked.gpus.tolist() == [6, 1] and not any("num_inst" in line for line in asked.how)
+    assert "num_inst" not in " ".join(trace_of(text.replace("1,2,3,", "1,2,1,"), tmp_path).how), "one instance each"
 
 
 def test_a_job_of_phillys_log_needs_no_more_than_its_keys(tmp_path: Path) -> None:

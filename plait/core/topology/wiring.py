@@ -150,7 +150,7 @@ def _parents(known: Mapping[str, Wiring]) -> dict[str, str]:
                 problem = f"'{wiring.name}' is above '{child}', a switch that is told of nowhere"
                 raise JobError(f"{problem}{close(child, known)}", key=wiring.where)
             if child in parents:
-                raise JobError(_twice("switch", child, parents[child], wiring.name), key=wiring.where)
+                raise _twice("switch", child, parents[child], wiring)
             parents[child] = wiring.name
     return parents
 
@@ -169,11 +169,11 @@ def _plugged(
     switches: Sequence[tuple[Switch, Wiring]], hardware: Mapping[str, Hardware], states: Mapping[str, NodeState]
 ) -> tuple[Node, ...]:
     nodes: dict[str, Node] = {}
-    for place, (switch, wiring) in enumerate(switches):
+    for place, (_, wiring) in enumerate(switches):
         for name in wiring.nodes:
             if name in nodes:
                 other = switches[nodes[name].leaf][0].name
-                raise JobError(_twice("node", name, other, switch.name), key=wiring.where)
+                raise _twice("node", name, other, wiring)
             _check_name(name, wiring.where, "node")
             nodes[name] = Node(name, place, hardware.get(name, UNKNOWN), states.get(name, FREE))
     for what, told in (("hardware", hardware), ("a state", states)):
@@ -195,6 +195,7 @@ def _before(wiring: Wiring) -> str:
     return f", before at {wiring.where}" if wiring.where else ""
 
 
-def _twice(kind: str, name: str, first: str, second: str) -> str:
-    where = f"twice under '{first}'" if first == second else f"under '{first}' and '{second}'"
-    return f"the {kind} '{name}' is {where}"
+def _twice(kind: str, name: str, first: str, second: Wiring) -> JobError:
+    where = f"twice under '{first}'" if first == second.name else f"under '{first}' and '{second.name}'"
+    fix = f"In a tree each {kind} is under one switch: keep it under '{first}' alone"
+    return JobError(f"the {kind} '{name}' is {where}", key=second.where, fix=fix)

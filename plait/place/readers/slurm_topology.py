@@ -7,7 +7,8 @@ nodes of all below them as well. Blocks are grouped as Slurm does: neighbours, a
 known        SwitchName with Switches, Nodes, LinkSpeed, Level; BlockName and AggregatedBlock with
              Nodes, BlockIndex, BlockSize; BlockSizes; records of nodes (NodeName=) behind them
 passed over  switches and blocks without nodes, which Slurm allows (a block keeps its place in its
-             group); BlockSizes=-1, which Topograph up to 1.0 wrote where it had found none
+             group); further spines above the same switches; BlockSizes=-1, which Topograph up to 1.0
+             wrote where it had found none
 refused      any other line or key, ``Include``, rings, switches beside blocks, ``Nodes=ALL``, what is no tree
 ===========  ====================================================================================
 """
@@ -23,7 +24,7 @@ from plait.core.base.passed_over import PassedOver
 from plait.core.topology.slurm_lines import lines
 from plait.core.topology.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
 from plait.place.readers import slurm_nodes
-from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, one_of_parallel, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LINE = re.compile(
@@ -65,7 +66,9 @@ def read(source: Source, asked: Asked) -> Found:
     if told.blocks:
         topology = of_blocks(told.blocks, told.sizes, over)
     else:
-        topology = build(with_nodes(_only_their_own(told.wirings) if told.printed else told.wirings, over))
+        topology = build(
+            one_of_parallel(with_nodes(_only_their_own(told.wirings) if told.printed else told.wirings, over), over)
+        )
     return replace(found, topology=topology, over=over)
 
 

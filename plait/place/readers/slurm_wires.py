@@ -13,6 +13,7 @@ from plait.core.topology.wiring import HostLists, Wiring, build, usual_levels
 
 TOP = "fabric"
 EMPTY = "switches without nodes"
+PARALLEL = "switches above the same switches as another, such as further spines"
 NO_SIZES = "block sizes of -1, as where none was found"
 PHANTOMS = "blocks without nodes, whose places in their group stay empty"
 
@@ -58,6 +59,26 @@ def with_nodes(wirings: Sequence[Wiring], over: PassedOver) -> list[Wiring]:
         raise JobError("no switch has nodes", fix="Give the file that Slurm reads, with Nodes= of every leaf")
     kept = [[name for name in one.switches if name not in names] for one in left]
     return [replace(one, switches=switches) for one, switches in zip(left, kept, strict=True)]
+
+
+def one_of_parallel(wirings: Sequence[Wiring], over: PassedOver) -> list[Wiring]:
+    """The first of switches that are above the same ones, such as the spines of a fat tree.
+
+    A tree needs one of them, as Slurm's guide says. Switches above those that become one are compared again.
+    """
+    left = list(wirings)
+    while True:
+        first, instead = dict[frozenset[str], str](), dict[str, str]()
+        for one in left:
+            if one.switches and not one.nodes:
+                kept = first.setdefault(frozenset(one.switches), one.name)
+                if kept != one.name:
+                    instead[one.name] = kept
+                    over.note(PARALLEL, one.where or one.name)
+        if not instead:
+            return left
+        rest = (one for one in left if one.name not in instead)
+        left = [replace(one, switches=list(dict.fromkeys(instead.get(n, n) for n in one.switches))) for one in rest]
 
 
 def of_blocks(blocks: Sequence[SlurmBlock], sizes: Sequence[int], over: PassedOver) -> Topology:

@@ -5,8 +5,8 @@ flat; a partition uses one of them.
 known        topology, cluster_default, tree (switches: switch, children, nodes, link_speed), block
              (block_sizes, blocks: block, nodes), flat
 passed over  topologies that are not the one asked for; switches and blocks without nodes, which
-             Slurm allows (a block keeps its place in its group); block_sizes of -1, as Topograph
-             wrote where it had found none
+             Slurm allows (a block keeps its place in its group); further spines; block_sizes
+             of -1, as Topograph wrote where it had found none
 refused      other keys, aliases, a flat topology or a ring where it is the one asked for,
              ``nodes: ALL``, what is no tree
 ===========  =======================================================================================
@@ -23,7 +23,7 @@ from plait.core.base.errors import JobError, nearest
 from plait.core.base.passed_over import PassedOver
 from plait.core.topology.switches import Topology
 from plait.core.topology.wiring import HostLists, Wiring, build
-from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, SlurmBlock, nodes_of, of_blocks, one_of_parallel, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LOOKS = re.compile(r"^[ \t]*-?[ \t]*[\"']?topology[\"']?\s*:", re.MULTILINE)
@@ -80,7 +80,7 @@ def _topology(entry: dict[str, Any], name: str, over: PassedOver) -> Topology:
             below = lists(one["children"], f"{at}.children") if one.get("children") is not None else []
             plugged = nodes_of(lists, one.get("nodes"), f"{at}.nodes")
             wirings.append(Wiring(_name(one, "switch", at), below, plugged, at))
-        return build(with_nodes(wirings, over))
+        return build(one_of_parallel(with_nodes(wirings, over), over))
     where = f"{name}.block"
     told = _mapping(entry["block"], ("block_sizes", "blocks"), where)
     sizes = _list(told.get("block_sizes", []), f"{where}.block_sizes")

@@ -37,6 +37,8 @@ USUAL = {
     "nodes": ("num_nodes", "node_num", "nodes"),
     "type": ("type", "job_type", "workload"),
     "id": ("job_id", "jobid", "id", "name", "job_name"),
+    "instances": ("num_inst", "inst_num", "num_instances", "instances", "num_workers", "worker_num", "workers",
+                  "replicas"),
     "preemptible": ("preemptible",),
     "priority": ("priority", "job_priority", "prio"),
 }  # fmt: skip
@@ -111,11 +113,12 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             problem = f"two columns are called {column!r}, or one of them {column + '.1'!r}"
             raise JobError(problem, file=str(path), fix="Give the one that is meant another name")
     gpus, how = _gpus(frame[chosen["gpus"]], units.pop("gpus", ""))
+    each, said = _instances(frame, chosen)
     return build(
         frame,
         TraceColumns(
             submit=chosen["submit"],
-            gpus=gpus,
+            gpus=gpus * each,
             duration=chosen.get("duration"),
             start=chosen.get("start"),
             end=chosen.get("end"),
@@ -125,7 +128,7 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             preemptible=_words(frame[chosen["preemptible"]]).isin(YES) if "preemptible" in chosen else None,
             priority=chosen.get("priority"),
         ),
-        TraceForm(name=path.name, schema="columns", how=(*how, *_odd_cells(frame, chosen))),
+        TraceForm(name=path.name, schema="columns", how=(*how, *said, *_odd_cells(frame, chosen))),
         units=units,
     )
 
@@ -142,6 +145,7 @@ def guess(there: list[str]) -> dict[str, str]:
         field: next((known[name] for name in names if name in known), None)
         for field, names in USUAL.items()
         for known in (times if field in TIMES else lower,)
+        if field != "instances"  # whether GPUs are of each of them no name says
     }
     return {field: column for field, column in found.items() if column is not None}
 
@@ -176,6 +180,16 @@ def _gpus(column: Any, unit: str) -> tuple[Any, tuple[str, ...]]:
     if len(asked) >= _FEW and (asked % 5 == 0).all() and asked.max() >= 100:
         return numbers, (f"'{name}' is taken as whole GPUs, though all are multiples of 5 (percent: '{name}:percent')",)
     return numbers, ()
+
+
+def _instances(frame: Any, chosen: Mapping[str, str]) -> tuple[Any, Iterator[str]]:
+    """Instances of every row that GPUs count for, and what is said where a column counts some that do not."""
+    if column := chosen.get("instances"):
+        return pandas().to_numeric(frame[column], errors="coerce"), iter(())
+    names = (name for name in frame.columns if str(name).lower() in USUAL["instances"] and name not in chosen.values())
+    several = (name for name in names if (pandas().to_numeric(frame[name], errors="coerce") > 1).any())
+    said = f"'{chosen['gpus']}' is taken as the GPUs of a whole job, though '{{0}}' counts several instances of some "
+    return 1, (said.format(name) + f"(GPUs of each: --columns with instances={name})" for name in several)
 
 
 def _odd_cells(frame: Any, chosen: Mapping[str, str]) -> Iterator[str]:

@@ -167,8 +167,8 @@ def is_philly(value: Any) -> bool:
 
 def read_philly(value: Any, path: Path) -> Trace:
     """The jobs of Microsoft's Philly (Jeon et al., ATC'19): ``cluster_job_log``, a JSON list of jobs with
-    their attempts. A job's GPUs are those its first attempt was given; its time is that of all attempts,
-    first start to last end.
+    their attempts. A job lasts from the first start to the last end, on as many GPUs as its attempts were
+    given. Where these differ it counts as the most, for as long as makes its GPU time right. Both are said.
 
     ===========  =================================================================================
     known        jobid, submitted_time, vc, user, status, attempts (start_time, end_time, detail:
@@ -178,21 +178,41 @@ def read_philly(value: Any, path: Path) -> Trace:
     ===========  =================================================================================
     """
     rows = [_row(number, job, path) for number, job in enumerate(value)]
-    columns = ("id", "submit", "start", "end", "gpus", "group", "user", "state")
+    columns = ("id", "submit", "start", "end", "gpus", "group", "user", "attempts")
     frame = pandas().DataFrame(rows, columns=list(columns))
+    frame["took"], how = _took(frame)
     return build(
         frame,
         TraceColumns(
             submit="submit",
             start="start",
             end="end",
+            duration="took",
             gpus="gpus",
             id="id",
             categories={"group": "group", "user": "user"},
         ),
-        TraceForm(name=path.name, schema="philly-json"),
+        TraceForm(name=path.name, schema="philly-json", how=how),
         never={"never started": frame["start"].isna(), "never ended": frame["end"].isna()},
+        units={"duration": "s"},
     )
+
+
+def _took(jobs: Any) -> tuple[Any, tuple[str, ...]]:
+    """Seconds of every job on its GPUs, and what had to be decided of jobs with several attempts."""
+    took = pandas().Series(seconds(jobs["end"]).values - seconds(jobs["start"]).values, index=jobs.index)
+    several = jobs["attempts"].map(len) > 1
+    uneven = several & jobs["attempts"].map(lambda each: len({gpus for *_, gpus in each}) > 1)
+    if uneven.any():
+        parts = jobs.loc[uneven, "attempts"].explode()
+        each = pandas().DataFrame(parts.tolist(), columns=["start", "end", "gpus"], index=parts.index)
+        spent = (seconds(each["end"]).values - seconds(each["start"]).values) * each["gpus"]
+        took[uneven] = spent.groupby(level=0).sum(min_count=1) / jobs.loc[uneven, "gpus"]
+    said = {
+        "several attempts on as many GPUs, which last from the first start to the last end": several & ~uneven,
+        "attempts on different numbers of GPUs, which count as the most, for their GPU time": uneven,
+    }
+    return took, tuple(f"jobs with {what}: {count}" for what, which in said.items() if (count := int(which.sum())))
 
 
 def _row(number: int, job: Any, path: Path) -> tuple[Any, ...]:
@@ -203,16 +223,20 @@ def _row(number: int, job: Any, path: Path) -> tuple[Any, ...]:
     starts = [one["start_time"] for one in attempts if isinstance(one.get("start_time"), str)]
     ends = [one["end_time"] for one in attempts if isinstance(one.get("end_time"), str)]
     unfinished = bool(attempts) and attempts[-1].get("end_time") in NONE
-    gpus = next((count for one in attempts if (count := _gpus(one, where))), None)
+    each = [
+        (one.get("start_time"), one.get("end_time"), count)
+        for one in attempts
+        if (count := _gpus(one, where)) and isinstance(one.get("start_time"), str)
+    ]
     return (
         job["jobid"],
         job["submitted_time"],
         min((one for one in starts if one not in NONE), default=None),
         None if unfinished else max((one for one in ends if one not in NONE), default=None),
-        gpus,
+        max((count for *_, count in each), default=None),
         job.get("vc"),
         job.get("user"),
-        job.get("status"),
+        each,
     )
 
 

@@ -26,6 +26,10 @@ from tests.place.readers.test_formats import shape, write
         ("SwitchName=a\nInclude other.conf", "line 2: Include other.conf is not followed"),
         ("SwitchName=a Nodes=n1\nSwitchNam=b Nodes=n2", r"line 2: .*switchnam= \(did you mean 'switchname'"),
         ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: the switch 'a' is told of twice, before at line 1"),
+        (
+            "SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\nSwitchName=d Switches=a",
+            "line 4: the switch 'a' is under 'c' and 'd'. In a tree .* keep it under 'c' alone",
+        ),
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=a,b", "line 2: the node 'n1' is under"),
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 2: 2 switches are under no other: a, b"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "the switches run in a circle: b under a under b"),
@@ -45,6 +49,35 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says) as caught:
         read_topology(write(tmp_path, text))
     assert caught.value.file == str(tmp_path / "topology")
+
+
+LEAVES = "".join(f"SwitchName=s{i} Nodes=n{i}-[1-4]\n" for i in range(4))
+YAML_SPINES = "- topology: t\n  tree:\n    switches:\n" + "".join(
+    f"      - {{switch: {name}, {below}}}\n"
+    for name, below in (
+        ("s0", "nodes: 'n[0-7]'"), ("s1", "nodes: 'n[8-15]'"),
+        ("up0", "children: 's[0-1]'"), ("up1", "children: 's[0-1]'"),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "further"),
+    [
+        (LEAVES + "".join(f"SwitchName=up{i} Switches=s[0-3]\n" for i in range(4)), "up0 s0 s1 s2 s3", 3),
+        (
+            LEAVES + "SwitchName=a0 Switches=s[0-1]\nSwitchName=a1 Switches=s1,s0\nSwitchName=b0 Switches=s[2-3]\n"
+            "SwitchName=b1 Switches=s[2-3]\nSwitchName=c0 Switches=a0,b0\nSwitchName=c1 Switches=a1,b1",
+            "c0 a0 s0 s1 b0 s2 s3", 3,
+        ),
+        (YAML_SPINES, "up0 s0 s1", 1),
+    ],
+)  # fmt: skip
+def test_of_spines_above_the_same_switches_there_is_one(tmp_path: Path, text: str, names: str, further: int) -> None:
+    topology, remarks = read_topology(write(tmp_path, text))
+    assert sorted(switch.name for switch in topology.switches) == sorted(names.split())
+    assert len(topology.nodes) == 16
+    assert remarks.over.counts == {"switches above the same switches as another, such as further spines": further}
 
 
 def test_blocks_are_grouped_as_slurm_groups_them(tmp_path: Path) -> None:
