@@ -195,7 +195,7 @@ def test_what_the_runner_up_loses(seconds: float, told: str) -> None:
     one = planner()
     assert (
         one.why([candidate(1.0), candidate(seconds, tp=2)])[1]
-        == f"The runner-up (tp=2 overlap.tp=domino p1=1 p2=1) {told}"
+        == f"The runner-up (tp=2 overlap.tp=domino slices=1x1 sequence_parallel=false) {told}"
     )
     assert one.why([candidate(1.0)]) == ["A step is computation for 100% of its time."]
 
