@@ -158,7 +158,7 @@ def measured(folder: Path) -> dict[str, Any]:
         "exit": process.returncode,
         "named": [one["ranks"] for one in report["stragglers"]],
         "since": [one["since"] for one in report["stragglers"]],
-        "next_z": round(report["healthiest"]["z"], 2),
+        "next_z": round(report["nearest"]["z"], 2),
         "ranks": report["ranks"],
     }
 

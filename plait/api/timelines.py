@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from plait.core.base.text import Column, Part, Shown, Table
 if TYPE_CHECKING:
     from plait.core.record.exposure import Exposure
     from plait.diagnose.compare import Comparison, Unmatched
-    from plait.diagnose.reading import Tables
+    from plait.diagnose.reading import RecordedRun
     from plait.diagnose.recording import Recording
     from plait.diagnose.summary import TimelineSummary
 
@@ -27,19 +28,32 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
 
 
+def _exposed(found: Exposure, waited: float | None = None) -> str:
+    """``17.3 ms a step: exposed 11.6 ms (5.0 ms of it in waits), hidden 33%``."""
+    waits = f" ({waited * 1e3:.1f} ms of it in waits)" if waited is not None else ""
+    return (
+        f"{found.total * 1e3:.1f} ms a step: exposed {found.exposed * 1e3:.1f} ms{waits}, hidden {found.fraction:.0%}"
+    )
+
+
 @dataclass(frozen=True)
 class RunTimeline(Shown):
-    """The measured timeline of a run. tables: spans and sums in columns of polars."""
+    """The measured timeline of a run that was read, of steps with batches of one size."""
 
     run: Path
-    tables: Tables
+    read: RecordedRun
+
+    @cached_property
+    def summary(self) -> TimelineSummary:
+        """Its numbers."""
+        from plait.diagnose.summary import summarise
+
+        return summarise(self.read.alike.recording)
 
     def to_dict(self) -> dict[str, Any]:
         """Seconds of a rank's mean step by kind, communication and how much of it was hidden: over all ranks,
-        and by ``hidden_of_rank_0`` of the one that ``metrics.jsonl`` is about."""
-        from plait.diagnose.summary import summarise
-
-        found = summarise(self.tables.spans, self.tables.sampled, self.tables.rollups)
+        and by ``hidden_of_rank_0`` of the one that ``metrics.jsonl`` is about. Steps count from 0."""
+        found = self.summary
 
         def rows(seconds: str) -> list[dict[str, Any]]:
             return [
@@ -51,31 +65,37 @@ class RunTimeline(Shown):
         return {
             "spans": found.spans,
             "sampled_spans": found.sampled,
-            "steps": len(found.steps),
+            "steps": len(found.every),
+            "last_steps": len(found.last),
             "hidden": found.hidden.fraction,
             "hidden_of_rank_0": found.hidden_first.fraction,
-            "communication": {name: part / max(1, found.lanes) for name, part in found.hidden._asdict().items()},
+            "communication": {**found.hidden._asdict(), "waited": found.waited},
+            "communication_of_all": found.hidden_of_all and found.hidden_of_all._asdict(),
             "per_step": rows("seconds"),
             "per_step_of_all": rows("of_all"),
             "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],
             "slowest": [one._asdict() for one in found.slowest],
-            "notes": list(self.tables.notes),
-            "passed_over": self.tables.passed_over.rows(),
+            "notes": list(self.notes),
+            "passed_over": self.read.passed_over.rows(),
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on the run's files, and on which of its steps these are."""
+        return (*self.read.notes, *filter(None, (self.read.alike.note,)))
 
     def parts(self) -> Iterator[Part]:
         """Milliseconds by kind over the steps whose spans are kept, and over all; hidden communication."""
-        from plait.diagnose.summary import summarise
-
-        found = summarise(self.tables.spans, self.tables.sampled, self.tables.rollups)
-        yield from self.tables.notes
-        steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
-        title = f"{self.run}: ms of a rank's mean step; last: mean of {found.lanes} rank-steps, all: of {steps}"
+        found = self.summary
+        yield from self.notes
+        sets = [f"{word}: over steps {_steps(steps[0], steps[-1])}"
+                for word, steps in (("last", found.last), ("all", found.every)) if steps]  # fmt: skip
+        title = f"{self.run}: ms of a rank's mean step; {', '.join(sets)}"
         yield Table(title, ("what", "where", "direction", Column("last", _ms), Column("all", _ms)), found.whats)
         if found.hidden.fraction is not None:
-            total, exposed = (part / found.lanes * 1e3 for part in found.hidden)
-            hidden = f"exposed {exposed:.1f} ms, hidden {found.hidden.fraction:.0%}"
-            yield f"communication {total:.1f} ms a step: {hidden}{_of_whom(found)}"
+            yield f"communication {_exposed(found.hidden, found.waited)}{_of_whom(found)}"
+        if found.hidden_of_all and found.hidden_of_all.fraction is not None and found.every != found.last:
+            yield f"over all steps: {_exposed(found.hidden_of_all)}"
         if len(found.trend) > 1 and found.hidden.fraction is not None:
             shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
             yield f"hidden by step{', of all ranks' * (len(found.ranks) > 1)}: {', '.join(shares)}"
@@ -92,8 +112,9 @@ class RunTimeline(Shown):
         from plait.diagnose.reading import last_steps, of_one_size, planned_kinds, read_timeline
 
         other, over = Path(other), PassedOver()
-        recent, notes = last_steps(self.tables.spans, COMPARED), [*self.tables.notes]
-        over.add(self.tables.passed_over)
+        tables = of_one_size(read_timeline(self.run), self.run)
+        recent, notes = last_steps(tables.spans, COMPARED), [*tables.notes]
+        over.add(tables.passed_over)
         if other.is_dir():
             there = of_one_size(read_timeline(other), other)
             notes += [f"{other}: {note}" for note in there.notes]
@@ -101,7 +122,7 @@ class RunTimeline(Shown):
             joined, planned = compare(there.spans, recent, timed=None), False
         else:
             steps = recent["step"].unique().sort().to_list()
-            predicted, timed = _predicted(self.run, self.tables.plan_hash, other, steps)
+            predicted, timed = _predicted(self.run, tables.plan_hash, other, steps)
             notes += [] if timed else [UNMEASURED]
             joined, planned = compare(predicted, planned_kinds(recent), timed=timed), True
         return TimelineComparison(self.run, other, joined, planned, notes, over)
@@ -188,9 +209,9 @@ def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:
 
 def read_run_timeline(run: Path | str) -> RunTimeline:
     """The timeline of a run's folder, of steps with batches of one size. Raises DataError."""
-    from plait.diagnose.reading import of_one_size, read_timeline
+    from plait.diagnose.reading import read_run
 
-    return RunTimeline(Path(run), of_one_size(read_timeline(Path(run)), Path(run)))
+    return RunTimeline(Path(run), read_run(Path(run)))
 
 
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:

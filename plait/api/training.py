@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
     from plait.api.places.kubernetes import InKubernetes
     from plait.core.base.passed_over import Checked
+    from plait.core.cluster.hardware import Hosts
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
 
@@ -77,6 +78,7 @@ def prepare(file: Path | str, overrides: Sequence[str], place: LaunchTarget, *, 
     else:
         check_size(job, vocab, None)
     fresh = replace(make_plan(job, place.hosts, vocab=vocab), chosen=chosen_by(asked))
+    fresh = replace(fresh, hosts=_hosts(fresh, place))
     checked = check_files(job, job.run.path, place, asked=asked)
     if compared:
         check_processors(job, place)
@@ -152,10 +154,17 @@ def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: 
     plan.job.check_trains(plan.model)
     job = plan.job.changed(overrides)
     folder = job.run.path
-    plan = replace(plan, job=job)
+    plan = replace(plan, job=job, hosts=_hosts(plan, place))
     plan = refine(plan, Measurements()) if plan.choices.any else plan
     plan.of_the_same_job(folder / "plan.json")
     return Prepared(plan=plan, folder=folder, checked=check_files(job, folder, place, dry=dry))
+
+
+def _hosts(plan: Plan, place: LaunchTarget) -> Hosts | None:
+    """Hosts whose links the plan may count on: a lab's, where no slower core lies between them."""
+    if place.lab is None:
+        return plan.hosts
+    return place.lab.as_hosts if place.lab.pods == 1 and place.lab.rate else None
 
 
 def run_plan(

@@ -14,8 +14,8 @@ from plait.cli import terminal
 from plait.core.base.errors import JobError
 
 NAMED, UNKNOWN = 3, 1
-"""Exit status where a straggler or the cause of a hang was named, and of a hang whose cause is not known; 0
-where nothing is wrong, 2 where nothing could be read."""
+"""Exit status where a straggler, a slow network or a hang's cause was named, and of a hang whose cause is not
+known; 0 where nothing is wrong, 2 where nothing could be read."""
 
 
 def diagnose(
@@ -42,8 +42,8 @@ def diagnose(
     """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or why it
     hangs.
 
-    Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is
-    not known, 2 there is nothing that can be read.
+    Exit status: 0 nothing is wrong, 3 a straggler, a slow network or the cause of a hang was named, 1 a hang
+    whose cause is not known, 2 there is nothing that can be read.
     """
     if timeline or against:
         if len(run) > 1:
@@ -62,7 +62,7 @@ def diagnose(
         terminal.aside(f"plait: left out: {problem}")
     terminal.answer(found, as_json=json)
     hung = found.verdict if isinstance(found, HangReport) else found.hang
-    slow = not isinstance(found, HangReport) and (found.stragglers or found.late)
+    slow = not isinstance(found, HangReport) and (found.stragglers or found.late or found.network)
     if slow or (hung and hung.certain):
         raise typer.Exit(NAMED)
     raise typer.Exit(UNKNOWN if hung and hung.cause != "none" else 0)

@@ -12,9 +12,11 @@ import polars as pl
 from plait.core.base.errors import DataError
 from plait.core.record.exposure import Exposure
 from plait.core.record.records import axis_of
+from plait.core.record.rollup import EXPOSED
 from plait.core.record.timeline import PLANNED, Timeline
 from plait.diagnose.exposed import LANE, added_up, exposed
 from plait.diagnose.recording import SPANS, Recording
+from plait.diagnose.shares import steady
 
 WHAT = ("kind", "site", "direction")
 """Columns that the rows of a comparison of two timelines are grouped by."""
@@ -86,14 +88,15 @@ class Comparison:
 
 
 class AxisOverlap(NamedTuple):
-    """An axis' communication in a step: shares that computation was to hide, and did; seconds of the mean
-    rank that it was under way, and that were exposed, as ``core.record.exposure`` defines them."""
+    """An axis' communication in the mean rank's mean step: shares that computation was to hide, and did;
+    seconds that it was under way, and exposed, as ``core.record.exposure`` defines them; predicted ones."""
 
     axis: str
     planned: float
     measured: float
     total: float
     exposed: float
+    to_be_exposed: float = 0.0
 
     @property
     def missed(self) -> float:
@@ -102,14 +105,17 @@ class AxisOverlap(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """rows: by axis, the longest first. seconds: of a step, predicted and measured (the median); None where
-    some of it is not made of measured costs. matched: share of measured spans that were predicted, of kinds
-    that are."""
+    """rows: ops by axis, the longest first, and what is exposed of an axis; over ``steps`` from ``first`` to
+    ``last``. seconds: of the step; None where some of it is not made of measured costs. matched: share of
+    measured spans that were predicted, of kinds that are."""
 
     rows: tuple[ComparedRow, ...]
     overlap: tuple[AxisOverlap, ...]
-    seconds: tuple[float, float] | None
+    seconds: float | None
     matched: float
+    steps: int = 0
+    first: int = 0
+    last: int = 0
 
 
 def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collection[str] | None = None) -> Comparison:
@@ -142,7 +148,7 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
     the spans of ``predicted`` with their axes, as the recording has them. Only what is made of measured costs
     is compared. None where the two have nothing in common."""
     timed = axes.filter(pl.col("axis").is_in(MEASURED))
-    steps = [step for step in recording.spans["step"].unique().sort().to_list() if step > 0]
+    steps = steady(recording)
     of_ranks = recording.chosen(timed["rank"].unique().to_list(), steps)
     seen = of_ranks.filter(pl.col("axis").is_in(MEASURED), pl.col("kind").is_in(PLANNED))
     both = _paired(timed, seen, KEY)
@@ -150,16 +156,19 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
         return None
     first, second = _by_axis(axes), _by_axis(of_ranks)
     ends = timed["start", "end"].to_numpy()
-    measured = [recording.seconds[step] for step in steps if step in recording.seconds]
-    return Prediction(
-        rows=_rows(both, ("kind", "axis", "direction"), both.select(LANE).n_unique()),
-        overlap=tuple(
-            AxisOverlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis])
-            for axis in sorted(set(first) & set(second) & set(MEASURED))
-        ),
-        seconds=(float(np.ptp(ends)), float(np.median(measured))) if timed.height == axes.height and measured else None,
-        matched=both.height / max(1, seen.height),
+    overlap = tuple(
+        AxisOverlap(axis, first[axis].fraction or 0.0, second[axis].fraction or 0.0, *second[axis], first[axis].exposed)
+        for axis in sorted(set(first) & set(second) & set(MEASURED))
     )
+    ops = _rows(both.filter(pl.col("kind") != "wait"), ("kind", "axis", "direction"), both.select(LANE).n_unique())
+    exposed = (ComparedRow(EXPOSED, one.axis, "", one.to_be_exposed, one.exposed) for one in overlap)
+    return Prediction(
+        rows=tuple(sorted((*ops, *exposed), key=lambda row: -row.measured)),
+        overlap=overlap,
+        seconds=float(np.ptp(ends)) if timed.height == axes.height else None,
+        matched=both.height / max(1, seen.height),
+        steps=len(steps), first=steps[0], last=steps[-1],
+    )  # fmt: skip
 
 
 def _by_axis(spans: pl.DataFrame) -> dict[str, Exposure]:

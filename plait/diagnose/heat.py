@@ -1,9 +1,9 @@
 """Ranks x code segments, or ranks x steps, as a matrix of seconds: the heat map.
 
 After MegaScale's (Jiang et al., NSDI 2024, arXiv 2402.15627, section 5.1), which compares ranks by eye. Here
-every rank also has its *excess* over its equals, the ranks of its stage, so that stages with more to compute
-do not look slow; and rows that do not fit on a screen are pooled so that the one rank that stands out stays
-visible.
+every rank also has its *excess* over its equals, as the verdicts have it (``peers``), so that stages with
+more to compute do not look slow; and rows that do not fit on a screen are pooled so that the one rank that
+stands out stays visible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.noise import SIGMA
+from plait.core.record.rollup import STEP_SUMS
+from plait.diagnose.peers import expected
 from plait.diagnose.recording import OWN
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ STATISTICS: dict[Statistic, pl.Expr] = {
 AXES = ("pp", "dp", "cp", "tp")
 KINDS = (*OWN, "optimizer", "checkpoint", "evaluation", "wait", "idle", "comm", "transfer")
 """In the order of columns: what a rank does itself, then what it waits for, then what runs beside."""
-LEAST = 0.001
-"""Share of own work beyond its equals' from which on a rank is listed."""
 ALL_OWN = "own work"
 """The segment that is all of ``OWN`` together."""
 
@@ -66,7 +65,7 @@ class HeatColumn(NamedTuple):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heat:
     """rows: ranks, in the order wanted. columns: segments, or steps. seconds, excess: (rows, columns), NaN
-    where a rank did no such thing; excess: beyond the median of its equals, NaN where it has none."""
+    where a rank did no such thing; excess: beyond what its equals have, NaN where it has none."""
 
     ranks: Ints
     columns: tuple[HeatColumn, ...] | tuple[int, ...]
@@ -83,15 +82,6 @@ class Pooled(NamedTuple):
     rank: Ints
     seconds: Floats
     excess: Floats
-
-
-class Unlike(NamedTuple):
-    """A rank and how much more own work than its equals it has: seconds, share, and robust z."""
-
-    rank: int
-    seconds: float
-    share: float
-    z: float
 
 
 def orders(grid: pl.DataFrame) -> list[tuple[str, ...]]:
@@ -118,6 +108,8 @@ def by_segment(
 
 def heat_of_segments(found: pl.DataFrame, grid: pl.DataFrame, order: Sequence[str] = AXES) -> Heat:
     """found: as ``by_segment`` makes it. Columns: own work before waiting, the longest first."""
+    # Sums of whole steps are no segments.
+    found = found.filter(~pl.col("kind").cast(pl.String).is_in(STEP_SUMS))
     keys = ["kind", "site", "direction"]
     columns = (
         found.group_by(keys).agg(pl.col("seconds").sum())
@@ -148,30 +140,16 @@ def heat_of_steps(
 
 def _heat(cells: pl.DataFrame, columns: tuple, grid: pl.DataFrame, order: Sequence[str]) -> Heat:  # pyright: ignore[reportMissingTypeArgument]
     ranks = ranks_in(grid, order)
-    seconds = np.full((ranks.size, len(columns)), np.nan)
-    row = np.full(int(max(ranks.max(initial=-1), cells["rank"].max() or 0)) + 1, -1)  # type: ignore[arg-type]
-    row[ranks] = np.arange(ranks.size)
-    at = row[cells["rank"].to_numpy()]
-    known = at >= 0
-    seconds[at[known], cells["column"].to_numpy()[known]] = cells["seconds"].to_numpy()[known]
-    stages = grid.sort("rank")
-    stage = dict(zip(stages["rank"].to_list(), stages["pp"].to_list(), strict=True))
-    return Heat(ranks=ranks, columns=columns, seconds=seconds, excess=excess_of(seconds, [stage[r] for r in ranks]))
-
-
-def excess_of(seconds: Floats, stages: Sequence[int]) -> Floats:
-    """Beyond the median of the ranks of a row's stage; NaN where there is nobody to be compared with."""
-    found = np.full_like(seconds, np.nan)
-    of = np.asarray(stages)
-    for stage in np.unique(of):
-        own = seconds[of == stage]
-        counts = np.isfinite(own).sum(axis=0)
-        several = counts > 1
-        if several.any():
-            middle = np.full(own.shape[1], np.nan)
-            middle[several] = np.nanmedian(own[:, several], axis=0)
-            found[of == stage] = own - middle
-    return found
+    places = grid.select(pl.col("rank").cast(pl.Int64), "pp", "cp")
+    row = pl.DataFrame({"rank": ranks}).with_row_index("row")
+    known = cells.cast({"rank": pl.Int64}).join(places, on="rank").join(row, on="rank")
+    value = pl.col("seconds")
+    known = known.with_columns(excess=value - expected(places, value, ["column", "pp", "cp"]))
+    seconds, excess = (np.full((ranks.size, len(columns)), np.nan) for _ in range(2))
+    at = known["row"].to_numpy(), known["column"].to_numpy()
+    seconds[at] = known["seconds"].to_numpy()
+    excess[at] = known["excess"].cast(pl.Float64).to_numpy()
+    return Heat(ranks=ranks, columns=columns, seconds=seconds, excess=excess)
 
 
 def pooled(heat: Heat, most: int = 512, window: tuple[int, int] | None = None) -> Pooled:
@@ -196,24 +174,3 @@ def pooled(heat: Heat, most: int = 512, window: tuple[int, int] | None = None) -
         first, size, np.take_along_axis(ranks, chosen, axis=1),
         np.take_along_axis(seconds, take, axis=1)[:, 0, :], np.take_along_axis(excess, take, axis=1)[:, 0, :],
     )  # fmt: skip
-
-
-def unlike(heat: Heat, most: int = 10) -> list[Unlike]:
-    """Ranks with the most own work beyond their equals', of a heat map of segments; the furthest first. Who
-    is *named* is decided by ``plait.diagnose.stragglers``, which looks at recurrence as well."""
-    own = [n for n, column in enumerate(heat.columns) if isinstance(column, HeatColumn) and column.own]
-    if not own:
-        return []
-    told = np.isfinite(heat.excess[:, own]).any(axis=1)
-    excess = np.nansum(heat.excess[:, own], axis=1)
-    usual = np.nansum(heat.seconds[:, own], axis=1) - excess
-    share = excess / np.where(usual > 0, usual, np.inf)
-    if told.sum() < 2:
-        return []
-    middle = np.median(share[told])
-    scale = max(SIGMA * float(np.median(np.abs(share[told] - middle))), 1e-9)
-    best = [row for row in np.argsort(-share, kind="stable") if share[row] >= LEAST][:most]
-    return [
-        Unlike(int(heat.ranks[row]), float(excess[row]), float(share[row]), float((share[row] - middle) / scale))
-        for row in best
-    ]

@@ -41,6 +41,10 @@ LEAST = -0.99
 SURE = 6.0
 """Healthy units are taken to differ by this part of the effect that is worth speaking of, until they show
 otherwise."""
+THERE = 0.36
+"""Share of an effect from which on it is there, as to since when: it may grow."""
+SOON = 1.3
+"""Times by which z must be larger in half a window: so few steps tell little of how alike neighbours are."""
 RECURS = 0.6
 """Share of a window's steps in which half of that effect must be seen."""
 
@@ -48,7 +52,7 @@ RECURS = 0.6
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
     """A unit that stands out. unit: its row. effect, z, recurs: values of the last window in which it was an
-    outlier. first, last: columns of all such windows, ``last`` included."""
+    outlier. first, last: columns between which the effect is there, ``last`` included."""
 
     unit: int
     effect: float
@@ -105,23 +109,27 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None 
     looks: list[_Seen] = []
     for edges in _scales(steps):
         seen = _look(deviation, edges, float(np.log1p(minimum)), single, lower=lower)
-        out = _lasting((seen.z >= least) & (seen.effect >= np.log1p(minimum)) & (seen.recurs >= RECURS))
+        clear = least * (SOON if edges[0] else 1.0)
+        out = _lasting((seen.z >= clear) & (seen.effect >= np.log1p(minimum)) & (seen.recurs >= RECURS))
         for unit in np.flatnonzero(out.any(axis=1)).tolist():
             found.setdefault(unit, _outlier(deviation[unit], seen, out[unit], unit))
-        looks.append(seen)
+        if not edges[0]:
+            looks.append(seen)
     nearest = max((_nearest(seen, set(found), least) for seen in looks), key=lambda one: one.z)
     return sorted(found.values(), key=lambda one: -one.effect), nearest
 
 
 def _scales(steps: int) -> Iterator[list[int]]:
-    """Where windows begin, and the last one ends; then those of twice as many steps, up to all. They are
-    counted from the end, so that the last one is of the last steps, whenever somebody looks."""
+    """Where windows begin, and the last one ends; then those of twice as many steps, up to all; then half of
+    one. They are counted from the end, so that the last one is of the last steps, whenever somebody looks."""
     edges = [0, *reversed(range(steps - WINDOW, FEWEST - 1, -WINDOW)), steps]
     yield edges
     while len(edges) > 2:
         later = edges[::-1][::2][::-1]
         edges = later if later[0] == 0 else [0, *later]
         yield edges
+    if steps > WINDOW // 2:
+        yield [steps - WINDOW // 2, steps]
 
 
 def _look(deviation: Floats, edges: list[int], minimum: float, twins: Ints, *, lower: bool) -> _Seen:
@@ -160,21 +168,30 @@ def _lasting(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _outlier(deviation: Floats, seen: _Seen, out: NDArray[np.bool_], unit: int) -> Outlier:
     at = int(np.flatnonzero(out)[-1])
-    begin = at
-    while begin > 0 and out[begin - 1]:
+    begin, effect = at, float(seen.effect[unit, at])
+    usual = _usual(deviation[: seen.edges[np.flatnonzero(out)[0]]], effect)
+    there = usual + THERE * (effect - usual)
+    # A window beside it in which the effect is there may be too noisy to be one by itself.
+    while begin > 0 and (out[begin - 1] or seen.effect[unit, begin - 1] >= there):
         begin -= 1
-    effect = float(seen.effect[unit, at])
     end = seen.edges[at + 1]
+    last = next((n for n in range(at + 1, len(out)) if not seen.effect[unit, n] >= there), len(out))
     return Outlier(
         unit=unit, effect=float(np.expm1(effect)), z=float(seen.z[unit, at]), recurs=float(seen.recurs[unit, at]),
-        first=_since(deviation[:end], seen.edges[max(0, begin - 1)], effect), last=end - 1,
+        first=_since(deviation[:end], seen.edges[max(0, begin - 1)], there, effect - there), last=seen.edges[last] - 1,
     )  # fmt: skip
 
 
-def _since(deviation: Floats, earliest: int, effect: float) -> int:
-    """The step from which on the effect is mostly there, not before ``earliest``: where the sum of what is
-    above half of it, from there to the end, is largest (Page, 1954)."""
-    above = np.clip(np.nan_to_num(deviation[earliest:] - effect / 2), -effect / 2, effect / 2)
+def _usual(before: Floats, effect: float) -> float:
+    """What a unit has before its effect: ranks that share processors are never quite equal."""
+    known = before[np.isfinite(before)]
+    return min(max(0.0, float(np.median(known))), effect / 2) if len(known) >= FEWEST else 0.0
+
+
+def _since(deviation: Floats, earliest: int, there: float, most: float) -> int:
+    """The step from which on deviations are mostly above ``there``, not before ``earliest``: where their sum
+    beyond it, each at most ``most``, from there to the end, is largest (Page, 1954)."""
+    above = np.clip(np.nan_to_num(deviation[earliest:] - there), -most, most)
     return earliest + int(np.argmax(np.cumsum(above[::-1])[::-1]))
 
 

@@ -7,7 +7,7 @@ Own work is compared (computation, and what the host does between ops), and tran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -50,6 +50,33 @@ class PeerComparison:
         known = own.join(grid, on="rank", how="left", maintain_order="left").with_columns(stage=stage)
         number = pl.when(pl.len().over("stage") == 2).then(-pl.col("stage").cast(pl.Int64)).otherwise("rank")
         return known.select(number).to_series().to_numpy()
+
+
+class Lateness(NamedTuple):
+    """Own work of a rank beyond its equals' in a step: as a share of theirs, and in seconds; medians over
+    steps. since: the step from which on, where that is not all of them."""
+
+    rank: int
+    share: float
+    seconds: float
+    since: int | None = None
+
+
+def lateness(work: PeerComparison) -> list[Lateness]:
+    """All ranks that have equals, the latest first, over all steps but a run's first."""
+    steps = [at for at, step in enumerate(work.steps) if step > 0] or list(range(len(work.steps)))
+    known = np.flatnonzero(np.isfinite(work.deviation[:, steps]).any(axis=1))
+    share, seconds = (
+        np.nanmedian(of[known][:, steps], axis=1) if known.size else np.zeros(0) for of in (work.deviation, work.excess)
+    )
+    order = np.argsort(-share, kind="stable")
+    return [Lateness(int(work.units[known[at]]), float(share[at]), float(seconds[at])) for at in order]
+
+
+def expected(places: pl.DataFrame, value: pl.Expr, cell: list[str]) -> pl.Expr:
+    """What the equals of each value have, by how many equals there are. places: (rank, pp, cp)."""
+    many = (places.group_by("pp", "cp").len()["len"] > FEW).any()
+    return (usual if many else usual_of_others)(value, cell)
 
 
 def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
@@ -144,12 +171,11 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> PeerC
     places = recording.grid.select("rank", "pp", "cp")
     cell = ["step", "pp", "cp", *equal]
     steps = rollup["step"].unique().sort().to_list()
-    many = (places.group_by("pp", "cp").len()["len"] > FEW).any()
-    expected = (usual if many else usual_of_others)(pl.col("seconds"), cell)
+    usually = expected(places, pl.col("seconds"), cell)
     parts = [
         rollup.filter(pl.col("step").is_between(some[0], some[-1]))
         .join(places, on="rank")
-        .with_columns(usual=expected)
+        .with_columns(usual=usually)
         .filter(pl.col("usual").is_not_null())
         .with_columns(excess=pl.col("seconds") - pl.col("usual"))
         .group_by("step", "rank")
@@ -175,7 +201,7 @@ def transfers(recording: Recording) -> PeerComparison:
     cell = ["step", "axis", "site", "direction", "bytes"]
     if hosts_known(recording):
         cell.append("hosts")
-        met = met.join(_hosts_of_groups(recording), on="unit", how="left")
+        met = met.join(hosts_of_groups(recording), on="unit", how="left")
     path = [*cell, "path"] if hosts_known(recording) else [*cell, "group"]
     groups = (
         met.group_by([*path, "group"] if hosts_known(recording) else path)
@@ -211,7 +237,7 @@ def members_of(recording: Recording) -> pl.DataFrame:
     return pl.concat([named, other]).unique()
 
 
-def _hosts_of_groups(recording: Recording) -> pl.DataFrame:
+def hosts_of_groups(recording: Recording) -> pl.DataFrame:
     """(unit, hosts, path): how many hosts a group is on, and which."""
     both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
     return both.group_by("unit").agg(hosts=pl.col("host").n_unique(), path=pl.col("host").unique().sort().str.join(" "))

@@ -30,7 +30,7 @@ from plait.core.job.plan import Plan
 from plait.core.record.clocks import FILE as CLOCKS
 from plait.core.record.clocks import Clocks
 from plait.core.record.ring_hosts import host_names, read_headers
-from plait.core.record.rollup import PROCESSOR
+from plait.core.record.rollup import EXPOSED, PROCESSOR, STEP
 from plait.core.record.timeline import PLANNED
 from plait.core.runs.attempts import FILE as ATTEMPTS
 from plait.core.runs.ring_calls import RINGS
@@ -225,9 +225,11 @@ def recorded(
     own = rollup_of(whole, complete=complete).cast(ROLLUP)  # type: ignore[arg-type]
     if rollups.height:
         own = _together(own, _with_axis(rollups, alone=_cp_alone(grid)))
-    lengths = seconds_of(whole) | {
+    steps = rollups.filter(pl.col("kind") == STEP).group_by("step").agg(pl.col("sum").max()) if rollups.height else None
+    lengths = seconds_of(whole) | dict(steps.iter_rows() if steps is not None else ()) | {
         int(line["step"]) - 1: float(line["seconds"]) for line in metrics if _is_step(line)
     }  # fmt: skip
+    sampled = spans.filter("sampled")["step"].unique().to_list() if "sampled" in spans.columns else ()
     return Recording(
         grid=grid,
         rollup=own,
@@ -236,18 +238,19 @@ def recorded(
         seconds=lengths,
         clocks_agree=len(set(named) - {None}) < 2 if clocks_agree is None else clocks_agree,
         complete=complete,
+        sampled=frozenset(sampled),
     )
 
 
 def _together(own: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """Of a rank's step whose spans are kept, their roll-up, which also knows axes and what passed between
-    ops; else what is told. No span tells how much of a processor a step had."""
+    """Of a rank's step whose spans are kept, their roll-up, which also knows axes; else what is told. No span
+    tells how long a step took, and how much of a processor it had."""
     keys = ["step", "rank"]
-    processor = told.filter(pl.col("kind") == PROCESSOR)
-    told = told.filter(pl.col("kind") != PROCESSOR)
+    alone = pl.col("kind").is_in([STEP, PROCESSOR])
+    beside, told = told.filter(alone), told.filter(~alone)
     whole = own.filter(pl.col("kind") == "compute").select(keys).unique()
     untold = own.join(whole, on=keys, how="anti").join(told.select(keys).unique(), on=keys, how="anti")
-    return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti"), processor])
+    return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti"), beside])
 
 
 def _with_axis(rollups: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
@@ -258,6 +261,7 @@ def _with_axis(rollups: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
     axis = (
         pl.when(pl.col("kind").is_in(["idle", "transfer"])).then(pl.lit("pp"))
         .when(pl.col("kind").is_in(["comm", "wait"])).then(communicates)
+        .when(pl.col("kind") == EXPOSED).then(pl.col("site"))
         .otherwise(pl.lit(""))
     )  # fmt: skip
     found = rollups if "axis" in rollups.columns else rollups.with_columns(axis=axis)

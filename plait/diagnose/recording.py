@@ -7,7 +7,7 @@ ops one by one, of some steps. Long runs of many ranks have the first two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ import polars as pl
 
 from plait.core.base.passed_over import PassedOver
 from plait.core.record.records import axis_of
+from plait.core.record.rollup import BETWEEN, COMMUNICATION, EXPOSED, HOST
+from plait.diagnose.exposed import LANE, between, exposed
 
 if TYPE_CHECKING:
     from plait.core.parallel.layout import Layout
@@ -49,8 +51,8 @@ class Recording:
 
     clocks_agree: whether times of different ranks can be compared. complete: whether all waiting was
     recorded, so that what lies between ops is the host's own work. blocking: whether ranks communicate in the
-    middle of their program, so that everything is one lane. notes: what was left out, for people;
-    passed_over: for programs.
+    middle of their program, so that everything is one lane. sampled: older steps whose spans are kept. notes:
+    what was left out, for people; passed_over: for programs.
     """
 
     grid: pl.DataFrame
@@ -61,6 +63,7 @@ class Recording:
     clocks_agree: bool = True
     complete: bool = True
     blocking: bool = False
+    sampled: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     passed_over: PassedOver = field(default_factory=PassedOver)
 
@@ -250,30 +253,26 @@ def _meeting() -> pl.Expr:
 
 
 def rollup_of(spans: pl.DataFrame, *, complete: bool = True) -> pl.DataFrame:
-    """Seconds of every rank, step and kind of op; complete: also between its ops (``host``)."""
+    """Seconds of every rank, step and kind of op. complete: also what of its communication is exposed, and
+    what passed between its ops: a roll-up's rows of whole steps (``core.record.rollup``)."""
     if spans.is_empty():
         return pl.DataFrame(schema=ROLLUP)
     keys = ["step", "rank", "kind", "axis", "site", "direction"]
     ops = spans.group_by(keys).agg(n=pl.len().cast(pl.Int64), seconds=(pl.col("end") - pl.col("start")).clip(0).sum())
-    return pl.concat([ops, _between(spans)] if complete else [ops]).select(list(ROLLUP))
+    return pl.concat([ops, *_step_sums(spans)] if complete else [ops]).select(list(ROLLUP))
 
 
-def _between(spans: pl.DataFrame) -> pl.DataFrame:
-    """What passed between the ops of every rank and step, while it neither computed nor waited. What comes
-    after the last of them is beside: the gradients' norm, the optimizer."""
-    return (
-        spans.filter(pl.col("kind").is_in(["compute", "wait", "idle"]))
-        .sort("step", "rank", "start")
-        .with_columns(before=pl.col("end").cum_max().over("step", "rank"))
-        .with_columns(before=pl.col("before").shift(1).over("step", "rank"))
-        .group_by("step", "rank")
-        .agg(
-            n=(pl.col("start") > pl.col("before")).sum().cast(pl.Int64),
-            seconds=(pl.col("start") - pl.col("before")).clip(0).sum(),
-        )
-        .with_columns(kind=pl.lit("host"), axis=pl.lit(""), site=pl.lit("between ops"), direction=pl.lit(""))
-        .select(["step", "rank", "kind", "axis", "site", "direction", "n", "seconds"])
-    )
+def _step_sums(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The rows of whole steps, in the columns of ``rollup_of``."""
+    one, none = pl.lit(1, pl.Int64), pl.lit("")
+    host = between(spans)
+    communication, still = exposed(spans), exposed(spans, by_axis=True).filter(pl.col("exposed") > 0)
+    for table in (
+        host.with_columns(kind=pl.lit(HOST), axis=none, site=pl.lit(BETWEEN)),
+        communication.with_columns(kind=pl.lit(COMMUNICATION), axis=none, site=none, n=one, seconds="total"),
+        still.with_columns(kind=pl.lit(EXPOSED), site="axis", n=one, seconds="exposed"),
+    ):
+        yield table.with_columns(direction=none).select(*LANE, "kind", "axis", "site", "direction", "n", "seconds")
 
 
 def meetings_of(spans: pl.DataFrame) -> pl.DataFrame:
@@ -282,14 +281,15 @@ def meetings_of(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def seconds_of(spans: pl.DataFrame) -> dict[int, float]:
-    """Of every step: of the rank that took the longest from its first span to its last, without what comes
-    after it."""
+    """Of every step: of the rank that took the longest from its data, or else its first span, to its last,
+    without what comes after it."""
     if spans.is_empty():
         return {}
+    begun = pl.col("start").filter(pl.col("kind") == "data").min()
     own = (
         spans.filter(~pl.col("kind").is_in(AFTER))
         .group_by("step", "rank")
-        .agg(length=pl.col("end").max() - pl.col("start").min())
+        .agg(length=pl.col("end").max() - pl.coalesce(begun, pl.col("start").min()))
     )
     found = own.group_by("step").agg(pl.col("length").max()).sort("step")
     return dict(zip(found["step"].to_list(), found["length"].to_list(), strict=True))

@@ -13,17 +13,18 @@ from plait.diagnose.compare import Prediction
 from plait.diagnose.imbalance import BatchImbalance, StageImbalance
 from plait.diagnose.late import Late
 from plait.diagnose.memory_use import MemoryUse
+from plait.diagnose.network import SlowNetwork
+from plait.diagnose.peers import Lateness
 from plait.diagnose.progress import CheckpointPauses, Goodput, Loss
-from plait.diagnose.shares import Drift, StepShare, StepTimes
+from plait.diagnose.shares import Drift, MeanStep, StepTimes
 from plait.diagnose.stragglers import Straggler, Verdicts
 from plait.diagnose.utilisation import Utilisation
+from plait.diagnose.verdict_words import WORTH, short_time, verdict_words
 from plait.diagnose.what_if import WhatIf
 
-VERSION = 1
+VERSION = 2
 ROWS = 8
 """Rows of a table on the page, at most."""
-WORTH = 0.001
-"""Share of a step from which on a row of it is shown."""
 WASTED = 1.1
 """Memory measured, of what is predicted, from which on it is said what else is in it."""
 
@@ -33,14 +34,15 @@ class Report(Shown):
     """name: of the run or trace. axes: degrees, as far as ranks differ on them; none where nobody knows where
     ranks stand. costs: seconds by which a step would be shorter without each straggler; None where no spans
     were kept to replay, or where traces of others do not tell which messages belong together. late: of
-    recordings of others, a rank whose host is late. hang: why it hung, by what its launcher wrote down; None
-    where nothing was. passed_over: what of its files was not taken."""
+    recordings of others, a rank whose host is late. network: one that is slow for all who share it. hang: why
+    it hung, by what its launcher wrote down; None where nothing was. passed_over: what of its files was not
+    taken."""
 
     name: str
     ranks: int
     axes: Mapping[str, int]
     steps: StepTimes | None
-    shares: tuple[StepShare, ...]
+    mean: MeanStep | None
     verdicts: Verdicts
     costs: tuple[float | None, ...]
     what_if: WhatIf | None
@@ -54,6 +56,7 @@ class Report(Shown):
     memory: tuple[MemoryUse, ...] = ()
     utilisation: Utilisation | None = None
     late: Late | None = None
+    network: SlowNetwork | None = None
     hang: Verdict | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
     notes: tuple[str, ...] = ()
@@ -79,17 +82,23 @@ class Report(Shown):
                 _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
             ],
             "late": self.late and self.late._asdict(),
-            "healthiest": {
-                "rank": spread.unit, "effect": spread.effect, "z": spread.z, "named_from": spread.named_from
+            "network": self.network
+            and self.network._asdict() | _counted(since=self.network.since, until=self.network.until),
+            "lateness": [_late_rank(one) for one in self.verdicts.lateness],
+            "nearest": {
+                "rank": spread.unit, "z": spread.z, "named_from": spread.named_from, "by": self.verdicts.nearest_by
             },
             "comparable_ranks": self.verdicts.comparable,
             "arrivals": [vars(one) for one in self.verdicts.arrivals],
-            "shares": [one._asdict() for one in self.shares],
+            "shares": [one._asdict() for one in self.mean.parts] if self.mean else [],
+            "mean_step": self.mean and {"seconds": self.mean.seconds, "count": self.mean.count}
+            | _counted(first=self.mean.first, last=self.mean.last),
             "what_if": self.what_if and _what_if(self.what_if),
             "stages": self.stages and self.stages._asdict(),
             "micro_batches": self.batches and self.batches._asdict(),
-            "drift": self.drift and {**self.drift._asdict(), "share": self.drift.share},
-            "predicted": self.prediction and _prediction(self.prediction),
+            "drift": self.drift
+            and {**self.drift._asdict(), "by": self.drift.by, "of": self.drift.of, "share": self.drift.share},
+            "predicted": self.prediction and _prediction(self.prediction, self.steps),
             "loss": self.loss and self.loss._asdict(),
             "checkpoints": self.checkpoints and self.checkpoints._asdict(),
             "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
@@ -103,7 +112,7 @@ class Report(Shown):
         """A page for people."""
         axes = ", ".join(f"{axis} {n}" for axis, n in self.axes.items())
         yield Table(f"{self.name}: {counted(self.ranks, 'rank')}{f' ({axes})' if axes else ''}")
-        for told in (_hang, _steps, _verdict, _shares, _not_equal, _predicted, _memory, _progress):
+        for told in (_hang, _steps, verdict_words, _shares, _not_equal, _predicted, _memory, _progress):
             yield from told(self)
         yield from (f"note: {note}" for note in self.notes)
 
@@ -112,9 +121,14 @@ def _counted(**steps: int) -> dict[str, int]:
     return {key: step + 1 for key, step in steps.items()}
 
 
+def _late_rank(one: Lateness) -> dict[str, Any]:
+    return one._asdict() | (_counted(since=one.since) if one.since is not None else {})
+
+
 def _straggler(one: Straggler, cost: float | None) -> dict[str, Any]:
     return {
-        **vars(one), "ranks": list(one.ranks), "hosts": list(one.hosts),
+        **{name: value for name, value in vars(one).items() if name != "parts"},
+        "ranks": list(one.ranks), "hosts": list(one.hosts),
         **_counted(since=one.since, until=one.until), "cost_seconds_per_step": cost,
     }  # fmt: skip
 
@@ -124,12 +138,14 @@ def _what_if(found: WhatIf) -> dict[str, Any]:
     return {**vars(found), "worst": worst, "costs": list(found.costs), "slowdown": found.slowdown}
 
 
-def _prediction(found: Prediction) -> dict[str, Any]:
+def _prediction(found: Prediction, steps: StepTimes | None) -> dict[str, Any]:
     return {
         "rows": [row.named("axis") for row in found.rows],
         "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
-        "step_seconds": found.seconds and dict(zip(("predicted", "measured"), found.seconds, strict=True)),
+        "step_seconds": found.seconds and {"predicted": found.seconds, "measured": steps and steps.median},
         "matched": found.matched,
+        "count": found.steps,
+        **_counted(first=found.first, last=found.last),
     }
 
 
@@ -151,115 +167,12 @@ def _steps(report: Report) -> Iterator[Part]:
         return
     speed = f", {steps.tokens_per_second:,.0f} tokens/s" if steps.tokens_per_second else ""
     yield (
-        f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {_time(steps.median)} (10 % under "
-        f"{_time(steps.p10)}, 10 % over {_time(steps.p90)}), longest {_time(steps.longest)} at step "
+        f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {short_time(steps.median)} (10 % under "
+        f"{short_time(steps.p10)}, 10 % over {short_time(steps.p90)}), longest {short_time(steps.longest)} at step "
         f"{steps.longest_at + 1}{speed}"
     )
     if report.utilisation:
         yield report.utilisation.told
-
-
-# ---- who is slow ----
-
-
-def _verdict(report: Report) -> Iterator[Part]:
-    yield ""
-    if not report.stragglers:
-        yield _nobody(report)
-    if report.late:
-        yield _late(report.late)
-    for one, cost in zip(report.stragglers, report.costs, strict=True):
-        yield _sentence(one)
-        if cost is not None and report.what_if:
-            step = report.what_if.replayed
-            share = f" ({cost / step:.0%} of it)" if step > 0 else ""
-            what = "it" if len(one.ranks) == 1 else "they"
-            yield (f"  If {what} were as the others, a step would be {_time(max(0.0, cost))} shorter{share}.")
-        elif cost is None and report.what_if and one.what != "slow link":
-            yield ("  What that costs is not known: the traces do not tell which messages belong together.")
-    for one in report.verdicts.arrivals:
-        named = {rank for straggler in report.stragglers for rank in straggler.ranks}
-        if one.behind in named and one.rank != one.behind:
-            yield (
-                f"  The last to come to {one.axis} ({one.what}) is most often rank {one.rank}, {_time(one.lateness)} "
-                f"after the first; it waits for rank {one.behind}, which is in its pipeline."
-            )
-    what_if = report.what_if
-    if what_if and what_if.slowdown >= 1.05:
-        shares = [  # 3 % of few workers are none
-            f"{who} cost {share:.0%} of what is lost"
-            for share, who in ((what_if.m_w, _worst(what_if)), (what_if.m_s, "the last stage's ranks"))
-            if share is not None and share >= 0.2
-        ]
-        more = f"; {', '.join(shares)}" if shares else ""
-        yield (
-            f"On average a step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
-            f"({_time(what_if.ideal)}){more}."
-        )
-
-
-def _worst(found: WhatIf) -> str:
-    every = len(found.worst)
-    return f"the worst {found.few} of {every} workers" if found.few > 1 else f"the worst of {every} workers"
-
-
-def _nobody(report: Report) -> str:
-    from plait.diagnose.outliers import FEWEST
-
-    spread, comparable = report.verdicts.spread, report.verdicts.comparable
-    if comparable < 2:
-        why = (
-            "there are too few steps"
-            if not report.steps or report.steps.count < FEWEST
-            else "every rank is alone with what it does (its stage and its part of sequences), with nobody to be "
-            "compared with"
-        )
-        return f"No straggler can be told: {why}."
-    lasting = ", were it so in most steps and for longer" if spread.z >= spread.named_from else ""
-    slowest = (
-        f" The slowest of {comparable} comparable ranks is rank {spread.unit}: {spread.effect:+.1%} against its "
-        f"equals, z {spread.z:.1f} (named from {spread.named_from:.1f} on{lasting})."
-        if spread.unit >= 0
-        else ""
-    )
-    return f"No straggler.{slowest}"
-
-
-def _late(one: Late) -> str:
-    if not one.in_steps:
-        why = "dumps do not tell why"
-    elif one.computing >= 0.5 * one.seconds:
-        why = f"it computes {_time(one.computing)} longer"
-    else:
-        why = "it computes no longer than they do: its host is late (loading of data, launches, other processes)"
-    often, each = ("steps", "a step") if one.in_steps else ("its collectives", "each")
-    return (
-        f"LATE: rank {one.rank} is the last to come to {one.axis} collectives in {one.recurs:.0%} of {often}, "
-        f"{_time(one.seconds)} of {each} behind the others; {why}."
-    )
-
-
-def _sentence(one: Straggler) -> str:
-    ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {', '.join(map(str, one.ranks[:8]))}"
-    more = f" and {len(one.ranks) - 8} more" if len(one.ranks) > 8 else ""
-    on = f" on {' and '.join(one.hosts)}" if one.hosts else ""
-    place = f" ({one.where})" if one.where else ""
-    if one.what == "slow link":
-        return (
-            f"SLOW LINK at {ranks}{more}{on}{place}, since step {one.since + 1}: transfers take "
-            f"{1 + one.effect:.1f} times what others' of the same bytes do once all have come, "
-            f"{_time(one.seconds)} of a step, in {one.recurs:.0%} of steps (z {one.z:.0f})."
-        )
-    kind = {"slow processor": "SLOW PROCESSOR", "slow host": "SLOW HOST"}[one.what]
-    how = (
-        f"{one.computing:.0%} of it in computation"
-        if one.computing >= 0.5
-        else f"{1 - one.computing:.0%} of it between ops: the host launches late"
-    )
-    return (
-        f"{kind}: {ranks}{more}{on}{place}, since step {one.since + 1}: {one.effect:.0%} more own work than its "
-        f"equals, {_time(one.seconds)} of a step, {how}, in {one.recurs:.0%} of steps (z {one.z:.0f})."
-    )
 
 
 # ---- where steps go ----
@@ -269,36 +182,43 @@ def _shares(report: Report) -> Iterator[Part]:
     from plait.diagnose.recording import AFTER
     from plait.diagnose.shares import NAMES
 
+    mean, drift = report.mean, report.drift
     rows = [
         (
             f"{NAMES.get(one.what, one.what)}{', between steps' if one.what in AFTER else ''}",
             one.seconds, f"{'+' if one.what in AFTER else ''}{one.share:.1%}", one.late,
         )
-        for one in sorted(report.shares, key=lambda one: one.what in AFTER)
+        for one in sorted(mean.parts if mean else (), key=lambda one: one.what in AFTER)
         if one.share >= WORTH
     ]  # fmt: skip
-    if rows:
+    if mean and rows:
         yield ""
         some = 4 if any(row[3] is not None for row in rows) else 3
-        header = ("where a mean rank's step goes", Column("time", _time), "share",
-                  Column("for the last to come", _time, none=""))  # fmt: skip
-        yield Table("", header[:some], [row[:some] for row in rows[: ROWS + 2]])
-    drift = report.drift
+        header = ("where it goes", Column("time", short_time), "share",
+                  Column("for the last to come", short_time, none=""))  # fmt: skip
+        title = (
+            f"the mean rank's mean step, {short_time(mean.seconds)}, over {counted(mean.count, 'step')} ({_span(mean)})"
+        )
+        yield Table(title, header[:some], [row[:some] for row in rows[: ROWS + 2]])
     if drift:
         word = "longer" if drift.share > 0 else "shorter"
         yield (
-            f"Steps became {abs(drift.share):.0%} {word}: {_time(drift.first)} in the first quarter, "
-            f"{_time(drift.last)} in the last{_grew(drift)}."
+            f"Steps became {abs(drift.share):.0%} {word}: {short_time(drift.first)} in the first quarter, "
+            f"{short_time(drift.last)} in the last{_grew(drift)}."
         )
+
+
+def _span(mean: MeanStep) -> str:
+    return f"{mean.first + 1} to {mean.last + 1}" if mean.count > 1 else f"{mean.first + 1}"
 
 
 def _grew(drift: Drift) -> str:
     """The part that changed most, and its share of the change."""
     from plait.diagnose.shares import NAMES
 
-    if not drift.of > 0:
-        return ""
-    what = f"{NAMES.get(drift.grew, drift.grew)} ({drift.by * 1e3:+.1f} ms)"
+    if not drift.grew:
+        return "; what changed is not known of steps whose sums an earlier version wrote"
+    what = f"{NAMES.get(drift.grew, drift.grew)} ({short_time(drift.before)} to {short_time(drift.after)})"
     if drift.of > 1:
         return f"; {what} changed by more than that, other parts the other way"
     return f"; {drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
@@ -332,15 +252,17 @@ def _predicted(report: Report) -> Iterator[Part]:
         (row.kind, row.where or None, row.direction or None, row.predicted or 0.0, row.measured, row.ratio)
         for row in found.rows[:ROWS]
     ]
-    header = ("against the plan", "axis", "direction", Column("predicted ms", _ms), Column("measured ms", _ms),
+    title = f"against the plan, by the costs that it was measured with, over {counted(found.steps, 'step')} " \
+        f"({found.first + 1} to {found.last + 1})"  # fmt: skip
+    header = ("what", "axis", "direction", Column("predicted ms", _ms), Column("measured ms", _ms),
               Column("ratio", ".2f"))  # fmt: skip
-    yield Table("", header, rows)
+    yield Table(title, header, rows)
     step = report.steps.median if report.steps else 0.0
     for one in found.overlap:
         if one.missed >= MISSED * step:
             yield (
                 f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and {one.measured:.0%} was: "
-                f"{_time(one.missed)} of a step that overlap was to save."
+                f"{short_time(one.missed)} of a step that overlap was to save."
             )
 
 
@@ -376,8 +298,8 @@ def _progress(report: Report) -> Iterator[Part]:
     saved = report.checkpoints
     if saved:
         share = f" ({saved.share:.1%} of the time)" if saved.share is not None else ""
-        each = f", each pauses training for {_time(saved.seconds)}{share}" if saved.seconds is not None else ""
-        last = f", the end waits {_time(saved.last)} for the last" if saved.last is not None else ""
+        each = f", each pauses training for {short_time(saved.seconds)}{share}" if saved.seconds is not None else ""
+        last = f", the end waits {short_time(saved.last)} for the last" if saved.last is not None else ""
         said.append(f"{counted(saved.count, 'checkpoint')} kept{each}{last}")
     good = report.goodput
     if good:
@@ -393,12 +315,6 @@ def _goodput(good: Goodput) -> str:
     apart = f"; beside that nobody ran it for {duration(good.apart)}" if good.apart >= 1 else ""
     spent = f"{duration(good.productive)} of {duration(good.total)} in steps"
     return f"goodput {good.share:.0%}: {spent}{attempts}{redone}{apart}"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 100:
-        return f"{seconds:,.0f} s"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,8 @@
-"""Where the step went, and how that changed: seconds of the mean rank in the mean step."""
+"""Where the step went, and how that changed: seconds of the mean rank in the mean step.
+
+Every moment of a rank's step is of one part: computation, waiting for data, the optimizer, waiting for
+another stage, exposed communication by axis (``core.record.exposure``), the host between ops, or the rest.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from plait.core.base.numbers import is_number
-from plait.diagnose.awaited import awaited
-from plait.diagnose.exposed import exposed
+from plait.core.record.rollup import COMMUNICATION, EXPOSED, HOST, STEP
+from plait.diagnose.exposed import LANE, exposed
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import AFTER, Recording
 
@@ -19,8 +23,10 @@ NAMES = {
     "dp": "exposed dp communication", "pp": "exposed pp transfers", "other": "other collectives",
     "idle": "waiting for other ranks", "bubble": "idle: nothing to do yet (bubble)", "data": "waiting for data",
     "optimizer": "optimizer", "checkpoint": "checkpoint", "evaluation": "evaluation", "host": "host, between ops",
-    "exposed": "exposed communication", "rest": "beside recorded ops",
+    "rest": "beside recorded ops",
 }  # fmt: skip
+OWN = ("compute", "data", "optimizer", "idle", *AFTER)
+"""Kinds of ops that are parts as they are."""
 CHANGED = 0.03
 """Share by which steps must have become longer or shorter to be told."""
 CLEAR = 6.0
@@ -38,21 +44,42 @@ class StepShare(NamedTuple):
     share: float = 0.0
 
 
+class MeanStep(NamedTuple):
+    """Mean rank's mean step over ``count`` steps, from ``first`` to ``last``. parts: the largest first, which
+    add up to ``seconds`` but for those ``AFTER`` a step."""
+
+    seconds: float
+    count: int
+    first: int
+    last: int
+    parts: tuple[StepShare, ...]
+
+
 class Drift(NamedTuple):
-    """Median seconds of a step in the first and in the last quarter. grew: what changed most, and by how many
-    seconds, likewise; of: that is this share of the change, more than 1 where something else changed the
-    other way."""
+    """Seconds of the mean step in the first and in the last quarter, over the middle half of its steps by
+    length. grew: the part that changed most in the steps' direction, empty where that is not known; before,
+    after: its seconds likewise. So no part changes by more than it has, and all changes add up."""
 
     first: float
     last: float
-    grew: str
-    by: float
-    of: float
+    grew: str = ""
+    before: float = 0.0
+    after: float = 0.0
 
     @property
     def share(self) -> float:
         """By which steps are longer at the end."""
         return self.last / self.first - 1 if self.first > 0 else 0.0
+
+    @property
+    def by(self) -> float:
+        """Seconds by which the part changed."""
+        return self.after - self.before
+
+    @property
+    def of(self) -> float:
+        """The part's share of the change; more than 1 where others changed the other way."""
+        return self.by / (self.last - self.first) if self.last != self.first else 0.0
 
 
 class StepTimes(NamedTuple):
@@ -70,79 +97,91 @@ class StepTimes(NamedTuple):
 
 
 def steady(recording: Recording) -> list[int]:
-    """Steps without the run's first, which is like no other; those whose spans are kept, if there are any,
-    because roll-ups do not tell all axes apart."""
+    """Last steps whose spans are kept, without the run's first, which is like no other; else all."""
     spans = recording.spans.filter(pl.col("kind") == "compute")["step"].unique().sort().to_list()
-    steps = recording.steps
-    return [step for step in spans if step > 0] or [step for step in steps if step > 0] or steps
+    kept = [step for step in spans if step not in recording.sampled] or spans
+    return [step for step in kept if step > 0] or [step for step in recording.steps if step > 0] or recording.steps
 
 
-def shares(recording: Recording) -> list[StepShare]:
-    """The largest first. They add up to the mean step, with the evaluations and checkpoints after it."""
-    steps = steady(recording)
+def mean_step(recording: Recording, steps: Sequence[int] | None = None) -> MeanStep | None:
+    """steps: ``steady`` ones, if not given; None without any."""
+    steps = steady(recording) if steps is None else steps
+    if not steps:
+        return None
     found = {what: seconds for what, seconds in _means(recording, steps).items() if seconds > 0}
     inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
     late = _late(recording, steps)
-    return sorted(
-        (
-            StepShare(what, seconds, late.get(what), seconds / inside if inside > 0 else 0.0)
-            for what, seconds in found.items()
-        ),
-        key=lambda one: -one.seconds,
-    )
-
-
-def _seconds(recording: Recording, steps: Sequence[int]) -> pl.DataFrame:
-    """Rows (step, what, seconds) that add up to the time on the processors of all ranks."""
-    rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
-    kind, axis = pl.col("kind").cast(pl.String), pl.col("axis").cast(pl.String)
-    if recording.blocking:
-        own = rollup.filter(~kind.is_in(["comm", "transfer"])).with_columns(what=kind)
-        other = rollup.filter((kind == "comm") & (axis == "other")).with_columns(what=pl.lit("other"))
-        parts = [own, other, *_blocking(recording, steps)]
-    else:
-        own = rollup.filter(kind.is_in([*NAMES, "wait"]))
-        own = own.with_columns(
-            what=pl.when(kind == "wait").then(axis).when(kind == "idle").then(pl.lit("bubble")).otherwise(kind)
+    parts = (
+        StepShare(
+            what, seconds, min(seconds, late[what]) if what in late else None, seconds / inside if inside > 0 else 0.0
         )
-        parts = [*_exposed(recording, own, steps), *_crossing(recording, steps)]
-    return pl.concat([part.select("step", pl.col("what").cast(pl.String), "seconds") for part in parts])
-
-
-def _exposed(recording: Recording, rows: pl.DataFrame, steps: Sequence[int]) -> list[pl.DataFrame]:
-    """``rows``, where waits are replaced by exposed communication (``core.record.exposure``) if the spans of
-    all steps are kept; roll-ups know no more than waits. What is exposed without a wait is no time of the
-    host's between ops."""
-    spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
-    if spans["step"].n_unique() < rows["step"].n_unique():
-        return [rows]
-    waits, lane = pl.col("kind").cast(pl.String) == "wait", ("step", "rank")
-    found = exposed(spans, by_axis=True)
-    host = rows.filter(pl.col("what") == "host").group_by(lane).agg(host=pl.col("seconds").sum())
-    waited = rows.filter(waits).group_by(lane).agg(waited=pl.col("seconds").sum())
-    still = found.group_by(lane).agg(pl.col("exposed").sum())
-    still = still.join(host.cast({"rank": still.schema["rank"]}), on=lane).join(
-        waited.cast({"rank": still.schema["rank"]}), on=lane, how="left"
+        for what, seconds in found.items()
     )
-    beyond = (pl.col("exposed") - pl.col("waited").fill_null(0.0)).clip(0.0)
+    return MeanStep(inside, len(steps), steps[0], steps[-1], tuple(sorted(parts, key=lambda one: -one.seconds)))
+
+
+def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -> dict[str, float]:
+    """Seconds of the mean rank's step by part, ``rest`` among them. whole: waiting for other stages is not
+    told apart into transfers and the bubble, which spans alone do."""
+    rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
+    rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String))
+    lanes = rows.select(LANE).unique()
+    parts = _blocking(recording, rows, steps) if recording.blocking else _streaming(rows)
+    if not recording.blocking and not whole:
+        parts += _crossing(recording, steps)
+    every = pl.concat([part.select("what", pl.col("seconds").cast(pl.Float64)) for part in parts])
+    count = max(1, lanes.height)
+    found = dict(every.group_by("what").agg(pl.col("seconds").sum() / count).iter_rows())
+    if not whole and not recording.blocking and "idle" in found:
+        found["bubble"] = found.pop("idle")
+    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
+    rest = _length(recording, rows, lanes) - inside
+    return found | ({"rest": rest} if rest > 0 else {})
+
+
+def _length(recording: Recording, rows: pl.DataFrame, lanes: pl.DataFrame) -> float:
+    """Seconds of the mean rank's step: as each rank recorded it, else as the run's lines tell it of all."""
+    known = pl.DataFrame({"step": list(recording.seconds), "length": list(recording.seconds.values())})
+    own = rows.filter(pl.col("kind") == STEP).group_by(LANE).agg(pl.col("seconds").sum())
+    each = lanes.join(own, on=LANE, how="left").join(known.cast({"step": pl.Int64}), on="step", how="left")
+    return float(each.select(pl.coalesce("seconds", "length").mean()).item() or 0.0)
+
+
+def _streaming(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """Of ranks that communicate beside their program. Where roll-ups of an earlier version do not tell what
+    is exposed, waits alone count."""
+    kind = pl.col("kind")
+    waits, still = rows.filter(kind == "wait"), rows.filter(kind == EXPOSED)
+    told = rows.filter(kind == COMMUNICATION).select(LANE)
+    # What is exposed without a wait is no time of the host's between ops.
+    beyond = (
+        pl.concat([still, waits.with_columns(-pl.col("seconds"))]).group_by(LANE).agg(beyond=pl.col("seconds").sum())
+    )
+    host = rows.filter(kind == HOST).group_by(LANE).agg(pl.col("seconds").sum()).join(beyond, on=LANE, how="left")
     return [
-        rows.filter(~waits),
-        found.select("step", what=pl.col("axis"), seconds=pl.col("exposed")),
-        still.select("step", what=pl.lit("host"), seconds=-pl.min_horizontal(beyond, "host")),
+        rows.filter(kind.is_in(OWN)).select(*LANE, "seconds", what="kind"),
+        still.select(*LANE, "seconds", what="axis"),
+        waits.join(told, on=LANE, how="anti").select(*LANE, "seconds", what="axis"),
+        host.select(
+            *LANE, what=pl.lit("host"), seconds=(pl.col("seconds") - pl.col("beyond").fill_null(0.0).clip(0)).clip(0)
+        ),
     ]
 
 
-def _blocking(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
+def _blocking(recording: Recording, rows: pl.DataFrame, steps: Sequence[int]) -> list[pl.DataFrame]:
     """Of ranks that communicate in the middle of their program: the transfers, and the waiting for others."""
     met = recording.met.select("meeting", "transfer")
     length = pl.col("end") - pl.col("start")
-    rows = recording.meetings.filter(pl.col("step").is_in(list(steps))).join(met, on="meeting")
-    rows = rows.with_columns(moving=pl.min_horizontal(length, "transfer"), length=length)
+    each = recording.meetings.filter(pl.col("step").is_in(list(steps))).join(met, on="meeting")
+    each = each.with_columns(moving=pl.min_horizontal(length, "transfer"), length=length)
     # Sends and receives of one batch begin and end together: their time passed once.
-    rows = rows.unique(["step", "rank", "start"], keep="first")
+    each = each.unique(["step", "rank", "start"], keep="first")
+    kind = pl.col("kind")
     return [
-        rows.select("step", what=pl.col("axis"), seconds="moving"),
-        rows.select("step", what=pl.lit("idle"), seconds=pl.col("length") - pl.col("moving")),
+        rows.filter(~kind.is_in(["comm", "transfer"])).select("seconds", what="kind"),
+        rows.filter((kind == "comm") & (pl.col("axis") == "other")).select("seconds", what=pl.lit("other")),
+        each.select(what=pl.col("axis"), seconds="moving"),
+        each.select(what=pl.lit("idle"), seconds=pl.col("length") - pl.col("moving")),
     ]
 
 
@@ -153,37 +192,27 @@ def _crossing(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
         begun=pl.col("start").max(), over=pl.col("end").max()
     )  # fmt: skip
     waits = spans.filter(pl.col("kind") == "idle").join(moves, on="meeting")
-    if waits.is_empty():
-        return []
     if recording.clocks_agree:
         under = pl.min_horizontal("end", "over") - pl.max_horizontal("start", "begun")
     else:
         under = pl.min_horizontal(pl.col("over") - pl.col("begun"), pl.col("end") - pl.col("start"))
-    moving = waits.select("step", seconds=under.clip(0))
-    return [
-        moving.with_columns(what=pl.lit("pp")),
-        moving.with_columns(what=pl.lit("bubble"), seconds=-pl.col("seconds")),
-    ]
+    moving = waits.select(seconds=under.clip(0))
+    return [moving.with_columns(what=pl.lit("pp")), moving.select(what=pl.lit("idle"), seconds=-pl.col("seconds"))]
 
 
 def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
-    """Of every axis' exposed communication, seconds of a rank and step in which it waited for the last to
-    come, as far as waits have their collective and this all of its ranks."""
+    """Of every axis' exposed communication, seconds of a rank's step in which a member of the collective had
+    not come, as far as meetings are known."""
     if recording.blocking:
         return {}
-    met = recording.meetings.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
-    shortest = (pl.col("end") - pl.col("start")).min()  # that of the last: all leave at one moment
-    last = pl.col("start").max() if recording.clocks_agree else pl.col("end") - shortest
-    members = met.with_columns(last=last.over("meeting"), members=pl.len().over("meeting"))
-    spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
-    one = ["meeting", "rank"]
-    lasts = members.filter(pl.col("members") > 1).unique(one, keep="first", maintain_order=True).select(*one, "last")
-    came = spans.select(one).with_row_index("on").join(lasts, on=one)
-    waits = spans.select("axis", "start", "end").with_row_index("wait")
-    found = awaited(spans).join(waits, on="wait").join(came.select("on", "last"), on="on")
-    late = (pl.min_horizontal("end", "last") - pl.col("start")).clip(0)
-    lanes = max(1, spans.select("step", "rank").n_unique())
-    return dict(found.group_by("axis").agg(late.sum() / lanes).iter_rows())
+    spans = recording.spans.filter(pl.col("step").is_in(list(steps)), pl.col("kind") != "wait")
+    shortest = (pl.col("end") - pl.col("start")).min().over("meeting")  # that of the last: all leave at one moment
+    last = pl.col("start").max().over("meeting") if recording.clocks_agree else pl.col("end") - shortest
+    comm = spans.filter(pl.col("kind") == "comm").with_columns(end=pl.min_horizontal("end", last))
+    comm = comm.filter(pl.col("rank").n_unique().over("meeting") > 1)
+    found = exposed(pl.concat([spans.filter(pl.col("kind") != "comm"), comm]), by_axis=True)
+    lanes = max(1, spans.select(LANE).n_unique())
+    return dict(found.group_by("axis").agg(pl.col("exposed").sum() / lanes).iter_rows())
 
 
 def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> StepTimes | None:
@@ -214,36 +243,26 @@ def drift_of(recording: Recording) -> Drift | None:
     error = max(SIGMA * float(np.median(np.abs(part - np.median(part)))) * 1.2533 / quarter**0.5 for part in change)
     if abs(last - first) < max(CHANGED * first, CLEAR * error):
         return None
-    coarse = len(steady(recording)) < len(steps)
-    before, after = (_typical(recording, some, coarse=coarse) for some in (steps[:quarter], steps[-quarter:]))
-    grown = {what: after.get(what, 0.0) - before.get(what, 0.0) for what in {*before, *after} - set(AFTER)}
-    direction = 1 if last > first else -1
-    grew = max(sorted(grown), key=lambda what: direction * grown[what], default="rest")
-    by = grown.get(grew, 0.0)
-    return Drift(first, last, grew, by, by / (last - first))
+    ends = _middle(recording, steps[:quarter]), _middle(recording, steps[-quarter:])
+    if not all(_tells(recording, some) for some in ends):
+        return Drift(first, last)
+    before, after = (_means(recording, some, whole=True) for some in ends)
+    whole = [sum(seconds for what, seconds in some.items() if what not in AFTER) for some in (before, after)]
+    change = {what: after.get(what, 0.0) - before.get(what, 0.0) for what in {*before, *after} - set(AFTER)}
+    direction = 1 if whole[1] > whole[0] else -1
+    grew = max(sorted(change), key=lambda what: direction * change[what], default="")
+    return Drift(whole[0], whole[1], grew, before.get(grew, 0.0), after.get(grew, 0.0))
 
 
-def _means(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
-    """Seconds of the mean rank's step, which they add up to with ``rest``, and of what comes after it."""
-    lanes = max(1, recording.rollup.filter(pl.col("step").is_in(list(steps))).select("step", "rank").n_unique())
-    found = dict(_seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum() / lanes).iter_rows())
-    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
-    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
-    return found | ({"rest": length - inside} if length > inside else {})
+def _middle(recording: Recording, steps: Sequence[int]) -> list[int]:
+    """The middle half of steps by their length, in order."""
+    low, high = np.quantile([recording.seconds[step] for step in steps], (0.25, 0.75))
+    return [step for step in steps if low <= recording.seconds[step] <= high]
 
 
-def _typical(recording: Recording, steps: Sequence[int], *, coarse: bool) -> dict[str, float]:
-    """Medians over steps of the mean rank's seconds, as those of whole steps are. coarse: where some steps
-    have roll-ups only, which tell no axes and not what passes between ops."""
-    rows = _seconds(recording, steps)
-    if coarse:
-        what = pl.col("what").replace({"tp": "exposed", "dp": "exposed", "cp": "exposed", "pp": "bubble"})
-        rows = rows.filter(pl.col("what") != "host").with_columns(what=what)
-    ranks = recording.rollup.group_by("step").agg(ranks=pl.col("rank").n_unique())
-    sums = rows.group_by("step", "what").agg(pl.col("seconds").sum()).join(ranks, on="step")
-    table = sums.with_columns(pl.col("seconds") / pl.col("ranks")).pivot("what", index="step", values="seconds")
-    lengths = pl.DataFrame({"step": list(steps), "length": [recording.seconds[step] for step in steps]})
-    table = table.with_columns(pl.exclude("step").fill_null(0.0)).join(lengths, on="step")
-    inside = [name for name in table.columns if name not in ("step", "length", *AFTER)]
-    table = table.with_columns(rest=(pl.col("length") - pl.sum_horizontal(inside)).clip(0))
-    return {name: float(table[name].median() or 0.0) for name in (*inside, "rest")}  # type: ignore[arg-type]
+def _tells(recording: Recording, steps: Sequence[int]) -> bool:
+    """True where what is exposed is known of all these steps: not of an earlier version's roll-ups."""
+    rows = recording.rollup.filter(pl.col("step").is_in(list(steps)))
+    kind = pl.col("kind").cast(pl.String)
+    waits, told = (rows.filter(kind == one).select(LANE).unique() for one in ("wait", COMMUNICATION))
+    return recording.blocking or not waits.join(told, on=LANE, how="anti").height

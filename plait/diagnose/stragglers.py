@@ -7,9 +7,9 @@ last to come is followed back along its pipeline to the rank whose own work expl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,9 +17,11 @@ import polars as pl
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, UnitSpread, outliers
 from plait.diagnose.peers import (
+    Lateness,
     PeerComparison,
     crowded,
     hosts_known,
+    lateness,
     members_of,
     own_work,
     processor_work,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 What = Literal["slow processor", "slow host", "slow link"]
+Measure = Literal["processor time", "time in undisturbed ops", "own work", "transfers"]
 LINK = 0.5
 """By how much more a transfer must take: bandwidth is shared, and varies more than computation."""
 OTHERS, CLEAR = 0.25, 3.0
@@ -44,6 +47,10 @@ FEW = 8
 MINIMUM_OF_FEW = 0.05
 MINIMUM_OF_CROWDED = 0.25
 """Where ranks share processors: what they do by the clock differs by how these are dealt out."""
+ALIKE = 2.0
+"""Times by which the effects of a host's ranks may differ for one cause of all."""
+LATEST = 10
+"""Ranks whose lateness is listed, at most."""
 PAIR = 2
 """Ranks of which none tells how far apart healthy ones are. Where they share processors with other work, one
 may be the slower for it (caches, threads of one core) in processor time, too: 20 to 40 % for twenty steps."""
@@ -52,9 +59,9 @@ may be the slower for it (caches, threads of one core) in processor time, too: 2
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
     """ranks: whom it is about; of a link, those at its ends. hosts: as far as they are known. since, until:
-    steps. effect: share by which it takes longer than its peers. seconds: of a step, by which its own work
-    or its transfers are longer. z, recurs: how clear it is, and in which share of steps. computing: share of
-    ``seconds`` that is computation. where: coordinates or groups, in words."""
+    steps. by: what was held against its equals'. effect: share by which that is longer; seconds: likewise, of
+    a step. z, recurs: how clear it is, and in which share of steps. computing: share of ``seconds`` that is
+    computation. where: coordinates or groups, in words. parts: the ranks of a host, one by one."""
 
     what: What
     ranks: tuple[int, ...]
@@ -67,6 +74,8 @@ class Straggler:
     recurs: float
     computing: float
     where: str
+    by: Measure = "own work"
+    parts: tuple[Straggler, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,46 +94,72 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """healthiest: how far the rest are apart, so that a reader sees what the threshold was set against.
-    comparable: ranks that had anybody to be compared with."""
+    """spread: how far the rest are apart by ``nearest_by``, so that a reader sees what the threshold was set
+    against. comparable: ranks that had anybody to be compared with. lateness: of the latest of these; of a
+    named one as its verdict has it."""
 
     stragglers: tuple[Straggler, ...]
     spread: UnitSpread
     comparable: int
     arrivals: tuple[Arrival, ...]
+    lateness: tuple[Lateness, ...] = ()
+    nearest_by: Measure = "own work"
+
+
+class _Look(NamedTuple):
+    """What ranks are held against each other by. least: effect from which on one is named."""
+
+    measure: Measure
+    work: PeerComparison
+    least: float
 
 
 def verdicts(recording: Recording) -> Verdicts:
     """All that can be said of a recording."""
     work = own_work(recording)
-    minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
     ranks: dict[tuple[int, ...], Straggler] = {}
-    nearest: list[tuple[UnitSpread, PeerComparison]] = []
-    by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
-    if len(work.units) <= PAIR:
-        minimum = by_the_clock
-    looks = (processor_work(recording), minimum), (typical_work(recording), minimum), (work, by_the_clock)
-    for of, least in looks:  # of one that several name, the last
-        found, spread = outliers(of.deviation, minimum=least, twins=of.twins(recording.grid))
-        ranks |= {one.ranks: one for one in [_rank(recording, of, one) for one in found]}
-        nearest.append((spread, of))
+    nearest: list[tuple[UnitSpread, _Look]] = []
+    for look in _looks(recording, work):
+        found, spread = outliers(look.work.deviation, minimum=look.least, twins=look.work.twins(recording.grid))
+        for one in (_rank(recording, look, each) for each in found):
+            if one.ranks not in ranks or one.z >= ranks[one.ranks].z:  # of several, the clearest
+                ranks[one.ranks] = one
+        nearest.append((spread, look))
     slow = _of_hosts(list(ranks.values()), recording.grid)
     links = _links(recording, {rank for one in slow for rank in one.ranks})
     named = {rank for one in slow for rank in one.ranks}
-    rest = [
-        replace(one, unit=int(of.units[one.unit]))
-        for one, of in nearest
-        if one.unit >= 0 and of.units[one.unit] not in named
-    ]
+    rest = [one for one in nearest if one[0].unit >= 0 and one[1].work.units[one[0].unit] not in named]
+    spread, look = max(rest, key=lambda one: one[0].z - one[0].named_from, default=(None, None))
     return Verdicts(
         stragglers=(*slow, *links),
-        spread=max(rest, key=lambda one: one.z - one.named_from, default=UnitSpread(effect=0.0, z=0.0, unit=-1)),
+        spread=replace(spread, unit=int(look.work.units[spread.unit]))
+        if spread and look else UnitSpread(effect=0.0, z=0.0, unit=-1),
+        nearest_by=look.measure if look else "own work",
         comparable=int(np.isfinite(work.deviation).any(axis=1).sum()),
         arrivals=_arrivals(recording, work),
-    )
+        lateness=_latest(work, slow),
+    )  # fmt: skip
 
 
-def _rank(recording: Recording, work: PeerComparison, one: Outlier) -> Straggler:
+def _looks(recording: Recording, work: PeerComparison) -> Iterator[_Look]:
+    """The measures."""
+    minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
+    by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
+    if len(work.units) <= PAIR:
+        minimum = by_the_clock
+    yield _Look("processor time", processor_work(recording), minimum)
+    yield _Look("time in undisturbed ops", typical_work(recording), minimum)
+    yield _Look("own work", work, by_the_clock)
+
+
+def _latest(work: PeerComparison, slow: Sequence[Straggler]) -> tuple[Lateness, ...]:
+    named = {rank: Lateness(rank, one.effect, one.seconds, one.since) for one in slow for rank in one.ranks}
+    every = [named.get(one.rank, one) for one in lateness(work)]
+    return tuple(sorted(every, key=lambda one: (one.rank not in named, -one.share))[:LATEST])
+
+
+def _rank(recording: Recording, look: _Look, one: Outlier) -> Straggler:
+    work = look.work
     rank = int(work.units[one.unit])
     window = slice(one.first, one.last + 1)
     excess = float(np.nanmedian(work.excess[one.unit, window]))
@@ -142,6 +177,7 @@ def _rank(recording: Recording, work: PeerComparison, one: Outlier) -> Straggler
         recurs=one.recurs,
         computing=min(1.0, max(0.0, computing)),
         where=where(recording, rank),
+        by=look.measure,
     )
 
 
@@ -153,24 +189,38 @@ def where(recording: Recording, rank: int) -> str:
 
 
 def _of_hosts(found: list[Straggler], grid: pl.DataFrame) -> list[Straggler]:
-    """Several slow ranks that are all of one host are one slow host."""
-    sizes = dict(grid.drop_nulls("host").group_by("host").len().iter_rows())
-    whole = {
-        host for host, size in sizes.items() if size > 1 and sum(one.hosts == (host,) for one in found) == size
-    }  # fmt: skip
-    merged: list[Straggler] = [one for one in found if not set(one.hosts) & whole]
-    for host in sorted(whole):
+    """Slow ranks that are all of one host, at once and for one cause, are one slow host."""
+    merged = list(found)
+    for host in sorted({one.hosts[0] for one in found if one.hosts}):
         own = [one for one in found if one.hosts == (host,)]
-        merged.append(
-            Straggler(
-                what="slow host", ranks=tuple(sorted(rank for one in own for rank in one.ranks)), hosts=(host,),
-                since=min(one.since for one in own), until=max(one.until for one in own),
-                effect=float(np.median([one.effect for one in own])), seconds=max(one.seconds for one in own),
-                z=min(one.z for one in own), recurs=min(one.recurs for one in own),
-                computing=float(np.median([one.computing for one in own])), where=f"all {len(own)} ranks of {host}",
-            )
-        )  # fmt: skip
+        if _is_of_host(host, own, grid):
+            merged = [one for one in merged if one not in own]
+            merged.append(
+                Straggler(
+                    what="slow host", ranks=tuple(sorted(rank for one in own for rank in one.ranks)), hosts=(host,),
+                    since=min(one.since for one in own), until=max(one.until for one in own),
+                    effect=float(np.median([one.effect for one in own])), seconds=max(one.seconds for one in own),
+                    z=min(one.z for one in own), recurs=min(one.recurs for one in own),
+                    computing=float(np.median([one.computing for one in own])),
+                    where=f"all {len(own)} ranks of {host}", by=own[0].by, parts=tuple(own),
+                )
+            )  # fmt: skip
     return sorted(merged, key=lambda one: -one.seconds)
+
+
+def _is_of_host(host: str, own: Sequence[Straggler], grid: pl.DataFrame) -> bool:
+    """True where all ranks of a host are slow in the same way, by about as much, in the same steps, and each
+    has equals elsewhere that are not."""
+    ranks = grid.filter(pl.col("host") == host)
+    if len(own) < 2 or len(own) < ranks.height or len({one.what for one in own}) > 1:
+        return False
+    effects = [one.effect for one in own]
+    together = max(one.since for one in own) <= min(one.until for one in own)
+    elsewhere = grid.filter((pl.col("host") != host).fill_null(value=True)).select("pp", "cp").unique()
+    return (
+        together and max(effects) <= ALIKE * min(effects)
+        and ranks.join(elsewhere, on=["pp", "cp"], how="anti").is_empty()
+    )  # fmt: skip
 
 
 # ---- links ----
@@ -200,7 +250,7 @@ def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
             what="slow link", ranks=ranks, hosts=hosts, since=min(moved.steps[one.first] for one, _, _ in kept),
             until=max(moved.steps[one.last] for one, _, _ in kept), effect=clearest.effect, seconds=seconds,
             z=clearest.z, recurs=clearest.recurs, computing=0.0,
-            where=place or " and ".join(unit for _, _, unit in kept[:3]),
+            where=place or " and ".join(unit for _, _, unit in kept[:3]), by="transfers",
         )
     ]  # fmt: skip
 
@@ -244,14 +294,14 @@ def _end(
         known = logs[others][:, np.isfinite(logs[others]).any(axis=0)]
         if others and known.shape[1] >= FEWEST:
             steps = np.nanmedian(known, axis=0)
-            effect, error = float(np.median(steps)), _error_of_median(steps)
+            effect, error = float(np.median(steps)), error_of_median(steps)
             often = float((steps >= np.log1p(OTHERS) / 2).mean())
             if effect >= np.log1p(OTHERS) and often >= RECURS and effect >= CLEAR * error:
                 slow.append(host)
     return slow[0] if len(slow) == 1 else None
 
 
-def _error_of_median(values: Floats) -> float:
+def error_of_median(values: Floats) -> float:
     """Its standard error, by the median absolute deviation; for a normal distribution."""
     spread = SIGMA * float(np.median(np.abs(values - np.median(values))))
     return 1.2533 * spread / len(values) ** 0.5

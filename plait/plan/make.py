@@ -97,6 +97,7 @@ def assemble_plan(
         reshards={} if draft else {parallel: boundaries.reshards(parallel) for parallel in sorted(streams)},
         choices=choices,
         seed=job.train.seed if job else 0,
+        hosts=hosts if hosts.rate else None,
     )
 
 

@@ -248,6 +248,7 @@ def prediction_text(snapshot: Snapshot) -> str:
     )
     if prediction.seconds is None:
         return overlap
-    predicted, measured = prediction.seconds
+    steps = snapshot.told.steps if snapshot.told else None
+    measured = f", {seconds_text(steps.median)} measured (the median of {steps.count})" if steps else ""
     rows = prediction_words(prediction)
-    return f"A step: {seconds_text(predicted)} predicted, {seconds_text(measured)} measured (median). {overlap} {rows}"
+    return f"A step: {seconds_text(prediction.seconds)} predicted{measured}. {overlap} {rows}"

@@ -7,12 +7,11 @@ from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
-from plait.diagnose.heat import STATISTICS, Heat, Statistic, Unlike, pooled, unlike
-from plait.diagnose.places import place_of
+from plait.diagnose.heat import STATISTICS, Heat, Statistic, pooled
 from plait.view.heat_figure import HeatMarks, Value, cell_text, heat_figure
 from plait.view.moves import HeatCell, around_row, is_number, moved, point_of
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
-from plait.view.words import nothing, seconds_text
+from plait.view.words import nothing
 
 CELLS = 512
 """Rows that are drawn at once: as many as there are pixels."""
@@ -209,16 +208,10 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
 
 def _list(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("unlike", "children"), Input("version", "data"), *(Input(name, "value") for name in WANTED),
-        State("run", "value"), prevent_initial_call=True,
+        Output("unlike", "children"), Input("version", "data"), State("run", "value"), prevent_initial_call=True
     )  # fmt: skip
-    def _furthest(_: str, *rest: Any) -> Any:
-        *controls, number = rest
-        snapshot = chosen_run(runs, number)
-        segments = asked(snapshot, [*controls[:2], "segments", *controls[3:]])[0]
-        if segments is None or not segments.columns:
-            return [html.P(why_not(snapshot))]
-        return buttons_of(unlike(segments), snapshot)
+    def _furthest(_: str, number: object) -> Any:
+        return buttons_of(chosen_run(runs, number))
 
 
 def why_not(snapshot: Snapshot) -> str:
@@ -228,17 +221,14 @@ def why_not(snapshot: Snapshot) -> str:
     return "no step in this range was recorded"
 
 
-def buttons_of(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
+def buttons_of(snapshot: Snapshot) -> list[Any]:
     """Buttons, so that a keyboard finds them; who is named is said."""
-    if not found or snapshot.grid is None:
-        return [html.P("Nobody: no rank has equals to be compared with.")]
+    if snapshot.told is None:
+        return [html.P(snapshot.problem or f"{snapshot.doing or 'reading all spans'} ...")]
     named = snapshot.named()
     return [
         html.Button(
-            f"{place_of(snapshot.grid, one.rank)}: {one.share:+.1%}, "
-            f"{seconds_text(one.seconds, signed=True)} of a step"
-            + (f", {named[one.rank]}" if one.rank in named else ""),
-            id={"kind": "unlike", "rank": one.rank}, n_clicks=0, className="named" if one.rank in named else "",
+            text, id={"kind": "unlike", "rank": rank}, n_clicks=0, className="named" if rank in named else ""
         )
-        for one in found
-    ]  # fmt: skip
+        for rank, text in snapshot.latest()
+    ] or [html.P("Nobody: no rank has equals to be compared with.")]  # fmt: skip

@@ -150,6 +150,7 @@ def _heat(first: dict[str, Any]) -> list[Any]:
         html.P(id="cell", role="status", **POLITE),
         html.P(HEAT_KEYS, className="hint"),
         html.H3("Furthest above their equals"),
+        html.P("Own work beyond their equals' in a step: the median step, or since they are named.", className="hint"),
         html.Div(id="unlike"),
     ]  # fmt: skip
 

@@ -14,8 +14,7 @@ from plait.core.base.errors import DataError
 from plait.core.base.files import replacing
 from plait.core.base.passed_over import PassedOver
 from plait.core.record.timeline import SpanKey
-from plait.diagnose.heat import orders, pooled, unlike
-from plait.diagnose.places import place_of
+from plait.diagnose.heat import orders, pooled
 from plait.diagnose.series import attempts_of, series_of
 from plait.diagnose.states import STATES
 from plait.view.callbacks import memory_of_run, prediction_text, status_of
@@ -26,7 +25,6 @@ from plait.view.series_figure import prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, heat_of
 from plait.view.timeline_callbacks import ShownStep, clock_text, link_text, shown_of, side_by_side, span_text
 from plait.view.timeline_figure import timeline_figure
-from plait.view.words import seconds_text
 
 ROWS = 200
 """Of a table, at most."""
@@ -145,10 +143,7 @@ def _heat(snapshot: Snapshot) -> str:
         figure = heat_figure(heat, pooled(heat, CELLS), grid, marks=HeatMarks(named=snapshot.named()), order=order)
         parts.append(_figure(name, figure, f"Heat map of {heat.ranks.size} ranks by {columns}."))
         if columns == "segments":
-            words = [
-                f"{place_of(grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step"
-                for one in unlike(heat)
-            ]  # fmt: skip
+            words = [text for _, text in snapshot.latest()]
             parts.insert(0, _words("Red in own work: the rank takes longer for it than the median rank of its stage."))
             parts.append("<h3>Furthest above their equals</h3>" + _list(words))
             parts.append(_words("Below, all own work of every rank, step by step."))

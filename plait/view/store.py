@@ -28,11 +28,13 @@ from plait.core.job.plan import Plan
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.heat import Heat, HeatColumn, Statistic, by_segment, heat_of_segments, heat_of_steps
+from plait.diagnose.places import place_of
 from plait.diagnose.reading import RecordedRun, glance, read_run
 from plait.diagnose.recording import Recording, grid_of
 from plait.diagnose.report import Report
 from plait.diagnose.states import Standing, standings
 from plait.diagnose.tables import Glance
+from plait.view.words import seconds_text
 
 Hang = tuple[Verdict, Sequence[Evidence]]
 SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
@@ -90,6 +92,19 @@ class Snapshot:
         if self.hang and self.hang[0].certain:
             found |= dict.fromkeys(self.hang[0].ranks, f"hang: {self.hang[0].cause}")
         return found
+
+    def latest(self) -> list[tuple[int, str]]:
+        """The latest ranks as the diagnosis has them, and how late they are, in words."""
+        named = self.named()
+        return [
+            (
+                one.rank,
+                f"{place_of(self.grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step"
+                + (f" since step {one.since + 1}" if one.since is not None else "")
+                + (f", {named[one.rank]}" if one.rank in named else ""),
+            )
+            for one in (self.told.verdicts.lateness if self.told else ())
+        ]
 
 
 _maps: WeakKeyDictionary[Recording | Glance, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()

@@ -212,7 +212,7 @@ def test_plait_diagnose(run: Run) -> None:
     predicted = found["predicted"]
     assert predicted["matched"] == 1
     for row in predicted["rows"]:
-        assert row["measured"] < mean and (row["kind"] == "wait" or 1 / 30 < row["ratio"] < 30), row
+        assert row["measured"] < mean and (row["kind"] == "exposed" or 1 / 30 < row["ratio"] < 30), row
     for one in predicted["overlap"]:
         assert 0 <= one["planned"] <= 1 and 0 <= one["measured"] <= 1 and one["exposed"] <= one["total"] < mean
     assert 0.2 < predicted["step_seconds"]["measured"] / predicted["step_seconds"]["predicted"] < 8

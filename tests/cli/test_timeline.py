@@ -122,14 +122,19 @@ def test_the_trend_of_hidden_communication(runs: dict[str, Path]) -> None:
     assert "hidden by step, of all ranks: 1-2 " in told(runs["tensor"])
 
 
-def test_a_run_that_went_on_under_another_plan_shows_its_last(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_that_went_on_under_another_plan_shows_what_is_of_its_own(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["tensor"], run)
     part = next((run / "timeline").glob("rank-00000-*.parquet"))
     spans = Timeline.read_parquet(part).spans
-    later = Timeline(tuple(replace(span, step=6) for span in spans if span.step == 5), "beef")
-    later.write_parquet(run / "timeline" / "rank-00000-step-00000099.parquet")
-    assert json.loads(told(run, as_json=True))["spans"] == len(later.spans)
+    before = json.loads(told(run, as_json=True))
+    other = Timeline(tuple(replace(span, step=6) for span in spans if span.step == 5), "beef")
+    other.write_parquet(run / "timeline" / "rank-00000-step-00000099.parquet")
+    found = json.loads(told(run, as_json=True))
+    assert {name: found[name] for name in ("spans", "steps", "hidden")} == {
+        name: before[name] for name in ("spans", "steps", "hidden")
+    }
+    assert "1 files belong to other plans of this run" in " ".join(found["notes"])
 
 
 def test_a_step_that_was_done_twice_counts_once(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from plait.core.base.passed_over import PassedOver
 from plait.core.record.timeline import Timeline
 from plait.diagnose.alike import FEW, alike, one_size
 from plait.diagnose.compare import table_of
-from plait.diagnose.reading import Tables, of_one_size
+from plait.diagnose.reading import Tables, of_one_size, recorded
 from plait.diagnose.shares import drift_of, steps_of
 from plait.diagnose.summary import summarise
 from tests.diagnose.test_shares import lasting
@@ -64,7 +64,7 @@ def test_a_timeline_names_no_step_that_is_slow_for_its_size_alone(tmp_path: Path
         {"step": n, "rank": 0, "kind": "step", "site": "", "direction": "", "n": 1, "sum": each, "layer": -1}
         for n, each in enumerate(seconds)
     ]
-    rollups = pl.DataFrame(rows)
+    rollups = pl.DataFrame(rows, schema_overrides={"rank": pl.Int32})
     (tmp_path / "metrics.jsonl").write_text("".join(
         json.dumps({"step": n + 1, "seconds": each, "tokens_per_second": 10 * size / each}) + "\n"
         for n, (size, each) in enumerate(zip(sizes, seconds, strict=True))
@@ -72,8 +72,10 @@ def test_a_timeline_names_no_step_that_is_slow_for_its_size_alone(tmp_path: Path
     spans = table_of(Timeline(()))
     found = of_one_size(Tables(spans, spans, rollups, "plan", ("before",), PassedOver()), tmp_path)
     assert found.rollups["step"].to_list() == list(range(20, 32))
-    assert [one.step for one in summarise(found.spans, found.sampled, found.rollups).slowest] == [25]
-    assert len(summarise(spans, spans, rollups).slowest) == 3, "without"
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    whole = recorded(spans, rollups, None, metrics=lines)
+    assert [one.step for one in summarise(alike(whole, lines).recording).slowest] == [25]
+    assert len(summarise(whole).slowest) == 3, "without"
     assert found.notes[0] == "before" and "12 with 80 tokens, from 21 to 32" in found.notes[1]
 
 

@@ -121,11 +121,12 @@ def test_a_steady_step_of_the_ranks_that_are_predicted() -> None:
     assert found is not None
     assert found.rows == (
         ComparedRow("compute", "", "forward", 2.0, 4.0), ComparedRow("comm", "tp", "forward", 2.0, 2.0),
-        ComparedRow("wait", "tp", "forward", 0.5, 1.0),
+        ComparedRow("exposed", "tp", "", 0.5, 1.0),
     )  # fmt: skip
-    assert found.overlap == (AxisOverlap("tp", 0.75, 0.5, 2.0, 1.0),)
+    assert found.overlap == (AxisOverlap("tp", 0.75, 0.5, 2.0, 1.0, 0.5),)
     assert found.overlap[0].missed == 0.5
-    assert (found.seconds, found.matched) == ((2.5, 5.0), 6 / 7)
+    assert (found.seconds, found.matched) == (2.5, 6 / 7)
+    assert (found.steps, found.first, found.last) == (2, 1, 2)
 
 
 def test_a_step_of_which_not_all_is_measured_has_no_length() -> None:
@@ -133,9 +134,6 @@ def test_a_step_of_which_not_all_is_measured_has_no_length() -> None:
     found = prediction(SEEN, *step(1, 0, 2.0, 2.0, 0.5), reduction)
     assert found is not None and found.seconds is None
     assert {row.where for row in found.rows} == {"", "tp"}
-    quiet = recording_of(SEEN.spans, LAYOUT)
-    found = prediction(quiet, *step(1, 0, 2.0, 2.0, 0.5))
-    assert found is not None and found.seconds is None
 
 
 def test_more_is_hidden_than_planned() -> None:
@@ -146,8 +144,9 @@ def test_more_is_hidden_than_planned() -> None:
 def test_nothing_in_common() -> None:
     assert prediction(SEEN, op(1.0, name="other")) is None
     assert prediction(SEEN, op(1.0, rank=7)) is None
-    first = recording_of(spans_of(*step(0, 0, 3.0, 2.0, 1.0)), LAYOUT, seconds={0: 4.0})
-    assert prediction(first, *step(1, 0, 2.0, 2.0, 0.5)) is None, "a run's first step is like no other"
+    both = recording_of(spans_of(*step(0, 0, 3.0, 2.0, 1.0), *step(1, 0, 4.0, 2.0, 1.0)), LAYOUT, seconds={0: 4.0})
+    found = prediction(both, *step(1, 0, 2.0, 2.0, 0.5))
+    assert found is not None and (found.steps, found.first) == (1, 1), "a run's first step is like no other"
     assert against(SEEN, Timeline(()), spans_of(*step(1, 0, 2.0, 2.0, 0.5))) is None
 
 

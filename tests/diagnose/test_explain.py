@@ -55,8 +55,13 @@ def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
     assert (one["ranks"], one["hosts"], one["since"], one["until"]) == ([5], [], 11, 30)
     assert one["cost_seconds_per_step"] == report.costs[0] and one["what"] == "slow processor"
     spread = report.verdicts.spread
-    assert told["healthiest"] == {"rank": spread.unit, "effect": spread.effect, "z": spread.z,
-                                  "named_from": spread.named_from}  # fmt: skip
+    assert told["nearest"] == {"rank": spread.unit, "z": spread.z, "named_from": spread.named_from,
+                               "by": report.verdicts.nearest_by}  # fmt: skip
+    latest = told["lateness"][0]
+    assert latest == {"rank": 5, "share": one["effect"], "seconds": one["seconds"], "since": one["since"]}
+    assert [each["since"] for each in told["lateness"][1:]] == [None] * 7
+    assert report.mean is not None
+    assert told["mean_step"] == {"seconds": report.mean.seconds, "count": 29, "first": 2, "last": 30}
     assert told["comparable_ranks"] == 8 and told["arrivals"][0]["axis"] == "dp"
     assert report.what_if is not None
     assert told["what_if"]["slowdown"] == report.what_if.slowdown
@@ -73,11 +78,13 @@ def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
 def test_a_prediction_and_a_hang_for_programs(seen: Recording) -> None:
     prediction = Prediction(
         rows=(ComparedRow("compute", "mlp", "forward", 2.0, 3.0),), overlap=(AxisOverlap("tp", 0.5, 0.4, 2.0, 1.2),),
-        seconds=(2.0, 3.0), matched=0.5,
+        seconds=2.0, matched=0.5,
     )  # fmt: skip
     hang = Verdict(cause="crashed", why="it is gone.", ranks=(3,))
-    told = replace(explain(seen, "run", prediction=prediction), hang=hang).to_dict()
-    assert told["predicted"]["step_seconds"] == {"predicted": 2.0, "measured": 3.0}
+    report = replace(explain(seen, "run", prediction=prediction), hang=hang)
+    told = report.to_dict()
+    assert report.steps is not None
+    assert told["predicted"]["step_seconds"] == {"predicted": 2.0, "measured": report.steps.median}
     assert told["predicted"]["matched"] == 0.5
     assert told["predicted"]["rows"] == [
         {"kind": "compute", "axis": "mlp", "direction": "forward", "predicted": 2.0, "measured": 3.0, "ratio": 1.5}
@@ -117,13 +124,13 @@ def said(**more: Any) -> Said:
 def test_of_recordings_of_others_only_what_they_tell_is_said(run: RecordedRun) -> None:
     whole = of(run, said=said())
     assert [one.ranks for one in whole.stragglers] == [(5,)] and whole.verdicts.arrivals
-    assert whole.steps is not None and whole.shares
+    assert whole.steps is not None and whole.mean is not None
     assert whole.late is None, "it computes longer, and so is not late for another reason"
     assert whole.costs[0] is not None
     apart = of(run, said=said(one_clock=False))
     assert apart.verdicts.arrivals == () and [one.ranks for one in apart.stragglers] == [(5,)]
     stepless = of(run, said=said(steps=False))
-    assert (stepless.steps, stepless.shares) == (None, ())
+    assert (stepless.steps, stepless.mean) == (None, None)
     for unknown, named in (({5: 3}, []), ({4: 3}, [(5,)])):
         assert [one.ranks for one in of(run, said=said(unknown=unknown)).stragglers] == named
 

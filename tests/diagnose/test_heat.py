@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,11 @@ from plait.diagnose.heat import (
     HeatColumn,
     Statistic,
     by_segment,
-    excess_of,
     heat_of_segments,
     heat_of_steps,
     orders,
     pooled,
     ranks_in,
-    unlike,
 )  # fmt: skip
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import ROLLUP, grid_of
@@ -68,21 +65,37 @@ def test_ranks_in_every_order() -> None:
     assert ("host",) in orders(with_hosts)
 
 
-def test_excess_is_over_the_stage() -> None:
-    seconds = np.array([[1.0], [1.2], [1.0], [5.0], [5.0], [np.nan]])
-    assert excess_of(seconds, [0, 0, 0, 1, 1, 1])[:5].ravel() == pytest.approx([0, 0.2, 0, 0, 0])
-    assert np.isnan(excess_of(seconds[:1], [0])).all(), "with nobody to be compared with, nothing is said"
+@pytest.mark.parametrize(
+    ("own", "beyond"),
+    [
+        ([1.0, 1.2, 1.0, 5.0, 5.0, 5.0], [0.0, 0.2, 0.0, 0.0, 0.0, 0.0]), ([1.0, 1.5], [-0.5, 0.5]),
+        ([1.0, 2.0, 1.4, 1.2], [-0.4, 0.8, 0.2, -0.2]), ([1.0], [None]),
+    ],
+    ids=["of two stages", "of two the other", "of few the others", "of one nobody"],
+)  # fmt: skip
+def test_excess_is_over_what_equals_have(own: list[float], beyond: list[float | None]) -> None:
+    """As verdicts have it: own work of a stage's ranks."""
+    grid = grid_of(Layout.of(pp=2, dp=3) if len(own) == 6 else Layout.of(dp=len(own)))
+    rows = [(5, rank, "compute", "", "mlp", "forward", 1, seconds) for rank, seconds in enumerate(own)]
+    heat = heat_of_segments(by_segment(pl.DataFrame(rows, schema=ROLLUP, orient="row")), grid)
+    assert [None if np.isnan(one) else one for one in heat.excess[:, 0].tolist()] == pytest.approx(beyond)
+
+
+def test_sums_of_whole_steps_are_no_segments() -> None:
+    kinds = ("compute", "host", "wait", "step", "processor", "communication", "exposed")
+    rows = [(5, 0, kind, "", "x", "", 1, 1.0) for kind in kinds]
+    heat = heat_of_segments(by_segment(pl.DataFrame(rows, schema=ROLLUP, orient="row")), grid_of(Layout.of(dp=1)))
+    assert [str(column).split()[0] for column in heat.columns] == ["x", "host", "wait"]
 
 
 def slow(at: At) -> float:
     return (0.1 if at.way == "forward" else 0.2) * (1.5 if (at.dp, at.stage, at.step >= 10) == (1, 0, True) else 1.0)
 
 
-def test_a_slow_rank_is_the_first_of_those_unlike_the_others(tmp_path: Path) -> None:
+def test_a_slow_rank_is_red(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", Job(dp=4, pp=2, compute=slow))).recording
     heat = heat_of_segments(by_segment(run.rollup, "mean", (10, 19)), run.grid)
-    first = unlike(heat)[0]
-    assert (first.rank, first.share) == (1, pytest.approx(0.5, abs=0.02))
+    assert int(heat.ranks[np.nanargmax(heat.excess[:, 0])]) == 1
     own = [n for n, column in enumerate(heat.columns) if isinstance(column, HeatColumn) and column.own]
     assert own == list(range(len(own))), "own work stands before waiting"
     steps = heat_of_steps(run.rollup, run.grid)
@@ -109,40 +122,8 @@ def test_a_rank_that_stands_out_is_seen_however_many_share_its_cell(rows: int, m
 
 def test_nothing_recorded_is_no_error() -> None:
     heat = heat_of_segments(by_segment(rollup([])), GRID)
-    assert (heat.columns, unlike(heat)) == ((), [])
+    assert heat.columns == ()
     assert heat_of_steps(rollup([]), GRID).columns == ()
-
-
-def heat_of(own: list[float], *, waiting: float = 0.0) -> Heat:
-    """Ranks 10, 11 ... of one stage with so many seconds of a segment of own work, and one of waiting."""
-    seconds = np.array([[one, waiting * n] for n, one in enumerate(own)])
-    columns = HeatColumn("compute", "mlp", "forward"), HeatColumn("wait", "mlp", "forward")
-    return Heat(
-        ranks=np.arange(len(own)) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * len(own))
-    )
-
-
-def test_who_is_unlike_the_others_in_numbers() -> None:
-    """Shares of 0, 2, 4, 0 and -2 %: their median is 0, and the median distance from it 2 %."""
-    found = unlike(heat_of([1.0, 1.02, 1.04, 1.0, 0.98], waiting=9.0))
-    assert [one.rank for one in found] == [12, 11]
-    assert found[0] == pytest.approx((12, 0.04, 0.04, 0.04 / (1.4826 * 0.02)))
-    assert found[1] == pytest.approx((11, 0.02, 0.02, 0.02 / (1.4826 * 0.02)))
-
-
-def test_only_so_many_who_have_so_much_more_are_listed() -> None:
-    assert [one.rank for one in unlike(heat_of([1.0, 1.0, 1.0, 1.0011, 1.0009]))] == [13]
-    many = heat_of([1.0] * 13 + [1 + n / 100 for n in range(1, 13)])
-    assert [one.rank for one in unlike(many)] == list(range(34, 24, -1)), "ten"
-    assert [one.rank for one in unlike(many, 2)] == [34, 33]
-    assert unlike(heat_of([1.0])) == [], "nobody is beside"
-    assert unlike(heat_of([0.0, 0.0, 0.0])) == []
-    assert unlike(heat_of([1.0, 1.0, 1.0])) == []
-
-
-def test_ranks_that_are_all_alike_but_one_have_a_finite_z() -> None:
-    [one] = unlike(heat_of([1.0, 1.0, 1.0, 1.5]))
-    assert one.z == pytest.approx(0.5 / 1e-9)
 
 
 def test_what_is_own_work() -> None:
@@ -236,19 +217,3 @@ def test_of_ranks_without_equals_the_longest_is_shown() -> None:
     seconds = np.array([[1.0], [3.0], [2.0], [np.nan]])
     found = pooled(Heat(ranks=np.arange(4), columns=(0,), seconds=seconds, excess=np.full((4, 1), np.nan)), 1)
     assert (found.rank[0, 0], found.seconds[0, 0]) == (1, 3.0)
-
-
-def test_who_is_unlike_is_told_by_the_distance_from_the_median_share() -> None:
-    """Of 8 s in two segments, usually 4, rank 10 has 1 s more, 11 one less and 12 two more: 25, -25, 50 %."""
-    seconds = np.array([[1.0, 4.0], [2.0, 1.0], [4.0, 2.0]])
-    columns = HeatColumn("compute", "mlp", "forward"), HeatColumn("compute", "attn", "forward")
-    found = unlike(Heat(ranks=np.arange(3) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * 3)))
-    assert [(one.rank, one.seconds, one.share) for one in found] == [(12, 2.0, 0.5), (10, 1.0, 0.25)]
-    assert [one.z for one in found] == pytest.approx([0.25 / (1.4826 * 0.25), 0.0])
-    assert [one.rank for one in unlike(heat_of([1.0, 1.5]))] == [11]
-
-
-def test_of_steps_nobody_is_unlike() -> None:
-    heat = heat_of([1.0, 1.0, 1.5])
-    assert unlike(replace(heat, columns=(3, 4))) == []
-    assert [one.rank for one in unlike(heat)] == [12]

@@ -150,6 +150,29 @@ def test_ten_percent_are_found_within_twenty_steps_of_their_beginning(units: int
         assert [(one.unit, abs(one.first - begin) <= 3) for one in found] == [(2, True)]
 
 
+@pytest.mark.parametrize(("units", "jitter", "slow"), [(4, 0.3, 0.5), (8, 0.3, 0.3), (2, 0.2, 0.4)])
+def test_since_when_is_not_late_where_single_windows_are_too_noisy(units: int, jitter: float, slow: float) -> None:
+    """The first windows with it may not be clear by themselves."""
+    away: list[int] = []
+    for seed in range(40):
+        deviation = noise(seed, units, 160, jitter)
+        deviation[1, 90:] += slow
+        if units == 2:
+            deviation[0] = -deviation[1]
+        away += [one.first - 90 for one in outliers(deviation, minimum=0.05)[0] if one.unit == 1]
+    assert len(away) >= 38 and sum(abs(one) <= 20 for one in away) >= 0.9 * len(away) and np.median(np.abs(away)) <= 5
+
+
+def test_what_is_clear_at_the_end_is_named_before_a_window_is_full_of_it() -> None:
+    named = 0
+    for seed in range(20):
+        deviation = noise(seed, 8, 120, 0.05)
+        deviation[1, 108:] += 0.3
+        named += [one.unit for one in outliers(deviation, minimum=0.05)[0]] == [1]
+        assert outliers(noise(seed, 8, 120, 0.05), minimum=0.05)[0] == []
+    assert named >= 18
+
+
 def test_the_more_might_be_named_by_chance_the_clearer_it_must_be() -> None:
     assert threshold(2, 20) < threshold(8, 20) < threshold(8, 1000) < threshold(12_288, 1000) < 7
 

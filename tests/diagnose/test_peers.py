@@ -11,8 +11,10 @@ import pytest
 from plait.core.parallel.layout import Layout
 from plait.core.record.rollup import PROCESSOR
 from plait.diagnose.peers import (
+    Lateness,
     crowded,
     hosts_known,
+    lateness,
     members_of,
     own_work,
     processor_work,
@@ -182,3 +184,18 @@ def test_of_few_a_rank_is_compared_with_the_others_alone(ranks: int, share: floa
     """Rank n takes n + 1 seconds."""
     seen = recording_of(spans_of(*({"rank": rank, "end": 1.0 + rank} for rank in range(ranks))), Layout.of(dp=ranks))
     assert own_work(seen).deviation[-1, 0] == pytest.approx(share)
+
+
+def test_lateness_is_own_work_beyond_its_equals_in_the_median_step() -> None:
+    """Rank 2 takes a quarter longer, but in one step; rank 1 is alone in its stage; a first step is none."""
+    rows = [
+        {"step": step, "rank": rank, "end": 9.0 if step == 0 and rank == 0 else 5.0 if (rank, step) == (2, 3) else own}
+        for step in range(6)
+        for rank, own in ((0, 4.0), (2, 5.0), (3, 4.0), (1, 7.0))
+    ]
+    grid = pl.DataFrame({"rank": [0, 1, 2, 3], "pp": [0, 1, 0, 0], "dp": [0, 0, 1, 2], "cp": [0] * 4, "tp": [0] * 4,
+                         "host": [None] * 4}, schema=grid_of(Layout.of(dp=1)).schema)  # fmt: skip
+    seen = replace(recording_of(spans_of(*rows), Layout.of(dp=4)), grid=grid)
+    found = lateness(own_work(seen))
+    assert found == [Lateness(2, 0.25, 1.0), Lateness(0, 0.0, 0.0), Lateness(3, 0.0, 0.0)]
+    assert lateness(own_work(recording_of(spans_of({"rank": 0}), Layout.of(dp=1)))) == []

@@ -245,7 +245,7 @@ def test_the_slowest_of_those_that_are_not_named_may_be_the_first_rank() -> None
     slow = slower(lambda at: 1.015 if at.dp == 0 else 1.0)
     found = verdicts(recording(Job(dp=8, pp=1, steps=20, micro_batches=4, jitter=0.001, compute=slow)))
     assert found.stragglers == () and found.spread.unit == 0
-    assert found.spread.effect == pytest.approx(0.015, abs=0.001)
+    assert found.lateness[0][:2] == (0, pytest.approx(0.015, abs=0.001))
 
 
 def test_who_comes_last_how_late_and_because_of_whom() -> None:
@@ -275,8 +275,46 @@ def test_a_slow_host_is_what_its_ranks_are_together() -> None:
     assert (host.z, host.seconds) == (min(first.z, second.z), max(first.seconds, second.seconds))
     assert host.effect == pytest.approx((first.effect + second.effect) / 2)
     ends = slower(lambda at: 1.3 if at.dp == 4 and at.step < 20 else 1.5 if at.dp == 5 and at.step >= 20 else 1.0)
-    [host] = verdicts(recording(replace(job, compute=ends), {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
-    assert (host.ranks, host.since, host.until) == ((4, 5), 0, 39)
+    apart = verdicts(recording(replace(job, compute=ends), {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
+    assert {(one.ranks, one.since) for one in apart} == {((4,), 0), ((5,), 20)}, "never at once"
+
+
+@pytest.mark.parametrize(
+    ("compute", "launch", "size"),
+    [
+        ((1.5, 1.0), (0.0, 0.1), 8), ((1.1, 2.0), (0.0, 0.0), 8), ((1.5, 1.0), (0.0, 0.1), 2),
+        ((1.5, 1.5), (0.0, 0.0), 2),
+    ],
+    ids=["other causes", "other amounts", "other causes, no equals elsewhere", "no equals elsewhere"],
+)  # fmt: skip
+def test_what_is_wrong_with_two_ranks_of_a_host_for_two_reasons_is_no_slow_host(
+    compute: tuple[float, float], launch: tuple[float, float], size: int
+) -> None:
+    """The last two ranks are the last host's; each is named for itself, and nothing costs nothing."""
+    at_end = {size - 2: 0, size - 1: 1}
+    job = Job(
+        dp=size, pp=1, steps=40, micro_batches=4,
+        compute=slower(lambda at: compute[at_end[at.dp]] if at.dp in at_end else 1.0),
+        launch=lambda at: launch[at_end[at.dp]] if at.dp in at_end else 0.0,
+    )  # fmt: skip
+    report = explain(recording(job, {rank: f"h{rank // 2}" for rank in range(size)}), "run")
+    assert not any(len(one.ranks) > 1 for one in report.stragglers)
+    if size > 2:
+        assert {one.ranks for one in report.stragglers} == {(6,), (7,)}
+    assert "0.0 ms shorter" not in report.text()
+
+
+def test_a_host_whose_ranks_together_cost_nothing_is_none() -> None:
+    """All wait longer for another stage's rank: the two are slow, each for itself."""
+
+    def compute(at: At) -> float:
+        slow = 1.2 if (at.stage, at.dp) in ((0, 0), (0, 1)) else 9.0 if at.stage else 1.0
+        return 0.1 * slow
+
+    hosts = {rank: f"h{rank // 2}" for rank in range(16)}
+    report = explain(recording(Job(dp=8, pp=2, steps=30, micro_batches=1, jitter=0.0, compute=compute), hosts), "run")
+    for one, cost in zip(report.stragglers, report.costs, strict=True):
+        assert len(one.ranks) == 1 or (cost or 0.0) > 0
 
 
 def test_slow_links_of_different_times() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from plait.core.record.timeline import Span, SpanKind, Timeline
 from plait.diagnose.compare import table_of
+from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP
-from plait.diagnose.summary import Slow, What, summarise
+from plait.diagnose.summary import Slow, TimelineSummary, summarise
 from plait.diagnose.tables import ROLLUP_COLUMNS
 
 
@@ -36,18 +37,26 @@ def rollup(steps: range, slow: int) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
+def summary(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame) -> TimelineSummary:
+    both = [table.with_columns(sampled=pl.lit(drawn)) for table, drawn in ((spans, False), (sampled, True))]
+    return summarise(recorded(pl.concat(both), rollups, None))
+
+
 def test_the_last_steps_the_sample_and_all() -> None:
     spans = table_of(Timeline(tuple(span for n in range(90, 100) for span in step(n, 1.0))))
     sampled = table_of(Timeline(tuple(span for n in (0, 50) for span in step(n, 0.0))))
-    found = summarise(spans, sampled, rollup(range(100), slow=40))
-    assert (found.spans, found.sampled, found.lanes, len(found.steps)) == (40, 8, 10, 100)
-    assert (found.hidden.total, found.hidden.exposed) == (20.0, 10.0), "what overlaps counts once"
-    assert found.whats == (
-        What("comm", "attn", "forward", 3.0, 3.0),
-        What("wait", "attn", "forward", 1.0, 0.5),
-        What("compute", "attn", "forward", 1.0, None),
-        What("checkpoint", "checkpoint", "", None, 0.25),
-    )
+    found = summary(spans, sampled, rollup(range(100), slow=40))
+    assert (found.spans, found.sampled, found.last, found.every) == (
+        40, 8, tuple(range(90, 100)), tuple(range(1, 100)),
+    )  # fmt: skip
+    assert (found.hidden.total, found.hidden.exposed, found.waited) == (2.0, 1.0, 1.0), "what overlaps counts once"
+    assert found.hidden_of_all is None, "sums of an earlier version do not tell it"
+    assert [(what[:4], what.of_all) for what in found.whats] == [
+        (("comm", "attn", "forward", 3.0), pytest.approx(3.0)),
+        (("compute", "attn", "forward", 1.0), pytest.approx((10 + 2) / 99)),
+        (("wait", "attn", "forward", 1.0), pytest.approx((10 + 88 * 0.5) / 99)),
+        (("checkpoint", "checkpoint", "", None), pytest.approx(88 * 0.25 / 99)),
+    ]
     assert [(one.first, one.last) for one in found.trend] == [(0, 90), (50, 50)] or found.trend[0].first == 0
     assert found.trend[0].hidden.fraction == pytest.approx(1 - 1 / 6, abs=0.2)
     assert found.trend[-1].hidden.fraction == 0.5
@@ -55,32 +64,29 @@ def test_the_last_steps_the_sample_and_all() -> None:
 
 
 def test_without_roll_ups_and_without_spans() -> None:
-    spans = table_of(Timeline(tuple(step(0, 1.0))))
+    spans = table_of(Timeline(tuple(step(1, 1.0))))
     nothing = rollup(range(0), slow=0)
-    found = summarise(spans, spans.clear(), nothing)
-    assert [what.of_all for what in found.whats] == [None] * 3 and found.slowest == ()
-    found = summarise(spans.clear(), spans.clear(), rollup(range(3), slow=9))
-    assert (found.spans, found.hidden.fraction, len(found.steps)) == (0, None, 3)
+    found = summary(spans, spans.clear(), nothing)
+    assert {(what.seconds, what.of_all) for what in found.whats} == {(3.0, 3.0), (1.0, 1.0)} and found.slowest == ()
+    found = summary(spans.clear(), spans.clear(), rollup(range(3), slow=9))
+    assert (found.spans, found.hidden.fraction, found.last, found.every) == (0, None, (), (1, 2))
     assert {what.seconds for what in found.whats} == {None}
 
 
-def lengths(*seconds: float, kind: str = "step") -> pl.DataFrame:
-    rows = [(n, 0, kind, "", "", 1, one) for n, one in enumerate(seconds)]
+def slowest(*seconds: float) -> tuple[Slow, ...]:
+    """Of a run with such steps after the first."""
+    rows = [(n, 0, "step", "", "", 1, one) for n, one in enumerate((99.0, *seconds))]
     schema = {name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    nothing = table_of(Timeline(())).clear()
+    return summary(nothing, nothing, pl.DataFrame(rows, schema=schema, orient="row")).slowest
 
 
 def test_steps_that_took_a_quarter_longer_than_the_median_are_named() -> None:
-    nothing = table_of(Timeline(())).clear()
-    found = summarise(nothing, nothing, lengths(4.0, 4.0, 4.0, 5.0, 5.5, 4.0, 8.0, 6.0, 7.0))
-    assert found.slowest == (Slow(6, 8.0, 1.6), Slow(8, 7.0, 1.4))
-    most = summarise(nothing, nothing, lengths(*[4.0] * 20, 5.0, 5.1, 5.2, 5.3, 5.4))
-    assert most.slowest == (Slow(24, 5.4, 1.35), Slow(23, 5.3, 1.325), Slow(22, 5.2, 1.3))
-    assert summarise(nothing, nothing, lengths(4.0, 4.0, 4.0, 5.0)).slowest == ()
-    assert summarise(nothing, nothing, lengths(0.0, 0.0, 5.0)).slowest == (), "of nothing nothing is a quarter longer"
-    assert summarise(nothing, nothing, lengths(4.0, 4.0, 9.0, kind="compute")).slowest == ()
-    ranks = pl.concat([lengths(4.0, 4.0, 4.0), lengths(1.0, 9.0, 1.0).with_columns(rank=pl.lit(1, ROLLUP["rank"]))])
-    assert summarise(nothing, nothing, ranks).slowest == (Slow(1, 9.0, 2.25),), "of the rank that took the longest"
+    assert slowest(4.0, 4.0, 4.0, 5.0, 5.5, 4.0, 8.0, 6.0, 7.0) == (Slow(7, 8.0, 1.6), Slow(9, 7.0, 1.4))
+    most = slowest(*[4.0] * 20, 5.0, 5.1, 5.2, 5.3, 5.4)
+    assert most == (Slow(25, 5.4, 1.35), Slow(24, 5.3, 1.325), Slow(23, 5.2, 1.3))
+    assert slowest(4.0, 4.0, 4.0, 5.0) == ()
+    assert slowest(0.0, 0.0, 5.0) == (), "of nothing nothing is a quarter longer"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_steps_that_took_a_quarter_longer_than_the_median_are_named() -> None:
 )  # fmt: skip
 def test_the_trend_is_of_up_to_five_groups(steps: int, groups: list[tuple[int, int]]) -> None:
     spans = table_of(Timeline(tuple(span for n in range(steps) for span in step(n, 1.0))))
-    found = summarise(spans, spans.clear(), rollup(range(0), slow=0))
+    found = summary(spans, spans.clear(), rollup(range(0), slow=0))
     assert [(one.first, one.last) for one in found.trend] == groups
     assert {one.hidden.fraction for one in found.trend} == {0.5}
     assert found.trend[0].hidden.total == 2.0 * (groups[0][1] + 1)
@@ -100,28 +106,16 @@ def test_the_trend_is_of_up_to_five_groups(steps: int, groups: list[tuple[int, i
 
 def test_spans_of_communication_alone_do_not_tell_what_is_hidden() -> None:
     rows = [Span(0, 0, kind, "x", n, "attn", 0, 0, "forward", 0.0, 1.0) for n, kind in enumerate(("comm", "transfer"))]  # type: ignore[arg-type]
-    found = summarise(table_of(Timeline(tuple(rows))), table_of(Timeline(tuple(rows))), rollup(range(0), slow=0))
+    spans = table_of(Timeline(tuple(rows)))
+    found = summary(spans, spans.clear(), rollup(range(0), slow=0))
     assert found.hidden.total == 0.0 and found.trend[0].hidden.total > 0
     more = Span(0, 0, "compute", "y", 0, "attn", 0, 0, "forward", 0.0, 1.0)
-    assert (
-        summarise(
-            table_of(Timeline((*rows, more))), table_of(Timeline(())).clear(), rollup(range(0), slow=0)
-        ).hidden.total
-        == 1.0
-    )
+    assert summary(table_of(Timeline((*rows, more))), spans.clear(), rollup(range(0), slow=0)).hidden.total == 1.0
 
 
 def test_sums_without_a_place_are_called_as_spans_call_them() -> None:
     nothing = table_of(Timeline(())).clear()
-    found = summarise(nothing, nothing, rollup(range(4), slow=9))
+    found = summary(nothing, nothing, rollup(range(4), slow=9))
     assert [(one.kind, one.site, one.of_all) for one in found.whats] == [
         ("comm", "attn", 3.0), ("wait", "attn", 0.5), ("checkpoint", "checkpoint", 0.25),
     ]  # fmt: skip
-
-
-def test_sums_of_one_step_are_its_own() -> None:
-    nothing = table_of(Timeline(())).clear()
-    [one] = summarise(nothing, nothing, lengths(3.0, kind="compute")).whats
-    assert (one.seconds, one.of_all) == (None, 3.0)
-    [one] = summarise(nothing, nothing, lengths(3.0, 1.0, kind="compute")).whats
-    assert one.of_all == 2.0, "of the mean step"

@@ -18,7 +18,7 @@ from plait.core.parallel.layout import Layout
 from plait.core.record.timeline import SpanKey
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.dependencies import around
-from plait.diagnose.heat import Heat, HeatColumn, by_segment, excess_of, heat_of_segments, pooled
+from plait.diagnose.heat import Heat, HeatColumn, by_segment, heat_of_segments, pooled
 from plait.diagnose.places import place_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import AFTER, grid_of
@@ -83,7 +83,7 @@ def test_noise_stays_pale() -> None:
     """Colours begin where a verdict would: at 3 % of a rank's own work."""
     columns = (HeatColumn("compute", "mlp"), HeatColumn("wait", "mlp"))
     seconds = np.array([[1.0, 0.1], [1.001, 0.1], [1.002, 0.2]])
-    heat = Heat(ranks=np.arange(3), columns=columns, seconds=seconds, excess=excess_of(seconds, [0, 0, 0]))
+    heat = Heat(ranks=np.arange(3), columns=columns, seconds=seconds, excess=seconds - np.median(seconds, axis=0))
     shown = pooled(heat)
     layout = heat_figure(heat, shown, grid_of(Layout.of(dp=3)), order=("dp",))["layout"]
     assert layout["coloraxis"]["cmax"] == pytest.approx(30.03, abs=0.01)

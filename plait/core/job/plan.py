@@ -22,6 +22,7 @@ from plait.core.base.codec.data import Natural, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
+from plait.core.cluster.hardware import Hosts
 from plait.core.job.chosen import By as By
 from plait.core.job.chosen import chosen_by as chosen_by
 from plait.core.job.chosen import told_by as told_by
@@ -76,7 +77,8 @@ class Plan(Step):
     schedule: with transfers. reshards: how tensors [S, B, H] of a micro-batch go from stage to stage, by
     whether the residual stream is sequence-parallel; empty on one place. seed: of initial weights and
     dropout. origin: ``intent`` of the plan that this one was refined from. notes: for people (how slices were
-    chosen, on what device), and chosen: who chose which key; neither is part of the hash.
+    chosen, on what device), chosen: who chose which key, hosts: what it was planned to run on, None where
+    nobody knows their links; none of these is part of the hash.
     """
 
     job: Job | None = None
@@ -86,6 +88,7 @@ class Plan(Step):
     origin: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     chosen: Mapping[str, By] = field(default_factory=dict[str, By])
+    hosts: Hosts | None = None
 
     def __post_init__(self) -> None:
         places, shape = (
@@ -124,7 +127,11 @@ class Plan(Step):
         refined, if it was made with the same intent; else this one, and the run goes on in another shape.
         Raises JobError for a plan that cannot be read or belongs to another job."""
         old = self.of_the_same_job(file)
-        return replace(old, job=self.job, chosen=self.chosen) if old and old.intent == self.intent else self
+        return (
+            replace(old, job=self.job, chosen=self.chosen, hosts=self.hosts)
+            if old and old.intent == self.intent
+            else self
+        )
 
     def of_the_same_job(self, file: Path) -> Plan | None:
         """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
@@ -151,6 +158,7 @@ class Plan(Step):
         """The file's text."""
         place = self.job.to_dict().get("place") if self.job else None
         beside = {"notes": dict(self.notes), "chosen": dict(self.chosen)} | ({"place": place} if place else {})
+        beside |= {"hosts": asdict(self.hosts)} if self.hosts else {}
         return json.dumps({**STAMP.on(self.hash), **self.to_dict(), **beside}) + "\n"
 
     @staticmethod
@@ -240,10 +248,11 @@ class _File:
     chosen: dict[str, By] = field(default_factory=dict[str, By])
     place: dict[str, Any] = field(default_factory=dict[str, Any])
     """The job's [place]."""
+    hosts: Hosts | None = None
 
 
 _AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes",
-               "chosen")  # fmt: skip
+               "chosen", "hosts")  # fmt: skip
 """What a plan and its file have alike."""
 
 

@@ -5,7 +5,9 @@
     exposed A                        [ E E E E E E E E ]
     hidden A        [ H H H H H H H ]
 
-Communication of an axis lasts while a collective of it is under way, or the rank waits for one. It is
+Communication of an axis in a step lasts while a collective of it is under way, or the rank waits for one.
+It counts from the beginning of the step, which is that of its data: what of a gather lies before is of no
+step, so that a step has no more communication than time. It is
 *exposed* while the rank does nothing else: no computation, no waiting for another stage, no optimizer. It is
 *hidden* for the rest. So total = exposed + hidden, and collectives or waits that overlap count once.
 
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 
 AXES = ("tp", "cp", "dp", "pp", "other")
 """Axes along which ranks wait for communication. other: of imported recordings that do not say."""
-UNDER_WAY, WAIT, BUSY, NEITHER = 0, 1, 2, 3
-"""What a span means here."""
-ROLES = {"comm": UNDER_WAY, "wait": WAIT, "transfer": NEITHER}
+UNDER_WAY, WAIT, BUSY, NEITHER, BEGINS = 0, 1, 2, 3, 4
+"""What a span means here. BEGINS: the rank is busy, and its step has not begun before."""
+ROLES = {"comm": UNDER_WAY, "wait": WAIT, "transfer": NEITHER, "data": BEGINS}
 """Meaning of a span by its kind; all other kinds are ``BUSY``."""
 
 
@@ -62,6 +64,7 @@ def exposures(
 
     count, used = int(lanes.max()) + 1 if len(lanes) else 0, roles != NEITHER
     lanes, roles, starts, ends = lanes[used], roles[used], starts[used], np.maximum(starts, ends)[used]
+    starts, ends = _within(lanes, roles, starts, ends, count)
     axes = np.zeros(len(lanes), np.int64) if axes is None else axes[used]
     number = int(axes.max()) + 1 if len(axes) else 1
     # Every span begins and ends: between two such moments of a lane nothing changes.
@@ -75,7 +78,10 @@ def exposures(
         """Whether such a span goes on after each moment."""
         return np.cumsum(np.where(which, change, 0)) > 0
 
-    free, waits = ~any_of(role == BUSY), [any_of((role == WAIT) & (axis == one)) for one in range(number)]
+    free, waits = (
+        ~any_of((role == BUSY) | (role == BEGINS)),
+        [any_of((role == WAIT) & (axis == one)) for one in range(number)],
+    )
     unclaimed = free & ~np.logical_or.reduce(waits)
     found = np.zeros((count, number, 2))
     for one in range(number):
@@ -85,3 +91,54 @@ def exposures(
         for column, when in enumerate((moving | waits[one], still)):
             found[:, one, column] = np.bincount(lane[when], length[when], count)
     return found
+
+
+def _within(
+    lanes: np.ndarray, roles: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends of spans, those of communication cut off at the beginning of their step."""
+    import numpy as np
+
+    if not len(lanes) or not (begins := roles == BEGINS).any():
+        return starts, ends
+    begun, first = np.zeros(count, bool), np.full(count, starts.max())
+    begun[lanes[begins]] = True
+    np.minimum.at(first, lanes[begins], starts[begins])
+    cut = begun[lanes] & ((roles == UNDER_WAY) | (roles == WAIT))
+    starts = np.where(cut, np.maximum(starts, first[lanes]), starts)
+    return starts, np.maximum(starts, ends)
+
+
+def gaps(
+    lanes: np.ndarray, starts: np.ndarray, ends: np.ndarray, ops: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Time between the ops of each lane, from the first to the last: how many gaps, and their sum.
+
+    Arguments and units as in ``exposures``, of what a rank's own thread does and waits for. ops: which of
+    them are ops, all if None; the rest fills gaps and makes none.
+
+    >>> import numpy as np
+    >>> gaps(np.array([0, 0, 0]), np.array([0, 5, 6]), np.array([3, 9, 7]))
+    (array([1]), array([2]))
+    """
+    import numpy as np
+
+    count = int(lanes.max()) + 1 if len(lanes) else 0
+    if ops is not None:
+        last = np.full(count, starts.min(initial=0), starts.dtype)
+        np.maximum.at(last, lanes[ops], starts[ops])
+        first = np.full(count, starts.max(initial=0), starts.dtype)
+        np.minimum.at(first, lanes[ops], starts[ops])
+        within = ops | (starts >= first[lanes]) & (starts < last[lanes])
+        lanes, starts, ends = lanes[within], starts[within], ends[within]
+    order = np.lexsort((starts, lanes))
+    lanes, starts, ends = lanes[order], starts[order], np.maximum(starts, ends)[order]
+    latest = np.argsort(ends, kind="stable")
+    place = np.empty(len(latest), np.int64)
+    place[latest] = np.arange(len(latest))
+    apart = lanes * len(lanes)  # a running maximum that begins anew with every lane
+    reached = ends[latest][np.maximum.accumulate(place + apart) - apart]
+    gap = np.where(lanes[1:] == lanes[:-1], np.maximum(starts[1:] - reached[:-1], 0), 0)
+    sums = np.zeros(count, starts.dtype)
+    np.add.at(sums, lanes[1:], gap)
+    return np.bincount(lanes[1:][gap > 0], minlength=count), sums

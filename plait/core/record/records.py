@@ -6,16 +6,16 @@ afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.record.columns import Coded
-from plait.core.record.exposure import AXES, BUSY, ROLES, Exposure, exposures
+from plait.core.record.exposure import AXES, BUSY, ROLES, Exposure, exposures, gaps
 from plait.core.record.ring import Name, RecordKind, Ring, RingGroup, verb_and_dtype
-from plait.core.record.rollup import PROCESSOR, joined
+from plait.core.record.rollup import BETWEEN, COMMUNICATION, EXPOSED, FILLS, HOST, OPS, PROCESSOR, joined
 from plait.core.record.timeline import SpanKind
 
 if TYPE_CHECKING:
@@ -129,15 +129,22 @@ class Records:
         return self._exposures(by_axis=True)
 
     def _exposures(self, *, by_axis: bool) -> dict[str, Exposure]:
+        found = self._by_step(by_axis=by_axis).sum(axis=0) / 1e9
+        return {axis: Exposure(*row) for axis, row in zip(AXES, found.tolist(), strict=False) if row[0] > 0}
+
+    def _by_step(self, *, by_axis: bool) -> np.ndarray:
+        """[steps, axes, 2]: total and exposed ns, from the first step on."""
         import numpy as np
 
         table = self._of_a_timeline
         axes = self._axes(table) if by_axis else None
         roles = np.array([ROLES.get(word, BUSY) for word in _WORDS])[_kind_numbers()[table["kind"]]]
-        lanes = table["step"].astype(np.int64)
-        lanes -= lanes.min(initial=lanes[0] if len(lanes) else 0)
-        found = exposures(lanes, roles, axes, table["started"], table["ended"]).sum(axis=0) / 1e9
-        return {axis: Exposure(*row) for axis, row in zip(AXES, found.tolist(), strict=False) if row[0] > 0}
+        return exposures(self._steps(table), roles, axes, table["started"], table["ended"])
+
+    def _steps(self, table: np.ndarray) -> np.ndarray:
+        """Numbers of steps, from 0 for the first that is in the timeline."""
+        steps = table["step"].astype(int)
+        return steps - self._of_a_timeline["step"].min(initial=steps[0] if len(steps) else 0)
 
     def _axes(self, table: np.ndarray) -> np.ndarray:
         """Index in ``AXES`` of each record; 0 where it has none of them."""
@@ -194,7 +201,36 @@ class Records:
             "sum_ns": np.add.reduceat(taken, begins), "min_ns": np.minimum.reduceat(taken, begins),
             "max_ns": np.maximum.reduceat(taken, begins),
         }  # fmt: skip
-        return joined([found, _processor(table[(table["kind"] == RecordKind.STEP) & (table["bytes"] > 0)], rank)])
+        whole = table[(table["kind"] == RecordKind.STEP) & (table["bytes"] > 0)]
+        had = _sum_rows(
+            rank, whole["step"].astype(np.int64), PROCESSOR, "", np.ones(len(whole), np.int64), whole["bytes"]
+        )
+        return joined([found, had, *self._step_sums(rank)])
+
+    def _step_sums(self, rank: int) -> Iterator[dict[str, Any]]:
+        """Rows of what no sums of spans tell: communication, what of it is exposed, time between ops."""
+        import numpy as np
+
+        table = self._of_a_timeline
+        if not len(table):
+            return
+        first = int(table["step"].min())
+
+        def rows(kind: str, site: str, there: np.ndarray, n: np.ndarray, ns: np.ndarray) -> dict[str, Any]:
+            at = np.flatnonzero(there)
+            return _sum_rows(rank, first + at, kind, site, n[at], ns[at].astype(np.int64))
+
+        kinds = _kind_numbers()[table["kind"]]
+        is_op, fills = (np.isin(kinds, [_WORDS.index(word) for word in words]) for words in (OPS, FILLS))
+        if is_op.any():
+            own, steps = table[is_op | fills], self._steps(table)
+            found = gaps(self._steps(own), own["started"], own["ended"], is_op[is_op | fills])
+            yield rows(HOST, BETWEEN, np.bincount(steps[is_op], minlength=len(found[0])), *found)
+        total, by_axis = self._by_step(by_axis=False)[:, 0, 0], self._by_step(by_axis=True)
+        one = np.ones(len(total), np.int64)
+        yield rows(COMMUNICATION, "", np.bincount(self._steps(table)), one, total)
+        for axis, still in zip(AXES, by_axis[:, :, 1].T, strict=False):
+            yield rows(EXPOSED, axis, still, one, still)
 
     @cached_property
     def timed(self) -> np.ndarray:
@@ -242,15 +278,15 @@ class Records:
         return float((table["ended"] - table["started"]).sum()) / 1e9
 
 
-def _processor(steps: np.ndarray, rank: int) -> dict[str, Any]:
-    """A row for each: what of a processor it had."""
+def _sum_rows(rank: int, steps: np.ndarray, kind: str, site: str, n: np.ndarray, ns: np.ndarray) -> dict[str, Any]:
+    """A row of a roll-up for each of these steps: how often, and how long."""
     import numpy as np
 
-    none, one, had = np.zeros(len(steps), np.int32), np.ones(len(steps), np.int64), steps["bytes"]
-    texts = {name: Coded([text], none) for name, text in (("kind", PROCESSOR), ("site", ""), ("direction", ""))}
+    none = np.zeros(len(steps), np.int32)
+    texts = {name: Coded([text], none) for name, text in (("kind", kind), ("site", site), ("direction", ""))}
     return {
-        "step": steps["step"].astype(np.int64), "rank": rank * one, **texts, "n": one,
-        "sum_ns": had, "min_ns": had, "max_ns": had,
+        "step": steps, "rank": np.full(len(steps), rank, np.int64), **texts, "n": n,
+        "sum_ns": ns, "min_ns": ns, "max_ns": ns,
     }  # fmt: skip
 
 

@@ -31,6 +31,16 @@ STEPS = "plait.steps"
 """In a file of totals: its first and its last step."""
 PROCESSOR = "processor"
 """A kind: not how long a step took, but how much of a processor the thread that trains had in it."""
+STEP = "step"
+"""A kind: how long a step took."""
+HOST, BETWEEN = "host", "between ops"
+"""Kind and site: what passed between the ``OPS`` of a step, from the first to the last, without ``FILLS``."""
+OPS, FILLS = ("compute", "wait", "idle"), ("data", "optimizer")
+COMMUNICATION, EXPOSED = "communication", "exposed"
+"""Kinds: seconds of a step in which anything was communicated or waited for, also where there are none, and
+what of them is exposed, by axis (its site), as ``core.record.exposure`` defines both."""
+STEP_SUMS = (STEP, PROCESSOR, COMMUNICATION, EXPOSED)
+"""Kinds that are no ops and no time between them."""
 _TEXTS = ("kind", "site", "direction")
 COLUMNS = ("step", "rank", *_TEXTS, "n", "sum_ns", "min_ns", "max_ns")
 TOTAL_COLUMNS = ("rank", *_TEXTS, "steps", "n", "sum_ns", "min_ns", "max_ns")

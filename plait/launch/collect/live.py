@@ -150,8 +150,6 @@ class Live:
         )
         for (rank, kind), seconds in sorted(self._seconds.items()):
             busy.add_metric([str(rank), kind], seconds)
-            if kind in ("transfer", "idle"):  # of stages: what is sent here, and waiting for what others send
-                (under_way if kind == "transfer" else exposed).add_metric([str(rank), "pp"], seconds)
         for (rank, axis), found in sorted(self._exposure.items()):
             under_way.add_metric([str(rank), axis], found.total)
             exposed.add_metric([str(rank), axis], found.exposed)

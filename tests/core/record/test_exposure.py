@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.record.exposure import AXES, BUSY, NEITHER, UNDER_WAY, WAIT, Exposure, exposures
+from plait.core.record.exposure import AXES, BEGINS, BUSY, NEITHER, UNDER_WAY, WAIT, Exposure, exposures, gaps
 
 TP, CP, DP = (AXES.index(axis) for axis in ("tp", "cp", "dp"))
 
@@ -37,6 +37,8 @@ def one(*spans: tuple[int, float, float]) -> Exposure:
         ([(UNDER_WAY, 0, 2), (BUSY, 0, 2), (WAIT, 1, 2)], 2, 0),  # computes after all, as of two streams one may
         ([(NEITHER, 0, 2), (BUSY, 3, 4)], 0, 0),
         ([(UNDER_WAY, 3, 2)], 0, 0),  # ends before it begins
+        ([(UNDER_WAY, -9, 4), (BEGINS, 0, 1), (BUSY, 1, 3)], 4, 1),  # what lies before the step is of none
+        ([(UNDER_WAY, -9, -1), (BEGINS, 0, 1)], 0, 0),
     ],
 )
 def test_one_axis(spans: list[tuple[int, float, float]], total: float, exposed: float) -> None:
@@ -66,7 +68,7 @@ def test_nothing_is_of_no_lane() -> None:
 
 spans = st.lists(
     st.tuples(
-        st.integers(0, 2), st.sampled_from([UNDER_WAY, WAIT, BUSY, NEITHER]), st.sampled_from([TP, CP, DP]),
+        st.integers(0, 2), st.sampled_from([UNDER_WAY, WAIT, BUSY, NEITHER, BEGINS]), st.sampled_from([TP, CP, DP]),
         st.integers(0, 12), st.integers(0, 6),
     ).map(lambda row: (*row[:4], row[3] + row[4])),
     min_size=1, max_size=12,
@@ -77,17 +79,43 @@ spans = st.lists(
 def test_it_is_what_sets_of_moments_say(rows: list[tuple[int, int, int, int, int]]) -> None:
     told = found(*rows)
     for lane in range(told.shape[0]):
+        begin = min((start for of, role, _, start, _ in rows if (of, role) == (lane, BEGINS)), default=0)
 
-        def moments(role: int, axis: int | None = None, lane: int = lane) -> set[int]:
-            own = [r for r in rows if r[:2] == (lane, role) and axis in (None, r[2])]
-            return {moment for *_, start, end in own for moment in range(start, end)}
+        def moments(*roles: int, axis: int | None = None, lane: int = lane, begin: int = begin) -> set[int]:
+            own = [r for r in rows if r[0] == lane and r[1] in roles and axis in (None, r[2])]
+            found = {moment for *_, start, end in own for moment in range(start, end)}
+            return {moment for moment in found if moment >= begin} if roles[0] in (UNDER_WAY, WAIT) else found
 
-        busy, waits, taken = moments(BUSY), moments(WAIT), set[int]()
+        busy, waits, taken = moments(BUSY, BEGINS), moments(WAIT), set[int]()
         for axis in range(told.shape[1]):
-            moving, waited = moments(UNDER_WAY, axis), moments(WAIT, axis)
+            moving, waited = moments(UNDER_WAY, axis=axis), moments(WAIT, axis=axis)
             still = (waited - busy | moving - busy - waits) - taken
             taken |= still
             assert told[lane, axis].tolist() == [len(moving | waited), len(still)]
+
+
+@given(spans)
+def test_no_step_has_more_communication_than_time(rows: list[tuple[int, int, int, int, int]]) -> None:
+    """Whatever begins before its data: a step lasts from there to its last moment."""
+    for lane, (total, exposed) in enumerate(found(*rows, by_axis=False)[:, 0].tolist()):
+        own = [row for row in rows if row[0] == lane]
+        begins = [start for _, role, _, start, _ in own if role == BEGINS] or [row[3] for row in own] or [0]
+        length = max((row[4] for row in own), default=0) - min(begins)
+        assert 0 <= exposed <= total <= max(0, length)
+
+
+@given(spans)
+def test_gaps_are_what_moments_say(rows: list[tuple[int, int, int, int, int]]) -> None:
+    lanes, _, _, starts, ends = (np.array(column) for column in zip(*rows, strict=True))
+    count, seconds = gaps(lanes, starts, ends)
+    for lane in range(len(count)):
+        own = sorted((start, end) for of, *_, start, end in rows if of == lane)
+        moments = {moment for start, end in own for moment in range(start, end)}
+        first, last = (own[0][0], max(start for start, _ in own)) if own else (0, 0)
+        idle = [moment for moment in range(first, last) if moment not in moments]
+        assert seconds[lane] == len(idle)
+        ends_so_far = [max(end for _, end in own[: n + 1]) for n in range(len(own))]
+        assert count[lane] == sum(own[n + 1][0] > ends_so_far[n] for n in range(len(own) - 1))
 
 
 @given(spans)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from plait.core.record.records import SPANS, Records, axis_of, sent_bytes
 from plait.core.record.ring import OpPlace, RecordKind, Ring, call_of
 from plait.core.record.ring_writer import RingWriter, this_process
+from plait.core.record.rollup import HOST, STEP_SUMS
 from plait.core.record.timeline import OpSpan, Span, spans_of
+from plait.diagnose.recording import rollup_of, seconds_of
 from tests.support.exposure import exposure_of
 
 
@@ -102,9 +105,35 @@ def test_sums_are_those_of_the_spans(found: list[tuple[Op, RecordKind, int, int,
     rows = ring_of(found).rolled_up(0)
     keys = zip(*(rows[name].tolist() for name in ("step", "kind", "site", "direction")), strict=True)
     sums = zip(*(rows[name].tolist() for name in ("n", "sum_ns", "min_ns", "max_ns")), strict=True)
-    assert dict(zip(keys, sums, strict=True)) == {
+    told = dict(zip(keys, sums, strict=True))
+    assert {key: row for key, row in told.items() if key[1] not in (HOST, *STEP_SUMS)} == {
         key: (len(taken), sum(taken), min(taken), max(taken)) for key, taken in want.items()
     }
+
+
+@given(st.lists(entries, max_size=20))
+@settings(max_examples=80, deadline=None)
+def test_sums_of_steps_are_those_that_readers_make_of_spans(found: list[tuple[Op, RecordKind, int, int, int]]) -> None:
+    """One definition, whoever adds up; and nothing of a step exceeds it."""
+    records, kinds = ring_of(found), (HOST, *STEP_SUMS)
+    rows = records.rolled_up(0)
+    keys = zip(*(rows[name].tolist() for name in ("step", "kind", "site")), strict=True)
+    mine = {key: ns / 1e9 for key, ns in zip(keys, rows["sum_ns"].tolist(), strict=True) if key[1] in kinds}
+    columns = records.spans(0)
+    spans = pl.DataFrame({name: column.tolist() for name, column in columns.items() if not name.endswith("_ns")})
+    times = {name: columns[f"{name}_ns"] / 1e9 for name in ("start", "end")}
+    axes = [axis_of(*one) for one in spans.select("kind", "name").iter_rows()]
+    spans = spans.with_columns(axis=pl.Series(axes, dtype=pl.String), **{k: pl.Series(v) for k, v in times.items()})
+    theirs = {
+        (step, kind, site): seconds
+        for step, kind, site, seconds in rollup_of(spans).select("step", "kind", "site", "seconds").iter_rows()
+        if kind in kinds
+    }
+    assert mine == pytest.approx(theirs, abs=1e-12)
+    for step, length in seconds_of(spans).items():
+        still = sum(seconds for (at, kind, _), seconds in mine.items() if (at, kind) == (step, "exposed"))
+        total = mine.get((step, "communication", ""), 0.0)
+        assert 0 <= still <= total + 1e-12 and total <= length + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -218,7 +247,8 @@ def test_groups_and_processors_are_rolled_up_beside_a_timeline() -> None:
         zip(*(rows[name].tolist() for name in ("step", "kind", "site", "direction", "n", "sum_ns")), strict=True)
     )
     assert told == [
-        (4, "collective", "tp", "", 1, 3), (4, "comm", "attn", "backward", 1, 5), (4, "processor", "", "", 1, 55),
+        (4, "collective", "tp", "", 1, 3), (4, "comm", "attn", "backward", 1, 5), (4, "communication", "", "", 1, 5),
+        (4, "exposed", "tp", "", 1, 5), (4, "processor", "", "", 1, 55),
         (4, "step", "", "", 1, 80), (5, "send", "", "", 1, 4), (5, "step", "", "", 1, 70),
     ]  # fmt: skip
     assert set(rows["rank"].tolist()) == {2}

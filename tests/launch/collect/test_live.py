@@ -84,8 +84,10 @@ def test_sums_and_last_values_of_every_rank(live: Live) -> None:
     assert found["plait_step_duration_seconds_bucket", "1.0"] == 2
     assert found["plait_step_duration_seconds_bucket", "+Inf"] == 4
     assert found["plait_communication_seconds_total", "tp", "0"] == pytest.approx(0.4)
-    exposed = {axis: found["plait_exposed_communication_seconds_total", axis, "0"] for axis in ("tp", "dp", "pp")}
-    assert exposed == pytest.approx({"tp": 0.2, "dp": 0.1, "pp": 0.2})
+    exposed = {axis: found["plait_exposed_communication_seconds_total", axis, "0"] for axis in ("tp", "dp")}
+    assert exposed == pytest.approx({"tp": 0.2, "dp": 0.1})
+    assert not any(key[1:2] == ("pp",) for key in found), "waiting for a stage is an activity, and no communication"
+    assert found["plait_activity_seconds_total", "idle", "0"] == pytest.approx(0.2)
     assert found["plait_activity_seconds_total", "compute", "1"] == pytest.approx(1.0)
     assert found["plait_hidden_communication_ratio", "0"] == pytest.approx(0.4)
     assert (found["plait_loss",], found["plait_model_flops_utilization_ratio",]) == (3.5, 0.4)

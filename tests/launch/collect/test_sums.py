@@ -15,7 +15,7 @@ from plait.core.record.columns import Coded
 from plait.core.record.records import Records
 from plait.core.record.ring import Header, Name, OpPlace, RecordKind, numbered, row_type
 from plait.core.record.ring_writer import this_process
-from plait.core.record.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
+from plait.core.record.rollup import COLUMNS, HOST, STEP_SUMS, TOTAL_COLUMNS, joined, totals_of
 from plait.diagnose.heat import by_segment, heat_of_segments
 from plait.diagnose.notes import Notes
 from plait.diagnose.reading import glance, read_run, read_timeline
@@ -58,13 +58,16 @@ def test_a_host_has_one_file_for_each_block_and_one_of_its_totals(tmp_path: Path
     assert table.group_by("rank").agg(pl.col("step").n_unique()).sort("rank").rows() == [
         (n, 1040) for n in range(8, 16)
     ]
-    rows = table.filter(pl.col("step") == 1017, pl.col("rank") == 9).drop("step", "rank", "block").rows()
+    of_rank = pl.col("rank") == 9, pl.col("kind").is_in([HOST, *STEP_SUMS])
+    whole = table.filter(pl.col("step") == 1017, *of_rank).select("kind", "sum_ns").rows()
+    assert sorted(whole) == [("communication", 0), ("host", 0)]
+    rows = table.filter(pl.col("step") == 1017, of_rank[0], ~of_rank[1]).drop("step", "rank", "block").rows()
     assert sorted(rows) == [
         ("compute", "attn", "backward", 1, 5045, 5045, 5045),
         ("compute", "mlp", "forward", 2, 3027, 1009, 2018),
     ]
     totals = pl.read_parquet(tmp_path / "totals" / "**" / "*.parquet", hive_partitioning=True)
-    rows = totals.filter(pl.col("block") == 0, pl.col("rank") == 9).drop("rank", "block").rows()
+    rows = totals.filter(pl.col("block") == 0, of_rank[0], ~of_rank[1]).drop("rank", "block").rows()
     assert sorted(rows) == [
         ("compute", "attn", "backward", 1000, 1000, 5045000, 5045, 5045),
         ("compute", "mlp", "forward", 1000, 2000, 3027000, 1009, 2018),

@@ -213,6 +213,6 @@ def spans_of(*rows: Mapping[str, object]) -> pl.DataFrame:
 def recording_of(spans: pl.DataFrame, layout: Layout, **more: Any) -> Recording:
     """Those spans and the sums of them alone."""
     return Recording(
-        grid=grid_of(layout), rollup=rollup_of(spans, complete=False).cast(ROLLUP), meetings=meetings_of(spans),  # type: ignore[arg-type]
+        grid=grid_of(layout), rollup=rollup_of(spans).cast(ROLLUP), meetings=meetings_of(spans),  # type: ignore[arg-type]
         spans=spans, **more,
     )  # fmt: skip
