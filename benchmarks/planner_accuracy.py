@@ -1,6 +1,6 @@
 """How far the planner's predictions are from published measurements.
 
-    python benchmarks/planner_accuracy.py [--json] [--rows FILE ...] [--leave-one-out]
+    python benchmarks/planner_accuracy.py [--json] [--rows FILE ...] [--leave-one-out] [--tiers slowest]
 
 By source: absolute relative error of the step time, how many of the measured times lie in the printed band
 (aim: 80 %), error of the memory where it is known, how many of the runs that fitted are said to fit, and how
@@ -9,6 +9,7 @@ stands among the predicted, and what is lost by running the predicted best. Memo
 risk: what of rows said to fit ran, and of sweeps with rows that ran out of memory, whether the predicted best
 ran, with the margin that plans keep and without. Of two groups in which the planner errs by rule: predicted
 over measured, less one. --leave-one-out: every source is predicted by constants fitted to all other sources.
+--tiers: what collectives over several tiers of links take (``Efficiency.tiers``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from planner_memory import row_memory
 from planner_moe import read_moe
 from planner_risk import RISKS, Sizes, doubts_left_out, kept_free, risk
 from planner_row import Row
-from planner_rows import default_files, read_by_default, read_rows
+from planner_rows import default_files, read_by_default, read_rows, with_tiers
 
 from plait.core.base.errors import JobError
 from plait.plan.band import band
@@ -197,6 +198,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--rows", type=Path, nargs="+", help="CSV files; default: shared/data beside the project")
     parser.add_argument("--leave-one-out", action="store_true", help="predict each source without having seen it")
+    parser.add_argument("--tiers", choices=("sum", "slowest"), default="sum", help="of collectives over several tiers")
     told = parser.parse_args()
     try:
         files = told.rows or default_files()
@@ -204,8 +206,9 @@ def main() -> int:
     except JobError as error:
         print(error, file=sys.stderr)
         return 2
-    rows, supposed = read.rows, read_by_default(files)
-    predicted = predict_all([*rows, *supposed], told.leave_one_out)
+    rows = read.rows
+    every = with_tiers([*rows, *read_by_default(files)], told.tiers)
+    predicted = predict_all(every, told.leave_one_out)
     sources = by_sources(rows, predicted)
     overall = summary(rows, predicted, range(len(rows)))
     aimed = summary(rows, predicted, [at for at, row in enumerate(rows) if dense_pretraining(row)])
@@ -218,18 +221,18 @@ def main() -> int:
     if chosen:
         print("\nchoice among measured layouts of one job")
         print(table(chosen, CHOICE))
-    groups = by_group([*rows, *supposed], predicted)
+    groups = by_group(every, predicted)
     if groups:
         print("\ngroups in which the planner errs by rule: predicted over measured, less one")
         print(table(groups, SIGNED))
-    unfitted = _times(experts.rows)
+    unfitted = _times(with_tiers(experts.rows, told.tiers))
     if unfitted:
         print("\nmixture of experts: nothing is fitted to these, and they are in no figure above; skipped:",
               ", ".join(f"{count} ({reason})" for reason, count in experts.skipped.most_common()))  # fmt: skip
         print(table(unfitted, TIMES))
     if told.json:
         line = {"experts": unfitted, "overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
-                "risk": risks, "groups": groups, "left_out": told.leave_one_out,
+                "risk": risks, "groups": groups, "left_out": told.leave_one_out, "tiers": told.tiers,
                 "skipped": dict(read.skipped)}  # fmt: skip
         print(json.dumps(line))
     return 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +78,14 @@ def _supposed(files: Iterable[Path], told: Callable[[Mapping[str, str]], dict[st
                 with suppress(Skipped, Bad):
                     rows.append(replace(read_measurement({**values, **supposed}, file.stem), stated=False))
     return [row for row in rows if row.seconds]
+
+
+def with_tiers(rows: Sequence[Row], tiers: str) -> list[Row]:
+    """The rows on clusters whose collectives over several tiers take the sum, or the slowest."""
+    clusters = {id(row.cluster): row.cluster for row in rows}
+    for key, one in clusters.items():
+        clusters[key] = one.model_copy(update={"efficiency": one.efficiency.model_copy(update={"tiers": tiers})})
+    return [replace(row, cluster=clusters[id(row.cluster)]) for row in rows]
 
 
 def in_line(bad: Bad, number: int, file: Path) -> JobError:

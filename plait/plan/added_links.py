@@ -2,7 +2,8 @@
 
 Predictions add up what a collective takes inside nodes and between them (``step.seconds.rates``), as steps
 of training show it. Large collectives alone, as nccl-tests time them, pass both at once, and take little more
-than the slower of the two. Links inside nodes then explain all of the time, and nothing is left for others.
+than the slower of the two. Links inside nodes then explain all of the time, and nothing is left for others,
+unless the cluster's file says that the slowest tier counts (``Efficiency.tiers``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ BLAMED = 0.5
 def why_too_fast(cluster: Cluster, profile: Profile) -> str:
     """What links inside nodes take of the largest collective between nodes, as the cluster has them, in
     words; nothing where that is not why it is too fast."""
+    if cluster.efficiency.tiers == "slowest":
+        return ""
     curves = [one for one in profile.collectives if one.group.nodes > 1 and one.group.per_node > 1 and one.points]
     if not curves:
         return ""
@@ -36,5 +39,6 @@ def why_too_fast(cluster: Cluster, profile: Profile) -> str:
         f"predictions add up what links inside nodes and between them take, and of the {in_seconds(point.seconds)} of "
         f"its {largest.kind} of {in_bytes(point.bytes)} over {group.nodes} nodes of {group.per_node} the first take "
         f"{in_seconds(inside)} alone (inside.share = {share:.3g}, which a log of one node tells). A collective that "
-        "passes both at once is faster than such a sum"
+        'passes both at once is faster than such a sum; efficiency.tiers = "slowest" in the cluster\'s file predicts '
+        "it so"
     )

@@ -12,6 +12,7 @@ from plait.api.places import place_of
 from plait.api.planning import compare_plans, plan_job, predict_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_seconds
+from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES
 
 JOB = """
@@ -28,6 +29,7 @@ sequence_length = 64
 steps = 5
 global_batch_size = 4
 """
+SLOWEST = Path(__file__).parents[2] / "benchmarks/papers/jobs/h100-slowest.toml"
 SETTINGS = ("cluster.preset=h100", "cluster.ranks=8")
 
 
@@ -400,3 +402,22 @@ def test_the_papers_fixed_order_is_simulated_as_it_is_and_never_chosen_unasked(j
     assert ("priced as the searched one" in found["fixed"].text()) and found["auto"].best.seconds == seconds["domino"]
     assert all("priced as" not in found[name].text() for name in ("sync", "domino", "auto"))
     assert found["auto"].best.readable["overlap.tp"] == "domino"
+
+
+def test_where_the_slowest_tier_counts_the_closed_form_and_the_simulation_have_it_so(job: Path) -> None:
+    """The page's cluster is the shipped one but for this; over four nodes reductions take less."""
+    job.write_text('[model]\npreset = "gpt3-6.7b"\n[strategy]\noverlap = "sync"\n')
+    asked = (
+        *("data.sequence_length=1024", "train.precision=bf16-mixed", "train.global_batch_size=8"),
+        *("train.micro_batch_size=8", "strategy.tp=32", "strategy.slices.batch=1", "strategy.slices.columns=1"),
+    )
+    shipped, slowest = Cluster.preset("h100"), Cluster.read(SLOWEST)
+    plain = slowest.model_copy(update={"efficiency": slowest.efficiency.model_copy(update={"tiers": "sum"})})
+    assert plain == shipped and slowest != shipped
+    both = [
+        plan_job(job, [*asked, where]).answer(evaluate=True).best
+        for where in ("cluster.preset=h100", f"cluster.file={SLOWEST}")
+    ]
+    for one in both:
+        assert one.closed_form == pytest.approx(one.seconds, rel=0.02)
+    assert both[1].seconds < 0.85 * both[0].seconds

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from plait.api.calibrating import Calibration, calibrate_cluster
 from plait.cli.main import app
 from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.step.seconds import rates
@@ -160,6 +161,20 @@ def test_links_inside_nodes_that_leave_nothing_for_others_are_why(tmp_path: Path
         value, error, learnt = known(both, "across.share")
         assert learnt == f"learnt from {two}"
         assert value == pytest.approx(constant_of(truth, "across.share").value, rel=2 * error)
+
+
+def test_collectives_that_pass_all_tiers_at_once_are_learnt_where_the_slowest_counts(tmp_path: Path) -> None:
+    preset = (specs_folder() / "clusters" / "h100.toml").read_text()
+    file, words = tmp_path / "slowest.toml", 'efficiency = { like = "hopper", tiers = "slowest" }'
+    file.write_text(preset.replace('efficiency = "hopper"', words))
+    slowest = Cluster.read(file)
+    taken = links_of(with_constants(slowest, {"across.share": (0.93, 0.0)}, source="test", date="2026"), tmp_path / "l")
+    (said,) = calibrate_cluster([taken], tmp_path / "c.toml", "h100").conflicts
+    assert 'efficiency.tiers = "slowest" in the cluster\'s file' in said
+    found = calibrate_cluster([taken], tmp_path / "c.toml", str(file))
+    value, error, _ = known(found, "across.share")
+    assert not found.conflicts and value == pytest.approx(0.93, rel=max(2 * error, 0.02))
+    assert Cluster.read(tmp_path / "c.toml").efficiency.tiers == "slowest"
 
 
 def test_steps_that_contradict_a_trace_are_named(tmp_path: Path) -> None:

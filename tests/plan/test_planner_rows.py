@@ -211,12 +211,16 @@ def test_the_accuracy_benchmark_prints_groups_in_which_the_planner_errs_by_rule(
     """Of pipelines of torchtitan that print no micro-batch, too, which no other figure has."""
     wide = {"gpu": "A100-80GB", "num_gpus": "256", "dp": "256", "tp": "1", "pp": "1", "cp": "1", "global_batch": "1024"}
     silent = {"source_id": "torchtitan", "micro_batch": "", "num_gpus": "8", "dp": "1", "cp": "4", "tp": "2", "pp": "1"}
-    ran = accuracy("--json", "--rows", str(write(tmp_path, ROW, ROW | wide, ROW | silent)))
-    assert ran.returncode == 0, ran.stderr
-    line = json.loads(ran.stdout.splitlines()[-1])
-    assert [group["rows"] for group in line["groups"].values()] == [1, 1]
-    assert line["overall"]["rows"] == 2
-    assert all(f"{group['median']:.1%}".replace("%", " %") in ran.stdout for group in line["groups"].values())
+    medians: list[float] = []
+    for tiers in ("sum", "slowest"):
+        ran = accuracy("--json", "--tiers", tiers, "--rows", str(write(tmp_path, ROW, ROW | wide, ROW | silent)))
+        assert ran.returncode == 0, ran.stderr
+        line = json.loads(ran.stdout.splitlines()[-1])
+        assert [group["rows"] for group in line["groups"].values()] == [1, 1]
+        assert line["overall"]["rows"] == 2 and line["tiers"] == tiers
+        assert all(f"{group['median']:.1%}".replace("%", " %") in ran.stdout for group in line["groups"].values())
+        medians.append(next(iter(line["groups"].values()))["median"])
+    assert medians[1] < medians[0]
 
 
 @pytest.mark.system

@@ -8,7 +8,7 @@ to measured steps.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -100,6 +100,10 @@ class Efficiency(Section):
     """Links between the ranks of a node."""
     across: Links
     """Links between nodes."""
+    tiers: Literal["sum", "slowest"] = "sum"
+    """What collectives over several tiers of links take: each tier's seconds one after the other, or the
+    slowest's, since a ring passes all at once. Latencies add up either way, and so do all-to-alls. Constants
+    that ship are fitted to published steps with ``sum``."""
     slow_computation: Constant
     """Factor of computation while communication runs beside it."""
     slow_communication: Constant

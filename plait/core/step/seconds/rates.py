@@ -100,7 +100,8 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
 
     nbytes: of the whole tensor, gathered or reduced, over all ranks of a group (send: of what one rank
     sends). A group's ranks on one node pool their share of the node's links to others; the other ranks' share
-    is used by their own groups meanwhile. What tiers take adds up, though rings alone pass all at once.
+    is used by their own groups meanwhile. What tiers take adds up, or counts where it is most
+    (``Efficiency.tiers``).
     """
     whole, n, step = _columns(nbytes, ranks, stride)
     n, step = np.maximum(n, 1), np.maximum(step, 1)  # points that are refused elsewhere
@@ -109,7 +110,8 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     n = np.maximum(n, 1)  # no group at all sends as little as one rank
     if kind == "send":
         return _send(cluster, whole, n, step)
-    longest = np.zeros_like(whole)
+    at_once = cluster.efficiency.tiers == "slowest" and kind != "all_to_all"
+    moved = np.zeros_like(whole)
     delay = np.zeros_like(whole)
     pooled = np.ones_like(whole)  # ranks of a group within the tier before
     for at, tier in enumerate(cluster.tiers):
@@ -117,16 +119,20 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
         within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
         part = _links(cluster, at)
         rate = part.share.value * rate_of(tier, within)
+        crosses = within > pooled
         taken = _wire(kind, whole, n, pooled) / rate
         pieces = n - pooled if kind in RINGS else np.log2(np.maximum(n, 2) / pooled)
-        taken = taken + part.half.value * pieces / (pooled * rate)
-        crosses = within > pooled
-        longest = longest + np.where(crosses, taken, 0)
+        fills = part.half.value * pieces / (pooled * rate)
+        if at_once:
+            moved = np.maximum(moved, np.where(crosses, taken, 0))
+            delay += np.where(crosses, fills, 0)
+        else:
+            moved = moved + np.where(crosses, taken + fills, 0)
         delay += latency(cluster, at) * np.log2(within / pooled)
         if kind in RINGS:
             delay += tier.latency.value * part.hop.value * (within / pooled - 1) * (n / within)
         pooled = within
-    return np.where(n > 1, longest + delay, 0.0)
+    return np.where(n > 1, moved + delay, 0.0)
 
 
 def _wire(kind: Kind, whole: Seconds, n: Seconds, together: Seconds) -> Seconds:

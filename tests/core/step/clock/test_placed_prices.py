@@ -122,3 +122,21 @@ def test_places_of_a_kind_whose_groups_lie_alike_share_their_lists() -> None:
     plan = plan_of(dp=2, pp=2)
     assert prices(plan, (0, 1, 2, 3)).alike(0) == prices(plan, (0, 1, 2, 3)).alike(1)
     assert prices(plan, (0, 1, 1, 1)).alike(0) != prices(plan, (0, 1, 1, 1)).alike(1)
+
+
+def test_inside_a_minipod_the_slowest_tier_counts_for_placed_ranks_too() -> None:
+    """Hosts of two ranks; over both tiers and, where the group crosses, the core."""
+    plan, lab = plan_of(dp=8, pp=1), hosts_of(2)
+    reached = lab.efficiency.model_copy(update={"tiers": "slowest"})
+    slowest = lab.model_copy(update={"efficiency": reached})
+    seconds = {
+        (name, pods): PlacedPrices(plan, one, pods=pods, network=replace(CORE, core=core)).collective(
+            "all_reduce", MANY, 8, 1
+        )
+        for name, one in (("sum", lab), ("slowest", slowest))
+        for pods, core in (((0,) * 4, 1e6), ((0, 0, 1, 1), 1e6), ((0, 1, 0, 1), 1e15))
+    }
+    assert seconds["slowest", (0,) * 4] == ClusterPrices(plan, slowest).collective("all_reduce", MANY, 8, 1)
+    assert seconds["slowest", (0,) * 4] < seconds["sum", (0,) * 4]
+    assert seconds["slowest", (0, 1, 0, 1)] == seconds["slowest", (0,) * 4]
+    assert seconds["slowest", (0, 0, 1, 1)] == seconds["sum", (0, 0, 1, 1)] > seconds["sum", (0,) * 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -227,8 +228,11 @@ def test_a_collective_over_links_of_one_kind(
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "all_to_all", "broadcast"])
 @pytest.mark.parametrize(("ranks", "stride", "here"), [(16, 1, 8), (8, 2, 4), (32, 4, 2)])
-def test_ranks_on_a_node_pool_their_links_to_others(kind: rates.Kind, ranks: int, stride: int, here: int) -> None:
-    """The slower of what is sent inside and across decides; both delay it."""
+@pytest.mark.parametrize("tiers", ["sum", "slowest"])
+def test_ranks_on_a_node_pool_their_links_to_others(
+    kind: rates.Kind, ranks: int, stride: int, here: int, tiers: str
+) -> None:
+    """What is sent inside and across adds up, or the slower decides but for all-to-alls; both delay it."""
     ring, nodes = kind in ("all_gather", "broadcast"), ranks // here
     inside = {
         "all_gather": SIZE * (ranks - 1) / ranks, "all_reduce": 2 * SIZE * (ranks - 1) / ranks,
@@ -239,12 +243,14 @@ def test_ranks_on_a_node_pool_their_links_to_others(kind: rates.Kind, ranks: int
         "all_to_all": SIZE / ranks * (ranks - here) / ranks, "broadcast": SIZE / here,
     }[kind]  # fmt: skip
     pieces = (ranks - 1, ranks - here) if ring else (np.log2(ranks), np.log2(nodes))
-    taken = inside / rate(0) + half(0) * pieces[0] / rate(0)
-    taken = taken + across / rate(1) + half(1) * pieces[1] / (here * rate(1))
-    delay = log(0, here) + log(1, nodes)
+    taken = (max if tiers == "slowest" and kind != "all_to_all" else add)(inside / rate(0), across / rate(1))
+    delay = half(0) * pieces[0] / rate(0) + half(1) * pieces[1] / (here * rate(1)) + log(0, here) + log(1, nodes)
     if ring:
         delay += hop(0) * (here - 1) * nodes + hop(1) * (nodes - 1)
-    assert rates.collective(A100, kind, SIZE, ranks, stride) == pytest.approx(taken + delay)
+    one = A100.model_copy(update={"efficiency": E.model_copy(update={"tiers": tiers})})
+    assert rates.collective(one, kind, SIZE, ranks, stride) == pytest.approx(taken + delay)
+    columns = rates.collective(one, kind, SIZE, np.array([1, ranks]), stride)
+    assert columns.tolist() == [0, rates.collective(one, kind, SIZE, ranks, stride)]
 
 
 @pytest.mark.parametrize(
