@@ -136,12 +136,13 @@ class _Run:
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size > (LONGEST if self._begins else PART):
-            rest = b"".join(self._pieces)
-            while len(rest) > PART:
-                cut = _cut(rest[:PART])
-                yield self._part(rest[:cut], done)
-                rest = rest[cut:]
-            self._pieces, self._size = [rest], len(rest)
+            rest, at = b"".join(self._pieces), 0
+            while len(rest) - at > PART:
+                part = rest[at : at + PART]
+                cut = _cut(part)
+                yield self._part(part[:cut], done)
+                at += cut
+            self._pieces, self._size = [rest[at:]], len(rest) - at
 
     def end(self, done: int) -> Iterator[Text]:
         """What is left."""

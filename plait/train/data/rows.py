@@ -22,25 +22,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import shown
-from plait.train.data import kinds
+from plait.train.data import kinds, tables
 from plait.train.data.compressed import opened
 from plait.train.data.kinds import FileKind
 from plait.train.data.sources import SourceFile
+from plait.train.data.tables import LARGEST_ROW, Unfit
 from plait.train.data.utf8 import Decoder, not_utf8
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-LARGEST_ROW = 256 << 20
-"""Bytes of one row; a longer one is refused."""
 BLOCK = 1 << 20
-BATCH = 1024
-"""Rows of a table that are turned into values at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ def rows(file: SourceFile, kind: FileKind, columns: Sequence[str] | None = None)
 
     Raises DataError naming file, row and what is wrong with it.
     """
-    if kind.format in _TABLES:
+    if kind.format in (kinds.PARQUET, kinds.ARROW, kinds.ARROW_STREAM):
         yield from _table_rows(file, kind, columns)
         return
     with opened(file.path, kind.compression) as stream:
@@ -250,85 +243,19 @@ def _checked(values: Any, where: str) -> dict[str, Any] | str:
 # ---- tables ----
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=BATCH, columns=_kept(file.schema_arrow, columns))
-
-
-def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        reader = pa.ipc.open_file(source)
-        names = _kept(reader.schema, columns)
-        for number in range(reader.num_record_batches):
-            yield _selected(reader.get_batch(number), names)
-
-
-def _arrow_stream(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        reader = pa.ipc.open_stream(source)
-        names = _kept(reader.schema, columns)
-        for batch in reader:
-            yield _selected(batch, names)
-
-
-_TABLES = {kinds.PARQUET: _parquet, kinds.ARROW: _arrow, kinds.ARROW_STREAM: _arrow_stream}
-
-
-def _kept(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
-    """The columns to read: those asked for that are there, or all, so that a refusal can name them."""
-    twice = next((name for name in columns or schema.names if schema.names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"it has the column {shown(twice)} twice")
-    there = [name for name in columns or () if name in schema.names]
-    return there or None
-
-
-def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
-    return batch.select(names) if names else batch
-
-
 def _table_rows(file: SourceFile, kind: FileKind, columns: Sequence[str] | None) -> Iterator[Row]:
     import pyarrow as pa
 
     number = 0
     try:
-        for batch in _TABLES[kind.format](file.path, columns):
-            for start in range(0, batch.num_rows, BATCH):
-                part = batch.slice(start, BATCH)
-                names, values = part.schema.names, [_values(column) for column in part.columns]
-                for each in zip(*values, strict=True):
-                    number += 1
-                    row = {name: value for name, (value, _) in zip(names, each, strict=True)}
-                    yield Row(f"row {number}", row, sum(bad for _, bad in each))
+        for values, bad in tables.table(file.path, kind.format, columns):
+            number += 1
+            yield Row(f"row {number}", values, bad)
+    except Unfit as error:
+        raise DataError(f"{file.path}: is {kind.format}, and behind row {number} {error}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         problem = " ".join(str(error).split())[:200]
         raise DataError(
             f"{file.path}: is {kind.format} that is damaged or cut off, behind row {number} ({problem}); fetch it "
             "again or remove it"
         ) from None
-
-
-def _values(column: pa.Array) -> list[tuple[Any, int]]:
-    """Values of Python, each with the bytes in it that were no UTF-8. Raises ArrowInvalid for offsets and the
-    like that a hostile file has wrong."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column.validate(full=True)
-        column = column.dictionary_decode()
-    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-    if (as_bytes := plain.get(column.type)) is None:
-        column.validate(full=True)
-        return [(value, 0) for value in column.to_pylist()]
-    column = column.view(as_bytes)
-    column.validate(full=True)
-    found = list[tuple[Any, int]]()
-    for content in column.to_pylist():
-        found.append((None, 0) if content is None else (content.decode(errors="replace"), not_utf8(content)))
-    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plait.train.data import tables
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.rendering import Renderer
@@ -16,8 +17,10 @@ from tests.train.data.preparing import BYTES, write
 
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit tests render chats without the process that has limits (``test_rendering.py`` tries it)."""
+    """Unit tests render chats and read tables without the processes that have limits (``test_rendering.py``
+    and ``test_tables.py`` try them)."""
     if request.node.get_closest_marker("system") is None:
+        monkeypatch.setattr(tables, "table", tables.read)
         monkeypatch.setattr(Renderer, "rendered", lambda self, *given: self.template.rendered(*given))
 
 
