@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -26,12 +27,13 @@ from plait.core.base.env import terminal_width
 from plait.core.base.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, told_error
 from plait.core.base.process import how_it_ended
 from plait.core.base.text import paragraph
-from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop
+from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop, StoreCall
 from plait.core.runs.evidence import Verdict
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
+from plait.launch.run_store import RunStore
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
@@ -178,6 +180,7 @@ class Watch:
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
         self.suspicion, self.sources, self.asked = guard.suspicion, sources, guard.asked
         self._ended: dict[int, float] = {}
+        self.store = RunStore()
         self.stop: Stop | None = None
         self._kill_at = math.inf
         self._signalled_from: set[int] = set()
@@ -238,6 +241,7 @@ class Watch:
         self._looked = now
         for rank in self.ranks:
             rank.heard += held_up
+            rank.channel.flush()
         for source in self.sources:
             source.look(held_up)
         for key, _ in ready:
@@ -258,13 +262,16 @@ class Watch:
 
     def _hear(self, rank: RankProcess, now: float) -> None:
         while (message := rank.channel.receive()) is not None:
+            if isinstance(message, StoreCall):  # a thread of torch's may ask though the rank hangs
+                self.store.take(rank.number, message, partial(rank.channel.send, keep=True))
+                continue
             rank.heard, rank.warned = now, False
             if isinstance(message, Beat):
                 rank.beat = message
                 self.progress.heard(rank.number, message.step, now, message.writing)
             elif isinstance(message, Error):
                 rank.error, rank.kind = message.text, message.kind
-            else:
+            elif isinstance(message, Stop):
                 self._ask(message, f"{rank.name} got ")
 
     def _signalled(self, number: int) -> None:
@@ -322,15 +329,22 @@ class Watch:
         return {number: Nearby(one.pid, one.said) for number, one in processes.items() if one.pid is not None}
 
     def _judge_silence(self) -> None:
-        """End the run if a rank that should speak has been silent for too long."""
+        """End the run if a rank that should speak has been silent for too long: before training begins that
+        is one of those that wait for no other, if none of them does anything."""
         now = time.monotonic()
         alive = [rank for rank in self.ranks if rank.process.poll() is None]
         quiet = [rank for rank in alive if now - rank.heard > self.timeout / 2]
         wrong = [rank for rank in quiet if not rank.beat.patient or rank.stopped]
+        if not wrong and len(quiet) == len(alive) and all(rank.beat.step < 0 for rank in alive):
+            waiting = self.store.waiting
+            wrong = [rank for rank in quiet if rank.number not in waiting]
+            late = all(now - rank.heard > self.timeout for rank in wrong)
+        else:
+            late = any(now - rank.heard > self.timeout for rank in wrong)
         if not wrong:
             return
-        first = _culprit(quiet)  # which may be a patient one, for which the others wait
-        if any(now - rank.heard > self.timeout for rank in wrong):
+        first = self._culprit(quiet)  # which may be a patient one, for which the others wait
+        if late:
             verdict = self.suspicion.explain(self._seen(), self._nearby()) if self.suspicion else None
             if verdict and verdict.certain:
                 raise self._hangs(verdict)
@@ -340,6 +354,12 @@ class Watch:
         if not first.warned:
             first.warned = True
             say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
+
+    def _culprit(self, quiet: Sequence[RankProcess]) -> RankProcess:
+        """Of silent ranks, the one that the others wait for: one that is stopped, else one that waits for
+        nobody at the store, else the one behind."""
+        waiting = self.store.waiting
+        return min(quiet, key=lambda one: (not one.stopped, one.number in waiting, one.beat.step, one.heard))
 
     def _failure(self) -> PlaitError:
         """Name the rank that began it: one killed from outside, else one that is stopped and made the others
@@ -389,11 +409,6 @@ class Watch:
 
     def _log(self, rank: RankProcess) -> Path:
         return self.logs / f"rank-{rank.number}.log"
-
-
-def _culprit(quiet: Sequence[RankProcess]) -> RankProcess:
-    """Of silent ranks, the one that the others wait for: one that is stopped, else the one behind."""
-    return min(quiet, key=lambda rank: (not rank.stopped, rank.beat.step, rank.heard))
 
 
 def watched(

@@ -46,6 +46,10 @@ def main():
                                                        "master_addr", "master_port")}
         task = os.environ.get("SLURM_PROCID")
         said |= {"pid": os.getpid(), "host": this_host()}
+        if control.launched:
+            control.tell_store("set", [f"met/{rank.rank}"], ["aGVsbG8="])
+            met = control.tell_store("wait", [f"met/{one}" for one in range(rank.world_size)], seconds=60)
+            said["met"] = met and list(met.values)
         said |= {"task": None if task is None else int(task), "marked": "MARK" in os.environ}
         draft = folder / f"draft{rank.rank}"
         draft.write_text(json.dumps(said))
@@ -238,6 +242,7 @@ def test_ranks_start_with_the_right_environment_and_are_seen(launch: Callable[[s
         assert (one["world_size"], one["local_world_size"]) == (WORLD, run.row.per_node)
         assert (one["node_rank"], one["local_rank"]) == divmod(rank, run.row.per_node)
         assert one["marked"]  # the user's own variables are there too
+        assert run.row.stopped == 1 or one["met"] == ["aGVsbG8="] * WORLD  # at the launcher's store
     assert len({(one["master_addr"], one["master_port"]) for one in said}) == 1
     assert "rank 0 says hello" in output
     if run.row.names:  # what other ranks print is kept

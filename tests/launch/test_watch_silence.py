@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from plait.core.base.errors import RankFailure
-from plait.core.runs.channel import Beat
+from plait.core.runs.channel import Beat, StoreCall
 from plait.core.runs.evidence import Verdict
 from plait.launch import watch as module
 from plait.launch.gather import Seen
@@ -75,10 +75,35 @@ def test_of_silent_ranks_one_that_is_stopped_is_named(story: Story) -> None:
 
 
 def test_one_that_may_rightly_take_long_is_not_hurried(story: Story) -> None:
-    """Unless it is stopped, or others wait for it."""
+    """Unless it is stopped, or others wait for it; nor are all, once they train."""
     for end in story.ends:
-        end.send(Beat("compiling", patient=True))
+        end.send(Beat("saving after step 3", 3, patient=True))
     assert story.run(*story.nap(200), lambda: story.ends_with(0, 0)) == 0
+
+
+def test_a_start_in_which_nobody_does_anything_ends(story: Story) -> None:
+    """Rank 0 waits at the store for rank 1, which was never heard, and has waited for longer."""
+    story.ends[0].send(Beat("meeting the other ranks", patient=True))
+    story.ends[0].send(StoreCall(1, "wait", ("key",)))
+    with pytest.raises(RankFailure, match=r"rank 1 has not answered for 6\d s \(starting\)") as failed:
+        story.run(*story.nap(64))
+    assert (failed.value.ranks, failed.value.cause) == ((1,), "silent")
+
+
+@pytest.mark.parametrize("works", ["step", "patient"])
+def test_a_start_goes_on_as_long_as_one_works(story: Story, works: str) -> None:
+    """Others may wait for it at the store for hours."""
+    story.ends[0].send(StoreCall(1, "wait", ("key",)))
+    beat = Beat("preparing the corpus", patient=True) if works == "patient" else Beat("step 1", 0)
+    talks = [lambda: (story.after(1.0), story.ends[1].send(beat))] * 200
+    assert story.run(*talks, lambda: story.ends_with(0, 0)) == 0
+
+
+def test_what_a_thread_of_torchs_asks_of_the_store_is_no_sign_of_life(story: Story) -> None:
+    story.trains(3, 2)
+    asks = [lambda: (story.after(1.0), story.ends[1].send(StoreCall(1, "check", ("dump",))))] * 64
+    with pytest.raises(RankFailure, match=r"rank 1 has not answered for 6\d s \(step 2\)"):
+        story.run(*asks)
 
 
 def test_one_that_may_rightly_take_long_and_is_stopped_ends_the_run(story: Story) -> None:

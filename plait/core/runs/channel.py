@@ -2,8 +2,8 @@
 Unix sockets on one machine, a TCP connection where the launcher is on another.
 
 It goes both ways. The launcher says when to stop, which no signal mask, background job or import can swallow;
-a rank says what it is doing, and that it was asked to stop itself. Either side learns when the other is gone.
-Sending never blocks and never fails.
+a rank says what it is doing, and that it was asked to stop itself. Over it a rank also reaches the store at
+which ranks meet. Either side learns when the other is gone. Sending never blocks and never fails.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from plait.core.base.codec.json_text import parse_json
 from plait.core.base.errors import JobError
@@ -22,8 +23,8 @@ from plait.core.base.errors import JobError
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to save and end."""
 LONGEST = 1 << 16
-"""Bytes that may wait to be sent: the other end has not listened for long."""
-MOST = 1 << 20
+"""Bytes that wait to be sent before signs of life are left out: the other end has not listened for long."""
+MOST = 1 << 24
 """Bytes of a message that is taken."""
 
 
@@ -61,7 +62,33 @@ class Error:
     kind: str = ""
 
 
-Message = Stop | Beat | Error
+StoreVerb = Literal["set", "append", "wait", "add", "check", "delete", "compare_set", "num_keys", "forget"]
+
+
+@dataclass(frozen=True)
+class StoreCall:
+    """From a rank: a call of the store at which ranks meet. number: of the call, by the rank; forget: one
+    that is still waited for. values: in base64. amount: to add."""
+
+    number: int
+    verb: StoreVerb
+    keys: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    amount: int = 0
+
+
+@dataclass(frozen=True)
+class StoreAnswer:
+    """To a rank: what a call came to; there is none of ``set``, ``append`` and ``forget``. values: in base64.
+    amount: a number, or how many. error: why it came to nothing."""
+
+    number: int
+    values: tuple[str, ...] = ()
+    amount: int = 0
+    error: str = ""
+
+
+Message = Stop | Beat | Error | StoreCall | StoreAnswer
 M = TypeVar("M")
 
 
@@ -76,20 +103,30 @@ class MessageLine(Generic[M]):
         self._end, self._most = end, most
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._read = self._unsent = b""
+        self._sending = threading.Lock()
         end.setblocking(False)
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
         return self._end.fileno()
 
-    def send(self, message: M) -> None:
-        """Tell the other end, if it is there and listens."""
-        content = json.dumps([type(message).__name__, asdict(cast("Any", message))]).encode() + b"\n"
-        if len(self._unsent) < LONGEST:
-            self._unsent += content
-        with suppress(OSError):
+    def send(self, message: M, *, keep: bool = False) -> None:
+        """Tell the other end, if it is there and listens. keep: whether it is told later if it does not
+        listen now (``flush``), however much waits; else what is too much is left out."""
+        content = json.dumps([type(message).__name__, message], default=vars).encode() + b"\n"
+        with self._sending:
+            if keep or len(self._unsent) < LONGEST:
+                self._unsent += content
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits to be sent, as far as the other end takes it; whether nothing is left."""
+        if not self._unsent:
+            return True
+        with self._sending, suppress(OSError):
             while self._unsent:
                 self._unsent = self._unsent[self._end.send(self._unsent) :]
+        return not self._unsent
 
     def receive(self) -> M | None:
         """The next message, None if none has come. Raises EOFError when the other end is gone, or has said
@@ -133,7 +170,7 @@ class Channel(MessageLine[Message]):
     """One end of the line between the launcher and a rank."""
 
     def __init__(self, end: socket.socket) -> None:
-        super().__init__(end, (Stop, Beat, Error))
+        super().__init__(end, (Stop, Beat, Error, StoreCall, StoreAnswer))
 
     @staticmethod
     def pair() -> tuple[Channel, socket.socket]:

@@ -24,6 +24,7 @@ from plait.core.base.cluster_env import granted_gpus
 from plait.core.base.env import RankEnv, connect_when_needed, stay_on_loopback
 from plait.core.base.errors import JobError, LaunchError, RankFailure
 from plait.core.job.settings import RunSection
+from plait.train.comm.line_store import LineStore
 from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
 from plait.train.machine.device import STAGED, RankDevice
@@ -62,7 +63,9 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
         stay_near(address)
     if rank.world_size > 1:
         control.doing("meeting the other ranks", patient=True)
-        store = store or open_store(rank, run.timeout)
+        if store is None:
+            launched = control.launched
+            store = LineStore(control, run.timeout + MARGIN) if launched else open_store(rank, run.timeout)
         own = run.device in ("auto", "cuda")
         if own and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
             if run.device == "cuda" or granted_gpus():

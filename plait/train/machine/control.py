@@ -15,20 +15,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from plait.core.base.errors import ERROR_MARK, PlaitError
-from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop
+from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop, StoreAnswer, StoreCall, StoreVerb
 
 GRACE = 3.0
 """Seconds that the main thread has to end by itself."""
 PULSE = 2.0
 """Seconds between two looks at whether the main thread works."""
-WORK = 1e-3
-"""Seconds of processor time between two looks that count as work; waiting for other ranks takes less."""
+FLUSH = 0.02
+"""Seconds between two tries to send what the launcher has not taken yet."""
+WORK, WORKS = 1e-3, 0.02
+"""Seconds of processor time between two looks that count as work, of the main thread and of all threads:
+waiting for other ranks takes less. Others work for the main thread where it may take long."""
 
 
 def _kind(what: str) -> str:
@@ -47,6 +52,7 @@ class Control:
         self.writing: Callable[[], int] = lambda: 0
         """The step of the checkpoint that is being written, which is told with what the main thread does."""
         self._checks: list[Callable[[], None]] = []
+        self._calls, self._answers = count(1), dict[int, SimpleQueue[StoreAnswer]]()
         self._lock = threading.Lock()
         self._wake, self._woken = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="control", daemon=True)
@@ -130,6 +136,24 @@ class Control:
         does."""
         self._checks.append(check)
 
+    def tell_store(
+        self, verb: StoreVerb, keys: Sequence[str], values: Sequence[str] = (), *, amount: int = 0,
+        seconds: float | None = None,
+    ) -> StoreAnswer | None:  # fmt: skip
+        """Call the launcher's store (``StoreCall``). seconds: until there must be an answer; None: there is
+        none. Returns None where none has come. Any thread may call it."""
+        assert self._channel is not None
+        number = next(self._calls)
+        answers = self._answers[number] = SimpleQueue[StoreAnswer]()
+        self._channel.send(StoreCall(number, verb, tuple(keys), tuple(values), amount), keep=True)
+        try:
+            return None if seconds is None else answers.get(timeout=seconds)
+        except Empty:
+            self._channel.send(StoreCall(number, "forget"), keep=True)
+            return None
+        finally:
+            del self._answers[number]
+
     def save_from_now_on(self) -> None:
         """Training begins: a request is now a wish that the step loop sees."""
         with self._lock:
@@ -150,14 +174,27 @@ class Control:
         selector.register(self._wake, selectors.EVENT_READ, self._signalled)
         if self._channel:
             selector.register(self._channel, selectors.EVENT_READ, self._told)
-        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-        worked = time.clock_gettime(clock)
+        works = self._work()
         while True:
-            for key, _ in selector.select(PULSE if self._channel else None):
+            pause = None if not self._channel else PULSE if self._channel.flush() else FLUSH
+            for key, _ in selector.select(pause):
                 key.data()
-            if self._channel and (now := time.clock_gettime(clock)) - worked > WORK:
-                worked = now
+            if self._channel and next(works):
                 self._channel.send(self._beat)
+
+    def _work(self) -> Iterator[bool]:
+        """Whether this process has worked since that was last so: its main thread, or where that may take
+        long any other, within a pulse."""
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        main, all_threads, due = time.clock_gettime(clock), time.process_time(), 0.0
+        while True:
+            now, other = time.clock_gettime(clock), False
+            if time.monotonic() >= due:
+                before, all_threads, due = all_threads, time.process_time(), time.monotonic() + PULSE
+                other = self.patient and all_threads - before > WORKS
+            if works := now - main > WORK or other:
+                main = now
+            yield works
 
     def _signalled(self) -> None:
         for number in os.read(self._wake, 64):
@@ -172,12 +209,14 @@ class Control:
     def _told(self) -> None:
         assert self._channel is not None
         try:
-            message = self._channel.receive()
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, StoreAnswer) and (answers := self._answers.get(message.number)):
+                    answers.put(message)
+                elif isinstance(message, Stop) and self._stop is None:
+                    self._ask(message)
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         except EOFError:  # the launcher was killed, and its lock may already be another run's
             os._exit(1)
-        if isinstance(message, Stop) and self._stop is None:
-            self._ask(message)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def _tell(self, stop: Stop) -> None:
         """Let the launcher know, before this rank can end of it: all ranks are to stop, and it should say

@@ -163,6 +163,7 @@ class Joining:
             world, "take_cores", lambda place, ranks, threads: self.cores.append((place, ranks, threads))
         )
         monkeypatch.setattr(world, "open_store", lambda rank, timeout: ("store", timeout))
+        monkeypatch.setattr(world, "LineStore", lambda control, seconds: ("line", control, seconds))
         monkeypatch.setattr(world, "join_world", lambda *asked: self.joined.append(asked))
         monkeypatch.setattr(dist, "is_initialized", lambda: self.initialised)
         monkeypatch.setattr(dist, "destroy_process_group", end)
@@ -191,6 +192,13 @@ def test_a_rank_takes_its_cores_meets_the_others_and_leaves_in_order(joining: Jo
     assert (joining.control.at, joining.control.patient) == ("meeting the other ranks", True)
     joining.join("cpu", store="met")
     assert joining.joined[1][1] == "met"
+
+
+def test_ranks_of_a_launcher_meet_at_its_store(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Control, "launched", True)
+    monkeypatch.setattr(joining.control, "_channel", SimpleNamespace(send=lambda beat: None))
+    joining.join("cpu")
+    assert joining.joined == [(TWO, ("line", joining.control, 7.0 + world.MARGIN), "gloo", 7.0)]
 
 
 def test_one_rank_alone_meets_nobody(joining: Joining) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from plait.core.base.errors import NotFinite
-from plait.core.runs.channel import Beat, Channel, Error, Stop
+from plait.core.runs.channel import Beat, Channel, Error, Stop, StoreAnswer, StoreCall
 from plait.train.machine import control as module
 from plait.train.machine.control import Control
 from tests.support.lab import wait_until
@@ -43,7 +44,8 @@ M = TypeVar("M")
 
 class Rank:
     """A control, the launcher's end of its line, and what it would do to its process. clock: processor
-    seconds of the main thread; looks: how often it was read; passes: set once its grace is over."""
+    seconds of the main thread; looks: how often it was read; rate: what all threads take from one look to the
+    next; passes: set once its grace is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, launched: bool = True) -> None:
         self.launcher, theirs = Channel.pair()
@@ -52,6 +54,7 @@ class Rank:
         self.control = Control(self.line if launched else None)
         self.ended, self.killed = list[int](), list[tuple[int, int]]()
         self.clock, self.looks, self.waits, self.passes = 5.0, 0, threading.Event(), threading.Event()
+        self.all_threads, self.rate = 0.0, 0.0
         self.handlers, self.wakeups = dict[int, Any](), list[int]()
         monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
         monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: self.wakeups.append(fd))
@@ -61,7 +64,8 @@ class Rank:
         told = threading.excepthook
         monkeypatch.setattr(threading, "excepthook", lambda one: one.exc_type is SystemExit or told(one))
         monkeypatch.setattr(module, "time", SimpleNamespace(
-            sleep=self._sleep, pthread_getcpuclockid=lambda thread: 1, clock_gettime=self._clock
+            sleep=self._sleep, pthread_getcpuclockid=lambda thread: 1, clock_gettime=self._clock,
+            process_time=self._process_time, monotonic=time.monotonic,
         ))  # fmt: skip
 
     def _exit(self, status: int) -> NoReturn:
@@ -71,6 +75,10 @@ class Rank:
     def _clock(self, clock: int) -> float:
         self.looks += 1
         return self.clock
+
+    def _process_time(self) -> float:
+        self.all_threads += self.rate
+        return self.all_threads
 
     def _sleep(self, seconds: float) -> None:
         assert seconds == module.GRACE
@@ -158,6 +166,54 @@ def test_that_the_main_thread_works_is_told_now_and_then(rank: Rank) -> None:
             assert rank.launcher.receive() is None
         rank.clock += module.WORK
         assert rank.heard(Beat).doing == "measuring"
+
+
+@pytest.mark.parametrize(("patient", "rate", "tells"), [(True, 1.0, True), (False, 1.0, False), (True, 1e-3, False)])
+def test_other_threads_work_for_one_that_may_take_long(rank: Rank, patient: bool, rate: float, tells: bool) -> None:
+    with rank.control as control:
+        assert rank.heard(Beat).doing == "starting"
+        control.doing("preparing", patient=patient)
+        assert rank.heard(Beat).doing == "preparing"
+        rank.rate = rate
+        looks = rank.looks
+        until(lambda: rank.looks > looks + 3)
+        assert (rank.launcher.receive() is not None) == tells
+
+
+def test_the_launchers_store_answers_the_thread_that_asks(rank: Rank) -> None:
+    answers = dict[str, StoreAnswer | None]()
+
+    def ask(key: str, seconds: float) -> None:
+        answers[key] = rank.control.tell_store("wait", [key], seconds=seconds)
+
+    with rank.control:
+        threads = [threading.Thread(target=ask, args=one) for one in (("a", 60.0), ("b", 60.0))]
+        for thread in threads:
+            thread.start()
+        calls = [rank.heard(StoreCall), rank.heard(StoreCall)]
+        for call in reversed(calls):  # in any order, and several at once
+            rank.launcher.send(StoreAnswer(call.number, (call.keys[0] * 2,)))
+        rank.launcher.send(StoreAnswer(99))  # to nobody
+        for thread in threads:
+            thread.join(60)
+        assert {key: one and one.values for key, one in answers.items()} == {"a": ("aa",), "b": ("bb",)}
+        assert rank.control.tell_store("set", ["c"], ["dg=="]) is None  # and is not waited for
+        assert rank.heard(StoreCall) == StoreCall(3, "set", ("c",), ("dg==",))
+        assert rank.control.tell_store("wait", ["d"], seconds=0.01) is None
+        assert rank.heard(StoreCall) == StoreCall(4, "wait", ("d",))
+        assert rank.heard(StoreCall) == StoreCall(4, "forget")
+
+
+def test_what_the_launcher_does_not_take_yet_is_sent_later(rank: Rank) -> None:
+    """However much it is: a call of the store that is left out would let a rank wait for ever."""
+    value = "A" * (1 << 20)
+    with rank.control as control:
+        assert rank.heard(Beat)
+        for number in range(3):
+            control.tell_store("set", [f"key {number}"], [value])
+        assert [rank.heard(StoreCall) for _ in range(3)] == [
+            StoreCall(number + 1, "set", (f"key {number}",), (value,)) for number in range(3)
+        ]  # fmt: skip
 
 
 def test_a_stop_before_training_ends_the_main_thread_and_then_the_process(rank: Rank) -> None:

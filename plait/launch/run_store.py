@@ -1,0 +1,108 @@
+"""The store at which a run's ranks meet, in the launcher: reached over a rank's line alone.
+
+Who has no line to the launcher has no way to it: on one machine a line is a socket that a rank inherits, from
+other machines it begins with the run's word (``plait.launch.door``). Nothing else listens for it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plait.core.runs.channel import StoreAnswer, StoreCall
+
+Answer = Callable[[StoreAnswer], None]
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A call that is answered once all keys are there. left: those that are not."""
+
+    call: StoreCall
+    left: set[str]
+    answer: Answer
+
+
+class RunStore:
+    """Values by keys, as ``torch.distributed.Store`` has them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waits: dict[tuple[int, int], _Wait] = {}
+        self._by_key: dict[str, list[tuple[int, int]]] = {}
+
+    @property
+    def waiting(self) -> set[int]:
+        """The ranks that wait for what others have to say."""
+        return {rank for rank, _ in self._waits}
+
+    def take(self, rank: int, call: StoreCall, answer: Answer) -> None:
+        """Do what a rank wants, and answer now or later."""
+        try:
+            self._do(rank, call, answer)
+        except ValueError as error:  # no base64, or no number where one is to be added
+            answer(StoreAnswer(call.number, error=str(error)))
+
+    def _do(self, rank: int, call: StoreCall, answer: Answer) -> None:
+        match call.verb:
+            case "set":
+                for key, value in zip(call.keys, call.values, strict=True):
+                    self._set(key, _bytes(value))
+            case "append":
+                (key,), (value,) = call.keys, call.values
+                self._set(key, self._values.get(key, b"") + _bytes(value))
+            case "wait":
+                self._wait(rank, call, answer)
+            case "forget":
+                self._waits.pop((rank, call.number), None)
+            case _:
+                answer(self._answer(call))
+
+    def _answer(self, call: StoreCall) -> StoreAnswer:
+        match call.verb:
+            case "add":
+                (key,) = call.keys
+                found = int(self._values.get(key, b"0")) + call.amount
+                self._set(key, str(found).encode())
+            case "check":
+                found = int(all(key in self._values for key in call.keys))
+            case "delete":
+                found = sum(self._values.pop(key, None) is not None for key in call.keys)
+            case "compare_set":
+                (key,), (expected, desired) = call.keys, map(_bytes, call.values)
+                now = self._values.get(key, b"")
+                if now == expected:
+                    self._set(key, now := desired)
+                return StoreAnswer(call.number, (_text(now or expected),))
+            case _:
+                found = len(self._values)
+        return StoreAnswer(call.number, amount=found)
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for name in self._by_key.pop(key, ()):
+            if wait := self._waits.get(name):
+                wait.left.discard(key)
+                self._settle(name, wait)
+
+    def _wait(self, rank: int, call: StoreCall, answer: Answer) -> None:
+        name = (rank, call.number)
+        wait = self._waits[name] = _Wait(call, {key for key in call.keys if key not in self._values}, answer)
+        for key in wait.left:
+            self._by_key.setdefault(key, []).append(name)
+        self._settle(name, wait)
+
+    def _settle(self, name: tuple[int, int], wait: _Wait) -> None:
+        if not wait.left:
+            del self._waits[name]
+            values = tuple(_text(self._values.get(key, b"")) for key in wait.call.keys)
+            wait.answer(StoreAnswer(wait.call.number, values))
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
