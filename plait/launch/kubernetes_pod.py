@@ -40,7 +40,7 @@ from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
 from plait.launch.kubernetes_guard import guarded
 from plait.launch.kubernetes_manifests import TOPOLOGY
-from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
+from plait.launch.run_folder import DO_NOT_RETRY, keep_plan, last_job, starts_in_vain, write_run
 from plait.launch.slurm_nodes import GrantedNodes
 from plait.launch.supervisor import backoff
 from plait.launch.watch import RunGuard, catching_signals, say, watched
@@ -155,6 +155,7 @@ class _Launcher:
         if self.plan is None:
             return self._start(held, Progress(self.world), None)
         plan, history = self.plan, History(self.folder)
+        keep_plan(plan, self.folder)
         self._history = history
         again = self._began or last_job(self.folder) == self.pod.run
         changed, self._began = plan.notes.get(CHANGED, ""), True

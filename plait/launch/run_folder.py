@@ -34,6 +34,17 @@ def write_run(plan: Plan, folder: Path) -> Plan:
     return plan
 
 
+def keep_plan(plan: Plan, folder: Path) -> None:
+    """Write the plan that a launcher holds again, if its run's file is damaged, gone or another's by now. One
+    that ranks have refined from it stays. Raises OSError."""
+    file = folder / "plan.json"
+    with suppress(JobError):
+        if (old := plan.of_the_same_job(file)) and old.intent == plan.intent:
+            return
+    say(f"{file} is not this run's plan any more; it is written again")
+    plan.write(file)
+
+
 def _with_changes(plan: Plan, job: Job, folder: Path) -> Plan:
     """The plan with a note on what has changed since the one in ``folder``, if that can be told."""
     notes = {key: note for key, note in plan.notes.items() if key != CHANGED}

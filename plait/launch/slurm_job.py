@@ -32,7 +32,7 @@ from plait.core.topology.rank_table import RankTable
 from plait.launch import slurm, slurm_chain
 from plait.launch.agents import Agents, Rendezvous
 from plait.launch.hang import Suspicion
-from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, last_job, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, asked_to_stop, keep_plan, last_job, starts_in_vain
 from plait.launch.slurm_nodes import JobNodes, Order
 from plait.launch.slurm_options import check_gres, check_step
 from plait.launch.slurm_step import NOT_BESIDE_HOSTS, python, srun
@@ -69,6 +69,7 @@ def run(
     changed = plan.notes.get(CHANGED, "")
     again = cluster_job()[1] > 0 or (settings.chain and last_job(folder) == slurm_chain.NAME)
     while True:
+        keep_plan(plan, folder)
         history = History(folder)
         history.begin_again(world_size, table.hosts, plan.key, again=again, changed=changed)
 

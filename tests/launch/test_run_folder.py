@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plait.api.places import here
+from plait.api.ranks import Ranks
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
+from plait.launch import warm
 from plait.launch.run_folder import STARTS, last_job, starts_in_vain, write_run
+from plait.launch.supervisor import Fleet
 from plait.plan.make import make_plan
 
 TIER = "unit"
@@ -33,6 +40,35 @@ def test_settings_that_are_others_than_at_the_start_before_are_said_and_noted(
     again = write_run(planned(learning_rate=1e-5).continued(tmp_path / "plan.json"), tmp_path)
     assert "changed" not in again.notes
     assert capsys.readouterr().err == ""
+
+
+HELD = [
+    ("cut short", lambda file, plan: file.write_text(file.read_text()[:99]), True),
+    ("gone", lambda file, plan: file.unlink(), True),
+    ("no text", lambda file, plan: file.write_bytes(b"\xff\x00"), True),
+    ("another job's", lambda file, plan: planned(seed=7).write(file), True),
+    ("as it was", lambda file, plan: None, False),
+    ("refined by ranks", lambda file, plan: replace(plan, seed=plan.seed + 1, origin=plan.intent).write(file), False),
+]
+
+
+@pytest.mark.parametrize(("harm", "again"), [pytest.param(harm, again, id=name) for name, harm, again in HELD])
+def test_ranks_that_are_started_again_obey_the_plan_that_their_launcher_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    harm: Callable[[Path, Plan], object], again: bool,
+) -> None:  # fmt: skip
+    plan, file = write_run(planned(), tmp_path), tmp_path / "plan.json"
+
+    def kept_going(fleet: Fleet, ranks: Ranks) -> int:
+        harm(file, plan)
+        fleet.crew()
+        return 0
+
+    monkeypatch.setattr(here, "kept_going", kept_going)
+    monkeypatch.setattr(warm, "warm_starts", lambda *asked: nullcontext(lambda: None))
+    here.Here().run(Ranks(module="m", arguments=(), world=1, logs=tmp_path / "logs", timeout=9.0, plan=plan))
+    assert (Plan.read(file) == plan) == (again or plan.seed == Plan.read(file).seed)
+    assert ("it is written again" in capsys.readouterr().err) == again
 
 
 DAMAGED = ["", "null", "[]", pytest.param("[" * 60_000, id="deep"),

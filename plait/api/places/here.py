@@ -38,6 +38,7 @@ class Here:
         from plait.core.base.cluster_env import this_host
         from plait.core.base.env import chosen_port
         from plait.core.base.process import reserved_port
+        from plait.launch.run_folder import keep_plan
         from plait.launch.supervisor import Crew, OneHost
         from plait.launch.warm import warm_starts
 
@@ -47,11 +48,14 @@ class Here:
             if ranks.plan is None:
                 return watched(starts(), ranks)
 
+            plan, folder = ranks.plan, ranks.logs.parent
+
             def crew() -> Crew:
+                keep_plan(plan, folder)
                 start = starts()
                 return Crew(
                     start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=(this_host(),),
-                    suspicion=partial(suspicion_of, ranks), plan=ranks.plan.key if ranks.plan else "",
+                    suspicion=partial(suspicion_of, ranks), plan=plan.key,
                     beside=partial(collected, ranks),
                 )  # fmt: skip
 

@@ -132,9 +132,11 @@ class LabFleet:
     def crew(self) -> Crew:
         """Ranks on the hosts of the table, which they compare with where they are."""
         from plait.api.ranks import collected, silenced, suspicion_of
+        from plait.launch.run_folder import keep_plan
         from plait.launch.supervisor import Crew
 
         ranks = replace(self.ranks, world=self.plan.layout.world_size)
+        keep_plan(self.plan, ranks.logs.parent)
         self.table.write(ranks.logs.parent / NAME)
         start = partial(self.lab.popen, argv=ranks.argv)
         return Crew(
