@@ -175,7 +175,9 @@ class Engine:
         sequences."""
         batches = self._batches(tokens, labels, weights, starts, None)
         evaluator = self._evaluator(len(batches), tokens)
-        return self.run.evaluate(evaluator, lambda: {"": self.run.part.own(batches)})[""]
+        losses = self.run.evaluate(evaluator, lambda: {"": self.run.part.own(batches)})
+        assert losses is not None
+        return losses[""]
 
     @torch.no_grad()
     def logprobs(self, tokens: Tensor, labels: Tensor | None = None, *, starts: Tensor | None = None) -> Tensor:

@@ -314,14 +314,19 @@ class RankRun:
         return {name: told(sizes, ranks) for name, sizes in zip((TENSORS, PROCESS), columns, strict=False)}
 
     def evaluate(
-        self, evaluator: PipelineExecutor, load: Callable[[], Mapping[str, Sequence[MicroBatch]]]
-    ) -> dict[str, float]:
-        """Mean losses over sets of micro-batches, which ``load`` gives, this rank's part of them."""
-        done = self.done
+        self, evaluator: PipelineExecutor, load: Callable[[], Mapping[str, Sequence[MicroBatch]]], *,
+        stops: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float] | None:  # fmt: skip
+        """Mean losses over sets of micro-batches, which ``load`` gives, this rank's part of them; None if any
+        rank ``stops`` meanwhile."""
+        done, losses = self.done, dict[str, float]()
         self.control.doing(f"evaluating after step {done}", step=done)
         with self.recorder.during(RecordKind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
             sets = load()
-            losses = {name: evaluate(evaluator.run, self.part.groups, batches) for name, batches in sets.items()}
+            for name, batches in sets.items():
+                if (loss := evaluate(evaluator, self.part.groups, batches, stops)) is None:
+                    return None
+                losses[name] = loss
         if empty := [name for name, batches in sets.items() if not has_mean(batches)]:
             of = f" of {', '.join(empty)}" if any(empty) else ""
             self.report.say(f"warning: the evaluation{of} after step {done} has no loss: {NO_TARGETS}")

@@ -40,7 +40,7 @@ class Session:
         self.run = RankRun(
             Started(plan, folder, rank, device, report, control),
             lambda part: part.cut(self.feed.sample(part.rows)),
-            evaluations=self.feed.evaluations,
+            evaluations=min(self.feed.evaluations, plan.job.num_micro_batches),  # at a time, as a step
         )
 
     def train(self) -> int:
@@ -87,33 +87,42 @@ class Session:
         run.begin()
         while run.done < self.job.train.steps and not asked:
             metrics, asked = run.step(lambda: part.cut(self.feed.step(run.done, part.rows)))
-            self._after(metrics, asked)
+            asked = self._after(metrics, asked)
 
-    def _after(self, metrics: dict[str, Any], asked: bool) -> None:
-        """What is due after a step: an evaluation, a line, a checkpoint."""
+    def _after(self, metrics: dict[str, Any], asked: bool) -> bool:
+        """What is due after a step: an evaluation, a line, a checkpoint; whether any rank was asked to stop
+        by now."""
         run, job, done = self.run, self.job.train, self.run.done
         last = done == job.steps
         metrics |= run.peaks(end=last or asked)
         self._loss = None
         if run.part.evaluator and (done % job.eval_every == 0 or last):
-            metrics |= (found := self._evaluated(run.part.evaluator))
-            self._loss = found["eval_loss"]
+            found = None if asked else self._evaluated(run.part.evaluator)
+            if asked := found is None:
+                self.report.say(f"the evaluation after step {done} is left out: the run was asked to stop")
+            else:
+                metrics |= found
+                self._loss = found["eval_loss"]
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if last or asked:
-            return
+            return asked
         if job.checkpoint_every and done % job.checkpoint_every == 0:
             run.save(self._beside())
         elif run.memory and run.saves and done % self.job.run.memory_every == 0:
             run.copy(self._beside())
+        return asked
 
-    def _evaluated(self, evaluator: PipelineExecutor) -> dict[str, float]:
-        """The loss of every set, and the mean over all their targets."""
+    def _evaluated(self, evaluator: PipelineExecutor) -> dict[str, float] | None:
+        """The loss of every set, and the mean over all their targets; None if any rank was asked to stop
+        meanwhile."""
         part, counts = self.run.part, {one.name: one.targets for one in self.feed.stream.evaluation}
 
         def load() -> dict[str, list[MicroBatch]]:
             return {name: part.cut(batches) for name, batches in self.feed.evaluation(part.rows)}
 
-        losses = self.run.evaluate(evaluator, load)
+        losses = self.run.evaluate(evaluator, load, stops=lambda: bool(self.control))
+        if losses is None:
+            return None
         total = sum(losses[name] * count for name, count in counts.items() if count)
         mean = total / targets if (targets := sum(counts.values())) else math.nan
         return {"eval_loss": mean} | {f"eval_loss/{name}": each for name, each in losses.items() if name}

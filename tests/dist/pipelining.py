@@ -288,7 +288,8 @@ def _evaluated(part: RankPart, want: float, sizes: Sizes, errors: dict[str, floa
     sent = Counter[str]()
     for _ in range(2):  # the first begins while parameters are still being published
         before = Counter(part.shards.sent) if part.shards else Counter[str]()
-        loss = evaluate(part.evaluator.run, part.groups, batches)
+        loss = evaluate(part.evaluator, part.groups, batches)
+        assert loss is not None
         errors[f"evaluation {loss}"] = abs(loss / want - 1)
         sent = (Counter(part.shards.sent) if part.shards else Counter[str]()) - before
     return sent + sent

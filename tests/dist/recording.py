@@ -44,7 +44,7 @@ def spans(rank: int, values: dict[str, Any]) -> tuple[Plan, list[Span]]:
             found += of_step
             if step == STEPS - 2 and part.evaluator:
                 with recorder.paused():
-                    evaluate(part.evaluator.run, part.groups, _batches(part, step)[:1])
+                    evaluate(part.evaluator, part.groups, _batches(part, step)[:1])
         done = [span for span in of_columns(Records.of(read_ring(path)), rank) if span.step < STEPS]
         assert done == found, "who reads the ring sees other spans"
         return plan, found

@@ -7,11 +7,13 @@ import json
 import math
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from plait.core.base.errors import CheckpointError, JobError
 from plait.core.job.plan import Plan
@@ -21,6 +23,8 @@ from plait.core.runs.ring_calls import ring_path
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.whole import step_of
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.device import RankDevice
 from plait.train.model.kernels import EAGER
 from tests.train.one_rank import Asked, Run, fails_at
@@ -153,7 +157,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(run: Run) -> None
 
 def test_checkpoints_that_were_removed_meanwhile_are_made_again(run: Run) -> None:
     def remove(control: Asked) -> bool:
-        shutil.rmtree(run.folder / "checkpoints")
+        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # asked in an evaluation, too
         return False
 
     with mock.patch.object(Asked, "__bool__", remove):
@@ -221,3 +225,22 @@ def test_a_run_begins_with_given_weights(run: Run, tmp_path: Path) -> None:
         run.train(1, init_from=str(tmp_path / "weights"))
         run.train(1)
     assert loaded == [tmp_path / "weights"]
+
+
+@pytest.mark.parametrize(("step", "status"), [(3, 130), (6, 0)])
+def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step: int, status: int) -> None:
+    """And the run is saved; of the last step the status is that of a run that is trained."""
+    control, batches = Asked(f"evaluating after step {step}"), list[int]()
+    real = PipelineExecutor.run
+
+    def forwards(one: PipelineExecutor, given: Sequence[MicroBatch]) -> Tensor:
+        if control.at.startswith("evaluating"):
+            batches.append(control.step)
+        return real(one, given)
+
+    with mock.patch.object(PipelineExecutor, "run", forwards):
+        assert run.train(6, control=control, eval_every=3, eval_batches=5) == status
+    assert batches == [3] * (1 if step == 3 else 5) + [6] * (step == 6)
+    assert f"the evaluation after step {step} is left out" in run.said
+    assert run.checkpoints[-1] == f"step-{step:08d}"
+    assert [at for at, line in run.metrics.items() if "eval_loss" in line] == ([3] if step == 6 else [])

@@ -46,13 +46,8 @@ def _sum_tied(gradients: Gradients, groups: Groups, tied: Sequence[tuple[ShardBo
         view.copy_(part(held))
 
 
-def sum_loss(loss: Tensor, groups: Groups) -> float:
-    """The job's loss from each rank's, 0 without a head; the same on every rank."""
-    return sum_over(groups.world, loss.double() * (groups.tp_rank == 0)).item()
-
-
 class Wishes(NamedTuple):
-    """What a rank may ask of all after a step: to stop."""
+    """What a rank may ask of all after a step, or a part of an evaluation: to stop."""
 
     stop: bool = False
 
@@ -60,11 +55,23 @@ class Wishes(NamedTuple):
 NONE = Wishes()
 
 
+def sum_loss(loss: Tensor, groups: Groups, wishes: Wishes = NONE) -> tuple[float, Wishes]:
+    """The job's loss from each rank's, 0 without a head, and what any rank wishes; the same on every rank."""
+    wished = (torch.full_like(loss, float(wish), dtype=torch.float64) for wish in wishes)
+    total, *counts = sum_over(groups.world, torch.stack((_counted(loss, groups), *wished))).tolist()
+    return total, Wishes(*(count > 0 for count in counts))
+
+
+def _counted(loss: Tensor, groups: Groups) -> Tensor:
+    """What this rank adds to the job's loss: ranks of a tensor-parallel group have the same."""
+    return loss.double() * (groups.tp_rank == 0)
+
+
 def totals(gradients: Gradients, groups: Groups, loss: Tensor, wishes: Wishes) -> tuple[float, float, Wishes]:
     """(loss, squared gradient norm, what any rank wishes) of the whole job. loss: this rank's, 0 without a
     head."""
     square = gradients.norm_square() * groups.sharding.optim / groups.mesh.replicas
     wished = (torch.full_like(square, float(wish)) for wish in wishes)
-    mine = torch.stack((loss.double() * (groups.tp_rank == 0), square, *wished))
+    mine = torch.stack((_counted(loss, groups), square, *wished))
     total, norm_square, *counts = sum_over(groups.world, mine).tolist()
     return total, norm_square, Wishes(*(count > 0 for count in counts))

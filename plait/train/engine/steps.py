@@ -14,6 +14,7 @@ from plait.train.engine.grad_sync import NONE, Wishes, complete, sum_loss, total
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch, has_mean
 from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.record.recorder import Recorder
 
@@ -93,8 +94,19 @@ def train_step(
     return StepResult(total if has_mean(batches) else math.nan, norm, wished, optimizer.skipped)
 
 
-def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
+def evaluate(
+    evaluator: PipelineExecutor, groups: Groups, batches: Sequence[MicroBatch],
+    stops: Callable[[], bool] = lambda: False,
+) -> float | None:  # fmt: skip
     """Mean loss per target over all micro-batches of an evaluation, whose scales say of how many targets;
-    NaN where none weighs anything. Dropout is off."""
-    loss = sum_loss(run(batches), groups)
-    return loss if has_mean(batches) else math.nan
+    NaN where none weighs anything. Dropout is off. None, on every rank, if any ``stops`` after as many
+    micro-batches as the evaluator takes at a time."""
+    size, total = evaluator.schedule.num_micro_batches, 0.0
+    for first in range(0, len(batches), size):
+        some = batches[first : first + size]
+        one = evaluator if len(some) == size else evaluator.under(evaluator.schedule.first(len(some)))
+        loss, wished = sum_loss(one.run(some), groups, Wishes(stop=stops()))
+        if wished.stop:
+            return None
+        total += loss
+    return total if has_mean(batches) else math.nan
