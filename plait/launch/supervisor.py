@@ -23,6 +23,7 @@ from typing import Protocol
 from plait.core.base.errors import RankFailure
 from plait.core.runs.channel import Stop
 from plait.core.runs.history import History, newest_checkpoint, rounded
+from plait.core.runs.host_memory import has_copies
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch.hang import Suspicion
@@ -168,8 +169,9 @@ class Supervisor:
             self._vain += 1
             wait, newest = backoff(self._vain), newest_checkpoint(self.folder)
             whence = f"from the checkpoint of step {newest}" if newest else "from the beginning"
-            say(f"starting again in {wait:.0f} s {whence}: {self._vain} of {self.restarts} without a new checkpoint "
-                "(Ctrl-C to leave it)")  # fmt: skip
+            copies = "from a copy in memory, or " if has_copies(self.folder) else ""
+            say(f"starting again in {wait:.0f} s {copies}{whence}: {self._vain} of {self.restarts} without a new "
+                "checkpoint (Ctrl-C to leave it)")  # fmt: skip
             end = time.monotonic() + wait
             while time.monotonic() < end and not signals:
                 time.sleep(0.05)

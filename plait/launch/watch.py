@@ -335,7 +335,7 @@ class Watch:
         alive = [rank for rank in self.ranks if rank.process.poll() is None]
         quiet = [rank for rank in alive if now - rank.heard > self.timeout / 2]
         wrong = [rank for rank in quiet if not rank.beat.patient or rank.stopped]
-        if not wrong and len(quiet) == len(alive) and all(rank.beat.step < 0 for rank in alive):
+        if not wrong and len(quiet) == len(alive) and self.progress.step < 0:
             waiting = self.store.waiting
             wrong = [rank for rank in quiet if rank.number not in waiting]
             late = all(now - rank.heard > self.timeout for rank in wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from plait.core.base.errors import LaunchError, RankFailure, RunLost
 from plait.core.runs.attempts import read_attempts
+from plait.core.runs.host_memory import close_memory, memory_of
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
 from plait.launch import supervisor as module
@@ -307,3 +309,19 @@ def test_a_lock_that_is_lost_ends_the_wait(runs: Runs) -> None:
     with pytest.raises(RunLost):
         runs.supervisor.run()
     assert len(runs.given) == 1
+
+
+@pytest.mark.parametrize("newest", [0, 7])
+def test_copies_in_memory_are_spoken_of_where_there_are_any(runs: Runs, newest: int) -> None:
+    """The launcher's end frees them, so that the next start goes on from disk."""
+    runs.dies(saves=newest)
+    runs.mends = lambda failure: runs.signals.append(signal.SIGTERM) or ""
+    (copies := memory_of(runs.folder) / "host0").mkdir(parents=True)
+    (copies / "rank-00000-step-00000009.safetensors").touch()
+    try:
+        assert runs.supervisor.run() == 143
+    finally:
+        close_memory(runs.folder)
+    whence = f"from the checkpoint of step {newest}" if newest else "from the beginning"
+    assert f"starting again in 1 s from a copy in memory, or {whence}: 1 of 3" in runs.said[1]
+    assert runs.said[2] == f"SIGTERM: not started again; the same command goes on {whence}"

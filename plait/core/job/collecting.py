@@ -8,6 +8,7 @@ and Kubernetes, and the first rank of a machine where none of these did (torchru
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -107,6 +108,7 @@ class CollectingAgent:
     def end(self, *, wait: bool) -> None:
         """It is to finish. wait: until it has, for ``PATIENCE`` at most."""
         self._over.set()
+        self._process.send_signal(signal.SIGCONT)  # one that somebody has stopped would be waited for
         self._close()  # which tells it, as our end would
         if not wait:
             return

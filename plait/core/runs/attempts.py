@@ -7,7 +7,9 @@ known. One that still says so when the next begins was cut off with its launcher
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,11 +32,11 @@ Outcome = Literal["running", "finished", "stopped", "failed", "cut off"]
 class Attempt:
     """attempt: from 1 on, over all starts of the run. started, ended: seconds since 1970; None if not known.
 
-    outcome: ``stopped`` by a signal, ``cut off`` when the launcher itself was killed. cause: of a failure, a
-    word (``killed``, ``ended``, ``silent``, or a hang's: ``cut off``, ``stopped``, ``mismatch``, ...); why:
-    the paragraph, or of one that runs that it was asked to end. ranks: those that are to blame, as far as is
-    known. world: how many ranks there are. hosts: where, by node rank. plan: its hash. changed: what was
-    changed against the attempt before, in words.
+    outcome: ``stopped`` by a signal, ``cut off`` when the launcher itself was killed or could not write.
+    cause: of a failure, a word (``killed``, ``ended``, ``silent``, or a hang's: ``cut off``, ``stopped``,
+    ``mismatch``, ...); why: the paragraph, or of one that runs that it was asked to end. ranks: those that
+    are to blame, as far as is known. world: how many ranks there are. hosts: where, by node rank. plan: its
+    hash. changed: what was changed against the attempt before, in words.
 
     resumed: the step it began after; step: the last that was done; steps: how many it did. All -1 or 0 if it
     never trained. writing: step of the checkpoint that was being written in the background when the last step
@@ -95,14 +97,28 @@ def set_aside(folder: Path, lines: Sequence[bytes]) -> None:
 
 def write_attempts(folder: Path, attempts: Sequence[Attempt]) -> None:
     """All of them, in place of what is there. Raises OSError, also for a folder that is gone."""
-    with replacing(folder / FILE, parents=False) as path:
-        path.write_text("".join(one.to_text() for one in attempts[-MOST:]))
+    content, file = "".join(one.to_text() for one in attempts[-MOST:]).encode(), folder / FILE
+    try:
+        with replacing(file, parents=False) as path:
+            path.write_bytes(content)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with file.open("r+b") as old:  # of its last block, mostly, something is left on a full disk
+            old.write(b"\n" * max(0, len(content) - old.seek(0, os.SEEK_END)))
+            old.flush()  # which fails before anything is lost
+            old.seek(0)
+            old.write(content)
+            old.truncate()
 
 
 def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list[Attempt]:
     """The same, with those that still run told as cut off. step, at: the last step that is known of, and
     when."""
-    why = "Its launcher was killed (under torchrun, rank 0)."
+    why = (
+        "Its launcher was killed (under torchrun, rank 0), or could not write how it ended: a full disk, or a folder "
+        "that may not be changed."
+    )
     return [
         replace(one, ended=at and max(at, one.started), step=max(step, one.step), steps=_done(one, step),
                 outcome="cut off", cause="cut off", why=f"{one.why} {why}".strip())

@@ -32,7 +32,7 @@ class History:
     """Of the run in ``folder``. A folder that cannot be written costs the history only."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.epoch = folder, Epoch(folder)
+        self.folder, self.epoch, self._warned = folder, Epoch(folder), False
         metrics, at = folder / "metrics.jsonl", None
         with suppress(OSError):
             at = metrics.stat().st_mtime
@@ -136,9 +136,7 @@ class History:
             again += f" (the checkpoint of step {failed.writing} was still being written)"
         noticed = failed.detection_seconds
         parts = [
-            "When it failed is not known, its launcher was lost as well"
-            if noticed is None
-            else f"Failure noticed within {noticed:.1f} s",
+            "When it failed is not known" if noticed is None else f"Failure noticed within {noticed:.1f} s",
             f"until ranks were started {now.wait_seconds:.1f} s",
             f"until they trained {now.restart_seconds or 0.0:.1f} s",
             f"first new step {now.first_step_seconds or 0.0:.2f} s",
@@ -163,8 +161,13 @@ class History:
     def _write(self) -> None:
         if self.epoch.over:  # who has taken the run over has the attempts that are to be kept
             return
-        with suppress(OSError):
+        try:
             write_attempts(self.folder, self.attempts)
+        except OSError as error:
+            if not self._warned and self.folder.is_dir():
+                print(f"plait: warning: {FILE} cannot be written ({error.strerror}); what comes of this attempt "
+                      "may be missing there", file=sys.stderr, flush=True)  # fmt: skip
+                self._warned = True
 
 
 def last_metrics(metrics: Path) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def open_memory(run: Path) -> None:
         raise JobError(problem, key="run.memory_every", fix="Set it to 0") from None
 
 
+def has_copies(run: Path) -> bool:
+    """Whether ranks have left any there, which they may go on from."""
+    return any(memory_of(run).glob("*/*"))
+
+
 def close_memory(run: Path) -> None:
     """Free it."""
     shutil.rmtree(memory_of(run), ignore_errors=True)

@@ -175,6 +175,7 @@ class Control:
         if self._channel:
             selector.register(self._channel, selectors.EVENT_READ, self._told)
         works = self._work()
+        next(works)  # from now on
         while True:
             pause = None if not self._channel else PULSE if self._channel.flush() else FLUSH
             for key, _ in selector.select(pause):

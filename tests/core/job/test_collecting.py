@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -77,6 +78,12 @@ def test_what_ranks_have_recorded_is_there_when_they_have_ended(
     assert [process.poll() for process in started.all] == [0]
 
 
+def test_one_that_was_stopped_goes_on_when_ranks_have_ended(tmp_path: Path, started: Started) -> None:
+    with collecting(tmp_path, 0, 2):
+        started.all[0].send_signal(signal.SIGSTOP)
+    assert started.file.read_text() == "all of it" and started.all[0].poll() == 0
+
+
 @pytest.mark.parametrize("started", [STAYS], indirect=True)
 def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, started: Started) -> None:
     """Its launcher is to hear of it at once."""
@@ -118,6 +125,9 @@ class Made:
     def wait(self) -> int:
         self.over.wait()
         return -9 if self.killed or self.status is None else self.status
+
+    def send_signal(self, number: int) -> None:
+        assert number == signal.SIGCONT
 
     def kill(self) -> None:
         self.killed = True

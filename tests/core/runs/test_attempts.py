@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -103,3 +107,20 @@ def test_pipes_in_place_of_the_files_of_a_history_are_not_waited_for(tmp_path: P
     for name in (FILE, "metrics.jsonl"):
         os.mkfifo(tmp_path / name)
     assert History(tmp_path).attempts == []
+
+
+@pytest.mark.parametrize(("number", "written"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EPERM, False)])
+@pytest.mark.parametrize("why", ["a word", ""])
+def test_on_a_full_disk_the_file_that_is_there_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, written: bool, why: str
+) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    before = [Attempt(attempt=1, started=10.0, why="to be shortened")]
+    after = [replace(before[0], outcome="failed", why=why)]
+    write_attempts(tmp_path, before)
+    monkeypatch.setattr(attempts, "replacing", full)
+    with nullcontext() if written else pytest.raises(OSError, match="not permitted"):
+        write_attempts(tmp_path, after)
+    assert read_attempts(tmp_path) == (after if written else before)

@@ -11,7 +11,8 @@ import pytest
 
 from plait.api.runs import view_run
 from plait.core.base.errors import NotFinite, RankFailure, told_error
-from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
+from plait.core.runs import history as module
+from plait.core.runs.attempts import Attempt, cut_off, read_attempts, write_attempts
 from plait.core.runs.evidence import FILE
 from plait.core.runs.history import History, newest_checkpoint
 from plait.core.runs.progress import Progress
@@ -246,9 +247,7 @@ def test_that_an_attempt_was_asked_to_end_is_known_at_once(tmp_path: Path) -> No
     History(tmp_path).begin(1, ("n1",), "abc")
     before, _ = read_attempts(tmp_path)
     assert before.outcome == "cut off"
-    assert (
-        before.why == "It was asked to end (SIGTERM) after step 13. Its launcher was killed (under torchrun, rank 0)."
-    )
+    assert before.why.startswith("It was asked to end (SIGTERM) after step 13. Its launcher was killed (under torchrun")
 
 
 @pytest.mark.parametrize("status", [0, 143])
@@ -293,3 +292,19 @@ def test_nothing_is_said_of_a_start_that_did_not_wait_for_a_failed_one(tmp_path:
     steps(Progress(1, stepped=lambda one: history.goes_on(one, pytest.fail)), 5, 6)
     assert history.last.wait_seconds is None
     assert history.last.step == 6
+
+
+def test_a_history_that_cannot_be_written_is_said_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    monkeypatch.setattr(module, "write_attempts", refuse)
+    assert history.attempt(lambda progress: 0, Progress(1)) == 0
+    history.begin(1, ("n1",), "abc")
+    said = capsys.readouterr().err
+    assert said.count("attempts.jsonl cannot be written (Operation not permitted)") == 1
+    assert cut_off(read_attempts(tmp_path), step=-1, at=None)[0].why.endswith("or a folder that may not be changed.")
