@@ -2,7 +2,7 @@
 
 A file of some kilobytes may hold gigabytes: packed pages, dictionaries of which every row names the same long
 text. Its own numbers need not be true, and what is hostile may crash a library. So the system keeps the
-process that reads it from taking more than its limit. It gives a line of JSON for a row.
+process that reads it from taking more than its limit. It gives lines of JSON.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MEMORY_PER_BYTE, MOST_MEMORY = 4, 3 << 30
 """More for each byte of a file, and for any: a thousand books may stand in one page, which is copied."""
 BATCH, BATCH_BYTES = 1024, 16 << 20
 """Rows of a Parquet file that are unpacked together, and their bytes, if its numbers are true."""
+LINE = 64 << 10
+"""Bytes of rows that come together."""
 LARGEST_ROW = 48 << 20
 """Bytes of one row, of any format; a longer one is refused. What is read takes up to ten times as much."""
 TOO_LARGE = (
@@ -93,9 +95,9 @@ def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Va
     try:
         process.stdin.write(json.dumps([os.fspath(path), format, columns]).encode() + b"\n")
         process.stdin.flush()
-        while isinstance((row := _unpacked(process.stdout.readline()))[0], dict):
-            yield row[0], row[1]
-        problem, unfit = row
+        while not isinstance((line := _unpacked(process.stdout.readline()))[0], str):
+            yield from line
+        problem, unfit = line
     except (OSError, json.JSONDecodeError):
         pass
     finally:
@@ -109,7 +111,9 @@ def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Va
 
 def _start() -> subprocess.Popen[bytes]:
     pipe, env = subprocess.PIPE, inherited() | LEAN
-    return subprocess.Popen(command_of(TABLES), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env)
+    return subprocess.Popen(
+        command_of(TABLES), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, bufsize=LINE
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -147,9 +151,7 @@ def main() -> int:
         try:
             memory = min(MEMORY + MEMORY_PER_BYTE * os.stat(path).st_size, MOST_MEMORY)
             resource.setrlimit(resource.RLIMIT_DATA, (own + memory, most))
-            for row in read(Path(path), format, columns):
-                sys.stdout.buffer.write(_packed(row))
-                sys.stdout.buffer.write(b"\n")
+            _send(read(Path(path), format, columns))
         except MemoryError:
             end = (TOO_LARGE.format(memory >> 20), True)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -159,8 +161,32 @@ def main() -> int:
     return 0
 
 
+def _send(rows: Iterator[Values]) -> None:
+    """Lists of rows, a line of JSON each; those before an error, too."""
+    group, size = list[bytes](), 0
+    try:
+        for row in rows:
+            group.append(_packed(row))
+            size += len(group[-1])
+            if size >= LINE:
+                _write(group)
+                group, size = [], 0
+    finally:
+        if group:
+            _write(group)
+
+
+def _write(group: Sequence[bytes]) -> None:
+    sys.stdout.buffer.write(b"[")
+    sys.stdout.buffer.write(b",".join(group))
+    sys.stdout.buffer.write(b"]\n")
+
+
+_encode = json.JSONEncoder(default=_other, ensure_ascii=False).encode
+
+
 def _packed(row: Values) -> bytes:
-    packed = json.dumps(row, default=_other, ensure_ascii=False).encode()
+    packed = _encode(row).encode()
     if len(packed) > LARGEST_ROW:
         raise Unfit(f"a row of it has {len(packed):,} bytes, and at most {LARGEST_ROW:,} are read")
     return packed
