@@ -96,7 +96,7 @@ def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Va
         process.stdin.write(json.dumps([os.fspath(path), format, columns]).encode() + b"\n")
         process.stdin.flush()
         while not isinstance((line := _unpacked(process.stdout.readline()))[0], str):
-            yield from line
+            yield from ((values, bad) for values, bad in line)
         problem, unfit = line
     except (OSError, json.JSONDecodeError):
         pass
