@@ -214,14 +214,14 @@ class RankRun:
 
     # ---- training ----
 
-    def begin(self) -> None:
-        """Before the first step of this start."""
+    def begin(self, *, again: bool = False) -> None:
+        """Before the first step of this start. again: the last step's metrics are to be written anew."""
         part = self.part
         self._rates = self._device_rates()
         self._first = self.done
         part.device.synchronize()
         part.device.anchor(anew=True)  # what came before may have taken hours
-        self.report.begin(self.done)
+        self.report.begin(self.done - again)
         self.control.save_from_now_on()
 
     def _device_rates(self) -> DeviceRates:

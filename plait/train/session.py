@@ -35,6 +35,8 @@ class Session:
         self.job, self.folder, self.report, self.control = plan.job, folder, report, control
         self._loss: float | None = None
         """Of the evaluation after the last step, if there was one."""
+        self._due: dict[str, Any] | None = None
+        """Metrics of the last step, where its evaluation was left out since the run was to stop."""
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(plan.job, self._prepared())
         self.run = RankRun(
@@ -46,16 +48,17 @@ class Session:
     def train(self) -> int:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
         run, steps = self.run, self.job.train.steps
-        run.load(self._goes_on, of=self.job.data.told)
+        state = run.load(self._goes_on, of=self.job.data.told)
+        due = state.get("evaluation_due") if state and run.part.evaluator else None
         start = run.done
         for line in self.feed.stream.train.told(self.job.train.batches.before(steps)):
             self.report.say(line)
-        if start >= steps:
+        if start >= steps and not due:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
             return 0
         began = time.perf_counter()
         try:
-            self._steps()
+            self._steps(due)
             check_state(run.optimizer, run.part.groups, run.done)
         except NotFinite as error:
             raise NotFinite(f"{error} {run.where_to_go_on()}".rstrip()) from None
@@ -81,10 +84,13 @@ class Session:
         first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say, self.report.progress), "corpus")
         return Stream.open(self.job, corpus)
 
-    def _steps(self) -> None:
-        """Train from where the run is."""
+    def _steps(self, due: dict[str, Any] | None) -> None:
+        """Train from where the run is. due: the last step's metrics, whose evaluation is still to be made."""
         run, part, asked = self.run, self.run.part, False
-        run.begin()
+        run.begin(again=due is not None)
+        if due:
+            asked = self._evaluate(due, asked=False)
+            self.report.step(due, show="eval_loss" in due)
         while run.done < self.job.train.steps and not asked:
             metrics, asked = run.step(lambda: part.cut(self.feed.step(run.done, part.rows)))
             asked = self._after(metrics, asked)
@@ -95,14 +101,9 @@ class Session:
         run, job, done = self.run, self.job.train, self.run.done
         last = done == job.steps
         metrics |= run.peaks(end=last or asked)
-        self._loss = None
+        self._loss = self._due = None
         if run.part.evaluator and (done % job.eval_every == 0 or last):
-            found = None if asked else self._evaluated(run.part.evaluator)
-            if asked := found is None:
-                self.report.say(f"the evaluation after step {done} is left out: the run was asked to stop")
-            else:
-                metrics |= found
-                self._loss = found["eval_loss"]
+            asked = self._evaluate(metrics, asked)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if last or asked:
             return asked
@@ -111,6 +112,20 @@ class Session:
         elif run.memory and run.saves and done % self.job.run.memory_every == 0:
             run.copy(self._beside())
         return asked
+
+    def _evaluate(self, metrics: dict[str, Any], asked: bool) -> bool:
+        """Evaluate, and add to the step's metrics what that finds, or note it as due: the next start makes it
+        first. Returns whether any rank was asked to stop by now."""
+        evaluator, done = self.run.part.evaluator, self.run.done
+        assert evaluator is not None
+        if asked or (found := self._evaluated(evaluator)) is None:
+            self.report.say(f"the evaluation after step {done} is left out, and due at the next start: "
+                            "the run was asked to stop")  # fmt: skip
+            self._due = metrics
+            return True
+        metrics |= found
+        self._loss = found["eval_loss"]
+        return False
 
     def _evaluated(self, evaluator: PipelineExecutor) -> dict[str, float] | None:
         """The loss of every set, and the mean over all their targets; None if any rank was asked to stop
@@ -129,4 +144,6 @@ class Session:
 
     def _beside(self) -> dict[str, Any]:
         """What a checkpoint says of the data."""
-        return {"data": self.feed.identity, "position": self.feed.position(self.run.done), **evaluated(self._loss)}
+        due = {} if self._due is None else {"evaluation_due": self._due}
+        position = self.feed.position(self.run.done)
+        return {"data": self.feed.identity, "position": position, **evaluated(self._loss), **due}

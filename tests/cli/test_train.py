@@ -174,13 +174,18 @@ def test_an_export_of_an_older_step(finished: Path, tmp_path: Path) -> None:
     assert_refused(export(tmp_path, "--out", tmp_path / "no"), "plan.json")
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    job = write_job(tmp_path)
+def test_a_port_in_use_is_named_where_ranks_meet_at_one(tmp_path: Path) -> None:
+    """Ranks of Plait's launchers meet inside the launcher: MASTER_PORT is for others' launchers."""
+    job = write_job(tmp_path, steps=2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert_refused(train(job, environ={"MASTER_PORT": port}), port, "port")
+        environ = {"MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"}
+        argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}"]
+        begun = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=os.environ | environ, check=False)
+        assert_refused(begun, port, "port")
+        assert train(job, environ={"MASTER_PORT": port}).returncode == 0
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -227,7 +232,12 @@ def _alive(pid: int) -> bool:
 
 def test_auto_slices_are_timed_shown_and_kept_and_the_same_command_has_nothing_to_do(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=1_000_000)  # worth timing for
-    settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto", "train.warmup_steps=0")
+    settings = (
+        "strategy.slices=auto",
+        "strategy.sequence_parallel=auto",
+        "train.warmup_steps=0",
+        "train.eval_every=1000000",
+    )
     first = stopped_after(job, 3, *settings)
     assert "Measured before training" in first
     assert "slices: fastest of 12 timed candidates" in first

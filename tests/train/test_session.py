@@ -130,6 +130,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_so(run: Run) -> None:
     assert run.train(6, control=Asked("step 3"), checkpoint_every=3, eval_every=1) == 128 + signal.SIGINT
     assert "stopped and saved after step 3" in run.said
     assert run.checkpoints == ["step-00000003"] and list(run.metrics) == [1, 2, 3]
+    assert run.train(3) == 0 and "eval_loss" in run.metrics[3]  # the evaluation that was left out
     assert run.train(3) == 0 and "already trained for 3 steps" in run.said
 
 
@@ -229,7 +230,8 @@ def test_a_run_begins_with_given_weights(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("step", "status"), [(3, 130), (6, 0)])
 def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step: int, status: int) -> None:
-    """And the run is saved; of the last step the status is that of a run that is trained."""
+    """And the run is saved; of the last step the status is that of a run that is trained. The next start
+    makes the evaluation first: the record is that of a run which nobody has stopped."""
     control, batches = Asked(f"evaluating after step {step}"), list[int]()
     real = PipelineExecutor.run
 
@@ -244,3 +246,10 @@ def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step:
     assert f"the evaluation after step {step} is left out" in run.said
     assert run.checkpoints[-1] == f"step-{step:08d}"
     assert [at for at, line in run.metrics.items() if "eval_loss" in line] == ([3] if step == 6 else [])
+    assert run.train(6, eval_every=3, eval_batches=5) == 0
+    losses = [(at, line["loss"], line.get("eval_loss")) for at, line in run.metrics.items()]
+    shutil.rmtree(run.folder)
+    run.folder.mkdir()
+    run.train(6, eval_every=3, eval_batches=5)
+    assert losses == [(at, line["loss"], line.get("eval_loss")) for at, line in run.metrics.items()]
+    assert run.train(6, eval_every=3, eval_batches=5) == 0 and "already trained" in run.said
