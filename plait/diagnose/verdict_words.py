@@ -55,7 +55,7 @@ def verdict_words(report: Report) -> Iterator[Part]:
     what_if = report.what_if
     if what_if and what_if.slowdown >= 1.05:
         shares = [  # 3 % of few workers are none
-            f"{who} cost {share:.0%} of what is lost"
+            f"{who} cost {min(share, 1):.0%} of what is lost"
             for share, who in ((what_if.m_w, _worst(what_if)), (what_if.m_s, "the last stage's ranks"))
             if share is not None and share >= 0.2
         ]

@@ -3,8 +3,8 @@
 The measures are those of the what-if analysis (Lin et al., OSDI 2025, arXiv 2505.05713). S: a step as it was,
 over one in which every computation takes the mean of its type and every transfer the median. S_w of a worker:
 the smaller one of what its data-parallel rank and its stage alone make of the ideal step. M_W, M_S: the share
-of what is lost that comes back if the worst 3 % of workers (at least one), or the last stage, were ideal; at
-most all of it.
+of what is lost that comes back if the worst 3 % of workers (at least one), or the last stage, were ideal. It
+is above 1 where the others' own ideal is longer than what they took (published: up to 1.219).
 
 The ideal step can be longer than the recorded one, and S below 1: by the published definition a transfer
 takes the median, and a median is above the mean where most transfers are late and a few are quick. Nothing is
@@ -120,9 +120,7 @@ class _Replays:
             of_worst |= (self.pp == worker.pp) & (self.dp == worker.dp)
         last = self.pp == self.pp.max()
         m_w, m_s = (
-            min(1.0, (replayed - self._mean(np.where(some & self.computes, self.ideal, self.seen))) / lost)
-            if lost > 0
-            else None
+            (replayed - self._mean(np.where(some & self.computes, self.ideal, self.seen))) / lost if lost > 0 else None
             for some in (of_worst, last)
         )
         costs = tuple(replayed - self._mean(self._as_the_others(ranks)) for ranks in suspects)

@@ -15,6 +15,7 @@ from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
 from plait.diagnose.report import Report
+from plait.diagnose.verdict_words import verdict_words
 from tests.support.recordings.made import recording_of, spans_of
 from tests.support.recordings.theirs import dump, entry, imported, kernel, kineto
 
@@ -210,13 +211,17 @@ def test_what_does_not_count_as_late() -> None:
     assert late_of(replace(shifted, meetings=clocks), in_steps=True) is None, "a clock that is ahead"
 
 
-def test_the_worst_worker_costs_no_more_than_all_that_is_lost(tmp_path: Path) -> None:
-    """A step in which all kernels take the mean is longer than one in which only its kernels do."""
+def test_the_worst_worker_can_cost_more_than_all_that_is_lost(tmp_path: Path) -> None:
+    """A step in which all kernels take the mean is longer than one in which only its kernels do. In words
+    it is all that is lost."""
     traces = [kineto(rank, slow=2.0 if rank == 2 else 1.0) for rank in range(4)]
     traces[0]["traceEvents"] += [kernel("small", 1000.0 * step + 400, 100) for step in range(10)]
-    found = report(tmp_path, *traces).what_if
+    told = report(tmp_path, *traces)
+    found = told.what_if
     assert found is not None
-    assert (found.m_w, found.few, len(found.worst)) == (1.0, 1, 4)
+    assert (found.m_w, found.few, len(found.worst)) == (pytest.approx(6.0), 1, 4)
+    slower = replace(told, what_if=replace(found, replayed=2 * found.ideal))
+    assert any("the worst of 4 workers cost 100% of what is lost" in str(line) for line in verdict_words(slower))
 
 
 def test_the_axis_is_the_one_on_which_it_is_late() -> None:
