@@ -34,7 +34,7 @@ class Here:
         return True
 
     def run(self, ranks: Ranks) -> int:
-        """As processes. MASTER_PORT, where it is set, is their variable too: Plait's own meet in the launcher."""
+        """As processes. MASTER_PORT, where it is set, is theirs too: Plait's own meet in the launcher."""
         from plait.core.base.cluster_env import this_host
         from plait.core.base.env import chosen_port
         from plait.core.base.process import reserved_port
