@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -307,9 +307,11 @@ class Watch:
         if verdict := self.suspicion.look(self._seen, self._nearby, silent=silent):
             raise self._hangs(verdict)
 
-    def _hangs(self, verdict: Verdict) -> RankFailure:
+    def _hangs(self, verdict: Verdict, cause: str = "") -> RankFailure:
+        """The error that a verdict makes; cause: in place of the verdict's."""
         log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
-        return RankFailure(f"{verdict.why} All ranks were ended.{log}", ranks=verdict.ranks, cause=verdict.cause)
+        why = f"{verdict.why} All ranks were ended.{log}"
+        return RankFailure(why, ranks=verdict.ranks, cause=cause or verdict.cause)
 
     def _seen(self) -> dict[int, Seen]:
         """What is known of all ranks from here."""
@@ -348,6 +350,9 @@ class Watch:
             verdict = self.suspicion.explain(self._seen(), self._nearby()) if self.suspicion else None
             if verdict and verdict.certain:
                 raise self._hangs(verdict)
+            if verdict and verdict.cause == "none" and verdict.ranks:  # nothing may take as long as this
+                why = f"{verdict.why} They have waited for {self.timeout:g} s (run.timeout)."
+                raise self._hangs(replace(verdict, why=why), "silent")
             more = f" {verdict.why}" if verdict and verdict.cause == "unknown" else ""
             problem = f"{first.silent(now)}; the other ranks were ended.{more} Its log: {self._log(first)}"
             raise RankFailure(problem, ranks=[first.number], cause="stopped" if first.stopped else "silent")

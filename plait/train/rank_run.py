@@ -365,8 +365,9 @@ class RankRun:
             self.report.say(
                 f"warning: {self.folder / 'checkpoints'} was removed while the run was on: it is made again"
             )
+        prune = self.saves and not self._doubtful  # of one from which no step was made yet nobody knows
         with self.recorder.during(RecordKind.CHECKPOINT, "checkpoint", step=done - 1):
-            self.checkpoints.save(done, self.optimizer.state(), self._state(beside), wait=wait, prune=self.saves)
+            self.checkpoints.save(done, self.optimizer.state(), self._state(beside), wait=wait, prune=prune)
         self._doubtful = done
 
     def copy(self, beside: Mapping[str, Any]) -> None:

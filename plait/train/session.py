@@ -36,7 +36,8 @@ class Session:
         self._loss: float | None = None
         """Of the evaluation after the last step, if there was one."""
         self._due: dict[str, Any] | None = None
-        """Metrics of the last step, where its evaluation was left out since the run was to stop."""
+        """Metrics of the last step, where its evaluation was left out since the run was to stop: the next
+        start makes it first."""
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(plan.job, self._prepared())
         self.run = RankRun(
@@ -49,23 +50,23 @@ class Session:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
         run, steps = self.run, self.job.train.steps
         state = run.load(self._goes_on, of=self.job.data.told)
-        due = state.get("evaluation_due") if state and run.part.evaluator else None
+        self._due = state.get("evaluation_due") if state and run.part.evaluator else None
         start = run.done
         for line in self.feed.stream.train.told(self.job.train.batches.before(steps)):
             self.report.say(line)
-        if start >= steps and not due:
+        if start >= steps and not self._due:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
             return 0
         began = time.perf_counter()
         try:
-            self._steps(due)
+            self._steps()
             check_state(run.optimizer, run.part.groups, run.done)
         except NotFinite as error:
             raise NotFinite(f"{error} {run.where_to_go_on()}".rstrip()) from None
         run.write(self._beside(), wait=True)
         run.end()
         tokens = (self.feed.position(run.done) - self.feed.position(start)) * self.job.data.sequence_length
-        stopped = run.done < steps
+        stopped = run.done < steps or self._due is not None
         seconds = time.perf_counter() - began
         self.report.end(run.done, stopped=stopped, seconds=seconds, tokens=tokens, plan=run.part.plan)
         return self.control.status if stopped else 0
@@ -84,13 +85,12 @@ class Session:
         first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say, self.report.progress), "corpus")
         return Stream.open(self.job, corpus)
 
-    def _steps(self, due: dict[str, Any] | None) -> None:
-        """Train from where the run is. due: the last step's metrics, whose evaluation is still to be made."""
+    def _steps(self) -> None:
+        """Train from where the run is."""
         run, part, asked = self.run, self.run.part, False
-        run.begin(again=due is not None)
-        if due:
-            asked = self._evaluate(due, asked=False)
-            self.report.step(due, show="eval_loss" in due)
+        run.begin(again=self._due is not None)
+        if self._due is not None:  # its checkpoint is made again, too, with the loss by which the best is found
+            asked = self._after(self._due, asked)
         while run.done < self.job.train.steps and not asked:
             metrics, asked = run.step(lambda: part.cut(self.feed.step(run.done, part.rows)))
             asked = self._after(metrics, asked)
@@ -101,8 +101,8 @@ class Session:
         run, job, done = self.run, self.job.train, self.run.done
         last = done == job.steps
         metrics |= run.peaks(end=last or asked)
-        self._loss = self._due = None
-        if run.part.evaluator and (done % job.eval_every == 0 or last):
+        is_due, self._loss, self._due = self._due is not None, None, None
+        if run.part.evaluator and (is_due or done % job.eval_every == 0 or last):
             asked = self._evaluate(metrics, asked)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if last or asked:
@@ -114,8 +114,8 @@ class Session:
         return asked
 
     def _evaluate(self, metrics: dict[str, Any], asked: bool) -> bool:
-        """Evaluate, and add to the step's metrics what that finds, or note it as due: the next start makes it
-        first. Returns whether any rank was asked to stop by now."""
+        """Evaluate, and add to the step's metrics what that finds, or note it as due. Returns whether any
+        rank was asked to stop by now."""
         evaluator, done = self.run.part.evaluator, self.run.done
         assert evaluator is not None
         if asked or (found := self._evaluated(evaluator)) is None:

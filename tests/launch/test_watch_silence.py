@@ -269,3 +269,13 @@ def test_a_silence_that_ends_the_run_is_explained(
     suspects.explains = verdict
     with pytest.raises(RankFailure, match=says):
         story.run(*story.nap(64))
+
+
+def test_a_silence_is_that_of_the_rank_that_the_others_wait_for(story: Story, suspects: Suspects) -> None:
+    """Also where it may rightly take long, and its other threads work."""
+    story.trains(3, 2)
+    suspects.explains = Verdict(cause="none", why="Rank 0 is saving; the others wait for that.", ranks=(0,))
+    saves = [lambda: (story.after(1.0), story.ends[0].send(Beat("saving", 3, patient=True)))] * 64
+    with pytest.raises(RankFailure, match=r"wait for that\. They have waited for 60 s \(run\.timeout\)") as failed:
+        story.run(*saves)
+    assert (failed.value.ranks, failed.value.cause) == ((0,), "silent")

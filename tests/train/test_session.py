@@ -22,6 +22,7 @@ from plait.core.runs.host_memory import memory_of
 from plait.core.runs.ring_calls import ring_path
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.folder import LOSS, CheckpointFolder
 from plait.train.checkpoint.whole import step_of
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
@@ -135,7 +136,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_so(run: Run) -> None:
 
 
 def test_a_run_whose_last_step_was_asked_to_stop_is_over(run: Run) -> None:
-    assert run.train(3, control=Asked("step 3")) == 0
+    assert run.train(3, control=Asked("step 3"), eval_every=0) == 0
     assert "trained 3 steps" in run.said
 
 
@@ -228,10 +229,24 @@ def test_a_run_begins_with_given_weights(run: Run, tmp_path: Path) -> None:
     assert loaded == [tmp_path / "weights"]
 
 
-@pytest.mark.parametrize(("step", "status"), [(3, 130), (6, 0)])
-def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step: int, status: int) -> None:
-    """And the run is saved; of the last step the status is that of a run that is trained. The next start
-    makes the evaluation first: the record is that of a run which nobody has stopped."""
+def evaluations(run: Run) -> list[object]:
+    """Losses of all steps, and the evaluations' in the record and beside every checkpoint."""
+    kept = [(one.step, one.state.get(LOSS)) for one in CheckpointFolder(run.folder / "checkpoints").complete()]
+    return [kept, *((step, line["loss"], line.get("eval_loss")) for step, line in run.metrics.items())]
+
+
+def test_a_checkpoint_that_is_made_again_costs_no_older_one(run: Run) -> None:
+    """From the newest no step was made yet: it may lead to NaN."""
+    more = {"eval_every": 2, "checkpoint_every": 2, "keep_checkpoints": 1}
+    for _ in range(2):
+        assert run.train(6, control=Asked("evaluating after step 4"), **more) == 130
+    assert run.checkpoints == ["step-00000002", "step-00000004"]
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step: int) -> None:
+    """And the run is saved. The next start makes the evaluation first, whatever it evaluates otherwise: the
+    record, and what checkpoints say, is that of a run which nobody has stopped."""
     control, batches = Asked(f"evaluating after step {step}"), list[int]()
     real = PipelineExecutor.run
 
@@ -241,15 +256,15 @@ def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step:
         return real(one, given)
 
     with mock.patch.object(PipelineExecutor, "run", forwards):
-        assert run.train(6, control=control, eval_every=3, eval_batches=5) == status
+        assert run.train(6, control=control, eval_every=3, eval_batches=5, checkpoint_every=3) == 130
     assert batches == [3] * (1 if step == 3 else 5) + [6] * (step == 6)
     assert f"the evaluation after step {step} is left out" in run.said
     assert run.checkpoints[-1] == f"step-{step:08d}"
     assert [at for at, line in run.metrics.items() if "eval_loss" in line] == ([3] if step == 6 else [])
-    assert run.train(6, eval_every=3, eval_batches=5) == 0
-    losses = [(at, line["loss"], line.get("eval_loss")) for at, line in run.metrics.items()]
+    assert run.train(6, eval_every=7, eval_batches=5, checkpoint_every=3) == 0
+    found = evaluations(run)
+    assert run.train(6, eval_every=3, eval_batches=5) == 0 and "already trained" in run.said
     shutil.rmtree(run.folder)
     run.folder.mkdir()
-    run.train(6, eval_every=3, eval_batches=5)
-    assert losses == [(at, line["loss"], line.get("eval_loss")) for at, line in run.metrics.items()]
-    assert run.train(6, eval_every=3, eval_batches=5) == 0 and "already trained" in run.said
+    run.train(6, eval_every=3, eval_batches=5, checkpoint_every=3)
+    assert found == evaluations(run)
