@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -38,22 +37,27 @@ def test_the_page_is_made_of_the_file() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    ["tests/no_such.py", "python -m benchmarks.no_such", "python -m benchmarks.papers domino --figure no-such",
-     "plait no-such", "plait plan no/such/job.toml", "make papers", ""],
+    ["tests/no_such.py", "python benchmarks/no_such.py", "python benchmarks/domino.py --no-such",
+     "python -m benchmarks.domino", "python -m benchmarks.papers domino --figure no-such", "plait no-such",
+     "plait plan no/such/job.toml", "make papers", ""],
 )  # fmt: skip
 def test_what_does_not_exist_is_noticed(seen: str) -> None:
     assert not _exists(seen)
 
 
 def _exists(seen: str) -> bool:
-    """Return whether a test's file, a benchmark with its figure, or a verb with its job exists."""
+    """Return whether a test's file, a benchmark with its options or figure, or a verb with its job exists.
+
+    Benchmarks find each other beside them: they are scripts, which ``-m`` does not start.
+    """
     match shlex.split(seen):
         case [file] if file.startswith("tests/"):
             return (ROOT / file).is_file()
         case ["python", "-m", "benchmarks.papers", paper, "--figure", figure]:
             return paper in PAPERS and figure in {one["id"] for one in published(paper)["figures"]}
-        case ["python", "-m", module, *_]:
-            return Path(ROOT, *module.split(".")).with_suffix(".py").is_file()
+        case ["python", script, *options] if script.startswith("benchmarks/"):
+            text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
+            return bool(text) and all(f'"{one}"' in text for one in options if one.startswith("--"))
         case ["plait", verb, job, *_]:
             verbs = {each.name or (each.callback and each.callback.__name__) for each in app.registered_commands}
             return verb in verbs and (ROOT / job).is_file()
