@@ -157,7 +157,7 @@ def _check_words(
     """Raise JobError for words that may be flags, unless the command line says what these may say."""
     if not words:
         return
-    texts = ", ".join(dict.fromkeys(source_text(one.values[0]) for one in words))
+    texts = ", ".join(filter(None, dict.fromkeys(source_text(one.values[0]) for one in words)))
     asked = {
         key: otherwise for key, (names, otherwise) in DEFAULTS.items()
         if key not in settings and not any(name in flags for name in names)

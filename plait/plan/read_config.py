@@ -90,7 +90,9 @@ def _text(path: Path) -> str:
 def _flags(path: Path, said: Mapping[str, str]) -> Told:
     script = read_script(_text(path), str(path))
     if not script.arguments:
-        raise JobError("has no --flags", file=str(path), fix="Name a job (.toml), a plan (.json) or a configuration")
+        why = f" ({' '.join(script.notes).rstrip('.')})" if script.notes else ""
+        fix = "Name a job (.toml), a plan (.json), a configuration, or the script that has them"
+        raise JobError(f"has no --flags{why}", file=str(path), fix=fix)
     told = _megatron(path, script.arguments, said, script.why)
     told.notes += script.notes
     return told

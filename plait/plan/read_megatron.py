@@ -379,6 +379,7 @@ def _ranks(told: Told, flags: Flags) -> None:
     needed = told.get("strategy.tp", 1) * told.get("strategy.pp", 1) * told.get("strategy.cp", 1)
     if (each * nodes) % needed:
         told.notes.append(f"The script starts {each * nodes} ranks, no multiple of tp x pp x cp = {needed}.")
+        told.asked["cluster.ranks"] = f"it starts {each * nodes} ranks, no multiple of tp x pp x cp = {needed}"
     else:
         told.set("cluster.ranks", each * nodes)
 

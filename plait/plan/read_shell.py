@@ -31,6 +31,10 @@ _SLURM_NAMES = {
     "--gpus": ("SLURM_GPUS",),
 }  # fmt: skip
 """Variables that Slurm sets, by options of ``#SBATCH``."""
+_SLURM_ALWAYS = (
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST",
+    "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID",
+)  # fmt: skip
 _NODES = ("nnodes", "num-nodes", "nodes")
 _EACH = ("nproc-per-node", "num-gpus", "gpus-per-node", "gres", "ntasks-per-node")
 _TOTAL = ("num-processes", "np", "ntasks")
@@ -114,12 +118,14 @@ def _slurm(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _variables(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Slurm sets for a script's options."""
+    """Return the variables that Slurm sets for a script's options, and those that every job of it has."""
     counts = {name: _count(name, value) for name, value in slurm.items()}
     nodes, each = counts.get("--nodes"), counts.get("--ntasks-per-node")
     if nodes and each:
         counts.setdefault("--ntasks", nodes * each)
-    return {name: str(count) for option, count in counts.items() if count for name in _SLURM_NAMES.get(option, ())}
+    found = {name: unknown(f"${name}") for name in (_SLURM_ALWAYS if slurm else ())}
+    names = {option: _SLURM_NAMES.get(option, ()) for option, count in counts.items() if count}
+    return found | {name: str(counts[option]) for option, some in names.items() for name in some}
 
 
 def _count(option: str, value: str) -> int | None:
@@ -239,6 +245,8 @@ def _rank_flags(found: Sequence[Argument], slurm: Mapping[str, str]) -> list[Arg
     total = next((one[name] for one in (said, counts) for name in _TOTAL if name in one), None)
     if total and not ranks:
         nodes, ranks = "1", total
+    if "nproc-per-node" in said and not nodes and not any(one.name == "nnodes" for one in found):
+        nodes = "1"  # torchrun's default
     rest = [one for one in found if one.name not in {*_NODES, *_EACH, *_TOTAL} - {"nnodes", "nproc-per-node"}]
     both = {name: count for name, count in (("nnodes", nodes), ("nproc-per-node", ranks)) if count}
     return [*(Argument(name, (count,)) for name, count in both.items()), *(one for one in rest if one.name not in both)]

@@ -19,7 +19,8 @@ class Assignment(NamedTuple):
 @dataclass
 class Simple:
     """A command. line: 0 within a substitution. text: of its here-document or, for kind ``string``, its
-    here-string; kind ``literal``: nothing of it is expanded. silent: its output goes elsewhere."""
+    here-string; kind ``literal``: nothing of it is expanded; ``file``: it reads one. silent: its output goes
+    elsewhere. files: that it writes."""
 
     line: int
     words: list[str] = field(default_factory=list[str])
@@ -27,6 +28,7 @@ class Simple:
     text: str | None = None
     kind: str = ""
     silent: bool = False
+    files: list[str] = field(default_factory=list[str])
 
 
 class Pipeline(NamedTuple):
@@ -45,10 +47,11 @@ class Chain(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Commands in braces, or in brackets: a subshell."""
+    """Commands in braces, or in brackets: a subshell. silent: their output goes elsewhere."""
 
     body: Program
     subshell: bool
+    silent: bool = False
 
 
 class If(NamedTuple):

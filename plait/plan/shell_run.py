@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from plait.plan.shell_nodes import (
 from plait.plan.shell_state import Log, Run, Shell, forget, fork
 from plait.plan.shell_syntax import DECLARING, UNKNOWN, ShellSyntaxError, parse
 from plait.plan.shell_tests import combine, evaluate
-from plait.plan.shell_words import SEVERAL, Variables, Words
+from plait.plan.shell_words import SEVERAL, Variables, Words, unknown
 
 MOST_STEPS = 20_000
 """Commands that are followed."""
@@ -50,6 +51,12 @@ LARGEST = 2 << 20
 REMOTE = ("ssh", "pdsh", "clush", "docker", "podman", "kubectl", "apptainer", "singularity", "su", "sudo")
 """Programs that have a shell run their last word."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+FEEDERS = ("xargs", "parallel")
+"""Programs that add words to those of a command."""
+READERS = frozenset(["chmod", "ls", "grep", "egrep", "awk", "wc", "head", "tail", "diff", "stat", "md5sum"])
+"""Programs that write none of the files among their words."""
+_OF_PROGRAMS = re.compile(r"(activate|rc|profile|conda\.sh|vars\.sh)$|^/(etc|opt)/")
+"""Files that set up programs."""
 _SILENT = "chmod cp kill ln mkdir module mv popd pushd rm rsync sleep touch trap ulimit umask wait"
 SILENT = frozenset(_SILENT.split())
 """Commands that print nothing."""
@@ -58,10 +65,13 @@ SILENT = frozenset(_SILENT.split())
 def follow_script(text: str, file: str, variables: Mapping[str, str]) -> list[Shell]:
     """The shells in which a script may end. file: its path; variables: that its environment has. Raises
     ShellSyntaxError."""
-    shell = Shell(Log(), _capture, file, exported=frozenset(variables))
-    shell.variables.values |= {**variables, "PWD": os.getcwd()}
+    shell = Shell(log := Log(), _capture, file, exported=frozenset(variables))
+    shell.variables.why = log.why
+    shell.variables.values |= {**variables, "PWD": os.getcwd(), "IFS": " \t\n"}
     if file:
         shell.variables.values |= {"0": file, "BASH_SOURCE": {"0": file}}
+    if "\r\n" in text:
+        log.remarks.append("Lines end as in DOS: they are read without what bash would pass on of their ends.")
     return follow(parse(text.replace("\r\n", "\n"), lines=True), shell)
 
 
@@ -93,6 +103,7 @@ def _merge(shells: Sequence[Shell]) -> Shell:
             if first.variables.values.get(name, False) != other.variables.values.get(name, False):
                 forget(first, [name], other.decided[-1][0] if other.decided else "a run")
         first.record(other.runs)
+        first.variables.open = first.variables.open or other.variables.open
     return first
 
 
@@ -117,7 +128,7 @@ def _subshell(body: Program, child: Shell, shell: Shell, before: Sequence[str] =
     found, child.runs = list[Shell](), ()
     for end in follow(body, child):
         one = shell.copy()
-        one.record(Run(shell.line, (*before, *run.words)) for run in end.runs)
+        one.record(Run(run.line, (*before, *run.words)) for run in end.runs)
         one.status, one.printed, one.decided = end.status, end.printed, end.decided
         found.append(one)
     return _deduplicate(found)
@@ -131,6 +142,8 @@ def _step(node: Node, shell: Shell) -> list[Shell]:
             return _chain(node, shell)
         case Pipeline():
             return _pipeline(node, shell)
+        case Group(body=body, silent=True):
+            return _silently(lambda: follow(body, shell), shell)
         case Group(body=body, subshell=True):
             return _subshell(body, shell.copy(), shell)
         case Group(body=body):
@@ -150,6 +163,15 @@ def _step(node: Node, shell: Shell) -> list[Shell]:
             number = shell.words.number(text)
             shell.status = None if number is None else bool(number)
     return [shell]
+
+
+def _silently(run: Callable[[], list[Shell]], shell: Shell) -> list[Shell]:
+    """Shells in which commands may end whose output goes elsewhere."""
+    printed, shell.printed = shell.printed, None
+    ends = run()
+    for end in ends:
+        end.printed = printed
+    return ends
 
 
 def _chain(node: Chain, shell: Shell) -> list[Shell]:
@@ -286,6 +308,7 @@ def _unknown_loop(node: Loop, shell: Shell) -> list[Shell]:
         names |= child.variables.touched
     for one in ends:
         shell.record(one.runs)
+        shell.variables.open = shell.variables.open or one.variables.open
     forget(shell, names, node.source)
     shell.status = None
     return [shell]
@@ -302,6 +325,7 @@ def _simple(node: Simple, shell: Shell) -> list[Shell]:
     words = shell.words
     given = words.fields(*node.words)
     text = _document(node, words)
+    shell.log.written |= {shell.path(words.value(one)) for one in node.files}
     if given and given[0] in DECLARING:
         declare(node, given, shell)
         return [shell]
@@ -311,9 +335,15 @@ def _simple(node: Simple, shell: Shell) -> list[Shell]:
     if not given:
         values = [word for one in node.assignments for word in (one.value, *(one.items or ()))]
         shell.status = None if any(re.search(r"\$\([^(]|`", word) for word in values) else True
+        if node.kind == "file":
+            shell.show(None)
         return [shell]
     exported, shell.exported = shell.exported, shell.exported | saved.keys()
-    ends = _execute(given, text, shell, silent=node.silent)
+
+    def run() -> list[Shell]:
+        return _execute(given, text, shell)
+
+    ends = _silently(run, shell) if node.silent else run()
     for end in ends:
         end.exported = end.exported - saved.keys() | exported
         for name, value in saved.items():
@@ -330,15 +360,15 @@ def _document(node: Simple, words: Words) -> str | None:
     return "".join(piece.text for piece in words.pieces(node.text.replace('"', '\\"'), quoted=True))
 
 
-def _execute(given: list[str], text: str | None, shell: Shell, *, silent: bool) -> list[Shell]:
+def _execute(given: list[str], text: str | None, shell: Shell) -> list[Shell]:
     """A command with its words expanded. text: of its here-document."""
     name, rest = given[0], given[1:]
     if name in shell.functions:
         return _call(shell.functions[name], rest, shell)
     if name in ("command", "builtin") and rest:
-        return _execute(rest, text, shell, silent=silent)
+        return _execute(rest, text, shell)
     if name == "exec" and rest:
-        ends = _execute(rest, text, shell, silent=silent)
+        ends = _execute(rest, text, shell)
         for end in ends:
             end.flow = "exit"
         return ends
@@ -347,20 +377,22 @@ def _execute(given: list[str], text: str | None, shell: Shell, *, silent: bool) 
     if name in ("source", "."):
         return _source_file(rest, shell)
     if builtin := BUILTINS.get(name):
-        builtin(shell, rest, text, silent)
+        builtin(shell, rest, text)
         return [shell]
-    return _external(given, text, shell, silent=silent)
+    return _external(given, text, shell)
 
 
 def _call(body: Node, given: list[str], shell: Shell) -> list[Shell]:
     """A function of the script."""
-    arguments, variables = shell.variables.arguments, shell.variables
+    arguments, variables, references = shell.variables.arguments, shell.variables, shell.variables.references
     variables.set_arguments(given)
     shell.locals = (*shell.locals, {})
     ends = _step(body, shell)
     for end in ends:
         for name, value in end.locals[-1].items():
             end.variables.restore(name, value)
+        end.variables.fixed -= end.locals[-1].keys()
+        end.variables.references = references
         end.locals, end.variables.arguments = end.locals[:-1], arguments
         end.flow = "" if end.flow == "return" else end.flow
     return ends
@@ -368,11 +400,11 @@ def _call(body: Node, given: list[str], shell: Shell) -> list[Shell]:
 
 def _eval(text: str, shell: Shell) -> list[Shell]:
     if text.startswith(UNKNOWN):
-        shell.remark(f"eval {text} is not read")
+        shell.not_read(f"eval {text}")
     try:
         return follow(parse(text), shell)
     except ShellSyntaxError as error:
-        shell.remark(f"eval: {error}")
+        shell.not_read("eval", f": {error}")
     shell.status = None
     return [shell]
 
@@ -380,8 +412,11 @@ def _eval(text: str, shell: Shell) -> list[Shell]:
 def _source_file(given: list[str], shell: Shell) -> list[Shell]:
     """Another file, in this shell."""
     text = _file(given[0] if given else "", shell)
+    if text is None and _OF_PROGRAMS.search(given[0] if given else ""):
+        shell.remark(f"source {given[0]} is not read")
+    elif text is None:
+        shell.not_read(f"source {' '.join(given[:1])}", _missing(given[0] if given else "", shell))
     if text is None:
-        shell.remark(f"source {' '.join(given[:1])} is not read: no such file is here")
         shell.status = None
         return [shell]
     arguments = shell.variables.arguments
@@ -394,34 +429,55 @@ def _source_file(given: list[str], shell: Shell) -> list[Shell]:
 
 
 def _file(path: str, shell: Shell) -> str | None:
-    """A file that a script names: from the folder where it is started, or from its own."""
-    if not path or UNKNOWN in path:
+    """A file that a script names: from the folder where it is started, or from its own; None for one that
+    the script may write itself."""
+    here = shell.path(path) if path else ""
+    if not here or here in shell.log.written:
         return None
-    for folder in (Path(), Path(shell.file).parent):
+    for file in (here, os.path.join(os.path.dirname(shell.file), os.path.relpath(here))):
         try:
-            return contents_within(folder / path, LARGEST).decode().replace("\r\n", "\n")
+            return contents_within(Path(file), LARGEST).decode().replace("\r\n", "\n")
         except (OSError, ValueError):
             continue
     return None
 
 
-def _external(given: list[str], text: str | None, shell: Shell, *, silent: bool) -> list[Shell]:
+def _missing(path: str, shell: Shell) -> str:
+    written = shell.path(path) in shell.log.written - {""}
+    return ": the script may write it" if written else ": no such file is here"
+
+
+def _external(given: list[str], text: str | None, shell: Shell) -> list[Shell]:
     """A program; of one that starts a shell, what that starts."""
-    ends = [shell]
+    ends, name = [shell], PurePosixPath(given[0]).name
+    if name in FEEDERS:
+        given = _fed(given)
     if inner := _nested_program(given, text, shell):
         before, program, arguments = inner
         child = shell.copy()
         kept = child.variables.values if "*" in child.exported else child.exported
         child.variables = Variables({name: one for name, one in child.variables.values.items() if name in kept},
-                                    child.variables.named, arguments=arguments)  # fmt: skip
-        child.functions, child.flow = {}, ""
+                                    child.variables.named, arguments=arguments, why=child.log.why)  # fmt: skip
+        child.functions, child.flow = {name: one for name, one in child.functions.items() if name in kept}, ""
         ends = _subshell(parse(program), child, shell, before)
-    elif any(FLAG.match(one) for one in given):
-        shell.record([Run(shell.line, tuple(given))])
+    else:
+        if any(FLAG.match(one) for one in given):
+            shell.record([Run(shell.line, tuple(given))])
+        if name not in READERS:
+            shell.log.written |= {shell.path(word) for word in given[1:]}
     for end in ends:
         end.status, end.flow = None, ""
-        end.show(None, silent=silent or given[0] in SILENT)
+        if given[0] not in SILENT:
+            end.show(None)
     return ends
+
+
+def _fed(given: Sequence[str]) -> list[str]:
+    """The words of a command to which a program adds others."""
+    marks = [word.removeprefix("-I") or after for word, after in pairwise(given) if word.startswith("-I")]
+    mark = re.compile("|".join((r"\{[\w.%/#-]*\}", *map(re.escape, marks))))
+    found = [mark.sub(lambda one: unknown(one[0]), word) for word in given]
+    return found if found != given else [*found, unknown(given[0]) + SEVERAL]
 
 
 class Nested(NamedTuple):
@@ -447,8 +503,10 @@ def _nested_program(given: list[str], text: str | None, shell: Shell) -> Nested 
         if rest and (found := _file(rest[0], shell)) is not None:
             return Nested(given[:number], found, tuple(rest[1:]))
         if rest:
-            shell.remark(f"{word} {rest[0]} is not read: no such file is here")
+            shell.remark(f"{word} {rest[0]} is not read{_missing(rest[0], shell)}")
             return None
+        if not text:
+            shell.remark(f"what {word} reads is not followed")
         return Nested(given[:number], text, ()) if text else None
     if given[0] == "sbatch" and text:
         return Nested(given[:1], text, ())

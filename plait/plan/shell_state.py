@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -21,11 +22,12 @@ class Run(NamedTuple):
 @dataclass
 class Log:
     """Notes that all shells of a script share. why: sources of unknown values, and what decides them.
-    remarks: sentences. steps: commands so far."""
+    remarks: sentences. steps: commands so far. written: files that commands may have written."""
 
     why: dict[str, str] = field(default_factory=dict[str, str])
     remarks: list[str] = field(default_factory=list[str])
     steps: int = 0
+    written: set[str] = field(default_factory=set[str])
 
 
 @dataclass
@@ -67,9 +69,20 @@ class Shell:
         """Note something of the line that is reached."""
         self.log.remarks.append(f"line {self.line}: {text.replace(UNKNOWN, '')}.")
 
-    def show(self, text: str | None, *, silent: bool = False) -> None:
+    def not_read(self, text: str, why: str = "") -> None:
+        """Note what is not read, and may set anything."""
+        self.remark(f"{text} is not read{why}")
+        self.variables.open = f"line {self.line}: {text.replace(UNKNOWN, '')} is not read"
+
+    def path(self, name: str) -> str:
+        """A file that a command names, from the shell's folder on; empty where that is not known."""
+        folder = self.variables.values.get("PWD")
+        known = isinstance(folder, str) and UNKNOWN not in folder + name
+        return os.path.normpath(os.path.join(str(folder), name)) if known or os.path.isabs(name) else ""
+
+    def show(self, text: str | None) -> None:
         """Print; None: what is not known."""
-        if self.printed is not None and not silent:
+        if self.printed is not None:
             self.printed += (text,)
 
 

@@ -30,7 +30,7 @@ DECLARING = ("export", "declare", "local", "readonly", "typeset")
 """Commands whose arguments are assignments."""
 UNKNOWN = "\0"
 """Encloses, within a value, the source of what is not known."""
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\s]*)\])?(\+?)=")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[((?:[^][\n]|\[[^][\n]*\])*)\])?(\+?)=")
 _BLANK = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
 _REDIRECTION = re.compile(r"(\d+|\{\w+\})?(<<<|<<-?|<>|<&|>&|&>>|&>|>>|>\||[<>])(?!\()")
 _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;&|()\n]")
@@ -40,6 +40,7 @@ _FUNCTION = re.compile(
 )
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n;|&]*[^<>\n;|&\s]>(?=[\s\\\"']|\Z)")
 """A word that whoever starts the script is to fill in."""
+_TIME = re.compile(r"time(?:[ \t]+-p)?[ \t]+(?=\S)")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _BACKTICKS = re.compile(r"`(?:[^\\`]|\\.)*`", re.DOTALL)
 _ANSI = re.compile(r"\$'(?:[^\\']|\\.)*'", re.DOTALL)
@@ -236,6 +237,8 @@ class _Parser:
     def pipeline(self) -> Node:
         """Commands joined by ``|``."""
         negated = False
+        if timed := _TIME.match(self.text, self.at):
+            self.at = timed.end()
         while self.reserved() == "!":
             self.take("!")
             self.blanks()
@@ -414,11 +417,12 @@ class _Parser:
         return Assignment(name, index, bool(more), "", tuple(items))
 
     def _redirected(self, node: Node) -> Node:
-        """A compound command; what it reads and writes makes no difference."""
+        """A compound command; of what it reads and writes only that its output goes elsewhere counts."""
+        other = Simple(0)
         while not self.operator() and self.at < len(self.text):
-            if not self._redirection(Simple(0)):
+            if not self._redirection(other):
                 raise self.error(f"'{self._word()}' is not expected")
-        return node
+        return Group((node,), subshell=False, silent=True) if other.silent else node
 
     def _redirection(self, node: Simple) -> bool:
         """Go on behind a redirection; tell whether there was one."""
@@ -433,6 +437,9 @@ class _Parser:
             self.waiting.append((node, re.sub(r"['\"\\]", "", word), found[2] == "<<-"))
         elif found[2] == "<<<":
             node.text, node.kind = word, "string"
-        elif ">" in found[2] and found[1] in (None, "1"):
-            node.silent = True
+        elif ">" in found[2]:
+            node.files.append(word)
+            node.silent = node.silent or found[1] in (None, "1")
+        elif found[2] == "<":
+            node.kind = "file"
         return True

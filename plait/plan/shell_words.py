@@ -42,6 +42,9 @@ class Piece(NamedTuple):
     splits: bool = False
 
 
+_ALWAYS = "HOME USER LOGNAME HOSTNAME PATH SHELL RANDOM SECONDS LINENO UID EUID PPID BASHPID BASH_VERSION SHLVL OSTYPE"
+ALWAYS = frozenset(_ALWAYS.split())
+"""Variables that every run has."""
 SEVERAL = UNKNOWN * 2
 """Behind what is not known: it may be any number of words."""
 END = Piece("\n")
@@ -60,14 +63,25 @@ def known_part(text: str) -> str:
 
 @dataclass
 class Variables:
-    """The variables of a shell. named: arrays whose indices are texts; whole: variables that hold numbers.
-    arguments: None where a run brings them. touched: names that were set, shared by copies."""
+    """The variables of a shell. named: arrays whose indices are texts; whole: variables that hold numbers;
+    fixed: those that stay. arguments: None where a run brings them. touched: names that were set, and why:
+    sources of unknown values, both shared by copies. open: why variables that nobody sets may be set."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     named: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
+    references: Mapping[str, str] = field(default_factory=dict[str, str])
     arguments: tuple[str, ...] | None = None
+    open: str = ""
     touched: set[str] = field(default_factory=set[str], compare=False)
+    why: dict[str, str] = field(default_factory=dict[str, str], compare=False)
+
+    @property
+    def blanks(self) -> str:
+        """Letters that end words (IFS)."""
+        found = self.values.get("IFS")
+        return found if isinstance(found, str) else " \t\n"
 
     def get(self, name: str, index: str = "") -> Value | bool:
         """A value, an item of an array, all of it for ``@`` and ``*``; False where a run brings it."""
@@ -93,6 +107,12 @@ class Variables:
 
     def put(self, name: str, value: Value, index: str | None = None) -> None:
         """Set a variable, or an item of an array. Raises ShellSyntaxError for a value that is too long."""
+        if name in self.fixed:
+            return
+        if other := self.references.get(name):
+            self.put(other, unknown(f"${{{other}[@]}}"))  # a name of another variable
+        if UNKNOWN in name:
+            self.open = f"it sets {name.replace(UNKNOWN, '')}"
         if index is not None and UNKNOWN in index:
             value = unknown(f"${{{name}[@]}}")
         elif index is not None:
@@ -154,8 +174,7 @@ class Words:
 
     def split(self, text: str) -> list[str]:
         """A text at the blanks (IFS) in it; the first and the last piece may be empty."""
-        blanks = self.variables.values.get("IFS", " \t\n")
-        marks = blanks if isinstance(blanks, str) else ""
+        marks = self.variables.blanks
         if not marks:
             return [text]
         atoms = re.split(f"({UNKNOWN}[^{UNKNOWN}]*{UNKNOWN})", text)
@@ -197,6 +216,8 @@ class Words:
                 yield self._substitution(re.sub(r"\\([$`\\])", r"\1", part[1:-1]), part, quoted)
             elif one == "$" and len(part) > 1:
                 yield from self._dollar(part, quoted=quoted)
+            elif one == "$" and not quoted and word[at : at + 1] == '"':
+                continue  # a text that may be translated
             elif one == "~" and not quoted and at == 1:
                 yield Piece(unknown(part))
             elif one in "<>" and not quoted:  # a placeholder, or the output of a program as a file
@@ -264,12 +285,14 @@ class Words:
         """A value as parts of a word."""
         if isinstance(value, bool):
             several = quoted and "@" in (name, index)
+            if self.variables.open:
+                self.variables.why.setdefault(source, self.variables.open)
             yield Piece(unknown(source) + SEVERAL * several, splits=not quoted)
         elif not isinstance(value, dict):
             if value or quoted:
                 yield Piece(value or "", splits=not quoted)
         elif "*" in (name, index) and quoted:
-            yield Piece(str(self.variables.values.get("IFS", " "))[:1].join(_items(value)))
+            yield Piece(self.variables.blanks[:1].join(_items(value)))
         elif "@" not in (name, index) and "*" not in (name, index):
             yield Piece(value.get("0", ""), splits=not quoted)
         else:
@@ -279,10 +302,13 @@ class Words:
                 yield Piece(one, splits=not quoted)
 
     def _operator(self, value: Value | bool, name: str, rest: str, source: str, *, quoted: bool) -> Iterator[Piece]:
-        """``${X:-word}`` and its kin: what nobody sets is unset."""
+        """``${X:-word}`` and its kin: what nobody sets is unset, unless the environment surely has it."""
         operator, word = rest.lstrip(":")[0], rest.lstrip(":")[1:]
         there = value not in (False, None) and not (rest[0] == ":" and value in ("", {}))
-        if operator == "+" and rest[0] == ":" and isinstance(value, str) and not known_part(value) and value:
+        maybe_set = value is False and name.isidentifier() and (self.variables.open or name in ALWAYS)
+        maybe_empty = rest[:2] == ":+" and isinstance(value, str) and value and not known_part(value)
+        if maybe_set or maybe_empty:
+            self.variables.why.setdefault(source, self.variables.open or "its environment has it")
             yield Piece(unknown(source), splits=not quoted)
         elif operator == "+":
             yield from self._default(word, quoted=quoted) if there else ()
@@ -353,11 +379,13 @@ class Words:
         every, start, end = rest[:1] == "/", rest[:1] == "#", rest[:1] == "%"
         rest = rest[1:] if every or start or end else rest
         at = 0
-        while at < len(rest) and (rest[at] != "/" or not at):
+        while at < len(rest) and (rest[at] != "/" or not (at or start or end)):
             at = part_end(rest, at)
         pattern, other = self.pattern(rest[:at]), self.value(rest[at + 1 :])
-        if not pattern or "&" in other:  # which newer shells replace
-            return text if pattern == "" else None
+        if pattern is None or "&" in other:  # which newer shells replace
+            return None
+        if not pattern:
+            return other + text if start else text + other if end else text
         if not pattern.strip("*"):
             return other if text else ""
         found = re.compile(translate(pattern).removesuffix(r"\Z") + (r"\Z" if end else ""))

@@ -173,6 +173,28 @@ def test_launchers_and_slurm_say_how_many_ranks_there_are(tmp_path: Path, text: 
             plan_job(tmp_path / "run.sh", ["cluster.preset=h100"])
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("cat > node.sh <<X\nRUN SIZES @\nX\nsrun bash node.sh",
+         "(line 5: bash node.sh is not read: the script may write it)"),
+        ("bash nowhere.sh", "(line 2: bash nowhere.sh is not read: no such file is here)"),
+        ("echo 'RUN SIZES @' | sh", "(line 2: what sh reads is not followed)"),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py SIZES --tensor-model-parallel-size 16 @",
+         "cluster.ranks: it starts 8 ranks, no multiple of tp x pp x cp = 16"),
+        ("shopt -s nocasematch\nRUN SIZES @", "line 2: shopt nocasematch is not read"),
+    ],
+)  # fmt: skip
+def test_what_is_not_followed_is_said(tmp_path: Path, text: str, named: str) -> None:
+    status, words = said(tmp_path, text)
+    assert status == 2 and named in words, words
+
+
+def test_ends_of_lines_as_in_dos_are_said(tmp_path: Path) -> None:
+    status, words = said(tmp_path, "TP=2\r\nRUN SIZES --tensor-model-parallel-size $TP @\r\n")
+    assert status == 0 and "Lines end as in DOS" in words
+
+
 def test_a_comment_that_ends_a_command_is_said(tmp_path: Path) -> None:
     """In bash a comment goes to its line's end, and the command with it, whatever the last letter is."""
     status, words = said(tmp_path, "RUN SIZES @ \\\n  # tp \\\n  --tensor-model-parallel-size 4")

@@ -22,7 +22,7 @@ EXPANDED = (
     "${v}", '"$v"', "${v:-7}", "${v#*-}", "${v%-*}", "${v##*x}", "${v%%x*}", "${v/X/5}", "${v//[0-9]/n}", "${#v}",
     "${v:1:2}", "${v: -1}", "${v^^}", "${v:+y}", '"${v/x/ }"', "${v//,/ }", "$((${#v} + 2))", "'1'\"$v\"",
     "$(echo ${v})", '`echo "${v}"`', "${ARR[@]}", '"${ARR[@]}"', "${#ARR[@]}", '"${ARR[*]}"', "${ARR[@]:1}", "$(f1 3)",
-    "$(f2)", "${!P}", "$(( I % 2 ? 3 : 5 ))", "$((I++))",
+    "$(f2)", "${!P}", "$(( I % 2 ? 3 : 5 ))", "$((I++))", "${v/#/p}", '"${ARR[@]/%/s}"',
 )  # fmt: skip
 CONDITIONS = (
     '[ "$v" = "4" ]', '[ -z "$v" ]', "[[ -n $v ]]", "[[ $v == *x* ]]", '[[ "$v" == "*x*" ]]', "[ $I -gt 3 ]",
@@ -57,6 +57,7 @@ class Drawn:
             lambda: f"{name}+={self.value()}",
             lambda: f"ARR+=({self.value()} {self.value()})",
             lambda: "((I += 2))",
+            lambda: f"declare {name}={self.value()} D=${name}",
             lambda: f"{self.one(CONDITIONS)} && {name}={self.value()}",
             lambda: f"set -- {self.value()} {self.value()}; {name}=$#$1",
             lambda: f"f3 {self.value()} {self.value()}; P={name}",
