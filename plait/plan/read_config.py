@@ -45,6 +45,7 @@ TITAN = (
 OTHERS = {
     "deepspeed": ("DeepSpeed", "Name its configuration (--deepspeed's .json), and model.preset=... beside it"),
     "deepspeed-config": ("DeepSpeed", "Name its configuration (.json), and model.preset=... beside it"),
+    "config-name": ("NeMo", "Name its configuration (.yaml), and say changes of it as settings: strategy.tp=8"),
     "job.": TITAN, "training.": TITAN, "parallelism.": TITAN,
 }  # fmt: skip
 """Flags, and beginnings of flags, of programs with configurations of their own: whose, and what to do."""

@@ -72,7 +72,14 @@ def follow_script(text: str, file: str, variables: Mapping[str, str]) -> list[Sh
         shell.variables.values |= {"0": file, "BASH_SOURCE": {"0": file}}
     if "\r\n" in text:
         log.remarks.append("Lines end as in DOS: they are read without what bash would pass on of their ends.")
-    return follow(parse(text.replace("\r\n", "\n"), lines=True), shell)
+    return follow(_program(text.replace("\r\n", "\n"), shell, lines=True), shell)
+
+
+def _program(text: str, shell: Shell, *, lines: bool = False) -> Program:
+    """The commands of a text that a shell reads, which then has their names."""
+    program = parse(text, lines=lines, own=(own := set[str]()))
+    shell.variables.own |= own
+    return program
 
 
 def follow(nodes: Program, shell: Shell) -> list[Shell]:
@@ -421,7 +428,7 @@ def _source_file(given: list[str], shell: Shell) -> list[Shell]:
         return [shell]
     arguments = shell.variables.arguments
     shell.variables.arguments = tuple(given[1:]) or arguments
-    line, ends = shell.line, follow(parse(text), shell)
+    line, ends = shell.line, follow(_program(text, shell), shell)
     for end in ends:
         end.line, end.variables.arguments = line, arguments
         end.flow = "" if end.flow == "return" else end.flow
@@ -459,7 +466,7 @@ def _external(given: list[str], text: str | None, shell: Shell) -> list[Shell]:
         child.variables = Variables({name: one for name, one in child.variables.values.items() if name in kept},
                                     child.variables.named, arguments=arguments, why=child.log.why)  # fmt: skip
         child.functions, child.flow = {name: one for name, one in child.functions.items() if name in kept}, ""
-        ends = _subshell(parse(program), child, shell, before)
+        ends = _subshell(_program(program, child), child, shell, before)
     else:
         if any(FLAG.match(one) for one in given):
             shell.record([Run(shell.line, tuple(given))])

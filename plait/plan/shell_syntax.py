@@ -26,7 +26,7 @@ from plait.plan.shell_nodes import (
     Test,
 )
 
-DECLARING = ("export", "declare", "local", "readonly", "typeset")
+DECLARING = ("export", "declare", "readonly", "typeset", "local")
 """Commands whose arguments are assignments."""
 UNKNOWN = "\0"
 """Encloses, within a value, the source of what is not known."""
@@ -50,9 +50,9 @@ class ShellSyntaxError(ValueError):
     """A text that bash does not take either, or that is not read: line and problem."""
 
 
-def parse(text: str, *, lines: bool = False) -> Program:
-    """The commands of a text. lines: whether commands have the numbers of their lines. Raises
-    ShellSyntaxError.
+def parse(text: str, *, lines: bool = False, own: set[str] | None = None) -> Program:
+    """The commands of a text. lines: whether commands have the numbers of their lines. own: names are added
+    that it sets without a look at what they have. Raises ShellSyntaxError.
 
     >>> parse("a b && c")[0].rest[0][1].words
     ['c']
@@ -61,6 +61,8 @@ def parse(text: str, *, lines: bool = False) -> Program:
     found = parser.program()
     if parser.at < len(text):
         raise parser.error(f"'{text[parser.at : parser.at + 20].split()[0]}' is not expected")
+    if own is not None:
+        own |= {name for name, fresh in parser.fresh.items() if fresh}
     return found
 
 
@@ -153,6 +155,8 @@ class _Parser:
         self.text, self.at, self.numbered = text, at, lines
         self.waiting: list[tuple[Simple, str, bool]] = []
         """Commands whose here-documents begin with the next line, their last lines, whether tabs are cut."""
+        self.fresh = dict[str, bool]()
+        """Names that are set; whether that is so, first, without what they have."""
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -400,6 +404,10 @@ class _Parser:
                 node.assignments.append(self._assignment(assigned))
             else:
                 node.words.append(self._word())
+        if not node.words or node.words[0] in DECLARING[:-1]:
+            for one in node.assignments:
+                again = (one.append and one.items is None) or re.search(rf"\$\{{?{one.name}\b", one.value)
+                self.fresh.setdefault(one.name, not again)
         return node
 
     def _assignment(self, found: re.Match[str]) -> Assignment:

@@ -65,7 +65,8 @@ def known_part(text: str) -> str:
 class Variables:
     """The variables of a shell. named: arrays whose indices are texts; whole: variables that hold numbers;
     fixed: those that stay. arguments: None where a run brings them. touched: names that were set, and why:
-    sources of unknown values, both shared by copies. open: why variables that nobody sets may be set."""
+    sources of unknown values, both shared by copies. own: names that the script sets somewhere, which its
+    environment has not. open: why variables that nobody sets may be set."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     named: frozenset[str] = frozenset()
@@ -73,6 +74,7 @@ class Variables:
     fixed: frozenset[str] = frozenset()
     references: Mapping[str, str] = field(default_factory=dict[str, str])
     arguments: tuple[str, ...] | None = None
+    own: frozenset[str] = frozenset()
     open: str = ""
     touched: set[str] = field(default_factory=set[str], compare=False)
     why: dict[str, str] = field(default_factory=dict[str, str], compare=False)
@@ -93,7 +95,7 @@ class Variables:
             return {str(number): one for number, one in enumerate(self.arguments)}
         if name == "#":
             return False if self.arguments is None else str(len(self.arguments))
-        found = self.values.get(name, False)
+        found = self.values.get(name, None if name in self.own and not self.open else False)
         if index in ("@", "*"):
             return {"0": found} if isinstance(found, str) and UNKNOWN not in found else found
         if UNKNOWN in index:
