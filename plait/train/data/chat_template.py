@@ -203,7 +203,7 @@ class ChatTemplate:
         begin = _common(asked, text)
         if begin < len(before) or begin >= len(text):
             raise WrongChat(
-                f"the template renders what comes before answer {at + 1} otherwise with the answer than without, so "
+                f"the template renders what comes before message {at + 1} otherwise with it than without, so "
                 "where it begins cannot be told; mark answers in the template with {% generation %}"
             )
         return Rendered(text, ((begin, self._end(text, begin)),))

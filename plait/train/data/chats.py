@@ -58,8 +58,10 @@ ENDLESS = (
     "chat(s) have answers that end with no special token, and a model that learns no end never stops: have the chat "
     "template write the token that ends a turn, inside of {% generation %} if it has that"
 )
-UNREAD = ("system", "documents", "chat_template_kwargs")
+UNREAD = ("system", "documents", "functions", "chat_template_kwargs")
 """Keys of rows that other programs give to chat templates."""
+READ = ("role", "content", "weight", "train", "tool_calls", CALL, *REASONING)
+"""Keys of messages that are read, or told by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +197,7 @@ class Chats:
         assert self.template and isinstance(values, Mapping)
         found = [key for key in ("tool_calls", CALL, *REASONING) if any(one.get(key) for one in messages)]
         found += ["tools"] * bool(values.get("tools"))
+        found += [key for key in {key: 0 for one in messages for key in one} if key not in (*READ, *found)]
         names = {key: READ_AS.get(key, (key,)) for key in found}
         source = self.template.source
         unwritten = [key for key in found if not any(re.search(rf"\b{name}\b", source) for name in names[key])]

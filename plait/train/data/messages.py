@@ -8,6 +8,7 @@
 | ``from: observation`` | what a tool gave back; under ``role`` a template's own name, which stays |
 | ``train: false``, ``weight: 0`` | an answer that does not count |
 | ``tool_calls`` as JSON text | the list |
+| ``function_call``, a table | a call of a tool, where the template writes such |
 """
 
 from __future__ import annotations
@@ -65,19 +66,26 @@ class MessageReader:
         if not isinstance(value, dict):
             raise WrongChat(f"{where} is {shown(value)}, no table with a role and a content")
         message = {key: one for key, one in cast("dict[str, Any]", value).items() if one is not None}
+        keys = ", ".join(shown(key) for key in list(message)[:12])
         sharegpt = "role" not in message and isinstance(message.get("from"), str)
         if sharegpt:
             message |= {"role": message.pop("from"), "content": message.pop("value", None)}
         name = message.get("role")
         if not isinstance(name, str) or not name:
-            raise WrongChat(f"{where} has the role {shown(name)}, no text")
+            problem = f"has the role {shown(name)}, no text" if name else f"has no role, but {keys}"
+            raise WrongChat(f"{where} {problem}; a message has role and content, or from and value")
         message["role"] = self._role(name, sharegpt=sharegpt)
         if name.lower() == CALL and self.calls:
             message |= _calls(message.get("content"))
+        call = message.get(CALL)
+        if self.calls and isinstance(call, dict) and not message.get("tool_calls"):  # as OpenAI had it first
+            message |= {CALL: None, "tool_calls": [{"type": "function", "function": call}]}
         if isinstance(message.get("tool_calls"), str):
             message["tool_calls"] = parse_json(message["tool_calls"], "tool_calls")
         if message.get("train") is False:
             message["weight"] = 0
+        if message.get("content") is None and not message.get("tool_calls") and not call:
+            raise WrongChat(f"{where} has no content, but {keys}; a message has role and content, or from and value")
         _check(message, where)
         return {key: one for key, one in message.items() if one is not None}
 
@@ -124,8 +132,6 @@ def _calls(content: Any) -> dict[str, Any]:
 def _check(message: Mapping[str, Any], where: str) -> None:
     """Raise WrongChat for a content, calls or a weight that no message has."""
     content, calls = message.get("content"), message.get("tool_calls")
-    if content is None and not calls:
-        raise WrongChat(f"{where} has no content")
     if content is not None and not isinstance(content, str | list):
         raise WrongChat(f"{where} has the content {shown(content)}, neither a text nor a list")
     if calls is not None and not isinstance(calls, list):

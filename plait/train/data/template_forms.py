@@ -1,9 +1,10 @@
 """Forms in which a chat template writes what messages hold: contents as text or as parts, arguments of calls
 as tables or as JSON text.
 
-Templates differ, and print what they do not expect as Python or JSON spells it: ``[{'type': 'text', ...}]``
-as a content, ``"{\\"city\\": ...}"`` as arguments. That would be trained on. So a chat is rendered in each
-form that it can have; the first that the template takes, and does not print so, is chosen.
+Templates differ. They leave out what they do not expect, or print it as Python or JSON spells it:
+``[{'type': 'text', ...}]`` as a content, ``"{\\"city\\": ...}"`` as arguments. That would be trained on. So a
+chat is rendered in the forms that it can have; the first of which the template writes most is chosen, and
+what it still leaves out or prints so is told.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ from plait.train.data.messages import REASONING, Message, WrongChat
 Render = Callable[[Sequence[Message]], str]
 Form = tuple[Sequence[Message], tuple[str, ...]]
 """Messages, and remarks on what was changed."""
-TAG = secrets.token_hex(8)
+TAG = f"{secrets.randbits(64):020}"
+"""Digits, which no filter changes."""
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 MEDIA = ("image", "audio", "video", "file")
 JOINED = "chat(s) have contents in parts, which were joined, since the chat template writes texts alone"
+PARTED = "chat(s) have contents as text, which the chat template got in parts, since it writes parts alone"
+LOST = "chat(s) have messages whose content the chat template does not write"
 TABLES = "chat(s) have arguments of tool calls as JSON text, which the chat template got as tables"
 TEXTS = "chat(s) have arguments of tool calls as tables, which the chat template got as JSON text"
+NONE = "chat(s) have calls of tools without arguments, which the chat template got as an empty table"
+NO_TABLE = (
+    "chat(s) have arguments of tool calls as text that is no JSON of a table, which the chat template got as it is"
+)
+PYTHON = "chat(s) have arguments of tool calls that the chat template quotes, or writes as Python spells them"
 
 
 def fit(messages: Sequence[Message], render: Render, source: str) -> Form:
@@ -33,9 +42,11 @@ def fit(messages: Sequence[Message], render: Render, source: str) -> Form:
 
     Raises WrongChat for parts that are no text, and where the template takes no form.
     """
-    messages, joined = _fit_contents(messages, render, source)
+    filled = [_change_calls(_with_parts(one), _filled) for one in messages]
+    empty = (NONE,) * (_arguments(filled) != _arguments(messages))
+    messages, joined = _fit_contents(filled, lambda form: _in_any_arguments(form, render), source)
     messages, changed = _fit_arguments(messages, render)
-    return messages, (*joined, *changed)
+    return messages, (*empty, *joined, *changed)
 
 
 def label(message: Message, tag: str, *, empty: bool = False) -> Message:
@@ -50,29 +61,33 @@ def label(message: Message, tag: str, *, empty: bool = False) -> Message:
     return {**message, **found}
 
 
-def _best(forms: Sequence[Form], score: Callable[[Sequence[Message]], int]) -> Form:
-    """The first form with the highest score. Raises the first WrongChat where all are refused."""
+def _best(forms: Sequence[Form], score: Callable[[Sequence[Message]], int], most: int) -> tuple[int, Form]:
+    """The first form with the highest score, at most ``most``. Raises the first WrongChat where all are
+    refused."""
     scores, refusals = list[tuple[int, Form]](), list[WrongChat]()
     for form in forms:
         try:
             scores.append((score(form[0]), form))
         except WrongChat as wrong:
             refusals.append(wrong)
+        if scores and scores[-1][0] >= most:
+            break
     if not scores:
         raise refusals[0]
-    return max(scores, key=lambda one: one[0])[1]
+    return max(scores, key=lambda one: one[0])
 
 
 # ---- contents ----
 
 
 def _fit_contents(messages: Sequence[Message], render: Render, source: str) -> Form:
-    """Contents in parts are joined where the template prints them, refuses them or leaves texts out."""
+    """Contents in parts are joined, and texts become parts, where the template prints them, refuses them or
+    leaves them out."""
     in_parts = [(number, one["content"]) for number, one in enumerate(messages, 1) if _has_parts(one)]
-    if not in_parts:
-        return messages, ()
     for number, parts in in_parts:
         _check_parts(parts, number, source)
+    tagged = [{**one, **label({"content": one["content"]}, TAG)} if one.get("content") else one for one in messages]
+    most = str([one.get("content") for one in tagged]).count(TAG)
 
     def texts(form: Sequence[Message]) -> int:
         text = render(form)
@@ -80,11 +95,18 @@ def _fit_contents(messages: Sequence[Message], render: Render, source: str) -> F
             raise WrongChat("the template prints contents in parts as Python or JSON spells them; write them as texts")
         return text.count(TAG)
 
-    forms: list[Form] = [([label(one, TAG) for one in messages], ())]
-    if all(_is_text(part) for _, parts in in_parts for part in parts):
-        forms.append(([_join(one) for one in forms[0][0]], (JOINED,)))
-    _, remarks = _best(forms, texts)
-    return ([_join(one) for one in messages] if remarks else messages), remarks
+    changes = {JOINED: _join} if in_parts and all(_is_text(part) for _, parts in in_parts for part in parts) else {}
+    changes |= {PARTED: _part} if len(in_parts) < len(messages) else {}
+    forms = [(tagged, ()), *(([change(one) for one in tagged], (remark,)) for remark, change in changes.items())]
+    try:
+        written, (_, remarks) = _best(forms, texts, most)
+    except WrongChat:
+        if in_parts:
+            raise
+        return messages, ()  # nothing to do with contents
+    for remark in remarks:
+        messages = [changes[remark](one) for one in messages]
+    return messages, (*remarks, *(LOST,) * (written < most))
 
 
 def _has_parts(message: Message) -> bool:
@@ -111,6 +133,19 @@ def _join(message: Message) -> Message:
     )
 
 
+def _part(message: Message) -> Message:
+    text = message.get("content")
+    return {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
+
+
+def _with_parts(message: Message) -> Message:
+    """The message, with texts among its parts as parts."""
+    if not _has_parts(message):
+        return message
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in message["content"]]
+    return {**message, "content": parts}
+
+
 def _printed(value: Any) -> list[str]:
     """How Python and JSON spell a value."""
     return [str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)]
@@ -127,13 +162,19 @@ def _fit_arguments(messages: Sequence[Message], render: Render) -> Form:
         return messages, ()
     tables, texts = ([_change_arguments(one, change) for one in messages] for change in (_as_table, _as_text))
     forms: list[Form] = [(messages, ()), (tables, (TABLES,)), (texts, (TEXTS,))]
+    contents = "\n".join(str(one.get("content")) for one in messages)
 
-    def as_written(form: Sequence[Message]) -> int:
+    def as_written(form: Sequence[Message], part: Callable[[Any], list[Any]] = lambda one: [one]) -> int:
         text = render(form)
-        return not any(spelling in text for one in _arguments(form) for spelling in _misspellings(one))
+        wrong = [spelling for one in _arguments(form) for value in part(one) for spelling in _misspellings(value)]
+        return not any(text.count(spelling) > contents.count(spelling) for spelling in wrong)
 
+    odd = (NO_TABLE,) * any(isinstance(one, str) and _as_table(one) is one for one in values)
     try:
-        return _best([one for one in forms if one[0] is messages or _arguments(one[0]) != values], as_written)
+        changed = [one for one in forms if one[0] is messages or _arguments(one[0]) != values]
+        written, (messages, remarks) = _best(changed, as_written, 1)
+        written = written and (not any(map(_inner, values)) or as_written(messages, _inner))
+        return messages, (*remarks, *odd, *(PYTHON,) * (not written))
     except WrongChat as wrong:
         for other in ({}, "{}"):
             with suppress(WrongChat):
@@ -143,11 +184,28 @@ def _fit_arguments(messages: Sequence[Message], render: Render) -> Form:
         raise wrong from None
 
 
+def _in_any_arguments(messages: Sequence[Message], render: Render) -> str:
+    """The text that a template makes of messages, whichever form of arguments it takes. Raises the first
+    WrongChat."""
+    refusals = list[WrongChat]()
+    for change in (lambda one: one, _as_table, _as_text)[: 3 if _arguments(messages) else 1]:
+        try:
+            return render([_change_arguments(one, change) for one in messages])
+        except WrongChat as wrong:
+            refusals.append(wrong)
+    raise refusals[0]
+
+
 def _misspellings(arguments: Any) -> list[str]:
     """Texts that a template writes for arguments only if it takes them to be of another form."""
     if isinstance(arguments, str):
         return [] if _as_table(arguments) is arguments else _printed(arguments)[1:]
-    return [str(arguments)] if arguments else []
+    return [str(arguments)] if arguments and str(arguments) != json.dumps(arguments, ensure_ascii=False) else []
+
+
+def _inner(arguments: Any) -> list[Any]:
+    """The tables and lists in a table of arguments."""
+    return [one for one in arguments.values() if isinstance(one, dict | list)] if isinstance(arguments, dict) else []
 
 
 def _as_table(arguments: Any) -> Any:
@@ -160,6 +218,11 @@ def _as_table(arguments: Any) -> Any:
 
 def _as_text(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict | list) else arguments
+
+
+def _filled(function: dict[str, Any]) -> dict[str, Any]:
+    """With a table of arguments where there is none."""
+    return function | {"arguments": {}} if function.get("arguments") in (None, "") else function
 
 
 def _arguments(messages: Sequence[Message]) -> list[Any]:

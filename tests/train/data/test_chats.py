@@ -101,10 +101,12 @@ def test_what_a_template_does_not_write_is_counted(tmp_path: Path) -> None:
         {"messages": [*say("a", "b"), {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS},
         {"messages": [say("a")[0], {"role": "assistant", "content": "b", "thinking": "hm"}]},
         {"messages": [say("a")[0], {"role": "assistant", "content": "b", "reasoning": "hm"}]},
+        {"messages": [say("a")[0], {"role": "assistant", "content": "b", "loss": 0, "weight": 1}], "functions": [1]},
     ]
     said = "of chats, which the chat template does not write"
     for template, want in (
-        (CHATML, {"tool_calls": 1, "tools": 1, "thinking": 1, "reasoning": 1}), (TEMPLATES["qwen3"], {"tool_calls": 1}),
+        (CHATML, {"tool_calls": 1, "tools": 1, "thinking": 1, "reasoning": 1, "loss": 1, "functions": 1}),
+        (TEMPLATES["qwen3"], {"tool_calls": 1, "loss": 1, "functions": 1}),
     ):  # fmt: skip
         (chats, _), over = made(tmp_path, template), PassedOver()
         for row in rows:
@@ -197,11 +199,11 @@ WRONG = (
     ({"messages": "[" * 100_000}, "neither a list nor JSON"),
     ({"messages": {"role": "user"}}, "no list of messages"),
     ({"messages": ["a"]}, "no table with a role"),
-    ({"messages": [{"content": "a"}]}, "has the role None"),
+    ({"messages": [{"content": "a"}]}, "has no role, but 'content'"),
     ({"messages": [{"role": 3, "content": "a"}]}, "has the role 3"),
     ({"messages": [{"role": "user"}]}, "has no content"),
     ({"messages": [{"role": "user", "content": 3}]}, "neither a text nor a list"),
-    ({"messages": [{"role": "assistant", "content": ["a"]}]}, "message 1 has 'a' in its content"),
+    ({"messages": [{"role": "assistant", "content": [1]}]}, "message 1 has 1 in its content"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "has the weight 0.5, and it is 0 or 1"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "has the weight '0', and it is 0 or 1"),
     ({"prompt": "a", "completion": "b"}, "has 'prompt' and 'completion'; set data.rows = \"pairs\""),

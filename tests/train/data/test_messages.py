@@ -49,6 +49,8 @@ def test_roles_have_their_usual_names(name: str, role: str) -> None:
         ({"from": "function_call", "value": '{"name": "f"}'}, True, {"content": '{"name": "f"}'}),
         ({"from": "function_call", "value": "f(1)"}, True, {"content": "f(1)"}),
         ({"role": "assistant", "tool_calls": json.dumps(TOOLS["tool_calls"])}, True, TOOLS),
+        ({"role": "assistant", "function_call": CALL}, True, TOOLS),
+        ({"role": "assistant", "function_call": CALL}, False, {"function_call": CALL}),
         ({"role": "assistant", "content": "a", "train": False}, True, {"content": "a", "train": False, "weight": 0}),
         ({"role": "assistant", "content": "a", "train": True}, True, {"content": "a", "train": True}),
         ({"role": "assistant", "content": "a", "name": None}, True, {"content": "a"}),
@@ -62,7 +64,12 @@ def test_what_the_model_wrote_is_an_answer(message: dict[str, Any], calls: bool,
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"from": "gpt"}, "message 1 of 'messages' has no content"),
+        (
+            {"from": "gpt"},
+            "message 1 of 'messages' has no content, but 'from'; a message has role and content, or from",
+        ),
+        ({"from": "gpt", "content": "a"}, "has no content, but 'from', 'content'"),
+        ({"speaker": "gpt", "text": "a"}, "has no role, but 'speaker', 'text'"),
         ({"role": "assistant", "tool_calls": {"name": "f"}}, "has the tool_calls {'name': 'f'}, no list"),
         ({"role": "assistant", "tool_calls": "f(1)"}, "'tool_calls' is 'f\\(1\\)', neither a list nor JSON"),
         ({"from": "gpt", "value": "a", "weight": 2}, "has the weight 2"),

@@ -9,7 +9,7 @@ import pytest
 
 from plait.train.data.chat_template import ChatTemplate
 from plait.train.data.messages import WrongChat
-from plait.train.data.template_forms import JOINED, TABLES, TEXTS
+from plait.train.data.template_forms import JOINED, LOST, NO_TABLE, NONE, PARTED, PYTHON, TABLES, TEXTS
 
 PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 CALLS = (
@@ -53,6 +53,17 @@ def called(call: str, arguments: Any, *, question: str = "Q", plain: bool = Fals
         (EITHER, TEXT, TEXT, ()),
         (EITHER, ARGUMENTS, TEXT, ()),
         ("{{ f.name }}", TEXT, "weather", ()),
+        ("{{ f.arguments | tojson }}", None, "{}", (NONE,)),
+        ("{{ f.arguments }}", "", "{}", (NONE,)),
+        ("{{ f.arguments | tojson }}", "in Oslo", '"in Oslo"', (NO_TABLE,)),
+        ("{{ f.arguments }}", "in Oslo", "in Oslo", (NO_TABLE,)),
+        (
+            "{% for k in f.arguments %}{{ f.arguments[k] }}{% endfor %}",
+            {"a": {"b": [None]}},
+            "{'b': [None]}",
+            (PYTHON,),
+        ),
+        ("{{ f.arguments | tojson | tojson }}", {"a": 1}, '"{\\"a\\": 1}"', ()),
     ],
 )
 def test_arguments_are_written_once(
@@ -121,13 +132,32 @@ def test_contents_in_parts_are_written_as_texts(template: str, remarks: tuple[st
         (WRITES_PARTS + "{# 'image_url' #}", {"type": "image_url", "text": "cat"}, "message 2 has .*image_url"),
         (WRITES_PARTS, {"type": "thinking", "thinking": "hm"}, "message 2 has .*thinking"),
         (WRITES_PARTS, {"type": "text", "text": None}, "message 2 has"),
-        (WRITES_PARTS, "A.", "message 2 has 'A.'"),
         ("{{ m.content }}{# thinking #}", {"type": "thinking", "thinking": "hm"}, "prints contents in parts"),
     ],
 )
 def test_parts_that_are_no_texts_are_refused(template: str, part: Any, said: str) -> None:
     with pytest.raises(WrongChat, match=said):
         content(template, [*PARTS, part])
+
+
+WRITES_PARTS_ALONE = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "one", "remarks"),
+    [
+        (WRITES_PARTS_ALONE, "A.", (PARTED,)),
+        ("{% for p in m.content %}{{ p['text'] | upper }}{% endfor %}", "a.", (PARTED,)),
+        ("{{ m.content[0].text }}", "A.", (PARTED,)),
+        ("{% if m.content is string %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}", "A.", (PARTED,)),
+        (WRITES_PARTS_ALONE, ["A", "."], (PARTED,)),
+        ("{{ m.content }}", ["A", "."], (JOINED,)),
+        (WRITES_PARTS, ["A", "."], ()),
+        ("{{ m.content if m.role != 'user' }}", "A.", (LOST,)),
+    ],
+)
+def test_texts_reach_a_template_that_writes_parts_alone(template: str, one: Any, remarks: tuple[str, ...]) -> None:
+    assert content(template, one) == ("A.<|end|>", remarks)
 
 
 def test_parts_that_the_template_names_are_its_own() -> None:
