@@ -47,6 +47,7 @@ OLDER_MEGATRON = (
     "an index of Megatron's older form (TNTIDX), and only the newer (MMIDIDX) is read; write the corpus anew with "
     "tools/preprocess_data.py of Megatron-LM, older ones with --dataset-impl mmap"
 )
+_NO_INDEX = "which does not begin as an index of Megatron does (MMIDIDX); fetch it again, or take it out"
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", GZIP),
     (0, b"\x28\xb5\x2f\xfd", ZSTD),
@@ -250,7 +251,8 @@ def kind_of(name: str, begin: bytes, *, beside: str = "") -> FileKind:
     if says and says not in (*FORMATS, *COMPRESSED):
         return FileKind(problem=f"is, by its ending {ending}, {says}")
     if found and ending and ending not in _SAYS[found]:
-        better = name + _SAYS[found][0] if found in COMPRESSED else str(Path(name).with_suffix(_SAYS[found][0]))
+        inside = found in COMPRESSED and says not in COMPRESSED
+        better = name + _SAYS[found][0] if inside else str(Path(name).with_suffix(_SAYS[found][0]))
         return FileKind(problem=f"is {found} by its content, and its ending is {ending}; name it {Path(better).name}")
     if found in COMPRESSED:
         return FileKind(_ENDINGS.get(ending_of(_without_ending(name)), TEXT), found)
@@ -303,7 +305,7 @@ def _beside(path: Path) -> str:
         return ""
     with open(index, "rb") as stream:
         found = _content(stream.read(9))
-    return found if found in (MEGATRON, OLDER_MEGATRON) else ""
+    return found if found in (MEGATRON, OLDER_MEGATRON) else f"{index.name}, {_NO_INDEX}"
 
 
 def _undecodable(blocks: Sequence[bytes]) -> str:

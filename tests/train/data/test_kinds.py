@@ -328,6 +328,7 @@ def test_rows_without_the_key_are_refused_with_one_that_they_have(
         ("a.csv", PROSE, "its rows have no 'text', but '0 river"),
         ("a.csv", _noise(), "no text in UTF-8"),
         ("a.jsonl", gzip.compress(ROWS), "is gzip by its content, and its ending is .jsonl; name it a.jsonl.gz"),
+        ("a.jsonl.gz", lzma.compress(ROWS), "is xz by its content, and its ending is .gz; name it a.jsonl.xz"),
         ("a.txt", ROWS, "is JSON lines by its content, and its ending is .txt; name it a.jsonl"),
         ("a.parquet", ROWS, "is JSON lines by its content, and its ending is .parquet"),
         ("a.txt.gz", gzip.compress(_noise()), "is gzip, and what it holds is no text in UTF-8"),

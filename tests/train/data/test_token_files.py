@@ -203,3 +203,11 @@ def test_documents_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = write_megatron(tmp_path / "x", documents)
     flat = [[token for sequence in document for token in sequence] for document in documents]
     assert read(prepare([path], BYTES, tmp_path / "c", WHOLE)) == [document for document in flat if document]
+
+
+def test_an_index_that_is_none_is_named(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [[[1, 2, 3]], [[4, 5]], [[6]]])
+    for begin in (b"", b"XMIDIDX\0\0"):
+        path.with_suffix(".idx").write_bytes(begin)
+        with pytest.raises(DataError, match=r"has beside it x\.idx, which does not begin as an index .*fetch it again"):
+            prepare([path], BYTES, tmp_path / "c", WHOLE)
