@@ -40,9 +40,9 @@ def band(total: Seconds, points: Points, cluster: Cluster) -> tuple[Seconds, Sec
     return total * np.exp(-P90 * spread), total * np.exp(P90 * spread)
 
 
-def memory_deviation(overhead: Overhead, lasting: Floats, moving: Floats, beside: Floats) -> Floats:
-    """Bytes: standard deviation of a device's memory. lasting, moving: bytes of tensors; beside: of the
-    rest."""
+def memory_deviation(overhead: Overhead, lasting: Floats, moving: Floats, beside: Floats, doubted: Floats) -> Floats:
+    """Bytes: standard deviation of a device's memory. lasting, moving: bytes of tensors; beside: of the rest;
+    doubted: as of ``MemoryColumns``."""
     doubt = overhead.doubt
     fixed = (doubt.lasting.value * lasting) ** 2 + (doubt.beside.value * beside) ** 2
-    return np.sqrt(fixed + (doubt.moving.value * moving) ** 2)
+    return np.sqrt(fixed + (doubt.moving.value * moving) ** 2 + doubted**2)

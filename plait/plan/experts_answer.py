@@ -57,5 +57,5 @@ def closed_report(
         index=index, ranks=(index * each, (index + 1) * each - 1), dp=point["dp"], cp=point["cp"], tp=point["tp"],
         layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
     )  # fmt: skip
-    filled = PlaceMemory.of(place, size("overhead"), cluster.overhead)
+    filled = PlaceMemory.of(place, size("overhead"), cluster.overhead, size("doubted"))
     return MemoryReport((filled,), int(usable(cluster.device, cluster.overhead)), margin_of(job, cluster))

@@ -39,11 +39,11 @@ class PlaceMemory:
     deviation: float = 0.0
 
     @staticmethod
-    def of(place: PlaceEstimate, beside: int, overhead: Overhead) -> PlaceMemory:
-        """With its deviation. beside: bytes that are no tensors."""
+    def of(place: PlaceEstimate, beside: int, overhead: Overhead, doubted: float = 0.0) -> PlaceMemory:
+        """With its deviation. beside: bytes that are no tensors; doubted: as of ``MemoryColumns``."""
         moving = place.memory.activations + place.memory.buffers
         lasting = place.memory.total - moving
-        sizes = (np.array(float(size)) for size in (lasting, moving, beside))
+        sizes = (np.array(float(size)) for size in (lasting, moving, beside, doubted))
         return PlaceMemory(place, beside, float(memory_deviation(overhead, *sizes)))
 
     @property

@@ -36,7 +36,7 @@ class Needs(NamedTuple):
         total = found.allocated + overhead
         deviation = np.zeros(total.shape)
         if margin.sure:
-            deviation = memory_deviation(cluster.overhead, found.lasting, found.moving, overhead)
+            deviation = memory_deviation(cluster.overhead, found.lasting, found.moving, overhead, found.doubted)
         return Needs(total, margin.kept(deviation, limit), limit)
 
     @property

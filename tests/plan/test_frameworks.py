@@ -12,16 +12,18 @@ from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.settings import PLANNABLE
 from plait.core.job.spec import Job
-from plait.core.step.columns.points import OVERLAPS, SCHEDULES, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.core.step.memory.closed_memory import step_memory
 from plait.plan.answer import Planner
 from plait.plan.asking import asked_of, job_at, point_of
+from plait.plan.band import P90, memory_deviation
 from plait.plan.emit import emit
 from plait.plan.frameworks import FRAMEWORKS, KEPT
 from plait.plan.space import enumerate_space
 
 H100 = Cluster.preset("h100")
 NAMES = sorted(FRAMEWORKS)
+GIB = 1 << 30
 
 
 def job(framework: str, model: str = "llama3-8b", ranks: int = 16, **strategy: Any) -> Job:
@@ -282,6 +284,39 @@ def test_torchtitan_s_states_with_and_without_a_pipeline() -> None:
     whole = model.num_parameters / 2
     expected = whole * (2 + 4) + whole / 8 * (4 + 8)
     assert (piped.parameters + piped.gradients + piped.optimizer)[0] == pytest.approx(expected, rel=1e-2)
+
+
+PIPELINES = (
+    (82.5, 8192, {"dp": 8, "micro": 4}), (72.7, 8192, {"dp": 8, "micro": 2, "virtual": 2}),
+    (75.3, 32768, {"dp": 8}), (75.9, 65536, {"dp": 4, "cp": 2}), (77.1, 131072, {"dp": 2, "cp": 4}),
+    (84.9, 262144, {"cp": 8}),
+)  # fmt: skip
+"""Llama 3.1 405B on 512 H100s (benchmarks/llama3_h100_202412_torchtitan.md): GiB, tokens, and what a run has
+beside eight places and tensor-parallel ranks."""
+
+
+def test_torchtitan_s_published_pipelines_are_no_surprise() -> None:
+    """Memory of one run in five is to be outside of a band from p10 to p90; and none is far outside."""
+    model, overhead, off = job("torchtitan", "llama3-405b").model_spec(128256), H100.overhead, list[float]()
+    for measured, sequence, row in PIPELINES:
+        stages = 8 * row.get("virtual", 1)
+        row = {"pp": 8, "tp": 8, "optim": 8, "sequence_parallel": 1, "recompute": RECOMPUTES.index("full"),
+               "ring": row.get("cp", 1), "num_micro": stages, **row}  # fmt: skip
+        row["schedule"] = SCHEDULES.index("interleaved" if stages > 8 else "1f1b")
+        found = step_memory(model, Points.of([row]), sequence=sequence, options=KEPT["torchtitan"], overhead=overhead)
+        deviation = memory_deviation(overhead, found.lasting, found.moving, found.overhead, found.doubted)
+        off.append(float((measured * GIB - found.allocated[0]) / deviation[0]))
+    assert sum(abs(each) > P90 for each in off) <= 1 and max(map(abs, off)) < 1.5
+    assert 0.75 < np.std([*off, *(-each for each in off)]) < 1.1, "it is no wider than they are"
+
+
+def test_a_fit_is_as_sure_as_torchtitan_s_pipelines_bear_out() -> None:
+    """The run of 82.5 GiB, which is predicted to take 67."""
+    shape = {"tp": 8, "pp": 8, "dp": 8, "sequence_parallel": True, "recompute": "full", "shard": "zero1"}
+    one = job("torchtitan", "llama3-405b", ranks=512, **shape)
+    told = ["train.micro_batch_size=4", "train.global_batch_size=256", "data.sequence_length=8192"]
+    found = planner(one.changed([*told, "plan.memory_margin=fastest"])).answer().best.memory
+    assert found.fits and 0.6 < found.likely < 0.9
 
 
 def test_deepspeed_s_states() -> None:

@@ -43,9 +43,10 @@ def answer(margin: float | str) -> Answer:
 
 def test_kinds_of_memory_err_apart() -> None:
     """By hand: a share of each, squares added up."""
-    sizes = [np.array([value]) for value in (20e9, 40e9, 3e9)]
+    sizes = [np.array([value]) for value in (20e9, 40e9, 3e9, 2e9)]
     doubt = Overhead().doubt
-    told = [one.value * float(size[0]) for (_, one), size in zip(doubt, sizes, strict=True)]
+    told = [one.value * float(size[0]) for (_, one), size in zip(doubt, sizes, strict=False)]
+    told.append(2e9)
     assert memory_deviation(Overhead(), *sizes)[0] == pytest.approx(sum(each**2 for each in told) ** 0.5)
     assert memory_deviation(Overhead(), *(0 * size for size in sizes))[0] == 0
 
@@ -66,7 +67,7 @@ def test_needs_are_memory_and_what_stays_free() -> None:
     found = step_memory(MODEL, points, sequence=1024, overhead=A100.overhead)
     none, likely = (Needs.of(found, margin, A100) for margin in (NO_MARGIN, Margin(sure=SURE)))
     assert (none.all == found.total).all() and (likely.total == found.total).all()
-    deviation = memory_deviation(A100.overhead, found.lasting, found.moving, found.overhead)
+    deviation = memory_deviation(A100.overhead, found.lasting, found.moving, found.overhead, found.doubted)
     assert likely.kept == pytest.approx(P90 * deviation)
     halves = Needs.joined([likely.take(np.arange(3)), likely.take(np.arange(3, len(points)))])
     assert (halves.all == likely.all).all() and (likely.fits() <= none.fits()).all()

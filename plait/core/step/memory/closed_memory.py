@@ -46,7 +46,8 @@ _INTERLEAVED, _ZB_V = SCHEDULES.index("interleaved"), SCHEDULES.index("zb-v")
 class MemoryColumns:
     """Bytes of every point's fullest device, by kind; activations: the most at any moment of a step, with
     ``logits`` of them logits and their gradients, if that place has the loss. overhead: what the device
-    holds besides tensors; slack: more of it, until memory runs short. place: which of the pipeline."""
+    holds besides tensors; slack: more of it, until memory runs short. place: which of the pipeline. doubted:
+    standard deviation of what its framework's pipelines may keep besides."""
 
     parameters: Column
     gradients: Column
@@ -57,6 +58,7 @@ class MemoryColumns:
     overhead: Column
     slack: Column
     place: Ints
+    doubted: Column
 
     @property
     def lasting(self) -> Column:
@@ -137,7 +139,8 @@ def step_memory(
         )
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
-        return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
+        none = np.zeros(len(points))
+        return MemoryColumns(**kinds, logits=none, overhead=extra, slack=slack, place=place, doubted=none)
     step = _StepMemory(model, points, sequence, ITEMSIZE[precision], told, among)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
@@ -197,6 +200,7 @@ class _StepMemory:
             activations=activations, logits=self._logits(place),
             overhead=device_overhead(overhead, points, activations + buffers),
             slack=spare_slack(overhead, activations + buffers), place=place,
+            doubted=self.options.pipeline_doubt * (points.pp > 1) * most,
         )  # fmt: skip
 
     def _elsewhere(self, sizes: Column, pp: Ints) -> Column:

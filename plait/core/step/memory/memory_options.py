@@ -63,6 +63,7 @@ class MemoryOptions(Options):
     frees_inputs: a stage lets go of what it received once its first norm has read it. optimizer: the job's;
     optimizer_bytes are AdamW's, of which another keeps fewer states. moment_bytes: of a number of a moment or
     momentum; reduced_bytes: of a gradient that is rounded to travel (None: neither is smaller than a master).
+    pipeline_doubt: how far tensors of its pipelines may be off besides, one standard deviation as a share.
     """
 
     gpu: bool = True
@@ -96,6 +97,7 @@ class MemoryOptions(Options):
     optimizer: OptimizerName = "adamw"
     moment_bytes: float | None = None
     reduced_bytes: float | None = None
+    pipeline_doubt: float = 0.0
 
     @staticmethod
     def of(options: Options) -> MemoryOptions:
