@@ -61,8 +61,8 @@ def verdict_words(report: Report) -> Iterator[Part]:
         ]
         more = f"; {', '.join(shares)}" if shares else ""
         yield (
-            f"On average a step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
-            f"({short_time(what_if.ideal)}){more}."
+            f"Replayed, a step takes {short_time(what_if.replayed)} (the mean of the last {what_if.steps:,}), "
+            f"{what_if.slowdown:.2f} times what it would with all ranks equal ({short_time(what_if.ideal)}){more}."
         )
 
 

@@ -128,8 +128,8 @@ def _heat(first: dict[str, Any]) -> list[Any]:
     orders = first.get("orders", [])
     return [
         html.P(
-            "Red in own work: the rank takes longer for it than the median rank of its stage. Waiting has colours of "
-            "its own, because a rank that waits long is not the one that others wait for."
+            "Red in own work: the rank takes longer for it than its equals. Waiting has colours of its own, "
+            "because a rank that waits long is not the one that others wait for."
         ),
         html.Div([
             _field("Show", dcc.Dropdown(

@@ -144,7 +144,7 @@ def _heat(snapshot: Snapshot) -> str:
         parts.append(_figure(name, figure, f"Heat map of {heat.ranks.size} ranks by {columns}."))
         if columns == "segments":
             words = [text for _, text in snapshot.latest()]
-            parts.insert(0, _words("Red in own work: the rank takes longer for it than the median rank of its stage."))
+            parts.insert(0, _words("Red in own work: the rank takes longer for it than its equals."))
             parts.append("<h3>Furthest above their equals</h3>" + _list(words))
             parts.append(_words("Below, all own work of every rank, step by step."))
     return "".join(parts) or _words("There are no sums of steps.")

@@ -15,7 +15,7 @@ from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
 from plait.diagnose.report import Report
-from plait.diagnose.verdict_words import verdict_words
+from plait.diagnose.verdict_words import short_time, verdict_words
 from tests.support.recordings.made import recording_of, spans_of
 from tests.support.recordings.theirs import dump, entry, imported, kernel, kineto
 
@@ -221,7 +221,9 @@ def test_the_worst_worker_can_cost_more_than_all_that_is_lost(tmp_path: Path) ->
     assert found is not None
     assert (found.m_w, found.few, len(found.worst)) == (pytest.approx(6.0), 1, 4)
     slower = replace(told, what_if=replace(found, replayed=2 * found.ideal))
-    assert any("the worst of 4 workers cost 100% of what is lost" in str(line) for line in verdict_words(slower))
+    (said,) = (line for line in map(str, verdict_words(slower)) if "all ranks equal" in line)
+    assert f"takes {short_time(2 * found.ideal)} (the mean of the last {found.steps}), 2.00 times" in said
+    assert f"({short_time(found.ideal)}); the worst of 4 workers cost 100% of what is lost" in said
 
 
 def test_the_axis_is_the_one_on_which_it_is_late() -> None:

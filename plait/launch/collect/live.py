@@ -143,8 +143,9 @@ class Live:
             "plait_activity_seconds", "What ranks did, by kind of span; kinds overlap", labels=["rank", "kind"]
         )
         under_way = CounterMetricFamily(
-            "plait_communication_seconds", "Communication under way or waited for, by axis", labels=["rank", "axis"]
-        )
+            "plait_communication_seconds", "Communication under way or waited for, by axis; axes overlap",
+            labels=["rank", "axis"],
+        )  # fmt: skip
         exposed = CounterMetricFamily(
             "plait_exposed_communication_seconds", "Of it, while the rank did nothing else", labels=["rank", "axis"]
         )
