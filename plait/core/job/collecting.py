@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from plait.core.base import programs
 from plait.core.base.codec.data import decode
 from plait.core.base.errors import JobError, PlaitError, how_to_install
-from plait.core.base.process import command_of, how_it_ended
+from plait.core.base.process import command_of, end_all, how_it_ended, process_state
 
 if TYPE_CHECKING:
     from plait.core.job.settings import RunSection
@@ -106,18 +107,22 @@ class CollectingAgent:
         self._keeper.start()
 
     def end(self, *, wait: bool) -> None:
-        """It is to finish. wait: until it has, for ``PATIENCE`` at most."""
+        """It is to finish. wait: until it has, for ``PATIENCE`` at most; of one that the kernel keeps from
+        running, for a moment."""
         self._over.set()
         self._process.send_signal(signal.SIGCONT)  # one that somebody has stopped would be waited for
         self._close()  # which tells it, as our end would
         if not wait:
             return
-        self._keeper.join(PATIENCE)
+        until = time.monotonic() + PATIENCE
+        while self._keeper.is_alive() and time.monotonic() < until:
+            self._keeper.join(PAUSE)
+            if (state := process_state(self._process.pid)) and state.stopped:
+                break
         if self._keeper.is_alive():
             _say("the timeline could not be written in time; what was not written yet is missing")
             self._left = 0
-            self._process.kill()
-            self._keeper.join()
+            end_all([self._process])
 
     def _keep(self) -> None:
         while (status := self._process.wait()) < 0 and self._left:

@@ -20,6 +20,7 @@ from plait.core.job.collecting import Collected, CollectingAgent, check_loggers,
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
+from tests.support.frozen import GROUPS, freeze, frozen_group, why_none
 
 TIER = "system"
 WRITES = "import sys; from pathlib import Path; sys.stdin.read(); Path(sys.argv[1]).write_text('all of it')"
@@ -84,6 +85,21 @@ def test_one_that_was_stopped_goes_on_when_ranks_have_ended(tmp_path: Path, star
     assert started.file.read_text() == "all of it" and started.all[0].poll() == 0
 
 
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("started", [STAYS], indirect=True)
+def test_one_that_the_kernel_does_not_end_is_not_waited_for(
+    tmp_path: Path, started: Started, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL ends no process that the first version has frozen; the second's it does."""
+    if why := why_none(kind):
+        pytest.skip(why)
+    with frozen_group(kind) as group:
+        with collecting(tmp_path, 0, 2):
+            freeze(group, started.all[0].pid)
+        assert (started.all[0].poll() is None) == (kind == "v1")
+    assert "what was not written yet is missing" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("started", [STAYS], indirect=True)
 def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, started: Started) -> None:
     """Its launcher is to hear of it at once."""
@@ -113,7 +129,7 @@ class Made:
     def __init__(self, status: int | None = 0, *, at_once: bool = True) -> None:
         self.status, self.over = status, threading.Event()
         self.killed = self.closed = False
-        self.stdin = self
+        self.stdin, self.pid = self, 0
         if at_once:
             self.over.set()
 
@@ -128,6 +144,9 @@ class Made:
 
     def send_signal(self, number: int) -> None:
         assert number == signal.SIGCONT
+
+    def poll(self) -> int | None:
+        return -9 if self.killed else None
 
     def kill(self) -> None:
         self.killed = True
