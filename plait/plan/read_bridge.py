@@ -51,6 +51,8 @@ def _unknown_settings(settings: LiteralSettings) -> Iterator[Argument]:
     """Settings that nobody knows: those that are computed, and what functions of other modules set."""
     called = {key: f"{value}()" for key, value in settings.values.items() if isinstance(value, Called)}
     for key, text in {**called, **settings.open}.items():
+        if key.startswith("**"):
+            yield Argument("", (unknown(text),))
         last = key.rpartition(".")[2]
         flag = INVERSE.get(last, BRIDGE.get(last, last.replace("_", "-")))
         if flag in UNDERSTOOD:
@@ -101,6 +103,8 @@ def _mixed(settings: LiteralSettings) -> tuple[dict[str, Any], list[Argument]]:
     firsts = [first for name, first in settings.calls if name == given and first]
     name = next((str(one) for one in (*firsts, given) if MIXED.fullmatch(str(one))), "")
     known = name or str(given).endswith("Config")
+    left_open = [text for key, text in settings.open.items() if key.rpartition(".")[2] == "mixed_precision"]
+    given, known = (left_open[0], "") if left_open else (given, known)
     strange = [] if known else [Argument("fp8-format", (unknown(f"mixed_precision = {given}"),))]
     half = "fp16" if name.startswith("fp16") else "bf16"
     found: dict[str, Any] = {} if name.startswith("fp32") else {half: True}

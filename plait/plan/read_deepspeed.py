@@ -148,6 +148,8 @@ def _batches(told: Told, flat: Mapping[str, Any]) -> None:
     and a job says the rest."""
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     said = {key: whole_number(told, key, flat[key]) for key in keys if flat.get(key) not in ("auto", None)}
+    if texts := [key for key in keys if isinstance(flat.get(key), str) and key in said]:
+        raise told.refuse(texts[0], f"'{flat[texts[0]]}' is a text", "Write the number without quotes")
     for key, value in said.items():
         if value < 1:
             raise told.refuse(key, f"{value} is not positive", "Use at least 1")
@@ -161,6 +163,7 @@ def _batches(told: Told, flat: Mapping[str, Any]) -> None:
             problem = f"{batch} is not {micro} x {times} times whole replicas"
             raise told.refuse("train_batch_size", problem, f"Use a multiple of {micro * times}")
         told.set("strategy.dp", batch // (micro * times))
+        told.why = f"{keys[0]} = {batch} is {micro} x {times} sequences on each of {batch // (micro * times)} replicas"
     elif micro and not batch and flat.get(keys[2]) != "auto" and (times or flat.get(keys[0]) != "auto"):
         told.local = micro * (times or 1)
     elif not micro:

@@ -29,6 +29,9 @@ def huggingface_told(path: Path, values: Mapping[str, Any], said: Collection[str
     told = _shapes(path, values)
     if "train.precision" in said:
         return told
+    names = [str(values[key]).removeprefix("torch.") for key in ("dtype", "torch_dtype") if values.get(key) is not None]
+    if len(set(names)) > 1:
+        raise told.refuse("dtype", f"'{names[0]}' differs from torch_dtype = '{names[1]}'", "Keep one of the two")
     if (kind := number_type(values)) not in PRECISIONS:
         problem = f"'{kind}' is no precision that Plait computes in"
         fix = "Add train.precision=bf16-mixed to the command (as large, and as fast), or fp32"

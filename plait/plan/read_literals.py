@@ -23,6 +23,8 @@ DEEPEST = 8
 _UNKNOWN = object()
 COPIES = ("replace", "dataclasses.replace", "copy.deepcopy", "deepcopy", "copy.copy")
 """Functions that leave what they do not change."""
+PRINTING = ("print", "pprint", "len", "repr", "str", "isinstance", "setattr")
+"""Functions that change nothing of what they are given, or of which it is read what."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """Functions of a name and a default."""
 
@@ -71,6 +73,10 @@ def python_settings(text: str, file: str, function: str = "") -> LiteralSettings
             reader.found.modules += [one.name for one in node.names]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             reader.assign(node, reader.constants, "", 0)
+        elif isinstance(node, ast.AugAssign):
+            reader.augment(node, reader.constants)
+        elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try):
+            reader.constants |= dict.fromkeys(_set_names(node), _UNKNOWN)
     body = [node for node in tree.body if isinstance(node, ast.Expr)]
     if function or functions:
         body = _chosen(functions, file, function).body
@@ -97,6 +103,8 @@ class _LiteralReader:
     found: LiteralSettings
     constants: dict[str, Any] = field(default_factory=dict[str, Any])
     others: dict[str, str] = field(default_factory=dict[str, str])
+    made: set[str] = field(default_factory=set[str])
+    """Names of objects of a class."""
 
     def statement(self, node: ast.stmt, known: dict[str, Any], table: str, depth: int) -> None:
         """Settings of a statement. known: values of names. table: to which keyword arguments belong."""
@@ -107,7 +115,10 @@ class _LiteralReader:
                 self.augment(node, known)
             case ast.Return(value=ast.Name(id=name)):
                 self.base(name)
-            case ast.Return(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call):
+            case ast.Return(value=ast.Call() as call):
+                self.call(call, known, table, depth)
+            case ast.Expr(value=ast.Call() as call):
+                self.changed(call)
                 self.call(call, known, table, depth)
             case ast.With(body=body) | ast.Try(body=body):
                 self.block(body, known, table, depth)
@@ -126,9 +137,9 @@ class _LiteralReader:
         told = self.value(node.iter if isinstance(node, ast.For) else node.test, known)
         if isinstance(node, ast.If) and told is not _UNKNOWN:
             self.block(node.body if told else node.orelse, known, table, depth)
-        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(told, list):
+        elif isinstance(node, ast.For) and isinstance(told, list):
             for one in cast("list[Any]", told):
-                known[node.target.id] = one
+                self.assign(ast.Assign([node.target], ast.Constant(one)), known, table, depth + 1)
                 self.block(node.body, known, table, depth)
         else:
             self.found.computed.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0][:60]}")
@@ -168,7 +179,8 @@ class _LiteralReader:
                 self.others.pop(target.id, None)
                 if isinstance(node.value, ast.Call) and self.foreign(_dotted(node.value.func)):
                     self.others[target.id] = _dotted(node.value.func)
-                if isinstance(node.value, ast.Call):
+                if isinstance(node.value, ast.Call) and value is _UNKNOWN:
+                    self.made |= {target.id} if _dotted(node.value.func).rpartition(".")[2][:1].isupper() else set()
                     self.call(node.value, known, table, depth)
                 elif table == "" and depth == 0 and value is not _UNKNOWN and known is not self.constants:
                     self.found.values.setdefault(target.id, value)
@@ -193,6 +205,14 @@ class _LiteralReader:
     def foreign(self, name: str) -> bool:
         """Whether what is called is a function of another module, which may set anything; not a class."""
         return name.rpartition(".")[2].lstrip("_")[:1].islower() and name not in {*self.functions, *COPIES}
+
+    def changed(self, node: ast.Call) -> None:
+        """Note a function of another module to which an object is given, which may set anything of it."""
+        name, names = _dotted(node.func), {*self.made, *self.others}
+        some = [*node.args, *(keyword.value for keyword in node.keywords)]
+        given = any(_dotted(one).partition(".")[0] in names for one in some)
+        if given and self.foreign(name) and name not in PRINTING and "log" not in name and name not in self.found.bases:
+            self.found.bases.append(name)
 
     def base(self, name: str) -> None:
         """Note that the settings go on from what a function of another module gave a name."""
@@ -229,6 +249,9 @@ class _LiteralReader:
             self.found.values[key] = Called(_dotted(node.func))
             self.call(node, known, last, depth)
             return
+        if isinstance(node, ast.Name) and node.id in self.made:
+            self.found.open[key] = node.id  # what it is of a table is read where it is made
+            return
         calls = list(_calls(node))
         for inner in calls:
             self.call(inner, known, last, depth)
@@ -250,6 +273,13 @@ class _LiteralReader:
         self.found.calls.append((name, first if isinstance(first, str) else ""))
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             self.call(node.func.value, known, table, depth)
+        if name == "setattr" and len(node.args) == 3:
+            key = self.value(node.args[1], known)
+            if isinstance(key, str):
+                self.setting(_key(ast.Attribute(node.args[0], key)), node.args[2], known, depth)
+            else:
+                self.found.open[f"**{len(self.found.open)}"] = ast.unparse(node)[:60]
+            return
         own = self.functions.get(name)
         if own is not None and depth < DEEPEST:
             inner = dict(self.constants) | _defaults(own, self)
@@ -261,17 +291,37 @@ class _LiteralReader:
             for statement in own.body:
                 self.statement(statement, inner, table, depth + 1)
             return
+        before = f"{table}." if table else ""
+        for argument in node.args:
+            if isinstance(argument, ast.Dict):
+                self.spread(argument, "", known, depth)
         for keyword in node.keywords:
             if keyword.arg:
-                self.setting(f"{table}.{keyword.arg}" if table else keyword.arg, keyword.value, known, depth)
-            else:
+                self.setting(f"{before}{keyword.arg}", keyword.value, known, depth)
+            elif not self.spread(keyword.value, before, known, depth):
                 self.found.computed.append(f"{name}(**{ast.unparse(keyword.value)[:60]})")
+                self.found.open[f"**{len(self.found.open)}"] = f"**{ast.unparse(keyword.value)[:60]}"
+
+    def spread(self, node: ast.expr, before: str, known: dict[str, Any], depth: int) -> bool:
+        """Settings of a dictionary; tell whether that is one that is known."""
+        if isinstance(node, ast.Dict) and all(isinstance(one, ast.Constant) for one in node.keys):
+            for key, value in zip(node.keys, node.values, strict=True):
+                self.setting(f"{before}{self.value(cast('ast.Constant', key), known)}", value, known, depth)
+            return True
+        found = self.value(node, known)
+        if not isinstance(found, dict):
+            return False
+        for key, value in cast("dict[Any, Any]", found).items():
+            self.setting(f"{before}{key}", ast.Name(f"{key}") if value is _UNKNOWN else ast.Constant(value), {}, depth)
+        return True
 
     def called(self, node: ast.Call, known: Mapping[str, Any]) -> Any:
         """Of the environment the default, and a number's text as a number."""
         name, some = _dotted(node.func), [self.value(one, known) for one in node.args]
         if name in CHOOSING and some and all(isinstance(one, int | float) for one in some):
             return CHOOSING[name](some)
+        if name == "dict" and not some and all(one.arg for one in node.keywords):
+            return {str(one.arg): self.value(one.value, known) for one in node.keywords}
         if name in ENVIRONMENT and len(some) == 2:
             return some[1]
         if name == "int" and len(some) == 1 and isinstance(some[0], int | str) and re.fullmatch(r"-?\d+", str(some[0])):
@@ -348,6 +398,11 @@ def _computed(op: ast.AST, a: Any, b: Any) -> Any:
         return OPERATORS[type(op)](a, b)
     except (KeyError, TypeError, ValueError, ArithmeticError):
         return _UNKNOWN
+
+
+def _set_names(node: ast.stmt) -> list[str]:
+    """Names that a statement sets, in whichever way it goes."""
+    return [one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
 
 
 def _key(target: ast.expr) -> str:

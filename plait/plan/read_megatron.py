@@ -320,6 +320,8 @@ def _precision(told: Told, flags: Flags) -> None:
     if "fp16" in flags:
         told.notes.append("fp16 is counted as bf16: as fast and as large.")
     told.set("train.precision", _quantised(told, flags) or precision)
+    if not half and told.get("train.precision") != precision:
+        told.notes.append("Products of 8 or 4 bits without --bf16 are counted as beside it: parameters in bf16.")
     if not half:
         return
     if "grad-reduce-in-bf16" in flags or ("fp16" in flags and "accumulate-allreduce-grads-in-fp32" not in flags):

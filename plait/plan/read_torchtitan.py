@@ -54,6 +54,8 @@ training.compile compile.enable_async_tensor_parallel parallelism.module_fqns_pe
 config.model_spec config.activation_checkpoint first parts
 """
 UNDERSTOOD = frozenset(_UNDERSTOOD.split())
+EXPERTS = "parallelism.expert_parallel_degree"
+"""Without effect where it is 1."""
 KEYS: Mapping[str, str] = {
     "parallelism.tensor_parallel_degree": "strategy.tp", "parallelism.pipeline_parallel_degree": "strategy.pp",
     "parallelism.context_parallel_degree": "strategy.cp", "training.seq_len": "data.sequence_length",
@@ -63,6 +65,7 @@ KEYS: Mapping[str, str] = {
     "parallelism.pipeline_parallel_schedule": "strategy.schedule", "activation_checkpoint.mode": "strategy.recompute",
     "parallelism.enable_sequence_parallel": "strategy.sequence_parallel",
     "parallelism.fsdp_reshard_after_forward": "strategy.shard", "model.flavor": "model.preset",
+    EXPERTS: "strategy.ep",
 }  # fmt: skip
 """Keys of a job that say what a setting says: asked for where nobody knows it before a run."""
 UNMODELLED: Mapping[str, Any] = {
@@ -97,8 +100,6 @@ DEFAULTS: Mapping[str, Any] = {
     "compile.enable": False,
 }  # fmt: skip
 """Of keys that a file has to leave out itself, as torchtitan 0.3.0 has them."""
-EXPERTS = "parallelism.expert_parallel_degree"
-"""Without effect where it is 1."""
 TOLD_DEFAULTS = ("training.local_batch_size", "training.seq_len")
 OLD = {"training.batch_size": "training.local_batch_size", "training.compile": "compile.enable"}
 """Keys of the first half of 2025."""
@@ -265,6 +266,8 @@ def _sorted(told: Told, settings: LiteralSettings) -> None:
             key in HARMLESS or key in UNMODELLED or (table in PASSED and "." in key) or (key == EXPERTS and value == 1)
         ):
             told.harmless.append(key)
+        elif key == EXPERTS:
+            told.asked[KEYS[key]] = f"{key} = {value}: experts are not read of this file"
         else:
             told.strange(key, f"{key} = {value}", KEYS)
     told.unknown += [f"{one} (computed)" for one in settings.computed if PARTS not in one]
@@ -317,6 +320,8 @@ def _degrees(told: Told, values: Mapping[str, Any]) -> None:
     _micro_batches(told, values, pp)
     if shard > 0:
         told.set("cluster.ranks", copies * shard * tp * pp * cp)
+        told.set("strategy.dp", copies * shard)
+        told.why = f"data_parallel_replicate_degree x data_parallel_shard_degree = {copies} x {shard}"
     after = values.get("parallelism.fsdp_reshard_after_forward")
     stays = pp > 1 or after == "never"
     if pp > 1 and after == "always":  # and not behind a backward: torch's pipelines keep them for the next

@@ -31,6 +31,8 @@ from plait.plan.frameworks import Framework, framework_of
 
 ALIKE = 0.9
 """Likeness of a name to one that is meant."""
+SHORTEST = 10
+"""Letters with which the name of one that is meant may begin."""
 MISSING = {
     "data.sequence_length": "how many tokens a sequence has",
     "train.global_batch_size": "how many sequences a step has",
@@ -48,8 +50,8 @@ class Told:
     the file says. asked: keys of the job without which nothing is predicted, and why. rounded: sizes of the
     model before they are rounded up to a multiple of so many times tp.
     harmless: settings. unmodelled, unknown: settings as they stand. caveat: a sentence on whose
-    rules and predictions these are, where they are not the file's program's; refusals have it, too. notes:
-    sentences on what is predicted otherwise than said."""
+    rules and predictions these are, where they are not the file's program's; refusals have it, too. why: as
+    many replicas. notes: sentences on what is predicted otherwise than said."""
 
     framework: str
     file: str
@@ -67,6 +69,7 @@ class Told:
     unmodelled: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
     caveat: str = ""
+    why: str = ""
     notes: list[str] = field(default_factory=list[str])
 
     def set(self, key: str, value: Any) -> None:
@@ -113,7 +116,8 @@ class Told:
         """Name what is not understood; where its name is nearly another's, ask for the key that this says.
         keys: of a job, by names."""
         self.unknown.append(text)
-        if near := get_close_matches(name, keys, n=1, cutoff=ALIKE):
+        begun = [key for key in keys if key.startswith(name) and len(name) >= SHORTEST]
+        if near := get_close_matches(name, keys, n=1, cutoff=ALIKE) or begun:
             self.asked[keys[near[0]]] = f"'{text}' is not understood (did you mean {near[0]}?)"
 
     def over(self) -> PassedOver:
@@ -180,7 +184,8 @@ class Told:
         elif ranks % each or ranks != each * (dp or ranks // each):
             told = f"not tp x pp x cp x dp = {each * dp}" if dp else f"no multiple of tp x pp x cp = {each}"
             fix = f"Use {each * dp}" if dp else f"Use a multiple of {each}"
-            raise JobError(f"{ranks} ranks are {told}", file=self.file, key="cluster.ranks", fix=fix)
+            why = f" ({self.why})" if dp and self.why else ""
+            raise JobError(f"{ranks} ranks are {told}{why}", file=self.file, key="cluster.ranks", fix=fix)
         else:
             dp = strategy["dp"] = ranks // each
         if degrees["tp"] in (0, 1):

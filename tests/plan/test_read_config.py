@@ -291,6 +291,54 @@ def test_a_recipe_s_precision_that_nobody_knows_is_named(tmp_path: Path) -> None
         told(tmp_path, "recipe.py", text)
 
 
+PROVIDED = """import megatron
+TP = 2
+{}
+
+def pretrain():
+    model = Llama3ModelProvider8B({})
+    cfg = ConfigContainer(model=model, train=TrainingConfig(micro_batch_size=1, global_batch_size=64))
+    {}
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "after"),
+    [
+        ("TP *= 2", "tensor_model_parallel_size=TP", ""),
+        ("MORE = dict(tensor_model_parallel_size=4)", "**MORE", ""),
+        ('MORE = {"tensor_model_parallel_size": 2 * TP}', "**MORE", ""),
+        ("", "", "setattr(cfg.model, 'tensor_model_parallel_size', 4)"),
+        ("", "", "for k, v in [('tensor_model_parallel_size', 4)]: setattr(cfg.model, k, v)"),
+        ("", "", "cfg.model.update({'tensor_model_parallel_size': 4})"),
+        ("", "tensor_model_parallel_size=4", "print(cfg)"),
+    ],
+)
+def test_ways_to_set_something_of_a_recipe(tmp_path: Path, before: str, given: str, after: str) -> None:
+    one = told(tmp_path, "recipe.py", PROVIDED.format(before, given, after))
+    assert one.get("strategy.tp") == 4 and not one.unknown
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "after", "says"),
+    [
+        ("if BIG: TP = 4", "tensor_model_parallel_size=TP", "", "'TP': nobody knows it"),
+        ("try:\n    TP = 4\nexcept ImportError: pass", "tensor_model_parallel_size=TP", "", "'TP': nobody knows it"),
+        ("tp = Degree(4)", "tensor_model_parallel_size=tp", "", "'tp': nobody knows it"),
+        ("", "**common()", "", r"\*\*common\(\): stands for flags"),
+        ("", "", "tune(cfg)", r"tune\(\): stands for flags"),
+        ("", "", "for k, v in some(): setattr(cfg.model, k, v)", "setattr.*: stands for flags"),
+        ("", "", "cfg.mixed_precision = f'bf16_with_{X}_mixed'", r"nobody knows it .* add train\.precision=\.\.\."),
+    ],
+)
+def test_what_may_set_anything_of_a_recipe_is_asked_for(
+    tmp_path: Path, before: str, given: str, after: str, says: str
+) -> None:
+    with pytest.raises(JobError, match=says):
+        told(tmp_path, "recipe.py", PROVIDED.format(before, given, after))
+
+
 def test_a_recipe_s_base_is_named(tmp_path: Path) -> None:
     one = told(tmp_path, "recipe.py", BRIDGE)
     assert "What _pretrain_common() sets stands in another module, and is not in the prediction." in one.notes

@@ -151,12 +151,26 @@ def test_deepspeed_s_three_batch_sizes(
         ({"zero_optimization": True}, "zero_optimization"),
         ({"bf16": {"enabled": "true"}}, "bf16.enabled"),
         ({"data_types": {"grad_accum_dtype": "float8"}}, "data_types.grad_accum_dtype"),
+        ({"train_batch_size": "64"}, "train_batch_size"),
     ],
 )
 def test_what_deepspeed_would_not_take_is_refused_by_its_key(tmp_path: Path, changed: dict[str, Any], key: str) -> None:
     with pytest.raises(JobError) as error:
         told(tmp_path, "ds.json", json.dumps(DEEPSPEED | changed))
     assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"train_micro_batch_size": 4}, r"did you mean train_micro_batch_size_per_gpu\?"),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4},
+         "train_batch_size = 64 is 4 x 4 sequences on each of 4 replicas"),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_be_are_said(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        told(tmp_path, "ds.json", json.dumps({"bf16": {"enabled": True}} | changed)).job([*ASKED, "cluster.ranks=8"])
 
 
 def test_gradients_that_deepspeed_sums_in_fp32_fill_more(tmp_path: Path) -> None:

@@ -95,3 +95,16 @@ def test_a_preset_has_the_vocabulary_of_the_file(tmp_path: Path, values: dict[st
 def test_what_is_no_preset_is_refused_by_what_differs(tmp_path: Path, values: dict[str, Any], says: str) -> None:
     with pytest.raises(JobError, match=says):
         told(tmp_path, "config.json", json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"torch_dtype": 5}, "'5' is no precision"),
+        ({"dtype": {"": "bfloat16"}}, "is no precision"),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, "'float32' differs from torch_dtype = 'bfloat16'"),
+    ],
+)
+def test_types_of_numbers_that_are_none_are_refused(tmp_path: Path, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        told(tmp_path, "config.json", json.dumps({"model_type": "llama"} | values))

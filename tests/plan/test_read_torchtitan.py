@@ -108,6 +108,18 @@ def test_values_that_torchtitan_refuses_are(tmp_path: Path, training: str, paral
 
 
 @pytest.mark.parametrize(
+    ("parallelism", "says"),
+    [
+        ("data_parallel_shard_degree = 4", "8 ranks are not .* = 4 .*data_parallel_shard_degree = 1 x 4"),
+        ("expert_parallel_degree = 4", "expert_parallel_degree = 4: experts are not read .* add strategy.ep="),
+    ],
+)
+def test_degrees_that_a_run_would_not_have_are_refused(tmp_path: Path, parallelism: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        toml(tmp_path, "", parallelism).job(["cluster.ranks=8"])
+
+
+@pytest.mark.parametrize(
     ("training", "parallelism", "more", "options"),
     [
         ("", "", "", {}),

@@ -86,7 +86,7 @@ def number_type(values: Mapping[str, Any]) -> str:
     inner = values.get("text_config")
     for table in (values, cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else dict[str, Any]()):
         for key in ("dtype", "torch_dtype"):
-            if isinstance(table.get(key), str):
+            if table.get(key) is not None:
                 return str(table[key]).removeprefix("torch.")
     return ""
 
