@@ -250,6 +250,7 @@ def as_run(paths: Sequence[Path], said: Callable[[str], None] = print) -> Iterat
     """A run's folder: the one that is named, or one made of other tools' recordings while the block runs.
     said: takes sentences on files that are skipped. Raises DataError for several paths of which some are no
     recordings."""
+    from plait.core.base.errors import DataError
     from plait.diagnose.importing import recordings_in
 
     if len(paths) == 1 and (not paths[0].exists() or _is_run(paths[0])):
@@ -257,6 +258,10 @@ def as_run(paths: Sequence[Path], said: Callable[[str], None] = print) -> Iterat
         return
     files = recordings_in(paths)
     if not files and len(paths) == 1:
+        if inside := [one.name for one in sorted(paths[0].glob("*/")) if _is_run(one) or recordings_in([one])]:
+            raise DataError(
+                f"{paths[0]} has no recording itself, but its folder(s) {', '.join(inside[:12])} have; name one"
+            )
         yield paths[0]
         return
     with TemporaryDirectory(prefix="plait-") as folder:

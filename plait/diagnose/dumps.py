@@ -27,10 +27,11 @@ def verdict_of(dumps: Mapping[int, Dump], unread: Collection[int] = ()) -> tuple
     """What keeps the ranks of these dumps from going on, by rank; and what is known of each. A rank of the
     job without a dump has evidence without calls. unread: ranks whose dumps cannot be read."""
     calls = _calls(dumps)
-    world = 1 + max({*dumps, *unread, *(rank for dump in dumps.values() for rank in dump.mentioned)})
-    evidence = [_evidence(rank, dumps.get(rank), calls.get(rank, [])) for rank in range(world)]
-    silent = {rank: rank in unread for rank in range(world) if rank not in dumps}
-    return _judged(Waits(evidence, world), silent, dumps), evidence
+    mentioned = {rank for dump in dumps.values() for rank in dump.mentioned}
+    ranks = sorted({*range(1 + max(mentioned or dumps)), *dumps, *unread})  # a rank that cannot be makes no others
+    evidence = [_evidence(rank, dumps.get(rank), calls.get(rank, [])) for rank in ranks]
+    silent = {rank: rank in unread for rank in ranks if rank not in dumps}
+    return _judged(Waits(evidence, 1 + ranks[-1]), silent, dumps), evidence
 
 
 def _judged(waits: Waits, silent: Mapping[int, bool], dumps: Mapping[int, Dump]) -> Verdict:
@@ -63,7 +64,7 @@ def _doubts(dumps: Mapping[int, Dump]) -> Iterator[Verdict]:
     """What dumps say of ranks that cannot be."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, dump in dumps.items():
-        for doubt in dict.fromkeys(dump.doubts):
+        for doubt in dict.fromkeys((*dump.doubts, *("holds no operation",) * (not dump.entries))):
             ranks[doubt].append(rank)
     for doubt, own in ranks.items():
         yield Verdict(cause="unknown", why=f"{_sentence(spoken_ranks(own))}: the dump {doubt}.")

@@ -4,7 +4,7 @@ traces of PyTorch's profiler, dumps of its flight recorder, one file a rank."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from plait.diagnose.kineto import ComputeEvents, TraceEvents
 from plait.diagnose.plain_pickle import MARKS, read_plain
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.trace_columns import LATEST, NS, ForeignSpans
-from plait.diagnose.whose import LOW, can_be_rank, checked_rank, numbered, rank_by_path
+from plait.diagnose.whose import LOW, can_be_rank, checked_rank, numbered, process_in, rank_by_path
 
 if TYPE_CHECKING:
     from plait.core.runs.evidence import Verdict
@@ -191,7 +191,7 @@ def _trace(path: Path, trace: TraceEvents, header: Mapping[str, Any], over: Pass
 def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _ImportedFile:
     dump.finish(header)
     rank = _rank_of(dump, rank_by_path(path, low))
-    world = 1 + max({rank, *dump.mentioned})
+    world = 1 + max(dump.mentioned or {rank})
     return _ImportedFile(path=path, rank=rank, part=_sound(dump_spans(dump, rank)), over=over, dump=dump, world=world)
 
 
@@ -237,9 +237,11 @@ def _by_rank(read: Sequence[_ImportedFile], found: Imported, told: Callable[[str
             continue
         if one.rank in by_rank:
             told(f"{one.path} was skipped: it is of rank {one.rank}, as is {by_rank[one.rank].path}")
+            if first := by_rank[one.rank].dump:
+                first.doubts.append(f"is not the only one of it: {one.path.name}, too, says so and was skipped")
         else:
             by_rank[one.rank] = one
-    unknown = {one.path: one for one in read if one.rank is None}
+    unknown = {one.path: one for one in _one_window([one for one in read if one.rank is None], told)}
     if unknown:
         numbers = numbered(list(unknown), {rank: one.path for rank, one in by_rank.items()})
         for path, rank in numbers.items():
@@ -251,6 +253,19 @@ def _by_rank(read: Sequence[_ImportedFile], found: Imported, told: Callable[[str
             f"numbered in the order of their names ({', '.join(listed)}{more})"
         )
     return dict(sorted(by_rank.items()))
+
+
+def _one_window(read: Sequence[_ImportedFile], told: Callable[[str], None]) -> Iterator[_ImportedFile]:
+    """The first of the files that TensorBoard's handler has written for one process at one time after the
+    other, and all other files."""
+    first: dict[str, _ImportedFile] = {}
+    for one in read:
+        other = first.setdefault(process_in(one.path.name) or str(one.path), one)
+        steps = [set(each.part.spans["step"].unique()) for each in (one, other)]
+        if other is not one and not steps[0] & steps[1]:
+            told(f"{one.path} was skipped: its name is that of the same process as {other.path}, with other steps")
+        else:
+            yield one
 
 
 def _remark(read: Mapping[int, _ImportedFile], unread: Mapping[Path, _Unread], found: Imported) -> None:

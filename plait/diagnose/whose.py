@@ -23,6 +23,7 @@ _ADDRESS = re.compile(
 )
 _WORD = re.compile(r"(?<![a-z])(?<!local[-_.])rank[-_.=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NO_RANK = re.compile(r"\.\d{9,}(\.pt)?\.trace\.json|local[-_.]?rank|kineto_activities|pid[-_.]?\d", re.IGNORECASE)
+_PROCESS = re.compile(r"(.+_\d+)\.\d{9,}(?:\.pt)?\.trace\.json", re.IGNORECASE)
 _LAST = re.compile(r"_(\d{1,9})(\.pt)?(\.trace)?(\.json)?(\.(gz|bz2|xz))?$", re.IGNORECASE)
 
 
@@ -39,6 +40,16 @@ def rank_in(name: str, low: int = LOW) -> int | None:
         return int(found[1])
     found = None if _NO_RANK.search(name) else _LAST.search(name)
     return int(found[1]) if found and int(found[1]) < low else None
+
+
+def process_in(name: str) -> str | None:
+    """The host and process in a name of TensorBoard's handler; None in other names.
+
+    >>> process_in("gpu-a_2348.171800000012345.pt.trace.json"), process_in("rank0.json")
+    ('gpu-a_2348', None)
+    """
+    found = _PROCESS.match(name)
+    return found[1] if found else None
 
 
 def rank_by_path(path: Path, low: int = LOW) -> int | None:

@@ -142,6 +142,8 @@ def group_of(ranks: Mapping[int, Mapping[int, str]], runs: Runs, where: str) -> 
     hosts = [members[rank] for rank in sorted(members)]
     per_node = max(_counts(everybody).values())
     together = max(_counts(hosts).values())
+    fewer = sum(count < together for count in _counts(hosts).values())
+    runs.over.note(f"node(s) of fewer than {together} ranks, which the largest one stands for", where, fewer)
     # Groups of a split run take turns among the ranks of a node.
     stride = max(1, per_node // together) if len(set(hosts)) > 1 else 1
     shape = {"ranks": len(hosts), "per_node": together, "nodes": len(set(hosts))}

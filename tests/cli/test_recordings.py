@@ -102,3 +102,38 @@ def test_a_rank_that_cannot_be_is_in_the_verdict(tmp_path: Path, change: Content
     done = diagnosed(tmp_path, contents)
     assert done.returncode == 3 and "Rank 2 began an all-reduce of Float 20 bytes" in done.stdout
     assert f"Besides: {says}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "says"),
+    [
+        (
+            {"rank": 1},
+            3,
+            "Rank 1: the dump is not the only one of it: nccl_trace_rank_3, too, says so and was skipped.",
+        ),
+        ({"entries": []}, 3, "Rank 3: the dump holds no operation."),
+        (
+            {"rank": None},
+            99,
+            "Rank 3 left no dump: it may have ended.\nBesides: Rank 99: the dump is of rank 99 by its",
+        ),
+    ],
+)
+def test_a_dump_that_tells_nothing_of_its_rank_is_in_the_verdict(
+    tmp_path: Path, change: Content, named: int, says: str
+) -> None:
+    contents = [one | (change if rank == 3 else {}) for rank, one in enumerate(all_waiting(4, {2: ODD}))]
+    for number, rank in enumerate((0, 1, 2, named)):
+        written(tmp_path, contents[number], named=f"nccl_trace_rank_{rank}")
+    done = plait("diagnose", tmp_path)
+    assert done.returncode == 3 and "Rank 2 began an all-reduce of Float 20 bytes" in done.stdout
+    assert f"Besides: {says}" in done.stdout and "100 ranks" not in done.stdout
+
+
+def test_a_folder_of_folders_names_them(tmp_path: Path) -> None:
+    for step in (10, 20):
+        (tmp_path / f"iteration_{step}").mkdir()
+        written(tmp_path / f"iteration_{step}", kineto(0), kineto(1), named="rank{}_trace.json")
+    done = plait("diagnose", tmp_path)
+    assert done.returncode == 2 and "its folder(s) iteration_10, iteration_20 have; name one" in done.stderr

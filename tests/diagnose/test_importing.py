@@ -302,3 +302,21 @@ def test_where_one_is_a_trace_there_are_steps(tmp_path: Path) -> None:
         imported(tmp_path / str(number), *contents)
         kept = imported_notes(tmp_path / str(number) / "run")
         assert kept is not None and kept.steps == steps
+
+
+def test_windows_of_one_process_are_no_further_ranks(tmp_path: Path) -> None:
+    """As the profiler's schedule writes them with TensorBoard's handler, ranks untold."""
+    steps = [host(0, steps=3), host(0, steps=3), host(0, steps=3), host(0, steps=3)]
+    for late in (steps[1], steps[3]):
+        for event in late["traceEvents"]:
+            if event["name"].startswith("ProfilerStep#"):
+                event["name"] = f"ProfilerStep#{int(event['name'][13:]) + 50}"
+    for one in steps:
+        del one["distributedInfo"]
+    names = [f"h_{process}.17180000000{time}.pt.trace.json" for process in (7, 8) for time in (1, 2)]
+    files = written(tmp_path, *steps)
+    files = [file.rename(tmp_path / name) for file, name in zip(files, names, strict=True)]
+    said: list[str] = []
+    assert import_traces(files, tmp_path / "run", said.append).ranks == 2
+    assert [names.index(Path(one.split(" was skipped")[0]).name) for one in said] == [1, 3]
+    assert all("that of the same process as" in one for one in said)
