@@ -165,8 +165,17 @@ class Told:
         return Job.completed(values, overrides, self._complete if self.runs else lambda _: None)
 
     def own_job(self, overrides: Sequence[str] = ()) -> Job:
-        """The job with the file's own strategy: nothing of it is left to the planner."""
-        return self.job([one for one in overrides if one.partition("=")[2].strip(" \"'") != "auto"])
+        """The job with the file's own strategy: nothing of it is left to the planner, nor, where a better one
+        is searched for, the command's."""
+        pairs = {one: one.partition("=") for one in overrides}
+        kept = [one for one, (key, _, value) in pairs.items() if value.strip(" \"'") != "auto"
+                and not (any(map(_is_whole, overrides)) and self._says(key.strip()))]  # fmt: skip
+        return self.job(kept)
+
+    def _says(self, key: str) -> bool:
+        """Tell whether the file says a key of its strategy."""
+        named = key.startswith("strategy.") or key == "train.micro_batch_size"
+        return key == "strategy.dp" or (named and key not in self.asked and self.get(key) is not None)
 
     def _complete(self, values: dict[str, Any]) -> None:
         """Fill in what follows from the rest: replicas, shards, the batch."""

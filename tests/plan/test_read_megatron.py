@@ -349,3 +349,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert found.answer.framework == FRAMEWORKS["megatron"].version and len(found.candidates) == 1
     assert asked.to_dict()["read"]["not_understood"] == []
     assert asked.planner.job.run.name == "gpt3"
+
+
+def test_what_a_search_keeps_is_no_part_of_the_file_s_own_strategy() -> None:
+    told = read(flags(tensor_model_parallel_size="2"))
+    more = ["cluster.preset=h100", "strategy=auto", "strategy.tp=4", "train.micro_batch_size=2"]
+    assert told.job(more).strategy.tp == 4
+    own = told.own_job(more)
+    assert (own.strategy.tp, own.strategy.dp, own.train.micro_batch_size) == (2, 4, 1)
