@@ -69,6 +69,13 @@ def test_instances_multiply_gpus_where_that_is_asked_for_and_are_said_where_not(
     assert "num_inst" not in " ".join(trace_of(text.replace("1,2,3,", "1,2,1,"), tmp_path).how), "one instance each"
 
 
+def test_a_gpu_that_a_philly_attempt_lists_twice_is_one(tmp_path: Path) -> None:
+    nodes = [{"ip": "m0", "gpus": ["gpu0", "gpu1"]}, {"ip": "m0", "gpus": ["gpu1"]}, {"ip": "m1", "gpus": ["gpu1"]}]
+    tries = [{"start_time": "2017-10-03 10:00:00", "end_time": "2017-10-03 11:00:00", "detail": nodes}]
+    job = {"jobid": "a", "submitted_time": "2017-10-03 10:00:00", "attempts": tries}
+    assert trace_of(json.dumps([job]), tmp_path, "log.json").gpus.tolist() == [3]
+
+
 def test_a_job_of_phillys_log_needs_no_more_than_its_keys(tmp_path: Path) -> None:
     bare = {key: PHILLY[0][key] for key in PHILLY_KEYS}
     assert trace_of(json.dumps([bare]), tmp_path, "log.json").duration.tolist() == [600.0]

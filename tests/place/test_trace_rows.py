@@ -101,7 +101,13 @@ def test_tables_that_cannot_be_read(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "no readable JSON"), ('[{"a": 1}]', "no Philly log"), ("3", "no Philly")]
+    ("text", "says"),
+    [
+        ("{", "no readable JSON"),
+        ("[]\n[]", r"no readable JSON.* jq -s \. makes one"),
+        ('[{"a": 1}]', "no Philly log"),
+        ("3", "no Philly"),
+    ],
 )
 def test_logs_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(DataError, match=says):

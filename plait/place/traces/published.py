@@ -241,9 +241,11 @@ def _row(number: int, job: Any, path: Path) -> tuple[Any, ...]:
 
 
 def _gpus(attempt: dict[str, Any], where: str) -> int:
-    """GPUs over the nodes that an attempt ran on."""
+    """GPUs over the nodes that an attempt ran on; one that is listed twice is one."""
     nodes = [node for node in _list(attempt.get("detail"), f"{where}: detail") if isinstance(node, dict)]
-    return sum(len(_list(node.get("gpus"), f"{where}: gpus")) for node in nodes)
+    named = (node.get("ip", number) for number, node in enumerate(nodes))
+    gpus = (_list(node.get("gpus"), f"{where}: gpus") for node in nodes)
+    return len({(str(node), str(gpu)) for node, each in zip(named, gpus, strict=True) for gpu in each})
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -67,7 +67,10 @@ def _json(file: Path) -> Trace:
     try:
         value = parse_json(read_unpacked(file, MOST.size), most=MOST_VALUES)
     except (ValueError, OSError) as error:
-        raise DataError(f"{file} is no readable JSON: {reason_of(error)}") from None
+        problem = f"{file} is no readable JSON: {reason_of(error)}"
+        raise DataError(
+            f"{problem}. A Philly log is one list, [JOB, JOB, ...]: jq -s . makes one of jobs in lines."
+        ) from None
     if not is_philly(value):
         keys = ", ".join(sorted(PHILLY_KEYS))
         raise DataError(f"{file} is no Philly log: a list of jobs with {keys} is expected. Other traces are CSV.")
