@@ -1,7 +1,8 @@
 """Plausible values: a cluster's file beside the clusters that ship, so that a slip of units is found.
 
 A value two orders of magnitude beyond every shipped one is refused, with readings that would be plausible.
-Half an order is a remark, and so is a device or a link that outdoes the shipped cluster of the same device.
+Half an order is a remark, and so is a device or a link that outdoes the shipped cluster of the same device,
+or a link that has less than a hundredth of it.
 A rank on processors may be a core or a whole node: the lab's cores are the least, any device is the most.
 """
 
@@ -125,7 +126,7 @@ def _unlike(entry: _Entry, cluster: Cluster) -> str:
         return ""
     value, name, source = max(peers)
     ratio = entry.value / value
-    if ratio <= ABOVE and (ratio >= BELOW or not of_device):
+    if ratio <= ABOVE and ratio >= (BELOW if of_device else 1 / SLIP):
         return ""
     why = next((why for (unit, times), why in USUAL.items() if unit == entry.unit and abs(ratio / times - 1) < 0.1), "")
     return f"{entry.key}: {_human(entry.value, entry.unit)} is {ratio:.3g} times that of {name} ({source}){why}"

@@ -92,6 +92,7 @@ def test_other_constants_are_compared_too(change: tuple[str, str], key: str) -> 
         ("h100", [(PEAK, "1979e12")], ["2 times that of h100 (NVIDIA H100 datasheet), as with sparsity"]),
         ("h100", [(PEAK, "98.94e12")], ["98.94 TFLOP/s is 0.1 times that of h100"]),
         ("v100", [("value = 6.25e9", "50e9")], ["50 GB/s is 8 times that of v100", "as in bits"]),
+        ("h100", [("value = 50e9", "50e6")], ["50 MB/s is 0.001 times that of h100"]),
         ("h100", [(MEMORY, "8.6e9"), ("H100-SXM5-80GB", "RTX 3070")], ["device.memory: 8.6 GB is unusual. Shipped"]),
         # real machines: slower networks, smaller devices, whole nodes of processors
         ("h100", [(NETWORK, "1.56e9"), (LATENCY, "50e-6")], []),
