@@ -37,6 +37,11 @@ def test_every_claim_has_the_worst_verdict_of_its_quantities() -> None:
         assert f"{claim['number']} {word}" in page.page(paper) and claim["says"] in page.index()
 
 
+def test_words_over_what_is_not_printed_are_shown_whole() -> None:
+    (found,) = (one for one in page.quantities("internevo") if one.row["name"].startswith("sequences over"))
+    assert f"|32|{', '.join(sorted(set(found.result['over'])))} (32)|" in page.page("internevo")
+
+
 def _git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
 

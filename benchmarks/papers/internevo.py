@@ -37,6 +37,8 @@ WIDER = "Plait's own space"
 RELATIVE = "os on top of ps: optimizer states over 4 x 2 = 8 ranks"
 RANKS = {RELATIVE: 8, "os counts nodes: over 2 x 8 = 16 ranks": 16}
 """Readings of "os = 2", and the ranks that share out optimizer states."""
+BATCHES, OVER = (4, 8, 16, 32, 64), "over steps of 1M, 2M, 4M, 8M and 16M tokens"
+"""Sequences of 256k of a step, which the paper does not print."""
 ADAM = 12
 """Bytes of Adam's states for a parameter: master, mean and variance in fp32."""
 
@@ -104,38 +106,46 @@ def lengths() -> Found:
 
 
 def example() -> Found:
-    """7B, 256k tokens, 128 GPUs: what is chosen in InternEvo's space, and the paper's plan under both
+    """7B, 256k tokens, 128 GPUs: what is chosen in InternEvo's space, by batch; the paper's plan under both
     readings."""
     asked = Case("7B", "256k").asked(WIDER)
-    chosen, free = best(PAPER, asked + SPACE), best(PAPER, asked)
-    assert chosen and free
+    by_batch = {batch: asked + settings(train__global_batch_size=batch) for batch in BATCHES}
+    own = {batch: one for batch, each in by_batch.items() if (one := best(PAPER, each + SPACE))}
+    chosen, free = own[TOKENS // LENGTHS["256k"]], best(PAPER, asked)
+    assert free
     parameters = planning(PAPER, asked).planner.model.num_parameters
-    theirs: dict[str, Candidate | None] = {}
-    plans: list[Row] = []
-    for name, ranks in RANKS.items():
-        plan = asked + settings(
-            strategy__dp=4, strategy__cp=32, strategy__recompute="none", strategy__shard__params=4,
-            strategy__shard__grads=4, strategy__shard__optim=ranks, train__micro_batch_size=1,
-        ) + ("strategy.slices.batch=1", "strategy.slices.columns=1")  # fmt: skip
-        one = theirs[name] = predict(PAPER, plan)
-        value = f"{one.seconds:.1f} s" if one else "does not fit"
-        plans.append(Row(name=f"the paper's plan, {name}", value=value, command=command(PAPER, plan, "--evaluate")))
+    theirs = {name: predict(PAPER, asked + _published(ranks)) for name, ranks in RANKS.items()}
     relative, kept = theirs[RELATIVE], chosen.memory.fullest.place.memory
-    ratio = round(relative.seconds / chosen.seconds, 4) if relative else None
-    near = _choices(relative) if relative and ratio and ratio < 1 + NOISE else {}
-    rows = [Row(name=name, value=value, reading=near.get(name), command=command(PAPER, asked + SPACE))
-            for name, value in _choices(chosen).items()]  # fmt: skip
+    ratios = [round(one.seconds / own[batch].seconds, 4) for batch, each in by_batch.items()
+              if (one := predict(PAPER, each + _published(RANKS[RELATIVE])))]  # fmt: skip
+    near = _choices(relative) if relative and relative.seconds < chosen.seconds * (1 + NOISE) else {}
+    rows = [
+        Row(name=name, over=[_choices(one)[name] for one in own.values()], reading=near.get(name),
+            command=command(PAPER, asked + SPACE), note=OVER)
+        for name in _choices(chosen)
+    ]  # fmt: skip
     rows += [
         Row(name="GB of optimizer states a rank", value=round(ADAM * parameters / 2e9, 1),
             reading=round(ADAM * parameters / 16e9, 2), note="2 ranks; 2 nodes of 8"),
-        Row(name="the paper's plan over the chosen, seconds", value=ratio),
-        *plans,
+        Row(name="the paper's plan over the chosen, seconds", over=ratios, note=OVER),
+        *(Row(name=f"the paper's plan, {name}", value=f"{one.seconds:.1f} s" if one else "does not fit",
+              command=command(PAPER, asked + _published(RANKS[name]), "--evaluate")) for name, one in theirs.items()),
         Row(name=WIDER, value=f"{free.seconds:.1f} s", command=command(PAPER, asked), note=_says(free)),
     ]  # fmt: skip
     return Found(rows=rows, facts={
         "seconds": round(chosen.seconds, 1), "theirs": round(relative.seconds, 1) if relative else "-",
         "activations": round(kept.activations / 1e9), "free": round(free.seconds, 1), "chosen": _says(chosen),
+        "small": _says(own[BATCHES[0]]), "longer": f"{ratios[0] - 1:.1%}",
     })  # fmt: skip
+
+
+def _published(ranks: int) -> Settings:
+    """The paper's plan; ranks: that share out optimizer states."""
+    return settings(
+        strategy__dp=4, strategy__cp=32, strategy__recompute="none", strategy__shard__params=4,
+        strategy__shard__grads=4, strategy__shard__optim=ranks, train__micro_batch_size=1,
+        strategy__slices__batch=1, strategy__slices__columns=1,
+    )  # fmt: skip
 
 
 def _choices(one: Candidate) -> dict[str, str]:

@@ -152,8 +152,8 @@ def _plait(one: Quantity) -> str:
     unit, over = one.row["unit"], one.result.get("over") or ()
     text = shown(one.result.get("value"), unit)
     if over:
-        ends = [end for value in over for end in (value if isinstance(value, Sequence) else [value])]
-        words = {shown(end, unit) for end in ends if isinstance(end, (bool, str))}
+        words = {shown(one, unit) for one in over if isinstance(one, (bool, str))}
+        ends = [] if words else [end for one in over for end in (one if isinstance(one, Sequence) else [one])]
         text = ", ".join(sorted(words)) if words else shown([min(ends), max(ends)], unit)
     reading = shown(one.result.get("reading"), unit)
     return text if reading in (NOTHING, text) else f"{text} ({reading})"
