@@ -54,8 +54,11 @@ class CellChoices:
 def _batches(asked: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
     """Micro-batches, and their slices."""
     each, evenly = asked.global_batch // dp, asked.evenly // dp
-    micro = [m for m in divisors_of(evenly) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
-    micro = [m for m in micro if each // m <= MOST_MICRO]
+    micro = [
+        m for m in divisors_of(evenly)
+        if m <= LARGEST_MICRO and (coarse.odd or (m <= 16 and (m & (m - 1) == 0 or m == evenly)))
+        and each // m <= MOST_MICRO
+    ]  # fmt: skip
     found = list[Choice]()
     for size in asked.among("micro", micro):
         if evenly % size == 0 and asked.allows("num_micro", each // size):

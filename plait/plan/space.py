@@ -87,7 +87,8 @@ class Coarseness:
     parts = property(lambda self: self.level < 1, doc="Whether to recompute some of a stage's layers.")
     all_rings = property(lambda self: self.level < 2, doc="Whether to try every size of a ring.")
     short = property(lambda self: self.level < 3, doc="Whether to try more than a few of short sequences.")
-    odd = property(lambda self: self.level < 4, doc="Whether to try micro-batches other than powers of two.")
+    odd = property(lambda self: self.level < 4, doc="Whether to try micro-batches that are no power of two, nor all "
+                   "that a replica has of a step.")  # fmt: skip
     factors = property(lambda self: self.level < 5, doc="Whether to try all shard factors.")
     slices = property(lambda self: self.level < 6, doc="Whether to try eight slices, and columns.")
     both_streams = property(lambda self: self.level < 7, doc="Whether to try tp without sequence parallelism.")

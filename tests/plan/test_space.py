@@ -269,6 +269,9 @@ def powers(most: int) -> set[int]:
          "virtual", 0, {6}),
         (replace(space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("zb-v")]}),
                  model=replace(MODEL, num_layers=3)), "virtual", 0, set()),
+        # A replica's batch that is no power of two may be one micro-batch
+        (space(4, 12, fixed={"dp": [4]}), "micro", 4, {1, 3}),
+        (space(2, 36, fixed={"dp": [2]}), "micro", 4, {1, 2}),
         # Sharding
         (space(8, 8, fixed=ONE), "params", 0, {1, 2, 4, 8}),
         (space(8, 8, fixed=ONE), "params", 5, {1, 8}),
