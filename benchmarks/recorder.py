@@ -90,6 +90,9 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         try:
             with reserved_port() as port:
                 run_to_the_end(local_start(argv, 2, port=port), 2, Path(name) / "logs")
+        except BaseException:  # what it would still write nobody reads
+            agent.kill()
+            raise
         finally:
             largest = _end_agent(agent)
         result = json.loads(out.read_text())
