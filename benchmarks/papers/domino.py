@@ -143,12 +143,17 @@ def cases(models: Sequence[str], gpus: int) -> Iterator[list[Case]]:
 def fullest(models: Sequence[str], gpus: int) -> list[Case]:
     """Of each model and length the batch with the most tokens a second, as the paper takes for several
     nodes."""
+    return [_fastest(own) for own in cases(models, gpus)]
+
+
+def _fastest(own: Sequence[Case]) -> Case:
+    """The batch with the most tokens a second."""
 
     def rate(one: Case) -> float:
         assert one.seconds
         return one.batch / one.seconds["fixed"]
 
-    return [max(own, key=rate) for own in cases(models, gpus)]
+    return max(own, key=rate)
 
 
 ONE_NODE, SEVERAL = ("GPT-3 2.7B", "GPT-3 6.7B", "GPT-3 13B"), ("GPT-3 6.7B", "GPT-3 13B", "GPT-3 30B")
@@ -233,7 +238,8 @@ def _grows(gains: Sequence[float]) -> bool:
 
 def of_optimum() -> Found:
     """Figures 10 and 13: Domino's share of the throughput without communication."""
-    one, two, four = fullest([*ONE_NODE, *LLAMA], 8), fullest(list(LLAMA), 16), fullest(list(LLAMA), 32)
+    curves = list(cases([*ONE_NODE, *LLAMA], 8))
+    one, two, four = [_fastest(own) for own in curves], fullest(list(LLAMA), 16), fullest(list(LLAMA), 32)
     gpt, llama = ([case for case in one if case.model in models] for models in (GPT, LLAMA))
     slowest = [replace(case, cluster=SLOWEST) for case in four]
 
@@ -246,6 +252,9 @@ def of_optimum() -> Found:
         for name, own in (("GPT-3, one node", gpt), ("Llama-2, one node", llama), ("Llama-2, two nodes", two),
                           ("Llama-2, four nodes", four), ("Llama-2, four nodes, slowest tier", slowest))
     ]  # fmt: skip
+    every = [case for own in curves for case in own if case.model in GPT]
+    rows.append(Row(name="GPT-3, one node, all batches", note=_at(every),
+                    over=[round(case.ratio("no-communication", "fixed"), 4) for case in every]))  # fmt: skip
     unfused = [share for case in gpt if (share := case.of_unfused)]
     rows.append(Row(name="GPT-3, one node, unfused", value=spread(unfused), note=_at(gpt)))
     low, high = shares(gpt, "fixed")
@@ -270,8 +279,11 @@ def several() -> Found:
 
 def asynchronous() -> Found:
     """Section 5.2: Megatron-LM's overlap of the backward over none; by a reading with attention unfused."""
-    one, more = fullest(list(ONE_NODE), 8), [*fullest(list(SEVERAL), 16), *fullest(list(SEVERAL), 32)]
-    rows: list[Row] = []
+    curves = list(cases(list(ONE_NODE), 8))
+    one, more = [_fastest(own) for own in curves], [*fullest(list(SEVERAL), 16), *fullest(list(SEVERAL), 32)]
+    every = [case for own in curves for case in own]
+    rows = [Row(name="GPT-3, one node, all batches", note=_at(every),
+                over=[round(case.ratio("sync", "async"), 4) for case in every])]  # fmt: skip
     for name, own in (("GPT-3, one node", one), ("GPT-3, two and four nodes", more)):
         pairs = [(each.unfused("sync"), each.unfused("async")) for each in own]
         unfused = [sync.seconds / beside.seconds for sync, beside in pairs if sync and beside]
