@@ -200,7 +200,7 @@ class _StepMemory:
             activations=activations, logits=self._logits(place),
             overhead=device_overhead(overhead, points, activations + buffers),
             slack=spare_slack(overhead, activations + buffers), place=place,
-            doubted=self.options.pipeline_doubt * (points.pp > 1) * most,
+            doubted=np.where(points.pp > 1, self.options.pipeline_doubt * most, 0.0),
         )  # fmt: skip
 
     def _elsewhere(self, sizes: Column, pp: Ints) -> Column:
