@@ -125,13 +125,13 @@ def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -
     told apart into transfers and the bubble, which spans alone do."""
     rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
     rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String))
-    lanes = rows.select(LANE).unique()
+    lanes = rows.select(LANE).unique(maintain_order=True)
     parts = _blocking(recording, rows, steps) if recording.blocking else _streaming(rows)
     if not recording.blocking and not whole:
         parts += _crossing(recording, steps)
     every = pl.concat([part.select("what", pl.col("seconds").cast(pl.Float64)) for part in parts])
     count = max(1, lanes.height)
-    found = dict(every.group_by("what").agg(pl.col("seconds").sum() / count).iter_rows())
+    found = dict(every.group_by("what", maintain_order=True).agg(pl.col("seconds").sum() / count).iter_rows())
     if not whole and not recording.blocking and "idle" in found:
         found["bubble"] = found.pop("idle")
     inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
