@@ -124,12 +124,13 @@ def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -
     """Seconds of the mean rank's step by part, ``rest`` among them. whole: waiting for other stages is not
     told apart into transfers and the bubble, which spans alone do."""
     rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
-    rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String))
+    rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String)).sort(*LANE, "kind", "axis", "seconds")
     lanes = rows.select(LANE).unique(maintain_order=True)
     parts = _blocking(recording, rows, steps) if recording.blocking else _streaming(rows)
     if not recording.blocking and not whole:
         parts += _crossing(recording, steps)
     every = pl.concat([part.select("what", pl.col("seconds").cast(pl.Float64)) for part in parts])
+    every = every.sort("what", "seconds")  # summed in one order, an answer is the same to the last digit
     count = max(1, lanes.height)
     found = dict(every.group_by("what", maintain_order=True).agg(pl.col("seconds").sum() / count).iter_rows())
     if not whole and not recording.blocking and "idle" in found:
@@ -144,7 +145,7 @@ def _length(recording: Recording, rows: pl.DataFrame, lanes: pl.DataFrame) -> fl
     known = pl.DataFrame({"step": list(recording.seconds), "length": list(recording.seconds.values())})
     own = rows.filter(pl.col("kind") == STEP).group_by(LANE).agg(pl.col("seconds").sum())
     each = lanes.join(own, on=LANE, how="left").join(known.cast({"step": pl.Int64}), on="step", how="left")
-    return float(each.select(pl.coalesce("seconds", "length").mean()).item() or 0.0)
+    return float(each.sort(LANE).select(pl.coalesce("seconds", "length").mean()).item() or 0.0)
 
 
 def _streaming(rows: pl.DataFrame) -> list[pl.DataFrame]:
@@ -212,7 +213,7 @@ def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
     comm = comm.filter(pl.col("rank").n_unique().over("meeting") > 1)
     found = exposed(pl.concat([spans.filter(pl.col("kind") != "comm"), comm]), by_axis=True)
     lanes = max(1, spans.select(LANE).n_unique())
-    return dict(found.group_by("axis").agg(pl.col("exposed").sum() / lanes).iter_rows())
+    return dict(found.sort("axis", "exposed").group_by("axis").agg(pl.col("exposed").sum() / lanes).iter_rows())
 
 
 def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> StepTimes | None:
