@@ -261,11 +261,10 @@ def _one_window(read: Sequence[_ImportedFile], told: Callable[[str], None]) -> I
     first: dict[str, _ImportedFile] = {}
     for one in read:
         other = first.setdefault(process_in(one.path.name) or str(one.path), one)
-        steps = [set(each.part.spans["step"].unique()) for each in (one, other)]
-        if other is not one and not steps[0] & steps[1]:
-            told(f"{one.path} was skipped: its name is that of the same process as {other.path}, with other steps")
-        else:
+        if other is one or set(one.part.spans["step"].unique()) & set(other.part.spans["step"].unique()):
             yield one
+        else:
+            told(f"{one.path} was skipped: its name is that of the same process as {other.path}, with other steps")
 
 
 def _remark(read: Mapping[int, _ImportedFile], unread: Mapping[Path, _Unread], found: Imported) -> None:

@@ -125,7 +125,7 @@ def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -
     told apart into transfers and the bubble, which spans alone do."""
     rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
     rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String)).sort(*LANE, "kind", "axis", "seconds")
-    lanes = rows.select(LANE).unique(maintain_order=True)
+    lanes = rows.select(LANE).unique()
     parts = _blocking(recording, rows, steps) if recording.blocking else _streaming(rows)
     if not recording.blocking and not whole:
         parts += _crossing(recording, steps)
